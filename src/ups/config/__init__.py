@@ -1,0 +1,1 @@
+"""Recipes: the schema, and how a file becomes a validated run description. No torch, no numpy."""

@@ -1,0 +1,177 @@
+"""The recipe: everything a run depends on, as validated sections. Loading and overrides are in `recipe.py`."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, Self
+
+from pydantic import field_validator, model_validator
+
+from ups.config.model import ModelConfig
+from ups.config.setting import REQUIRED, Section, section, setting
+from ups.config.stage import OperatorStageConfig, StageConfig
+
+
+class RunConfig(Section):
+    """Identity of the run."""
+
+    name: str = setting(REQUIRED, "Name of the run; its directory is runs/<name> unless dir says otherwise.")
+    dir: str | None = setting(None, "Directory of the run; default runs/<name>.")
+    seed: int = setting(0, "Key of every random draw: weights, order of windows, noise.", ge=0, lt=2**63)
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", value):
+            raise ValueError("must start with a letter or digit, then letters, digits, '_', '.', '-' (at most 128)")
+        return value
+
+
+class TaskConfig(Section):
+    """One data source: a store, a PDEBench file, or several files of one task."""
+
+    name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
+    path: str | list[str] = setting(REQUIRED, "Store (.zarr), PDEBench file, or a list of files of the same task.")
+    weight: float = setting(1.0, "Share of this task's blocks when data.mixture is 'weights'.", gt=0, le=1e6)
+    time_stride: int = setting(1, "Use every n-th stored frame.", unit="frames", ge=1, le=10_000)
+    space_stride: int = setting(1, "Use every n-th grid point along each axis.", unit="points", ge=1, le=1024)
+    antialias: bool = setting(False, "Average over space_stride points instead of picking one.")
+    valid_fraction: float = setting(0.1, "Part held out for validation where the file has no splits.", ge=0, lt=1)
+    test_fraction: float = setting(0.1, "Part held out for the test where the file has no splits.", ge=0, lt=1)
+
+    @model_validator(mode="after")
+    def _something_is_left(self) -> Self:
+        if self.valid_fraction + self.test_fraction >= 1:
+            raise ValueError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")
+        return self
+
+
+class LoaderConfig(Section):
+    """How batches are read."""
+
+    workers: int = setting(0, "Reader processes of a rank; 0 reads in the loop.", unit="processes", ge=0, le=256)
+    prefetch: int = setting(4, "Batches that a worker keeps ready.", unit="batches", ge=1, le=1024)
+    timeout_seconds: float = setting(
+        120.0, "A worker that delivers nothing for so long is reported as stuck.", unit="seconds", gt=0
+    )
+
+
+class DataConfig(Section):
+    """Tasks and how they are mixed into the global batch of a step."""
+
+    tasks: list[TaskConfig] = setting(REQUIRED, "The data sources.", min_length=1, max_length=1000)
+    context_frames: int = setting(1, "Frames that a model sees before it predicts.", unit="frames", ge=1, le=64)
+    block_size: int = setting(
+        32, "Windows of one task in a step, over all ranks together.", unit="windows", ge=1, le=10**6
+    )
+    tasks_per_step: int | None = setting(
+        None, "Task blocks in a step; default all tasks, at most 4.", unit="blocks", ge=1, le=1000
+    )
+    mixture: Literal["uniform", "proportional", "temperature", "weights"] = setting(
+        "uniform", "Share of each task: equal, by size, by size^(1/temperature), or by its weight."
+    )
+    temperature: float = setting(2.0, "Flattens the mixture when it is 'temperature'; 1 is by size.", ge=1, le=1000)
+    loader: LoaderConfig = section(LoaderConfig, "How batches are read.")
+
+    @model_validator(mode="after")
+    def _distinct_names(self) -> Self:
+        names = [t.name for t in self.tasks]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise ValueError(f"two tasks are called '{twice[0]}'; give each its own name")
+        return self
+
+    @property
+    def blocks_per_step(self) -> int:
+        return self.tasks_per_step if self.tasks_per_step is not None else min(4, len(self.tasks))
+
+
+class EmaConfig(Section):
+    """Exponential moving average of the weights; evaluation and bundle use it when it is on."""
+
+    enabled: bool = setting(True, "Keep the average.")
+    decay: float = setting(0.999, "Memory per step, after a warm-up.", ge=0, lt=1)
+
+
+class EngineConfig(Section):
+    """How the one training loop runs. The global batch is data.block_size x blocks per step, whatever stands here."""
+
+    strategy: Literal["auto", "single", "ddp", "fsdp"] = setting(
+        "auto", "Copies of the model per rank (ddp) or shards of it (fsdp); auto: single on one rank, else ddp."
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto takes CUDA where there is one.")
+    precision: Literal["float32", "bfloat16", "float64"] = setting(
+        "float32", "Arithmetic of the model; bfloat16 keeps float32 weights."
+    )
+    micro_batch: int | None = setting(
+        None, "Windows in one forward pass of a rank; default its whole share of a block.", unit="windows", ge=1
+    )
+    activation_checkpointing: bool = setting(False, "Recompute blocks in the backward pass: less memory, more time.")
+    compile: bool = setting(False, "Compile each block of the model.")
+    ema: EmaConfig = section(EmaConfig, "Moving average of the weights.")
+    max_skipped_steps: int = setting(
+        20, "Non-finite steps in a row after which the run stops.", unit="steps", ge=1, le=10**6
+    )
+    timeout_seconds: float = setting(600.0, "A collective that takes longer is an error.", unit="seconds", gt=0)
+    threads: int | None = setting(
+        None, "CPU threads of a rank; default 1 with several ranks on a host.", unit="threads", ge=1, le=1024
+    )
+
+
+class CheckpointConfig(Section):
+    """When the state is saved and how many copies stay."""
+
+    interval_steps: int = setting(500, "Steps between checkpoints; the last step is always saved.", unit="steps", ge=1)
+    keep: int = setting(3, "Checkpoints that stay.", unit="checkpoints", ge=1, le=10_000)
+    asynchronous: bool = setting(True, "Write while training goes on; the loop stops only for the copy.")
+
+
+class EvaluateConfig(Section):
+    """Validation during training."""
+
+    interval_steps: int | None = setting(
+        None, "Steps between validations; default only at the end of a stage.", unit="steps", ge=1
+    )
+    max_trajectories: int = setting(64, "Held-out trajectories scored for each task.", unit="trajectories", ge=1)
+
+
+class TrackingConfig(Section):
+    """Where metrics go, besides metrics.jsonl in the run directory, which is always written."""
+
+    log_interval_steps: int = setting(10, "Steps between rows of metrics.", unit="steps", ge=1)
+
+
+class SuperviseConfig(Section):
+    """What happens when a rank dies or stands still."""
+
+    max_restarts: int = setting(3, "Restarts without a new checkpoint in between.", unit="restarts", ge=0, le=1000)
+
+
+class Recipe(Section):
+    """A complete run."""
+
+    version: Literal[1] = setting(1, "Version of the recipe format.")
+    run: RunConfig = setting(REQUIRED, "Identity of the run.")
+    data: DataConfig = setting(REQUIRED, "Tasks and how they are mixed.")
+    model: ModelConfig = section(ModelConfig, "The model.")
+    stages: list[StageConfig] = setting(REQUIRED, "What is trained, in this order.", min_length=1, max_length=32)
+    engine: EngineConfig = section(EngineConfig, "How the training loop runs.")
+    checkpoint: CheckpointConfig = section(CheckpointConfig, "When the state is saved.")
+    evaluate: EvaluateConfig = section(EvaluateConfig, "Validation during training.")
+    tracking: TrackingConfig = section(TrackingConfig, "Where metrics go.")
+    supervise: SuperviseConfig = section(SuperviseConfig, "Restarts and deadlines.")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        micro = self.engine.micro_batch
+        if micro is not None and self.data.block_size % micro:
+            raise ValueError(
+                f"engine.micro_batch ({micro}) must divide data.block_size ({self.data.block_size}), "
+                "so that every micro-batch has the same size"
+            )
+        trained_before = False
+        for number, stage in enumerate(self.stages):
+            if isinstance(stage, OperatorStageConfig) and stage.space == "latent" and not trained_before:
+                raise ValueError(f"stages.{number}: space 'latent' needs an autoencode stage before it")
+            trained_before = trained_before or stage.type == "autoencode"
+        return self

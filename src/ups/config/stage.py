@@ -1,0 +1,78 @@
+"""What each stage of a run does: its length, its loss and its optimiser. The classes are in `ups.training.stages`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ups.config.setting import Section, section, setting
+
+
+class OptimConfig(Section):
+    """Optimiser and schedule of one stage."""
+
+    type: Literal["adamw", "sgd"] = setting("adamw", "Update rule.")
+    learning_rate: float = setting(1e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
+    final_fraction: float = setting(0.01, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
+    warmup_fraction: float = setting(0.05, "Part of the stage in which the rate rises linearly.", ge=0, le=1)
+    weight_decay: float = setting(1e-5, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
+    beta1: float = setting(0.9, "Memory of the mean of the gradient (momentum for sgd).", ge=0, lt=1)
+    beta2: float = setting(0.99, "Memory of the mean square of the gradient.", ge=0, lt=1)
+    clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns clipping off.", ge=0)
+
+
+class StageLength(Section):
+    """How long a stage runs: a number of steps, or a time from which the number of steps is fixed early on."""
+
+    steps: int | None = setting(None, "Optimiser steps; or give budget_seconds.", unit="steps", ge=1, le=10**9)
+    budget_seconds: float | None = setting(
+        None, "Time for the stage; the first 5 % fix the number of steps.", unit="seconds", gt=0
+    )
+    budget_clock: Literal["wall", "cpu"] = setting(
+        "wall", "What budget_seconds counts: wall time, or CPU time of a rank and its loader workers."
+    )
+    optim: OptimConfig = section(OptimConfig, "Optimiser and schedule of this stage.")
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.steps is None) == (self.budget_seconds is None):
+            raise ValueError("give either steps or budget_seconds, and not both")
+        return self
+
+
+class AutoencodeStageConfig(StageLength):
+    """Train encoder and decoder: fields -> latent tokens -> fields."""
+
+    type: Literal["autoencode"] = setting("autoencode", "Which stage this is.")
+    inverse_weight: float = setting(
+        0.1, "Weight of the loss that re-encoding a decoded latent gives that latent back.", ge=0, le=100
+    )
+
+
+class OperatorStageConfig(StageLength):
+    """Train the step in time (or the map from given fields to the target, for steady tasks)."""
+
+    type: Literal["operator"] = setting("operator", "Which stage this is.")
+    loss: Literal["relative_l2", "mse"] = setting(
+        "relative_l2", "Error of a sample: relative to the size of its target, or plain mean square."
+    )
+    space: Literal["physical", "latent"] = setting(
+        "physical", "Where the loss is taken: decoded fields (end to end), or latents of a frozen autoencoder."
+    )
+    unroll_steps: int = setting(1, "Model steps in a training sample.", unit="steps", ge=1, le=64)
+    pushforward_steps: int = setting(
+        0, "Of those, how many leading steps run without gradient (pushforward).", unit="steps", ge=0, le=63
+    )
+    jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
+
+    @model_validator(mode="after")
+    def _pushforward_fits(self) -> Self:
+        if self.pushforward_steps >= self.unroll_steps:
+            raise ValueError(
+                f"pushforward_steps ({self.pushforward_steps}) must be below unroll_steps ({self.unroll_steps})"
+            )
+        return self
+
+
+StageConfig = Annotated[AutoencodeStageConfig | OperatorStageConfig, Field(discriminator="type")]

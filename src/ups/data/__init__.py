@@ -1,0 +1,1 @@
+"""From trajectory files to the right window on the right rank."""

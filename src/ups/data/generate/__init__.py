@@ -1,0 +1,1 @@
+"""Reference solvers and sweeps that write the formats the readers read."""

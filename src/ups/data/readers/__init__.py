@@ -1,0 +1,1 @@
+"""Bytes to windows: no threads, no devices, no torch.distributed."""

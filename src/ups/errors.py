@@ -1,0 +1,139 @@
+"""One exception tree for the whole package (standard library only).
+
+Every error carries a stable cause name (what `ups why` and scripts match on), an exit code and a hint (what to do
+next). The command line prints `message` and `hint` as one readable line; the traceback goes to the log. An exception
+that is not a `UpsError` is a bug in ups or in the person's code, and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class UpsError(Exception):
+    """Base of every error that ups raises on purpose.
+
+    Built from a single message, so that it survives pickling and the re-raise that crosses a process boundary.
+    """
+
+    cause: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (type(self), self.message, self.hint))
+
+    def one_line(self) -> str:
+        """The whole error as one line: cause, what happened and where, what to do next."""
+        text = f"{self.cause}: {self.message}" + (f" -> {self.hint}" if self.hint else "")
+        return " ".join(text.split())
+
+
+def _rebuild(kind: type[UpsError], message: str, hint: str) -> UpsError:
+    return kind(message, hint=hint)
+
+
+class ConfigError(UpsError):
+    """A recipe or an option is wrong. Nothing was started."""
+
+    cause = "config"
+    exit_code = 3
+
+
+class DataError(UpsError):
+    """A file, store or batch is not what it claims to be."""
+
+    cause = "data"
+    exit_code = 4
+
+
+class MachineError(UpsError):
+    """The machine lacks something: a limit, a library, a device, room on a disk."""
+
+    cause = "environment"
+    exit_code = 5
+
+
+class MissingExtraError(MachineError):
+    """A feature needs an optional dependency that is not installed."""
+
+    cause = "missing_extra"
+
+    @classmethod
+    def of(cls, extra: str, package: str, feature: str) -> MissingExtraError:
+        return cls(
+            f"{feature} needs the package '{package}', which is not installed",
+            hint=f"pip install 'universal-simulator[{extra}]'",
+        )
+
+
+class DistributedError(UpsError):
+    """The process group, a collective or the agreement between ranks went wrong."""
+
+    cause = "distributed"
+    exit_code = 6
+
+
+class TrainingError(UpsError):
+    """Training cannot go on: divergence, too many skipped steps, a broken contract between ranks."""
+
+    cause = "training"
+    exit_code = 6
+
+
+class OutOfMemoryError(UpsError):
+    """The device or the host ran out of memory."""
+
+    cause = "out_of_memory"
+    exit_code = 7
+
+
+class CheckpointError(UpsError):
+    """A checkpoint cannot be written, found, verified or loaded."""
+
+    cause = "checkpoint"
+    exit_code = 8
+
+
+class IntegrityError(UpsError):
+    """Bytes on disk are not the bytes that were committed."""
+
+    cause = "integrity"
+    exit_code = 8
+
+
+class GateError(UpsError):
+    """A score or a check did not reach the bar that the recipe sets."""
+
+    cause = "gate"
+    exit_code = 9
+
+
+class BundleError(UpsError):
+    """A bundle cannot be read, or an input does not fit the simulator in it."""
+
+    cause = "bundle"
+    exit_code = 10
+
+
+# What the commands return; `ups --help` and docs/exit-codes.md show this table.
+EXIT_CODES: dict[int, str] = {
+    0: "done, and proven where there is something to prove",
+    1: "unexpected error: a bug in ups or in your own code (the traceback is kept)",
+    2: "wrong use of a command: unknown option or missing argument",
+    3: "config: the recipe or an override is wrong; nothing was started",
+    4: "data: a file or store is not what it claims to be",
+    5: "environment: the machine lacks a library, a device, a limit or room",
+    6: "run failed: training or distributed error; `ups why RUN` tells the first cause",
+    7: "out of memory",
+    8: "checkpoint or integrity: bytes on disk are missing or wrong",
+    9: "gate: a score or check is below the bar of the recipe",
+    10: "bundle: a bundle or an input to a simulator does not fit",
+    130: "interrupted from the keyboard",
+    143: "asked to leave (SIGTERM): saved and stopped",
+}

@@ -1,0 +1,1 @@
+"""Networks as single-device code; parallelism is applied from outside."""

@@ -1,0 +1,1 @@
+"""What is written down and must be true: manifests, black boxes, failure records. Standard library only."""

@@ -1,0 +1,115 @@
+"""Windows (numpy, one sample) and batches (torch, many samples of one task). Always on the CPU until the step.
+
+Shape legend, the same in 1D, 2D and 3D:
+    B samples   T frames   C channels of a role, in the order of `TaskSpec.channel_names(role)`
+    S space: (X,), (X, Y) or (X, Y, Z), in the order of `TaskSpec.axes`   P parameters
+A steady task has T = 0 and no state channels; a task without static fields has 0 static channels: a reader never has
+to ask whether an array is there, only how many channels it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.spec.task import TaskSpec
+
+if TYPE_CHECKING:
+    import torch
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A few consecutive frames of one trajectory, as read, in physical units.
+
+    state (T, C, *S), static (C, *S), target (C, *S), parameters (P,), dt between the frames of this window,
+    coordinates one (n,) array per axis; number identifies the window in its task (see ups.data.sampler).
+    """
+
+    task: TaskSpec
+    state: Float32
+    static: Float32
+    target: Float32
+    parameters: Float32
+    dt: float
+    coordinates: tuple[Float64, ...]
+    trajectory: int
+    start_frame: int
+    number: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Windows of one task, stacked.
+
+    state (B, T, C, *S), static (B, C, *S), target (B, C, *S), parameters (B, P), dt (B,): floating point tensors.
+    coordinates: one (n,) float64 tensor per axis, shared by the batch.
+    numbers (B,) int64, always on the CPU: window numbers, the key (with seed and step) of every random draw for a
+    sample, made on the host so that all devices see the same draws.
+    stage_step: the optimiser step this batch belongs to; with `numbers` it keys randomness.
+    """
+
+    task: TaskSpec
+    state: torch.Tensor
+    static: torch.Tensor
+    target: torch.Tensor
+    parameters: torch.Tensor
+    dt: torch.Tensor
+    coordinates: tuple[torch.Tensor, ...]
+    numbers: torch.Tensor
+    stage_step: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.numbers.shape[0])
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """(X,), (X, Y) or (X, Y, Z)."""
+        return tuple(int(c.shape[0]) for c in self.coordinates)
+
+    def to(self, device: torch.device, dtype: torch.dtype | None = None, non_blocking: bool = False) -> Batch:
+        """The same batch on `device`; floating point tensors (coordinates too) as `dtype` if given."""
+
+        def move(x: torch.Tensor) -> torch.Tensor:
+            return x.to(device=device, dtype=dtype or x.dtype, non_blocking=non_blocking)
+
+        return replace(
+            self,
+            state=move(self.state),
+            static=move(self.static),
+            target=move(self.target),
+            parameters=move(self.parameters),
+            dt=move(self.dt),
+            coordinates=tuple(move(c) for c in self.coordinates),
+        )
+
+    def pin_memory(self) -> Batch:
+        """Page-locked copies, so that the transfer to an accelerator can overlap with work."""
+        return replace(
+            self,
+            state=self.state.pin_memory(),
+            static=self.static.pin_memory(),
+            target=self.target.pin_memory(),
+            parameters=self.parameters.pin_memory(),
+            dt=self.dt.pin_memory(),
+            coordinates=tuple(c.pin_memory() for c in self.coordinates),
+        )
+
+    def cut(self, start: int, stop: int) -> Batch:
+        """Samples start..stop-1: how a block is cut into ranks and micro-batches."""
+        return replace(
+            self,
+            state=self.state[start:stop],
+            static=self.static[start:stop],
+            target=self.target[start:stop],
+            parameters=self.parameters[start:stop],
+            dt=self.dt[start:stop],
+            numbers=self.numbers[start:stop],
+        )

@@ -1,0 +1,57 @@
+"""Normalisation statistics of one task: computed by `ups.data.normalize`, applied by the models, kept in bundles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ups.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Mean and standard deviation of each channel over the train split, in physical units.
+
+    Channels are in the order of `TaskSpec.channel_names(role)`. A constant channel has std 0 here; whoever divides
+    replaces it (see `safe`). `difference_*` are those of (frame t+1 - frame t) of the state, at the stride of the
+    reader. Parameters with a log scale have the statistics of their natural logarithm.
+    data_identity: `Reader.identity()` of the data that was measured; num_frames: frames that went in.
+    """
+
+    state_mean: tuple[float, ...] = ()
+    state_std: tuple[float, ...] = ()
+    difference_mean: tuple[float, ...] = ()
+    difference_std: tuple[float, ...] = ()
+    static_mean: tuple[float, ...] = ()
+    static_std: tuple[float, ...] = ()
+    target_mean: tuple[float, ...] = ()
+    target_std: tuple[float, ...] = ()
+    parameter_mean: tuple[float, ...] = ()
+    parameter_std: tuple[float, ...] = ()
+    data_identity: str = ""
+    num_frames: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> Statistics:
+        """Reads what `to_json` wrote. Raises DataError for anything else."""
+        if not isinstance(data, Mapping) or set(data) != {f.name for f in fields(cls)}:
+            raise DataError("statistics are malformed: not the expected JSON object")
+        values = dict(data)
+        for name, value in values.items():
+            if name.endswith(("_mean", "_std")):
+                if not isinstance(value, list | tuple) or not all(
+                    isinstance(v, int | float) and math.isfinite(v) for v in value
+                ):
+                    raise DataError(f"statistics are malformed: '{name}' must be a list of finite numbers")
+                values[name] = tuple(float(v) for v in value)
+        return cls(**values)
+
+
+def safe(std: tuple[float, ...]) -> tuple[float, ...]:
+    """Standard deviations to divide by: 1 where a channel is constant, so that it maps to 0 and back exactly."""
+    return tuple(s if s > 0 else 1.0 for s in std)

@@ -1,0 +1,204 @@
+"""What a task is: fields, axes, boundaries, parameters, time. Everything a model may be conditioned on.
+
+A `TaskSpec` is written into stores and bundles as JSON and read back from files of strangers, so the checks here are
+strict: names, counts and numbers are bounded, and a mistake is a `DataError` that names it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from ups.errors import DataError
+
+Role = Literal["state", "static", "target"]
+Boundary = Literal["periodic", "wall", "open", "dirichlet", "neumann"]
+Symmetry = Literal["translation", "reflection", "rotation90", "galilean"]
+Scale = Literal["linear", "log"]
+
+MAX_FIELDS = 64
+MAX_PARAMETERS = 64
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+
+
+def _check_name(kind: str, name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DataError(f"{kind} name {str(name)[:80]!r} is not a plain name of at most 64 characters")
+
+
+def _check_choice(kind: str, value: object, choices: tuple[object, ...]) -> None:
+    if value not in choices:
+        raise DataError(f"{kind} {str(value)[:80]!r} is not one of {', '.join(map(str, choices))}")
+
+
+def _check_unit(kind: str, unit: object) -> None:
+    if not isinstance(unit, str) or len(unit) > 32:
+        raise DataError(f"unit of {kind} must be a text of at most 32 characters, '1' where there is none")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """One physical field on the grid.
+
+    role: `state` changes in time and is predicted from its own past; `static` is given and constant in time;
+    `target` is what a steady task predicts from the static fields.
+    tensor_rank: 0 scalar (1 channel), 1 vector (one channel per axis), 2 tensor (axes x axes channels).
+    """
+
+    name: str
+    role: Role = "state"
+    unit: str = "1"
+    tensor_rank: int = 0
+
+    def __post_init__(self) -> None:
+        _check_name("field", self.name)
+        _check_choice(f"role of field '{self.name}'", self.role, get_args(Role))
+        _check_unit(f"field '{self.name}'", self.unit)
+        _check_choice(f"tensor rank of field '{self.name}'", self.tensor_rank, (0, 1, 2))
+
+    def num_channels(self, num_spatial_dims: int) -> int:
+        return int(num_spatial_dims**self.tensor_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisSpec:
+    """One spatial axis: its name, what happens at its two ends, and its length in `unit`."""
+
+    name: str
+    boundary: Boundary = "periodic"
+    extent: float = 1.0
+    unit: str = "1"
+
+    def __post_init__(self) -> None:
+        _check_name("axis", self.name)
+        _check_choice(f"boundary of axis '{self.name}'", self.boundary, get_args(Boundary))
+        _check_unit(f"axis '{self.name}'", self.unit)
+        if not (isinstance(self.extent, int | float) and math.isfinite(self.extent) and self.extent > 0):
+            raise DataError(f"extent of axis '{self.name}' must be a positive number, not {self.extent!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """One scalar of the equation, constant over a trajectory, with the range it was drawn from."""
+
+    name: str
+    unit: str = "1"
+    minimum: float = 0.0
+    maximum: float = 0.0
+    scale: Scale = "linear"
+
+    def __post_init__(self) -> None:
+        _check_name("parameter", self.name)
+        _check_unit(f"parameter '{self.name}'", self.unit)
+        _check_choice(f"scale of parameter '{self.name}'", self.scale, get_args(Scale))
+        for end in (self.minimum, self.maximum):
+            if not (isinstance(end, int | float) and math.isfinite(end)):
+                raise DataError(f"range of parameter '{self.name}' must be finite, not {end!r}")
+        if self.minimum > self.maximum:
+            raise DataError(f"range of parameter '{self.name}' is empty: {self.minimum} > {self.maximum}")
+        if self.scale == "log" and self.minimum <= 0:
+            raise DataError(f"parameter '{self.name}' has a log scale, so its minimum must be above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """One PDE problem: what is given, what is asked, and on what domain.
+
+    dt: time between two stored frames, in `time_unit`; 0 for a steady task.
+    conserved: state fields whose integral over the domain does not change in time.
+    symmetries: transformations of the domain that map solutions to solutions.
+    """
+
+    name: str
+    fields: tuple[FieldSpec, ...]
+    axes: tuple[AxisSpec, ...]
+    parameters: tuple[ParameterSpec, ...] = ()
+    dt: float = 0.0
+    time_unit: str = "1"
+    steady: bool = False
+    conserved: tuple[str, ...] = ()
+    symmetries: tuple[Symmetry, ...] = ()
+    equation: str = ""
+
+    def __post_init__(self) -> None:
+        _check_name("task", self.name)
+        _check_unit(f"time of task '{self.name}'", self.time_unit)
+        if not 1 <= len(self.axes) <= 3:
+            raise DataError(f"task '{self.name}' has {len(self.axes)} axes; 1 to 3 are possible")
+        if not 1 <= len(self.fields) <= MAX_FIELDS or len(self.parameters) > MAX_PARAMETERS:
+            raise DataError(f"task '{self.name}' has no fields, or more than {MAX_FIELDS} fields or parameters")
+        for kind, names in (
+            ("field", [f.name for f in self.fields]),
+            ("axis", [a.name for a in self.axes]),
+            ("parameter", [p.name for p in self.parameters]),
+        ):
+            if len(set(names)) != len(names):
+                raise DataError(f"task '{self.name}' names a {kind} twice: {names}")
+        if not isinstance(self.equation, str) or len(self.equation) > 1000:
+            raise DataError(f"equation of task '{self.name}' must be a text of at most 1000 characters")
+        self._check_time()
+        states = {f.name for f in self.fields if f.role == "state"}
+        for name in self.conserved:
+            if name not in states:
+                raise DataError(f"task '{self.name}' conserves '{str(name)[:80]}', which is not a state field")
+        for symmetry in self.symmetries:
+            _check_choice(f"symmetry of task '{self.name}'", symmetry, get_args(Symmetry))
+
+    def _check_time(self) -> None:
+        roles = {f.role for f in self.fields}
+        if not (isinstance(self.dt, int | float) and math.isfinite(self.dt)):
+            raise DataError(f"dt of task '{self.name}' must be a finite number, not {self.dt!r}")
+        if self.steady and (self.dt != 0 or "state" in roles or "target" not in roles):
+            raise DataError(f"steady task '{self.name}' needs a target field, no state field and dt = 0")
+        if not self.steady and (self.dt <= 0 or "state" not in roles or "target" in roles):
+            raise DataError(f"transient task '{self.name}' needs a state field, no target field and dt > 0")
+
+    @property
+    def num_spatial_dims(self) -> int:
+        return len(self.axes)
+
+    def fields_of(self, role: Role) -> tuple[FieldSpec, ...]:
+        return tuple(f for f in self.fields if f.role == role)
+
+    def num_channels(self, role: Role) -> int:
+        return sum(f.num_channels(self.num_spatial_dims) for f in self.fields_of(role))
+
+    def channel_names(self, role: Role) -> tuple[str, ...]:
+        """One name per channel; a vector field `v` on axes x, y gives `v_x`, `v_y`."""
+        names: list[str] = []
+        axes = [a.name for a in self.axes]
+        for field in self.fields_of(role):
+            suffixes = [""]
+            for _ in range(field.tensor_rank):
+                suffixes = [f"{s}_{a}" for s in suffixes for a in axes]
+            names += [field.name + s for s in suffixes]
+        return tuple(names)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object) -> TaskSpec:
+        """Reads what `to_json` wrote. Raises DataError for anything else."""
+        if not isinstance(data, Mapping):
+            raise DataError("a task specification must be a JSON object")
+        try:
+            values = dict(data)
+            values["fields"] = tuple(FieldSpec(**f) for f in _bounded(values, "fields"))
+            values["axes"] = tuple(AxisSpec(**a) for a in _bounded(values, "axes"))
+            values["parameters"] = tuple(ParameterSpec(**p) for p in _bounded(values, "parameters"))
+            values["conserved"] = tuple(_bounded(values, "conserved"))
+            values["symmetries"] = tuple(_bounded(values, "symmetries"))
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"task specification is malformed: {str(error)[:200]}") from error
+
+
+def _bounded(values: Mapping[str, Any], key: str) -> list[Any]:
+    items = values.get(key, [])
+    if not isinstance(items, list | tuple) or len(items) > max(MAX_FIELDS, MAX_PARAMETERS):
+        raise DataError(f"'{key}' of a task specification must be a list of at most {MAX_FIELDS} entries")
+    return list(items)

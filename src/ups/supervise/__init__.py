@@ -1,0 +1,1 @@
+"""The process outside the ranks that knows the truth. No torch."""

@@ -1,0 +1,1 @@
+"""Where metrics go. No torch."""
