@@ -1,0 +1,1 @@
+"""Honest scores: metrics, rollouts, baselines beside them, reports."""

@@ -1,0 +1,142 @@
+"""Sums of scores in memory that does not grow with fields or steps of past trajectories, exact over any ranks.
+
+A rank adds its own trajectories; `merge` joins the accumulators of all ranks. Per step and channel only sums are kept;
+per trajectory one short row (for medians, bootstrap intervals and the worst five), some hundred bytes each.
+A trajectory that is added twice is an error, so a sample can not be counted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.errors import DataError
+from ups.evaluation import metrics
+
+# Means over samples, steps and channels of these (B, T, C) metrics make up a trajectory's row.
+ROW_METRICS = ("rmse", "nrmse", "vrmse")
+
+
+@dataclass
+class Accumulator:
+    """Scores of one model on one task, for predictions of `num_steps` steps."""
+
+    num_steps: int
+    channels: tuple[str, ...]
+    sums: dict[str, Tensor] = field(default_factory=dict)  # metric -> (T, C) sums over samples
+    largest: Tensor | None = None  # (T, C)
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # trajectory -> its own means
+
+    def add(self, trajectories: Sequence[int], prediction: Tensor, truth: Tensor, start: Tensor | None = None) -> None:
+        """Adds samples. prediction, truth (B, T, C, *S); start (B, C, *S) is the last frame that was given."""
+        if tuple(prediction.shape) != tuple(truth.shape):
+            raise DataError(f"prediction {tuple(prediction.shape)} and truth {tuple(truth.shape)} differ in shape")
+        if tuple(truth.shape[:3]) != (len(trajectories), self.num_steps, len(self.channels)):
+            raise DataError(
+                f"scores expect (samples, {self.num_steps} steps, {len(self.channels)} channels), "
+                f"not {tuple(truth.shape[:3])}"
+            )
+        values = {
+            "rmse": metrics.rmse(prediction, truth),
+            "nrmse": metrics.nrmse(prediction, truth),
+            "vrmse": metrics.vrmse(prediction, truth),
+            "brmse": metrics.boundary_rmse(prediction, truth),
+            "integral_square": metrics.integral_error(prediction, truth) ** 2,
+        }
+        bands = metrics.band_rmse(prediction, truth)
+        for number, name in enumerate(metrics.BAND_NAMES):
+            values[f"frmse_{name}"] = bands[..., number]
+        if start is not None:
+            values["drift"] = metrics.conservation_drift(prediction, start)
+        self._check_new(trajectories)
+        for name, value in values.items():
+            total = value.sum(dim=0)
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
+        peak = metrics.max_error(prediction, truth).amax(dim=0)
+        self.largest = peak if self.largest is None else torch.maximum(self.largest, peak)
+        self._add_rows(trajectories, values, prediction, truth)
+
+    def _check_new(self, trajectories: Iterable[int]) -> None:
+        seen: set[int] = set(self.rows)
+        for trajectory in trajectories:
+            if trajectory in seen:
+                raise DataError(f"trajectory {trajectory} was scored twice")
+            seen.add(trajectory)
+
+    def _add_rows(
+        self, trajectories: Sequence[int], values: dict[str, Tensor], prediction: Tensor, truth: Tensor
+    ) -> None:
+        lasting = metrics.correlation_time(prediction, truth)
+        finite = torch.isfinite(prediction).flatten(1).all(dim=1)
+        for i, trajectory in enumerate(trajectories):
+            row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in ROW_METRICS}  # per channel
+            row["first_nrmse"] = float(values["nrmse"][i, 0].mean())
+            row["correlation_time"] = float(lasting[i])
+            row["blew_up"] = not bool(finite[i])
+            self.rows[int(trajectory)] = row
+
+    def merge(self, others: Iterable[Accumulator]) -> Accumulator:
+        """This accumulator joined with those of other ranks; a trajectory that two ranks scored is an error."""
+        merged = Accumulator(self.num_steps, self.channels, dict(self.sums), self.largest, dict(self.rows))
+        for other in others:
+            if (other.num_steps, other.channels) != (self.num_steps, self.channels):
+                raise DataError("accumulators of different tasks or lengths can not be merged")
+            merged._check_new(other.rows)
+            for name, total in other.sums.items():
+                merged.sums[name] = merged.sums[name] + total if name in merged.sums else total
+            if other.largest is not None:
+                merged.largest = (
+                    other.largest if merged.largest is None else torch.maximum(merged.largest, other.largest)
+                )
+            merged.rows.update(other.rows)
+        return merged
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.rows)
+
+    def curve(self, name: str) -> Tensor:
+        """(T, C): mean over samples of a metric at each step."""
+        if not self.rows:
+            raise DataError("nothing was scored")
+        return self.sums[name] / self.num_samples
+
+    def summary(self) -> dict[str, float]:
+        """Scores over all samples, steps and channels: means of every metric, medians of the per-trajectory means."""
+        result = {name: float(self.curve(name).mean()) for name in self.sums if name != "integral_square"}
+        result["crmse"] = float(self.curve("integral_square").sqrt().mean())
+        assert self.largest is not None
+        result["max_error"] = float(self.largest.mean())
+        for name in ROW_METRICS:
+            result[f"{name}_median"] = _median([_mean(r[name]) for r in self.rows.values()])
+        result["one_step_nrmse"] = float(self.curve("nrmse")[0].mean())
+        result["one_step_vrmse"] = float(self.curve("vrmse")[0].mean())
+        result["correlation_time"] = _mean([r["correlation_time"] for r in self.rows.values()])
+        result["num_blown_up"] = float(sum(bool(r["blew_up"]) for r in self.rows.values()))
+        result["num_samples"] = float(self.num_samples)
+        return result
+
+    def worst(self, count: int = 5) -> list[int]:
+        """Trajectories with the largest mean nRMSE, worst first; one that blew up is worse than any that did not."""
+        ranked = sorted(
+            self.rows, key=lambda t: (self.rows[t]["blew_up"], _mean(self.rows[t]["nrmse"]), t), reverse=True
+        )
+        return ranked[:count]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _median(values: Sequence[float]) -> float:
+    """Middle value, mean of the two middle ones for an even count; infinities sort last and stay."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    low, high = ordered[middle - 1], ordered[middle]
+    return low if low == high else (low + high) / 2

@@ -1,0 +1,133 @@
+"""Every metric as a pure function of (prediction, truth), in float64. Context frames never reach these functions.
+
+Shape legend: B samples, T predicted steps, C channels, S space. Inputs are (B, T, C, *S) in physical units.
+Each function says over what it averages; `(B, T, C)` results are averaged further by `ups.evaluation.accumulate`, which
+counts every sample exactly once over all ranks. A prediction that is not finite gives `inf`, never a dropped sample.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+# Below this size a norm counts as this size: the error of an all-zero field is huge but finite.
+TINY = 1e-12
+# The Well adds this to the variance in VRMSE.
+WELL_EPSILON = 1e-7
+# Shells of wave numbers [0, 4), [4, 12), [12, inf), as PDEBench names low, middle and high frequencies.
+BAND_EDGES = (0, 4, 12)
+BAND_NAMES = ("low", "mid", "high")
+CORRELATION_LIMIT = 0.8
+
+
+def _space(x: Tensor) -> tuple[int, ...]:
+    return tuple(range(3, x.ndim))
+
+
+def _guard(values: Tensor, prediction: Tensor) -> Tensor:
+    """`inf` wherever the (B, T, C) slice of the prediction is not finite everywhere."""
+    finite = torch.isfinite(prediction).all(dim=_space(prediction))
+    return torch.where(finite & torch.isfinite(values), values, torch.full_like(values, torch.inf))
+
+
+def _mean_square_error(prediction: Tensor, truth: Tensor) -> Tensor:
+    return ((prediction.double() - truth.double()) ** 2).mean(dim=_space(truth))
+
+
+def rmse(prediction: Tensor, truth: Tensor) -> Tensor:
+    """(B, T, C): root of the mean over space of the squared error."""
+    return _guard(_mean_square_error(prediction, truth).sqrt(), prediction)
+
+
+def nrmse(prediction: Tensor, truth: Tensor) -> Tensor:
+    """(B, T, C): RMSE relative to the root mean square of the truth. Hides failure on fields with a large mean."""
+    scale = (truth.double() ** 2).mean(dim=_space(truth)).sqrt().clamp_min(TINY)
+    return _guard(_mean_square_error(prediction, truth).sqrt() / scale, prediction)
+
+
+def vrmse(prediction: Tensor, truth: Tensor) -> Tensor:
+    """(B, T, C): RMSE relative to the spatial standard deviation (The Well). Explodes on fields that have decayed."""
+    variance = truth.double().flatten(3).var(dim=3, unbiased=True)
+    return _guard((_mean_square_error(prediction, truth) / (variance + WELL_EPSILON)).sqrt(), prediction)
+
+
+def trajectory_error(prediction: Tensor, truth: Tensor, trajectory_rms: Tensor) -> Tensor:
+    """(B, T): root mean square error over channels and space, relative to a trajectory's own RMS (B,)."""
+    error = ((prediction.double() - truth.double()) ** 2).flatten(2).mean(dim=2).sqrt()
+    values = error / trajectory_rms.double().clamp_min(TINY)[:, None]
+    finite = torch.isfinite(prediction).flatten(2).all(dim=2)
+    return torch.where(finite, values, torch.full_like(values, torch.inf))
+
+
+def boundary_rmse(prediction: Tensor, truth: Tensor) -> Tensor:
+    """(B, T, C): RMSE over the points on the boundary (first and last point of each axis, corners once)."""
+    mask = torch.zeros(truth.shape[3:], dtype=torch.bool, device=truth.device)
+    for axis in range(mask.ndim):
+        mask.select(axis, 0).fill_(True)
+        mask.select(axis, mask.shape[axis] - 1).fill_(True)
+    error = (prediction.double() - truth.double())[..., mask]  # (B, T, C, boundary points)
+    return _guard((error**2).mean(dim=3).sqrt(), prediction)
+
+
+def integral_error(prediction: Tensor, truth: Tensor) -> Tensor:
+    """(B, T, C): mean over space of (prediction - truth); cRMSE is the root of its mean square over samples."""
+    return _guard((prediction.double() - truth.double()).mean(dim=_space(truth)), prediction)
+
+
+def max_error(prediction: Tensor, truth: Tensor) -> Tensor:
+    """(B, T, C): largest absolute error over space; maxE is its maximum over samples, then the mean over T and C."""
+    return _guard((prediction.double() - truth.double()).abs().amax(dim=_space(truth)), prediction)
+
+
+def wave_number_shells(space: tuple[int, ...], device: torch.device | None = None) -> Tensor:
+    """(*S): the integer part of |k| of each Fourier mode, k counted in waves per domain."""
+    squared = torch.zeros(space, dtype=torch.float64, device=device)
+    for axis, points in enumerate(space):
+        k = torch.fft.fftfreq(points, d=1.0 / points, dtype=torch.float64, device=device)
+        squared = squared + (k**2).reshape([-1 if a == axis else 1 for a in range(len(space))])
+    # sqrt of a perfect square can land just below the integer
+    return (squared.sqrt() + 1e-9).floor().long()
+
+
+def shell_energy(field: Tensor) -> Tensor:
+    """(B, T, C, shells): energy of each wave number shell; over all shells it sums to the mean square over space."""
+    space = tuple(field.shape[3:])
+    shells = wave_number_shells(space, field.device).flatten()
+    num_points = shells.numel()
+    modes = torch.fft.fftn(field.double(), dim=_space(field)).abs() ** 2 / float(num_points) ** 2
+    energy = torch.zeros(*field.shape[:3], int(shells.max()) + 1, dtype=torch.float64, device=field.device)
+    return energy.index_add_(3, shells, modes.flatten(3))
+
+
+def band_rmse(prediction: Tensor, truth: Tensor) -> Tensor:
+    """(B, T, C, 3): RMSE in the bands [0, 4), [4, 12), [12, inf); the squares of the three sum to RMSE squared."""
+    energy = shell_energy(prediction.double() - truth.double())
+    edges = [*BAND_EDGES, energy.shape[3]]
+    bands = [energy[..., a : max(a, b)].sum(dim=3).sqrt() for a, b in itertools.pairwise(edges)]
+    return torch.stack([_guard(band, prediction) for band in bands], dim=3)
+
+
+def correlation(prediction: Tensor, truth: Tensor) -> Tensor:
+    """(B, T): Pearson correlation over all channels and points; 0 where it is undefined or not finite."""
+    p, y = prediction.double().flatten(2), truth.double().flatten(2)
+    p, y = p - p.mean(dim=2, keepdim=True), y - y.mean(dim=2, keepdim=True)
+    scale = (p.pow(2).sum(dim=2) * y.pow(2).sum(dim=2)).sqrt()
+    values = (p * y).sum(dim=2) / scale.clamp_min(TINY)
+    return torch.where(torch.isfinite(values), values, torch.zeros_like(values))
+
+
+def correlation_time(prediction: Tensor, truth: Tensor) -> Tensor:
+    """(B,): number, from 1, of the first step whose correlation falls below 0.8; T + 1 if none does."""
+    below = correlation(prediction, truth) < CORRELATION_LIMIT
+    num_steps = below.shape[1]
+    steps = torch.arange(1, num_steps + 1, device=below.device).expand_as(below)
+    return torch.where(below, steps, num_steps + 1).amin(dim=1).double()
+
+
+def conservation_drift(prediction: Tensor, start: Tensor) -> Tensor:
+    """(B, T, C): |integral now - integral at the start|, relative to the start's L1 norm. start: (B, C, *S)."""
+    first = start.double()[:, None]
+    drift = (prediction.double().mean(dim=_space(prediction)) - first.mean(dim=_space(first))).abs()
+    return _guard(drift / first.abs().mean(dim=_space(first)).clamp_min(TINY), prediction)
