@@ -1,0 +1,43 @@
+"""Predictors that learn nothing: what every score is held against. Physical units in and out, like `Stepper`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ups.spec.task import TaskSpec
+
+
+def persistence(
+    state: Tensor, static: Tensor, parameters: Tensor, dt: Tensor, task: TaskSpec, coordinates: tuple[Tensor, ...]
+) -> Tensor:
+    """Nothing changes: the next frame (B, C, *S) is the last one given."""
+    return state[:, -1]
+
+
+def linear_extrapolation(
+    state: Tensor, static: Tensor, parameters: Tensor, dt: Tensor, task: TaskSpec, coordinates: tuple[Tensor, ...]
+) -> Tensor:
+    """The last change goes on: 2 u(t) - u(t - dt). Needs two given frames; with one it is persistence."""
+    return state[:, -1] if state.shape[1] < 2 else 2 * state[:, -1] - state[:, -2]
+
+
+class TrainingMean:
+    """The mean frame of the train split, point by point: the least that a steady task's model must beat.
+
+    mean_fields: task name -> (C, *S), on the grid of the data (see `ups.evaluation.references.mean_field`).
+    """
+
+    def __init__(self, mean_fields: dict[str, Tensor]) -> None:
+        self.mean_fields = mean_fields
+
+    def __call__(
+        self,
+        state: Tensor,
+        static: Tensor,
+        parameters: Tensor,
+        dt: Tensor,
+        task: TaskSpec,
+        coordinates: tuple[Tensor, ...],
+    ) -> Tensor:
+        mean = self.mean_fields[task.name].to(device=dt.device, dtype=dt.dtype)
+        return mean[None].expand(dt.shape[0], *mean.shape)

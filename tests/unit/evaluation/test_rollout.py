@@ -1,0 +1,125 @@
+"""What is scored, against what, and how often."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.unit.evaluation.memory_reader import MemoryReader
+
+from ups.errors import DataError
+from ups.evaluation.references import mean_field, references
+from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.models.baselines import persistence
+from ups.spec.place import Place
+
+ALONE = Place(rank=0, world_size=1)
+
+
+def exact(state, static, parameters, dt, task, coordinates):
+    return state[:, -1].roll(1, -1)
+
+
+def summaries(reader, predictors, plan, **options):
+    return {k: a.summary() for k, a in score_task(predictors, reader, ALONE, plan, **options).items()}
+
+
+def test_an_exact_model_scores_zero_and_persistence_does_not():
+    reader = MemoryReader()
+    plan = RolloutPlan.whole(reader, context_frames=2)
+    assert plan.num_steps == 4
+    scores = summaries(reader, {"exact": exact, "persistence": persistence}, plan)
+    assert scores["exact"]["nrmse"] < 1e-6
+    assert scores["persistence"]["one_step_nrmse"] > 0.1
+    assert scores["persistence"]["nrmse"] > scores["persistence"]["one_step_nrmse"]
+
+
+def test_given_frames_are_never_scored():
+    """A model that only copies scores the same whether it was given one frame or four: context does not dilute it."""
+    reader = MemoryReader(num_frames=8)
+    one_step = [
+        summaries(reader, {"p": persistence}, RolloutPlan(context, 4, 1))["p"]["nrmse"] for context in (1, 2, 4)
+    ]
+    assert one_step[0] == one_step[1] == one_step[2] > 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_every_trajectory_is_scored_once_over_the_ranks(world_size):
+    reader = MemoryReader(num_trajectories=7)
+    plan = RolloutPlan.whole(reader, 1)
+    whole = summaries(reader, {"p": persistence}, plan)["p"]
+    parts = [score_task({"p": persistence}, reader, Place(r, world_size), plan)["p"] for r in range(world_size)]
+    merged = parts[0].merge(parts[1:]).summary()
+    assert merged["num_samples"] == 7
+    for name, value in whole.items():
+        assert merged[name] == pytest.approx(value, rel=1e-12)
+
+
+def test_swapped_channels_and_normalised_units_are_seen():
+    reader = MemoryReader()
+    plan = RolloutPlan.whole(reader, 1)
+
+    def swapped(state, *rest):
+        return exact(state, *rest).flip(1)
+
+    def normalised(state, *rest):
+        frame = exact(state, *rest)
+        return (frame - frame.mean()) / frame.std()
+
+    scores = summaries(reader, {"exact": exact, "swapped": swapped, "normalised": normalised}, plan)
+    assert scores["exact"]["nrmse"] < 1e-6
+    assert scores["swapped"]["nrmse"] > 0.5
+    assert scores["normalised"]["nrmse"] > 0.2
+
+
+def test_a_blow_up_counts_as_failure_and_is_not_dropped():
+    def bursting(state, *rest):
+        frame = exact(state, *rest)
+        frame[0] = math.nan
+        return frame
+
+    scores = summaries(MemoryReader(), {"b": bursting}, RolloutPlan(1, 0, 3), batch_size=2)["b"]
+    assert scores["num_samples"] == 5
+    assert scores["num_blown_up"] == 3
+    assert scores["nrmse"] == math.inf
+
+
+def test_a_steady_task_is_held_against_the_mean_of_the_train_split():
+    reader = MemoryReader(num_trajectories=3, points=4, steady=True)
+    plan = RolloutPlan.whole(reader, 1)
+    torch.testing.assert_close(mean_field(reader), torch.full((1, 4, 4), 2.0, dtype=torch.float64))
+    known = references(reader, plan)
+    assert list(known) == ["training mean"]
+    assert summaries(reader, known, plan)["training mean"]["rmse"] == pytest.approx(2 / 3)
+
+
+def test_a_start_frame_that_leaves_nothing_is_refused():
+    with pytest.raises(DataError, match="leaves nothing to predict"):
+        RolloutPlan.whole(MemoryReader(num_frames=3), context_frames=3)
+
+
+GROWTH = """
+import resource
+from tests.unit.evaluation.memory_reader import MemoryReader
+from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.models.baselines import persistence
+from ups.spec.place import Place
+
+def peak(num_trajectories):
+    reader = MemoryReader(num_trajectories, num_frames=3, points=1024)
+    score_task({"p": persistence}, reader, Place(0, 1), RolloutPlan(1, 0, 2), batch_size=50)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+peak(100)
+few = peak(500)
+print(peak(10_000) - few)
+"""
+
+
+def test_ten_thousand_trajectories_need_no_more_memory_than_a_few_batches():
+    fields = 10_000 * 3 * 2 * 1024 * 4
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=50, check=True)
+    assert int(done.stdout) < fields / 5, "what stays of a trajectory is one short row"
