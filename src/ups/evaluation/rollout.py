@@ -107,7 +107,7 @@ def score_task(
     mine = range(place.rank, count, place.world_size)
     for first in range(0, len(mine), batch_size):
         part = mine[first : first + batch_size]
-        inputs, truth = _read(reader, split, part, plan, device, dtype)
+        inputs, truth = read_inputs(reader, split, part, plan, device, dtype)
         start = None if task.steady else inputs[0][:, -1]
         for name, predictor in predictors.items():
             frames = torch.stack(list(rollout(predictor, *inputs, num_steps=plan.num_steps)), dim=1)
@@ -117,7 +117,7 @@ def score_task(
     return scores
 
 
-def _read(
+def read_inputs(
     reader: Reader, split: str, part: Sequence[int], plan: RolloutPlan, device: torch.device, dtype: torch.dtype
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, TaskSpec, tuple[Tensor, ...]], Tensor]:
     """Inputs of `rollout` for some trajectories, and the truth (B, T, C, *S) of the predicted frames only."""

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 import torch
-from tests.unit.evaluation.memory_reader import MemoryReader
 
+from tests.unit.evaluation.memory_reader import MemoryReader
 from ups.errors import DataError
 from ups.evaluation.references import mean_field, references
 from ups.evaluation.rollout import RolloutPlan, score_task

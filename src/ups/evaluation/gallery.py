@@ -1,0 +1,56 @@
+"""Fields of a few chosen trajectories, for eyes: truth and prediction in physical units, small enough to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ups.data.readers.base import Reader
+from ups.evaluation.rollout import Predictor, RolloutPlan, read_inputs, rollout
+from ups.spec.task import TaskSpec
+
+
+@dataclass(frozen=True)
+class Example:
+    """One trajectory. truth and prediction: (T, C, *S), the predicted steps only."""
+
+    task: TaskSpec
+    trajectory: int
+    first_step_time: float
+    channels: tuple[str, ...]
+    units: tuple[str, ...]
+    coordinates: tuple[npt.NDArray[np.float64], ...]
+    truth: npt.NDArray[np.float64]
+    prediction: npt.NDArray[np.float64]
+
+    def time_of(self, step: int) -> float:
+        return self.first_step_time + step * self.task.dt
+
+
+@torch.no_grad()
+def examples(
+    predictor: Predictor, reader: Reader, plan: RolloutPlan, trajectories: Sequence[int], split: str = "test"
+) -> list[Example]:
+    """Truth and prediction of chosen trajectories, in the order asked for."""
+    task = reader.task
+    inputs, truth = read_inputs(reader, split, trajectories, plan, torch.device("cpu"), torch.float32)
+    frames = torch.stack(list(rollout(predictor, *inputs, num_steps=plan.num_steps)), dim=1)
+    fields = task.fields_of("target" if task.steady else "state")
+    units = tuple(f.unit for f in fields for _ in range(f.num_channels(task.num_spatial_dims)))
+    return [
+        Example(
+            task=task,
+            trajectory=trajectory,
+            first_step_time=(plan.start_frame + 1) * task.dt,
+            channels=task.channel_names("target" if task.steady else "state"),
+            units=units,
+            coordinates=reader.coordinates,
+            truth=truth[i].double().numpy(),
+            prediction=frames[i].double().numpy(),
+        )
+        for i, trajectory in enumerate(trajectories)
+    ]

@@ -1,0 +1,1 @@
+"""One HTML file that opens from disk: scores, curves, fields, films. Needs matplotlib (extra `report`)."""

@@ -1,0 +1,195 @@
+"""The report: one self-contained HTML file, legible on a phone, that opens from disk."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ups.evaluation.gallery import Example
+from ups.evaluation.report.figures import curve_figure, fields_figure, film
+from ups.evaluation.results import best_predictor
+
+# Columns of the score table: heading, summary key, what it is.
+COLUMNS = (
+    ("one-step nRMSE", "one_step_nrmse", "error of the first predicted frame relative to the truth's RMS"),
+    ("rollout nRMSE", "nrmse", "mean over all predicted frames, samples and channels"),
+    ("median", "nrmse_median", "median over trajectories of their mean nRMSE"),
+    ("rollout VRMSE", "vrmse", "error relative to the truth's spatial standard deviation"),
+    ("median", "vrmse_median", "median over trajectories of their mean VRMSE"),
+    ("correlation time", "correlation_time", "first step with correlation below 0.8 (higher is better)"),
+    ("blown up", "num_blown_up", "trajectories with a value that is not finite"),
+)
+HIGHER_IS_BETTER = frozenset({"correlation_time"})
+
+STYLE = """
+:root { color-scheme: light; --ink: #1b1f24; --soft: #5b6570; --line: #d8dee4; --blue: #0072B2; }
+* { box-sizing: border-box; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); margin: 0 auto; max-width: 68rem; padding: 1rem; }
+h1 { font-size: 1.6rem; margin: .5rem 0; }
+h2 { margin-top: 2.5rem; border-top: 2px solid var(--line); padding-top: 1rem; }
+h3 { margin-bottom: .3rem; } .soft { color: var(--soft); font-size: .9rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
+th { font-weight: 600; font-size: .85rem; color: var(--soft); }
+tr.model td:first-child { color: var(--blue); font-weight: 600; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
+.plots svg, img, video { width: 100%; height: auto; }
+figure { margin: 1rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
+pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: .8rem; } details summary { cursor: pointer; }
+"""
+
+
+def number(value: float) -> str:
+    """Three significant digits, or what can not be written so."""
+    if not math.isfinite(value):
+        return "∞"
+    if value == int(value) and abs(value) < 1e5:
+        return str(int(value))
+    return f"{value:.3g}" if 1e-3 <= abs(value) < 1e4 else f"{value:.2e}"
+
+
+def write_report(
+    results: Sequence[Mapping[str, Any]],
+    pictures: Mapping[str, Sequence[Example]],
+    *,
+    title: str,
+    model: str,
+    identity: Mapping[str, str],
+    config_text: str,
+) -> str:
+    """The page as text. results: one per task; pictures: task -> examples, worst first; identity: label -> value."""
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}</h1>",
+        "<p>Scores on held-out trajectories, in physical units. Given frames are never scored. "
+        "Lower is better except where said; the best of a column is <b>bold</b>.</p>",
+        _contents(results, model),
+    ]
+    parts += [_task(result, pictures.get(result["task"], ()), model) for result in results]
+    parts.append(_identity(identity, config_text))
+    parts.append("</body></html>")
+    return "\n".join(parts)
+
+
+def _contents(results: Sequence[Mapping[str, Any]], model: str) -> str:
+    rows = []
+    for result in results:
+        ours = result["predictors"][model]["summary"]
+        others = {n: p["summary"]["one_step_nrmse"] for n, p in result["predictors"].items() if n != model}
+        name, least = min(others.items(), key=lambda item: float(item[1])) if others else ("-", math.nan)
+        factor = least / ours["one_step_nrmse"] if ours["one_step_nrmse"] > 0 and others else math.nan
+        task = html.escape(result["task"])
+        rows.append(
+            f"<tr><td><a href='#{task}'>{task}</a></td><td>{number(ours['one_step_nrmse'])}</td>"
+            f"<td>{html.escape(name)} {number(least)}</td><td>{number(factor)}x</td>"
+            f"<td>{number(ours['nrmse'])}</td></tr>"
+        )
+    heads = "<th>task</th><th>one-step nRMSE</th><th>best reference</th><th>ratio</th><th>rollout nRMSE</th>"
+    return f"<div class='wide'><table><tr>{heads}</tr>{''.join(rows)}</table></div>"
+
+
+def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str) -> str:
+    plan = result["protocol"]
+    space = " x ".join(str(n) for n in result["space"])
+    protocol = f"{result['split']} split, {plan['num_trajectories']} trajectories, grid {space}"
+    if not result["steady"]:
+        protocol += (
+            f", dt {result['dt']:.4g}, {plan['context_frames']} given frame(s), "
+            f"last given frame {plan['start_frame']}, {plan['num_steps']} predicted"
+        )
+    name = html.escape(result["task"])
+    parts = [
+        f"<h2 id='{name}'>{name}</h2><p class='soft'>{html.escape(result['equation'])}<br>{protocol}</p>",
+        _scores(result, model),
+    ]
+    if not result["steady"]:
+        parts.append(f"<div class='plots'>{_curves(result, 'nrmse', 'nRMSE')}{_curves(result, 'vrmse', 'VRMSE')}")
+        if result["conserved"]:
+            parts.append(_curves(result, "drift", "drift of conserved fields", result["conserved"]))
+        parts.append("</div>")
+    parts.append(_bands(result))
+    if pictures:
+        parts.append(f"<h3>Worst trajectories of {html.escape(model)}, worst first</h3>")
+        for place, example in enumerate(pictures):
+            parts.append(_example(example, with_film=place == 0))
+    return "\n".join(parts)
+
+
+def _scores(result: Mapping[str, Any], model: str) -> str:
+    heads = "".join(f"<th title='{html.escape(what)}'>{html.escape(head)}</th>" for head, _, what in COLUMNS)
+    best = {key: best_predictor(result, key) for _, key, _ in COLUMNS if key not in HIGHER_IS_BETTER}
+    for key in HIGHER_IS_BETTER:
+        best[key] = max(result["predictors"], key=lambda n, k=key: result["predictors"][n]["summary"][k])  # type: ignore[misc]
+    rows = []
+    for name, predictor in result["predictors"].items():
+        cells = []
+        for _, key, _ in COLUMNS:
+            text = number(float(predictor["summary"][key]))
+            cells.append(
+                f"<td><b>{text}</b></td>" if best[key] == name and key != "num_blown_up" else f"<td>{text}</td>"
+            )
+        difference = result["differences"].get(name)
+        cells.append(f"<td>{_difference(difference)}</td>")
+        kind = " class='model'" if name == model else ""
+        rows.append(f"<tr{kind}><td>{html.escape(name)}</td>{''.join(cells)}</tr>")
+    last = f"<th title='paired over trajectories; 95 % bootstrap interval'>{html.escape(model)} minus this</th>"
+    return f"<div class='wide'><table><tr><th>predictor</th>{heads}{last}</tr>{''.join(rows)}</table></div>"
+
+
+def _difference(difference: Mapping[str, float] | None) -> str:
+    if difference is None:
+        return "-"
+    return f"{number(difference['mean'])} [{number(difference['low'])}, {number(difference['high'])}]"
+
+
+def _curves(result: Mapping[str, Any], metric: str, label: str, only: Sequence[str] | None = None) -> str:
+    channels = [i for i, c in enumerate(result["channels"]) if only is None or c in only]
+    curves = {
+        name: [sum(step[c] for c in channels) / len(channels) for step in predictor["curves"][metric]]
+        for name, predictor in result["predictors"].items()
+        if metric in predictor["curves"] and channels
+    }
+    return f"<div>{curve_figure(curves, f'{label} over time', label, 'predicted step')}</div>" if curves else ""
+
+
+def _bands(result: Mapping[str, Any]) -> str:
+    keys = (("low, k < 4", "frmse_low"), ("middle, 4 to 11", "frmse_mid"), ("high, k ≥ 12", "frmse_high"))
+    heads = "".join(f"<th>{head}</th>" for head, _ in keys) + "<th>cRMSE</th><th>bRMSE</th><th>maxE</th>"
+    rows = []
+    for name, predictor in result["predictors"].items():
+        summary = predictor["summary"]
+        columns = [*(k for _, k in keys), "crmse", "brmse", "max_error"]
+        cells = "".join(f"<td>{number(float(summary[key]))}</td>" for key in columns)
+        rows.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
+    return (
+        "<details><summary>Error by wave number band, of the integral, on the boundary, and the largest</summary>"
+        "<div class='wide'><table>"
+        f"<tr><th>predictor (RMSE, physical units)</th>{heads}</tr>{''.join(rows)}</table></div>"
+        "</details>"
+    )
+
+
+def _example(example: Example, *, with_film: bool) -> str:
+    parts = []
+    for channel in range(min(len(example.channels), 3)):
+        name = f"{example.task.name}, {example.channels[channel]}, trajectory {example.trajectory}"
+        alt = html.escape(f"{name}: truth, prediction, error")
+        parts.append(f"<figure><img alt='{alt}' src='{fields_figure(example, channel)}'></figure>")
+        if with_film and channel == 0:
+            address = film(example, channel)
+            if address is not None:
+                parts.append(f"<figure><video controls loop muted playsinline src='{address}'></video></figure>")
+    return "".join(parts)
+
+
+def _identity(identity: Mapping[str, str], config_text: str) -> str:
+    rows = "".join(f"<tr><td>{html.escape(k)}</td><td>{html.escape(v)}</td></tr>" for k, v in identity.items())
+    return (
+        f"<h2>What was scored</h2><div class='wide'><table>{rows}</table></div>"
+        f"<details><summary>Resolved recipe</summary><pre>{html.escape(config_text)}</pre></details>"
+    )

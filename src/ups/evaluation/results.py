@@ -1,0 +1,99 @@
+"""Scores as plain data: what `ups eval` writes as JSON and what the report draws.
+
+A result names its protocol (split, context, start frame, steps) and the identity of data and model, because a score
+without them means nothing. Infinite scores (a blow-up) are written as the text "inf": JSON has no infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ups.data.readers.base import Reader
+from ups.evaluation.accumulate import Accumulator
+from ups.evaluation.rollout import RolloutPlan
+from ups.spec.keyed import key_of
+
+CURVES = ("nrmse", "vrmse", "rmse", "drift")
+NUM_RESAMPLES = 2000
+
+
+def task_result(
+    reader: Reader, plan: RolloutPlan, split: str, scores: Mapping[str, Accumulator], model: str
+) -> dict[str, Any]:
+    """One task's result: for every predictor its summary, curves and rows, and the model's paired differences."""
+    result: dict[str, Any] = {
+        "task": reader.task.name,
+        "steady": reader.task.steady,
+        "equation": reader.task.equation,
+        "split": split,
+        "data_identity": reader.identity(),
+        "space": list(reader.space),
+        "dt": reader.task.dt,
+        "protocol": {
+            "context_frames": plan.context_frames,
+            "start_frame": plan.start_frame,
+            "num_steps": plan.num_steps,
+            "num_trajectories": next(iter(scores.values())).num_samples,
+        },
+        "channels": list(next(iter(scores.values())).channels),
+        "conserved": list(reader.task.conserved),
+        "predictors": {},
+        "differences": {},
+    }
+    for name, score in scores.items():
+        result["predictors"][name] = {
+            "summary": score.summary(),
+            "curves": {c: score.curve(c).tolist() for c in CURVES if c in score.sums},
+            "rows": {str(t): row for t, row in sorted(score.rows.items())},
+            "worst": score.worst(),
+        }
+        if name != model:
+            result["differences"][name] = paired_difference(trajectory_means(scores[model]), trajectory_means(score))
+    return result
+
+
+def trajectory_means(score: Accumulator) -> dict[int, float]:
+    """Mean nRMSE over steps and channels of each trajectory."""
+    return {t: sum(row["nrmse"]) / len(row["nrmse"]) for t, row in score.rows.items()}
+
+
+def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, float]:
+    """Mean of (ours - theirs) over trajectories with a 95 % bootstrap interval; below 0 means ours is better.
+
+    Trajectories are resampled as pairs, because a hard trajectory is hard for everyone. Infinite if either blew up.
+    """
+    shared = sorted(set(ours) & set(theirs))
+    values = np.array([ours[t] - theirs[t] for t in shared])
+    if not np.isfinite(values).all():
+        return {"mean": math.inf, "low": math.inf, "high": math.inf, "num_trajectories": float(len(shared))}
+    generator = np.random.default_rng(key_of(0, "bootstrap", len(shared)))
+    picks = generator.integers(0, len(shared), size=(NUM_RESAMPLES, len(shared)))
+    means = values[picks].mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return {
+        "mean": float(values.mean()),
+        "low": float(low),
+        "high": float(high),
+        "num_trajectories": float(len(shared)),
+    }
+
+
+def to_json(value: Any) -> Any:
+    """The same data with infinities and NaN as text, so that any JSON parser reads it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "inf" if value > 0 else "-inf" if value < 0 else "nan"
+    if isinstance(value, Mapping):
+        return {str(k): to_json(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [to_json(v) for v in value]
+    return value
+
+
+def best_predictor(result: Mapping[str, Any], metric: str) -> str:
+    """Name of the predictor with the smallest value of a summary metric."""
+    predictors: Mapping[str, Any] = result["predictors"]
+    return min(predictors, key=lambda name: float(predictors[name]["summary"][metric]))

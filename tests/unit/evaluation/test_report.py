@@ -1,0 +1,66 @@
+"""The report is one file that opens from disk and says what was scored."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+
+from tests.unit.evaluation.memory_reader import MemoryReader
+from ups.evaluation.gallery import examples
+from ups.evaluation.references import references
+from ups.evaluation.results import paired_difference, task_result, to_json
+from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.spec.place import Place
+
+pytest.importorskip("matplotlib")
+
+
+def almost(state, static, parameters, dt, task, coordinates):
+    if task.steady:
+        return static * 1.01 + 0.5
+    return state[:, -1].roll(1, -1) * 0.99
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    from ups.evaluation.report.page import write_report
+
+    results, pictures = [], {}
+    for reader in (MemoryReader(), MemoryReader(points=8, steady=True)):
+        plan = RolloutPlan.whole(reader, 1)
+        scores = score_task({"model": almost, **references(reader, plan)}, reader, Place(0, 1), plan)
+        results.append(task_result(reader, plan, "test", scores, "model"))
+        pictures[reader.task.name] = examples(almost, reader, plan, scores["model"].worst(2))
+    json.dumps(to_json(results), allow_nan=False)
+    return write_report(
+        results, pictures, title="A <run>", model="model", identity={"recipe": "abc"}, config_text="run:\n  name: <x>"
+    )
+
+
+def test_the_page_needs_nothing_from_outside(page):
+    addresses = re.findall(r"(?:src|href)=['\"]([^'\"]{1,40})", page)
+    assert addresses
+    assert all(a.startswith(("data:", "#")) for a in addresses)
+    assert not re.findall(r"<(?:script|link|iframe)", page)
+
+
+def test_names_from_recipes_and_files_are_escaped(page):
+    assert "A &lt;run&gt;" in page
+    assert "name: &lt;x&gt;" in page
+
+
+def test_the_page_shows_references_films_and_protocol(page):
+    for text in ("persistence", "training mean", "data:video/mp4", "last given frame 0", "5 trajectories", "<b>"):
+        assert text in page
+
+
+def test_a_difference_knows_its_uncertainty():
+    ours = {t: 0.1 + 0.001 * t for t in range(20)}
+    theirs = {t: value + 0.05 for t, value in ours.items()}
+    difference = paired_difference(ours, theirs)
+    assert difference["mean"] == pytest.approx(-0.05)
+    assert difference["low"] == pytest.approx(-0.05)
+    assert paired_difference({0: math.inf}, {0: 1.0})["mean"] == math.inf
