@@ -7,7 +7,7 @@ File layout (little endian): header | names of operations | records.
 - The header is complete before the file gets its name, so a reader never meets a half-made ring.
 - Each record carries its own number and a CRC-32: a record that is being overwritten, or that a SIGKILL cut in two,
   fails the check and is left out. The count of records in the header is only a hint where to look first.
-- Times are CLOCK_MONOTONIC in nanoseconds, which all processes of a host share: records of different ranks on one host
+- Times are CLOCK_MONOTONIC in nanoseconds, shared by all processes of a host, so records of its ranks can be ordered.
 
 One writer, one thread: the loop. A heartbeat from a helper thread would beat on while the loop hangs.
 """
@@ -218,6 +218,15 @@ class BlackBox:
             self._view[start : start + len(entry) + 4] = entry + _CRC.pack(zlib.crc32(entry))
             self._operations[name] = number
         return number
+
+    @property
+    def last(self) -> Record:
+        """The record written last."""
+        start = _RECORDS_OFFSET + (self._number - 1) % self._capacity * _RECORD_SIZE
+        record = _parse(self._view[start : start + _USED])
+        if record is None:
+            raise IntegrityError("the last record of the black box is torn", hint="somebody else writes into it")
+        return record
 
     def finish(self, step: int) -> None:
         """Mark that the last step of the run, `step`, is done; success is not believed without it."""

@@ -1,0 +1,147 @@
+"""The stable names of causes: what `ups why` prints, what scripts match on, what docs/failures.md explains.
+
+A cause is a name, with one detail in parentheses where there is one: `exception(FileNotFoundError)`, `signal(SIGSEGV)`.
+Here they are made from exceptions and exit codes; which rank's cause is the first one is for `ups.supervise` to find.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from ups.errors import UpsError
+
+# name -> meaning; docs/failures.md has a section for each, and a test holds the two together.
+CAUSES: dict[str, str] = {
+    "exception": "the rank's code raised an exception that nothing caught",
+    "out_of_memory": "the device or the host had no memory left",
+    "signal": "the process crashed: a fault in native code",
+    "killed": "something outside the run ended the process with a signal",
+    "early_exit": "the process left with exit code 0 before its last step",
+    "exit": "the process left with an exit code of its own, without an exception",
+    "stopped": "the process, or a loader worker of it, was halted by a signal and never continued",
+    "stalled": "the rank stood still for far longer than this phase has ever taken",
+    "deadline": "a phase took longer than the time declared for it",
+    "collective_mismatch": "the rank issued another collective than its peers, or skipped one",
+    "worker_killed": "a loader worker of the rank was killed",
+    "connection_lost": "ranks lost each other, and none of them recorded a reason",
+    "launcher_failed": "the launcher of the ranks failed before or beside them",
+    "unproven": "all ranks left with exit code 0, but the success could not be proven",
+    "supervisor_died": "the supervisor itself was killed; all ranks went with it",
+    "config": "the recipe or an override is wrong",
+    "data": "a file, store or batch is not what it claims to be",
+    "environment": "the machine lacks something: a limit, a library, a device, room on a disk",
+    "missing_extra": "an optional dependency is not installed",
+    "distributed": "the process group or the agreement between ranks went wrong",
+    "training": "training cannot go on: divergence or too many skipped steps",
+    "checkpoint": "a checkpoint cannot be written, found, verified or loaded",
+    "integrity": "bytes on disk are not the bytes that were committed",
+    "gate": "a score or a check did not reach the bar of the recipe",
+    "bundle": "a bundle cannot be read",
+    "error": "an error of ups without a more precise name",
+}
+
+CRASH_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP"})
+
+# Symptoms of a peer that is gone. Bound to gloo, NCCL and the store, so that a reset connection of somebody's own data
+# source is not taken for one.
+_PEER_GONE = re.compile(
+    r"gloo.{0,200}?(Connection (closed|reset) by peer|Broken pipe|Read error|Write error|Socket closed)"
+    r"|Timed out waiting \d+ms for (recv|send) operation"
+    r"|Application timeout caused pair closure"
+    r"|ncclRemoteError|ncclSystemError|remote process exited|NCCL communicator was aborted"
+    r"|Watchdog caught collective operation timeout"
+    r"|failed to recv, got 0 bytes|The client socket has (timed out|failed)|wait timeout after \d+ms"
+    r"|Connection was likely closed|Rank \d+ (successfully|failed to) (reach|pass)",
+    re.DOTALL,
+)
+_PEER_GONE_TYPES = frozenset({"DistNetworkError", "DistStoreError"})
+_MISMATCH = re.compile(
+    r"Detected mismatch between collectives|op\.preamble\.length|op\.nbytes|Mismatch between collective|"
+    r"gloo::EnforceNotMet|appears not to match sizes of the same param|"
+    r"DDP expects same model across all ranks"
+)
+_NO_MEMORY = re.compile(
+    r"out of memory|DefaultCPUAllocator: (can't|not enough)|Cannot allocate memory|not enough memory", re.IGNORECASE
+)
+_WORKER_DEAD = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)")
+
+
+def cause_of_error(error: BaseException) -> str:
+    """The cause name of an exception."""
+    text = str(error)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if isinstance(error, SystemExit):
+        return cause_of_exit(exit_code_of(error))
+    if isinstance(error, UpsError):
+        return error.cause
+    if (
+        isinstance(error, MemoryError)
+        or "OutOfMemoryError" in names
+        or (names & {"RuntimeError"} and _NO_MEMORY.search(text))
+    ):
+        return "out_of_memory"
+    worker = _WORKER_DEAD.search(text)
+    if worker:
+        return f"worker_killed({_signal_of_description(worker[1])})" if worker[1] else "worker_killed"
+    if "RuntimeError" in names and _MISMATCH.search(text):
+        return "collective_mismatch"
+    return f"exception({type(error).__name__})"
+
+
+def is_cascade(error: BaseException) -> bool:
+    """Whether an exception only says that another rank is gone: a consequence, never the first cause."""
+    chain: BaseException | None = error
+    while chain is not None:
+        names = {kind.__name__ for kind in type(chain).__mro__}
+        if names & _PEER_GONE_TYPES or (names & {"RuntimeError", "OSError"} and is_cascade_text(str(chain))):
+            return True
+        chain = chain.__cause__ or (None if chain.__suppress_context__ else chain.__context__)
+    return False
+
+
+def is_cascade_text(text: str) -> bool:
+    """Whether a message of a rank only says that another rank is gone."""
+    return bool(_PEER_GONE.search(text))
+
+
+def is_mismatch_text(text: str) -> bool:
+    """Whether a message says that ranks issued different collectives; gloo prints it and aborts."""
+    return bool(_MISMATCH.search(text))
+
+
+def cause_of_exit(code: int) -> str:
+    """The cause name of an exit code as `subprocess` gives it (negative: ended by that signal)."""
+    if code == 0:
+        return "early_exit(0)"
+    if code > 0:
+        return f"exit({code})"
+    name = signal_name(-code)
+    return f"signal({name})" if name in CRASH_SIGNALS else f"killed({name})"
+
+
+def exit_code_of(error: SystemExit) -> int:
+    """The exit code that a SystemExit leads to."""
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def signal_name(number: int) -> str:
+    """SIGSEGV for 11; a number without a name stays a number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
+
+
+def base_name(cause: str) -> str:
+    """The name without its detail: `exception` of `exception(KeyError)`."""
+    return cause.partition("(")[0]
+
+
+def _signal_of_description(text: str) -> str:
+    for number in signal.valid_signals():
+        if (signal.strsignal(number) or "").strip() == text.strip():
+            return signal_name(number)
+    return text.strip().replace(" ", "_")

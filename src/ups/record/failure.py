@@ -1,0 +1,243 @@
+"""Why a rank died, written down by the rank itself before anything else happens.
+
+`install` comes first in a rank, before torch is imported: from then on an exception that nothing catches becomes a
+failure record, a crash in native code leaves its Python stack, and SIGUSR1 prints the stacks of all threads, each into
+the rank's own files:
+
+    failures/attempt_0/rank_00003.json          the failure record (exceptions)
+    failures/attempt_0/rank_00003.crash.txt     faulthandler: SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL
+    failures/attempt_0/rank_00003.stacks.txt    answers to SIGUSR1
+    failures/attempt_0/rank_00003.exit.json     exit code and time of death (written by `rank_wrapper`)
+
+Names of causes are in `causes.py`; the first cause among the ranks is found by `ups.supervise`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from ups.errors import UpsError
+from ups.record import causes
+from ups.record.blackbox import BlackBox, Phase, ring_path
+from ups.record.location import Frame, location_of_error
+from ups.record.manifest import write_file_atomically
+
+FORMAT_VERSION = 1
+_MAX_TEXT = 20_000
+_STEM_VARIABLE = "UPS_FAILURE_STEM"
+
+
+def failure_stem(run_dir: Path, attempt: int, rank: int) -> Path:
+    """The common beginning of the failure files of a rank in one attempt."""
+    return run_dir / "failures" / f"attempt_{attempt}" / f"rank_{rank:05d}"
+
+
+class Recorder:
+    """The failure recorder of this process; made by `install`."""
+
+    def __init__(self, stem: Path, rank: int, world_size: int, attempt: int, box: BlackBox | None) -> None:
+        self.stem = stem
+        self.rank = rank
+        self.world_size = world_size
+        self.attempt = attempt
+        self.box = box
+        self._lock = threading.Lock()
+        self._written = False
+        self._files: list[IO[str]] = []
+
+    def record(self, error: BaseException, trace: TracebackType | None = None, *, fatal: bool = True) -> None:
+        """Write the failure record of `error`; the first fatal one stays, later ones are its consequences.
+
+        Never raises: what happens here must not hide what happened there.
+        """
+        suffix = ".json" if fatal else ".thread.json"
+        with self._lock:
+            if fatal and self._written:
+                return
+            self._written = self._written or fatal
+            try:
+                document = self._describe(error, trace, fatal)
+                content = (json.dumps(document, indent=1) + "\n").encode()
+                self._write(suffix, content)
+            except Exception as problem:  # noqa: BLE001 - see above
+                with contextlib.suppress(Exception):
+                    sys.stderr.write(f"ups: cannot write the failure record: {problem!r}\n")
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Record what leaves the block, before any `finally` around it closes a connection and misleads the peers."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            self.record(error)
+            raise
+
+    def _write(self, suffix: str, content: bytes) -> None:
+        path = self.stem.with_name(self.stem.name + suffix)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file_atomically(path, content)
+        except (OSError, UpsError):
+            # The disk of the run may be what is broken; the supervisor also looks beside the black box.
+            spare = os.environ.get("UPS_BLACKBOX_DIR")
+            if not spare:
+                raise
+            write_file_atomically(Path(spare) / path.name, content)
+
+    def _describe(self, error: BaseException, trace: TracebackType | None, fatal: bool) -> dict[str, Any]:
+        frame = location_of_error(error if trace is None else error.with_traceback(trace))
+        document: dict[str, Any] = {
+            "format": FORMAT_VERSION,
+            "rank": self.rank,
+            "world": self.world_size,
+            "host": os.uname().nodename,
+            "attempt": self.attempt,
+            "pid": os.getpid(),
+            "time_monotonic_ns": time.monotonic_ns(),
+            "time_wall": time.time(),
+            "fatal": fatal,
+            "cascade": causes.is_cascade(error),
+            "cause": causes.cause_of_error(error),
+            "exception": type(error).__name__,
+            "message": str(error)[:_MAX_TEXT],
+            "hint": error.hint if isinstance(error, UpsError) else "",
+            "exit_code": error.exit_code if isinstance(error, UpsError) else 1,
+            "at": frame.short() if frame else "-",
+            "frame": _frame_document(frame),
+            "traceback": "".join(traceback.format_exception(error))[-_MAX_TEXT:],
+            "threads": _stacks_of_threads(),
+            "memory": memory_of_process(),
+        }
+        document.update(self._position())
+        return document
+
+    def _position(self) -> dict[str, Any]:
+        empty: dict[str, Any] = {"step": 0, "phase": Phase.INIT.label, "stage": 0, "batch": 0, "collective": 0}
+        if self.box is None:
+            return empty
+        last = self.box.last
+        return {
+            "step": last.step,
+            "phase": last.phase.label,
+            "stage": last.stage,
+            "batch": last.batch,
+            "collective": last.collective,
+        }
+
+    def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            self.record(error, trace)
+        sys.__excepthook__(kind, error, trace)
+
+    def _thread_hook(self, args: threading.ExceptHookArgs) -> None:
+        # A thread's exception does not end the process; it is kept because it often explains what ends it later.
+        if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
+            self.record(args.exc_value, args.exc_traceback, fatal=False)
+        threading.__excepthook__(args)
+
+    def open_dumps(self) -> None:
+        """Point faulthandler at this rank's own files."""
+        self.stem.parent.mkdir(parents=True, exist_ok=True)
+        crash = self.stem.with_name(self.stem.name + ".crash.txt").open("a")
+        stacks = self.stem.with_name(self.stem.name + ".stacks.txt").open("a")
+        self._files = [crash, stacks]  # faulthandler keeps only the descriptors
+        faulthandler.enable(file=crash, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
+
+
+def install(run_dir: Path, *, rank: int, world_size: int, attempt: int = 0, box: BlackBox | None = None) -> Recorder:
+    """Make this process record its own failure; call it before torch is imported."""
+    recorder = Recorder(failure_stem(run_dir.resolve(), attempt, rank), rank, world_size, attempt, box)
+    os.environ[_STEM_VARIABLE] = str(recorder.stem)
+    recorder.open_dumps()
+    sys.excepthook = recorder._hook
+    threading.excepthook = recorder._thread_hook
+    return recorder
+
+
+def install_from_environment(run_dir: Path) -> Recorder:
+    """Open black box and failure recorder of this rank from the variables that the launcher set.
+
+    The only place besides the runtime that reads RANK: it must work when importing torch is what crashes. Without
+    UPS_BLACKBOX_DIR (no supervisor) the ring lies in the run directory.
+    """
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    attempt = int(os.environ.get("UPS_ATTEMPT", "0"))
+    directory = Path(os.environ.get("UPS_BLACKBOX_DIR") or run_dir / "blackbox")
+    recorder = install(run_dir, rank=rank, world_size=world_size, attempt=attempt)
+    recorder.box = BlackBox.create(ring_path(directory, rank), rank=rank, world_size=world_size, attempt=attempt)
+    return recorder
+
+
+def install_in_worker(number: int) -> None:
+    """Give a loader worker its own crash file beside those of its rank; does nothing outside a recorded rank."""
+    stem = os.environ.get(_STEM_VARIABLE)
+    if not stem:
+        return
+    path = Path(f"{stem}.worker_{number:02d}.crash.txt")
+    with contextlib.suppress(OSError):
+        # Stays open for the life of the worker: faulthandler keeps only the descriptor.
+        file = path.open("a")
+        faulthandler.enable(file=file, all_threads=True)
+        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
+        _open_for_life.append(file)
+
+
+_open_for_life: list[IO[str]] = []
+
+
+def read_failure(stem: Path, spare: Path | None = None) -> dict[str, Any] | None:
+    """The failure record of a rank, None if there is none or it cannot be read; `spare` is looked at second."""
+    name = stem.name + ".json"
+    for directory in (stem.parent, spare):
+        if directory is None:
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            document = json.loads((directory / name).read_bytes())
+            if isinstance(document, dict) and document.get("format") == FORMAT_VERSION:
+                return document
+    return None
+
+
+def memory_of_process(pid: int | str = "self") -> dict[str, int]:
+    """Memory of a process in bytes: resident, its peak, and the limit and use of accelerators if torch is loaded."""
+    names = {"VmRSS": "resident", "VmHWM": "peak", "VmSize": "virtual", "RssShmem": "shared"}
+    found: dict[str, int] = {}
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key in names:
+                found[names[key]] = int(value.split()[0]) * 1024
+    torch = sys.modules.get("torch")
+    if pid == "self" and torch is not None:
+        with contextlib.suppress(Exception):
+            if torch.cuda.is_initialized():
+                found["device_allocated"] = int(torch.cuda.memory_allocated())
+                found["device_reserved"] = int(torch.cuda.memory_reserved())
+    return found
+
+
+def _frame_document(frame: Frame | None) -> dict[str, Any] | None:
+    return None if frame is None else {"path": frame.path, "line": frame.line, "function": frame.function}
+
+
+def _stacks_of_threads() -> list[dict[str, str]]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return [
+        {"name": names.get(ident, str(ident)), "stack": "".join(traceback.format_stack(frame))[-_MAX_TEXT:]}
+        for ident, frame in list(sys._current_frames().items())[:32]
+    ]
