@@ -1,0 +1,302 @@
+"""What a reader is: one task on disk, bytes to windows and nothing else (no threads, no devices, no randomness).
+
+Owns the `Reader` protocol, subsampling in time and space, and `GridReader`, which does for every format what does not
+depend on it: bounds, strides, coordinates, assembly. A format only says where frames, given fields and parameters are.
+Which window is read when is the business of `ups.data.sampler`; tensors and workers are that of `ups.data.loader`.
+
+Shape legend as in `ups.spec.batch`: B samples, T frames, C channels, S space, P parameters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.errors import DataError
+from ups.spec.batch import Float32, Float64, Window
+from ups.spec.task import Role, TaskSpec
+
+SPLITS = ("train", "valid", "test")
+# One read allocates at most this much, whatever a file claims about its own size.
+MAX_READ_BYTES = 1 << 30
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Subsampling:
+    """Which stored frames and points a reader shows.
+
+    time_stride: every n-th frame. space_stride: every n-th point of each axis, or with `antialias` the mean over
+    cells of n points along each axis. The cell mean is the filter because it keeps integrals exactly, needs no
+    assumption about the boundary, and is what a finite-volume code on the coarse grid would store; its coordinate is
+    the centre of the cell. It damps, but does not remove, waves above the new Nyquist limit.
+    """
+
+    time_stride: int = 1
+    space_stride: int = 1
+    antialias: bool = False
+
+
+FULL = Subsampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A task as stored, before subsampling. `num_frames` is 0 for a steady task; coordinates: one (n,) per axis."""
+
+    task: TaskSpec
+    coordinates: tuple[Float64, ...]
+    num_frames: int
+    splits: Mapping[str, int]
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        return tuple(len(c) for c in self.coordinates)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBlock:
+    """Windows of one task read into contiguous arrays, ready for `torch.from_numpy` without another copy.
+
+    state (B, T, C, *S), static (B, C, *S), target (B, C, *S), parameters (B, P): owned, writable, float32.
+    """
+
+    task: TaskSpec
+    state: Float32
+    static: Float32
+    target: Float32
+    parameters: Float32
+    dt: float
+    coordinates: tuple[Float64, ...]
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """One task on disk. Picklable; opens files lazily in each process and never carries a handle over a fork."""
+
+    @property
+    def task(self) -> TaskSpec:
+        """What is read, after subsampling: `dt` is the time between the frames that `read` returns."""
+        ...
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """Number of trajectories in train, valid and test."""
+        ...
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a trajectory after time_stride; 0 if the task is steady."""
+        ...
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        """Grid points per axis after space_stride: (X,), (X, Y) or (X, Y, Z)."""
+        ...
+
+    @property
+    def coordinates(self) -> tuple[Float64, ...]:
+        """One (n,) array per axis, after space_stride."""
+        ...
+
+    def read(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> Window:
+        """Frames start_frame .. start_frame + num_frames - 1 of one trajectory; (0, 0) for a steady task."""
+        ...
+
+    def read_block(
+        self, split: str, trajectories: Sequence[int], start_frames: Sequence[int], num_frames: int
+    ) -> WindowBlock:
+        """Many windows of equal length, each read straight into its place in one array."""
+        ...
+
+    def where(self, split: str, trajectory: int) -> str:
+        """File and place of a trajectory, for messages to people."""
+        ...
+
+    def identity(self) -> str:
+        """Hash of what is read: metadata, manifest or size and time of the files, and the subsampling. Cheap."""
+        ...
+
+    def close(self) -> None:
+        """Release files that this process has open for this reader; it opens them again when asked to read."""
+        ...
+
+
+class GridReader(ABC):
+    """Base of the readers: everything that does not depend on the format."""
+
+    def __init__(self, source: Source, subsampling: Subsampling = FULL) -> None:
+        self.source = source
+        self.subsampling = subsampling
+        _check_strides(source, subsampling)
+        self._splits = {name: int(source.splits.get(name, 0)) for name in SPLITS}
+        self._coordinates = tuple(_thin_coordinate(c, subsampling) for c in source.coordinates)
+        self._space = tuple(len(c) for c in self._coordinates)
+        dt = source.task.dt * subsampling.time_stride
+        self._task = replace(source.task, dt=dt) if subsampling.time_stride > 1 else source.task
+        stride = subsampling.time_stride
+        self._num_frames = -(-source.num_frames // stride)
+        self._num_channels = {role: source.task.num_channels(role) for role in ("state", "static", "target")}
+        self._num_parameters = len(source.task.parameters)
+
+    @property
+    def task(self) -> TaskSpec:
+        return self._task
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        return self._splits
+
+    @property
+    def num_frames(self) -> int:
+        return self._num_frames
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        return self._space
+
+    @property
+    def coordinates(self) -> tuple[Float64, ...]:
+        return self._coordinates
+
+    def rename(self, name: str) -> None:
+        """Call the task by another name, the one it has in a recipe."""
+        self._task = replace(self._task, name=name)
+
+    def read(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> Window:
+        block = self.read_block(split, (trajectory,), (start_frame,), num_frames)
+        return Window(
+            task=block.task,
+            state=block.state[0],
+            static=block.static[0],
+            target=block.target[0],
+            parameters=block.parameters[0],
+            dt=block.dt,
+            coordinates=block.coordinates,
+            trajectory=trajectory,
+            start_frame=start_frame,
+        )
+
+    def read_block(
+        self, split: str, trajectories: Sequence[int], start_frames: Sequence[int], num_frames: int
+    ) -> WindowBlock:
+        self._check_request(split, trajectories, start_frames, num_frames)
+        num_samples, channels, stride = len(trajectories), self._num_channels, self.subsampling.time_stride
+        state = np.empty((num_samples, num_frames, channels["state"], *self._space), np.float32)
+        static = np.empty((num_samples, channels["static"], *self._space), np.float32)
+        target = np.empty((num_samples, channels["target"], *self._space), np.float32)
+        parameters = np.empty((num_samples, self._num_parameters), np.float32)
+        thin = self._thin if self.subsampling.space_stride > 1 else None
+        for i, (trajectory, start) in enumerate(zip(trajectories, start_frames, strict=True)):
+            if num_frames:
+                first = start * stride
+                frames = self._frames(split, trajectory, first, first + (num_frames - 1) * stride + 1, stride)
+                state[i] = frames if thin is None else thin(frames)
+            if channels["static"]:
+                given = self._given(split, trajectory, "static")
+                static[i] = given if thin is None else thin(given)
+            if channels["target"]:
+                given = self._given(split, trajectory, "target")
+                target[i] = given if thin is None else thin(given)
+            if self._num_parameters:
+                parameters[i] = self._parameters(split, trajectory)
+        return WindowBlock(self._task, state, static, target, parameters, self._task.dt, self._coordinates)
+
+    def identity(self) -> str:
+        text = json.dumps(
+            [self._source_identity(), asdict(self.subsampling), self._splits, self.source.task.to_json()],
+            sort_keys=True,
+        )
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @abstractmethod
+    def where(self, split: str, trajectory: int) -> str: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
+        """Stored frames start:stop:step of a trajectory, (T, C, *S) at full resolution; may be a read-only view."""
+
+    @abstractmethod
+    def _given(self, split: str, trajectory: int, role: Role) -> Array:
+        """Static or target fields of a trajectory, (C, *S) at full resolution; may be a read-only view."""
+
+    @abstractmethod
+    def _parameters(self, split: str, trajectory: int) -> Array:
+        """Parameters of a trajectory, (P,)."""
+
+    @abstractmethod
+    def _source_identity(self) -> str:
+        """Hash of the files."""
+
+    def _check_request(
+        self, split: str, trajectories: Sequence[int], start_frames: Sequence[int], num_frames: int
+    ) -> None:
+        name, available = self._task.name, self._splits.get(split)
+        if available is None:
+            raise DataError(f"task '{name}' has no split '{split}'", hint=f"splits are {', '.join(SPLITS)}")
+        last_start = self._num_frames - num_frames
+        if num_frames < (0 if self._task.steady else 1) or last_start < 0:
+            raise DataError(
+                f"task '{name}' has {self._num_frames} frames in a trajectory; a window of {num_frames} does not fit",
+                hint="use fewer context frames and unroll steps, or a smaller time_stride",
+            )
+        for trajectory, start in zip(trajectories, start_frames, strict=True):
+            if not (0 <= trajectory < available and 0 <= start <= last_start):
+                raise DataError(
+                    f"task '{name}' has no window at {split} trajectory {trajectory} frame {start} (of {num_frames} "
+                    f"frames): it has {available} trajectories of {self._num_frames} frames"
+                )
+        values = math.prod(self.source.space) * max(num_frames, 1) * max(self._num_channels.values())
+        if values * 4 > MAX_READ_BYTES:
+            raise DataError(
+                f"a window of {num_frames} frames of task '{name}' would need more than {MAX_READ_BYTES >> 20} MiB",
+                hint="use fewer context frames or a coarser grid",
+            )
+
+    def _thin(self, values: Array) -> Array:
+        """Every n-th point, or the mean over cells of n points, along the space axes (the last ones)."""
+        stride, dims = self.subsampling.space_stride, len(self._space)
+        if not self.subsampling.antialias:
+            picked: Any = (..., *(slice(None, None, stride),) * dims)
+            return np.asarray(values[picked])
+        lead = values.shape[: values.ndim - dims]
+        cells = values.reshape(*lead, *(n for size in self._space for n in (size, stride)))
+        axes = tuple(len(lead) + 2 * i + 1 for i in range(dims))
+        return np.asarray(cells.mean(axis=axes, dtype=np.float64))  # (..., *S)
+
+
+def _thin_coordinate(coordinate: Float64, subsampling: Subsampling) -> Float64:
+    stride = subsampling.space_stride
+    if stride == 1:
+        return coordinate
+    if subsampling.antialias:
+        return np.asarray(coordinate.reshape(-1, stride).mean(axis=1), np.float64)
+    return np.ascontiguousarray(coordinate[::stride])
+
+
+def _check_strides(source: Source, subsampling: Subsampling) -> None:
+    stride = subsampling.space_stride
+    if stride < 1 or subsampling.time_stride < 1:
+        raise DataError("time_stride and space_stride must be 1 or more")
+    for axis, size in zip(source.task.axes, source.space, strict=True):
+        if size % stride and (subsampling.antialias or axis.boundary == "periodic"):
+            why = "cells of equal size" if subsampling.antialias else "equal distances around a periodic axis"
+            raise DataError(
+                f"space_stride {stride} does not divide the {size} points of axis '{axis.name}' of task "
+                f"'{source.task.name}', which {why} need",
+                hint=f"use a divisor of {size}",
+            )
+        if size // stride < 2:
+            raise DataError(f"space_stride {stride} leaves less than 2 points on axis '{axis.name}'")
