@@ -1,0 +1,196 @@
+"""Which windows form the global batch of a step: a function of (seed, step), whatever the world size.
+
+Each task is an endless stream of window numbers: pass after pass over all its windows, each pass in its own keyed
+order (`ups.data.permutation`). The global batch of a step is `blocks_per_step` blocks of `block_size` windows of one
+task each; `ups.data.mixture` says whose turn it is. Ranks and micro-batches only cut a block (`Cut`), so the position
+of a run is one integer, the step, and any other world size continues with exactly the next windows.
+
+Pure arithmetic: no files, no torch, memory that does not grow with the number of windows, ranks or steps. Reading is
+left to `ups.data.loader`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.config.schema import DataConfig
+from ups.data.mixture import Mixture, shares_of
+from ups.data.permutation import MAX_SIZE, Permutation
+from ups.errors import ConfigError, DataError
+from ups.spec.keyed import key_of
+from ups.spec.place import Place
+
+Int64 = npt.NDArray[np.int64]
+
+
+class TaskStream:
+    """The endless stream of window numbers of one task: place p is in pass p // size.
+
+    The order depends on the seed and the name of the task, not on its place in the recipe: adding a task leaves the
+    order within the others as it was.
+    """
+
+    __slots__ = ("_permutation", "size")
+
+    def __init__(self, name: str, size: int, seed: int) -> None:
+        self.size = size
+        self._permutation = Permutation(size, key_of(seed, "window order", name))
+
+    def numbers(self, start: int, stop: int) -> Int64:
+        """Window numbers (stop - start,) at places start..stop-1 of the stream."""
+        first_pass, first = divmod(start, self.size)
+        places = np.arange(first, first + (stop - start), dtype=np.int64)
+        if first + (stop - start) <= self.size:
+            return self._permutation.forward(places, first_pass)
+        return self._permutation.forward(places % self.size, first_pass + places // self.size)
+
+    def place_of(self, number: int, pass_number: int) -> int:
+        """Where in the stream a window is seen in a given pass: the inverse of `numbers`."""
+        return pass_number * self.size + int(self._permutation.inverse([number], pass_number)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Window numbers (n,) int64 of one task: a block, or the rows of it that were asked for."""
+
+    task: int
+    numbers: Int64
+
+
+class Sampler:
+    """(step, slot) -> task and window numbers, for the whole world or for any rows of a block."""
+
+    __slots__ = ("_streams", "block_size", "blocks_per_step", "fingerprint", "mixture")
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        *,
+        seed: int,
+        block_size: int,
+        blocks_per_step: int,
+        shares: Sequence[float] | npt.NDArray[np.float64] | None = None,
+    ) -> None:
+        if len(names) != len(sizes) or len(set(names)) != len(names):
+            raise ConfigError(f"a sampler needs one size for each of its tasks, and distinct names: {list(names)}")
+        if block_size < 1 or blocks_per_step < 1:
+            raise ConfigError("block_size and blocks_per_step must be 1 or more")
+        for name, size in zip(names, sizes, strict=True):
+            if not 1 <= size <= MAX_SIZE:
+                raise DataError(
+                    f"task '{name}' has {size} windows to train on; it needs at least 1",
+                    hint="check its train split, or shorten the windows (context_frames, unroll_steps, time_stride)",
+                )
+        self.block_size = block_size
+        self.blocks_per_step = blocks_per_step
+        self.mixture = Mixture([1.0] * len(sizes) if shares is None else shares)
+        if len(self.mixture.quotas) != len(sizes):
+            raise ConfigError(f"{len(sizes)} tasks need as many shares, not {len(self.mixture.quotas)}")
+        self._streams = tuple(TaskStream(n, s, seed) for n, s in zip(names, sizes, strict=True))
+        # What decides the order of windows; a run that resumes under another fingerprint sees another order.
+        text = repr((seed, tuple(names), tuple(sizes), block_size, blocks_per_step, self.mixture.quotas))
+        self.fingerprint: str = hashlib.sha256(text.encode()).hexdigest()
+
+    def locate(self, step: int, slot: int) -> tuple[int, int]:
+        """(task, place of the block's first window in the stream of that task)."""
+        if step < 0 or not 0 <= slot < self.blocks_per_step:
+            raise ValueError(f"there is no slot {slot} of step {step}: a step has {self.blocks_per_step} slots")
+        task, earlier = self.mixture.locate(step * self.blocks_per_step + slot)
+        return task, earlier * self.block_size
+
+    def block(self, step: int, slot: int, start: int = 0, stop: int | None = None) -> Block:
+        """Rows start..stop-1 of a block (default all): what one rank or micro-batch takes."""
+        rows = self.block_size if stop is None else stop
+        if not 0 <= start <= rows <= self.block_size:
+            raise ValueError(f"rows {start} to {rows} are not in a block of {self.block_size}")
+        task, place = self.locate(step, slot)
+        return Block(task, self._streams[task].numbers(place + start, place + rows))
+
+    def tasks_of_step(self, step: int) -> tuple[int, ...]:
+        """The task of each slot."""
+        return tuple(self.locate(step, slot)[0] for slot in range(self.blocks_per_step))
+
+    def num_passes(self, step: int) -> tuple[float, ...]:
+        """How often each task has been seen in full before `step`, in passes."""
+        before = step * self.blocks_per_step
+        cycles, rest = divmod(before, self.mixture.cycle)
+        blocks = [cycles * quota for quota in self.mixture.quotas]
+        for block in range(rest):
+            blocks[self.mixture.task_at(block)] += 1
+        return tuple(n * self.block_size / s.size for n, s in zip(blocks, self._streams, strict=True))
+
+
+def build_sampler(data: DataConfig, names: Sequence[str], sizes: Sequence[int], *, seed: int) -> Sampler:
+    """The sampler of a recipe; names and sizes (windows to train on) of its tasks, in the order of `data.tasks`."""
+    return Sampler(
+        names,
+        sizes,
+        seed=seed,
+        block_size=data.block_size,
+        blocks_per_step=data.blocks_per_step,
+        shares=shares_of(data, sizes),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a block is cut: a rank takes equal consecutive rows, a micro-batch takes equal consecutive rows of those."""
+
+    block_size: int
+    rank: int
+    world_size: int
+    micro_batch: int
+
+    @classmethod
+    def of(cls, block_size: int, place: Place, micro_batch: int | None = None) -> Cut:
+        """The cut for one rank. Raises ConfigError where ranks or micro-batches would be unequal.
+
+        `micro_batch` is the most windows that a rank takes at once: a rank whose share of the block is smaller takes
+        its whole share, so that a recipe keeps running in a larger world.
+        """
+        if block_size % place.world_size:
+            below = block_size // place.world_size * place.world_size
+            sizes = [str(n) for n in (below, below + place.world_size) if n > 0]
+            worlds = _neighbours(place.world_size, block_size)
+            raise ConfigError(
+                f"data.block_size ({block_size}) cannot be cut into {place.world_size} equal ranks",
+                hint=f"set data.block_size to {' or '.join(sizes)}, or use {' or '.join(worlds)} ranks",
+            )
+        share = block_size // place.world_size
+        micro = share if micro_batch is None else min(micro_batch, share)
+        if micro < 1 or share % micro:
+            raise ConfigError(
+                f"a rank's share of a block ({block_size} / {place.world_size} ranks = {share} windows) cannot be cut "
+                f"into micro-batches of {micro_batch}",
+                hint=f"set engine.micro_batch to {' or '.join(_neighbours(max(micro, 1), share))}",
+            )
+        return cls(block_size, place.rank, place.world_size, micro)
+
+    @property
+    def share(self) -> int:
+        """Rows of a block that a rank takes."""
+        return self.block_size // self.world_size
+
+    @property
+    def batches_per_block(self) -> int:
+        return self.share // self.micro_batch
+
+    def rows(self, batch: int) -> tuple[int, int]:
+        """First and one past the last row of this rank's micro-batch `batch` of a block."""
+        if not 0 <= batch < self.batches_per_block:
+            raise ValueError(f"there is no micro-batch {batch}: a rank has {self.batches_per_block} in a block")
+        start = self.rank * self.share + batch * self.micro_batch
+        return start, start + self.micro_batch
+
+
+def _neighbours(wanted: int, total: int) -> list[str]:
+    """The divisors of `total` next to `wanted`, below and above."""
+    below = next(n for n in range(min(wanted, total), 0, -1) if total % n == 0)
+    above = next((n for n in range(wanted, total + 1) if total % n == 0), total)
+    return [str(n) for n in sorted({below, above})]

@@ -1,0 +1,228 @@
+"""The global batch is a function of (seed, step); ranks, micro-batches and restarts only cut it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ups.config.schema import DataConfig
+from ups.data.sampler import Cut, Sampler, TaskStream, build_sampler
+from ups.errors import ConfigError, DataError
+from ups.spec.place import Place
+
+SIZES = st.lists(st.integers(1, 10**12) | st.integers(1, 200), min_size=1, max_size=10)
+STEPS = st.integers(0, 10**9) | st.integers(0, 50)
+
+
+def sampler_of(sizes: list[int], block_size: int, blocks_per_step: int, seed: int = 0, **values: object) -> Sampler:
+    names = [f"t{i}" for i in range(len(sizes))]
+    return Sampler(names, sizes, seed=seed, block_size=block_size, blocks_per_step=blocks_per_step, **values)  # type: ignore[arg-type]
+
+
+def rank_batches(
+    sampler: Sampler, place: Place, step: int, micro_batch: int | None
+) -> Iterator[tuple[int, np.ndarray]]:
+    cut = Cut.of(sampler.block_size, place, micro_batch)
+    for slot in range(sampler.blocks_per_step):
+        for batch in range(cut.batches_per_block):
+            block = sampler.block(step, slot, *cut.rows(batch))
+            yield block.task, block.numbers
+
+
+def global_batch(sampler: Sampler, world_size: int, step: int, micro_batch: int | None = None) -> list[tuple[int, int]]:
+    """(task, window) of every row, slot by slot, as the world of that size sees it."""
+    slots: list[list[tuple[int, int]]] = [[] for _ in range(sampler.blocks_per_step)]
+    for rank in range(world_size):
+        cut = Cut.of(sampler.block_size, Place(rank, world_size), micro_batch)
+        for i, (task, numbers) in enumerate(rank_batches(sampler, Place(rank, world_size), step, micro_batch)):
+            slots[i // cut.batches_per_block] += [(task, int(n)) for n in numbers]
+    return [row for slot in slots for row in slot]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=SIZES,
+    world_size=st.integers(1, 64),
+    rows=st.integers(1, 3),
+    micro_batch=st.sampled_from([1, None]),
+    slots=st.integers(1, 10),
+    step=STEPS,
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_the_global_batch_is_the_same_for_every_world_size(
+    sizes: list[int], world_size: int, rows: int, micro_batch: int | None, slots: int, step: int, seed: int
+) -> None:
+    sampler = sampler_of(sizes, rows * world_size, slots, seed)
+    alone = global_batch(sampler, 1, step)
+    assert global_batch(sampler, world_size, step, micro_batch) == alone
+    assert len(alone) == slots * rows * world_size
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 300), block_size=st.integers(1, 64), seed=st.integers(0, 2**63 - 1), first=st.integers(0, 9))
+def test_each_pass_visits_each_window_exactly_once(size: int, block_size: int, seed: int, first: int) -> None:
+    sampler = sampler_of([size], block_size, 1, seed)
+    num_steps = -(-(first + 2) * size // block_size)
+    stream = np.concatenate([sampler.block(step, 0).numbers for step in range(num_steps)])
+    for p in range(first, first + 2):
+        assert np.array_equal(np.sort(stream[p * size : (p + 1) * size]), np.arange(size))
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(10**6, 10**12), pass_number=st.integers(0, 10**4), data=st.data())
+def test_each_window_of_a_huge_task_has_one_place_in_each_pass(
+    size: int, pass_number: int, data: st.DataObject
+) -> None:
+    number = data.draw(st.integers(0, size - 1))
+    stream = TaskStream("huge", size, seed=5)
+    place = stream.place_of(number, pass_number)
+    assert place // size == pass_number
+    assert stream.numbers(place, place + 1).tolist() == [number]
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes=SIZES, world_size=st.integers(1, 64), slots=st.integers(1, 4), step=STEPS)
+def test_ranks_are_disjoint(sizes: list[int], world_size: int, slots: int, step: int) -> None:
+    sampler = sampler_of(sizes, 2 * world_size, slots)
+    seen: set[tuple[int, int, int]] = set()  # (task, pass, window): a task smaller than the batch is passed repeatedly
+    for rank in range(world_size):
+        cut = Cut.of(sampler.block_size, Place(rank, world_size))
+        for slot in range(slots):
+            task, place = sampler.locate(step, slot)
+            start, stop = cut.rows(0)
+            passes = [(place + row) // sizes[task] for row in range(start, stop)]
+            windows = sampler.block(step, slot, start, stop).numbers.tolist()
+            seen |= {(task, p, w) for p, w in zip(passes, windows, strict=True)}
+    assert len(seen) == slots * sampler.block_size
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=SIZES, start=STEPS, slots=st.integers(1, 5))
+def test_a_run_resumed_at_a_step_continues_with_the_next_windows(sizes: list[int], start: int, slots: int) -> None:
+    through = sampler_of(sizes, 8, slots, seed=3)
+    before = [global_batch(through, 1, start + i) for i in range(4)]
+    again = sampler_of(sizes, 8, slots, seed=3)
+    assert [global_batch(again, 1, start + i) for i in (2, 3)] == before[2:]
+
+
+@settings(max_examples=30, deadline=None)
+@given(sizes=SIZES, slots=st.integers(1, 5), seed=st.integers(0, 2**63 - 1))
+def test_a_run_may_go_from_two_to_four_to_one_rank(sizes: list[int], slots: int, seed: int) -> None:
+    sampler = sampler_of(sizes, 8, slots, seed)
+    elastic = [global_batch(sampler, world, step, 2) for step, world in enumerate([2, 2, 4, 4, 4, 1, 1])]
+    assert elastic == [global_batch(sampler, 1, step) for step in range(7)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(weights=st.lists(st.floats(0.01, 1.0), min_size=1, max_size=10), slots=st.integers(1, 10))
+def test_weights_are_respected(weights: list[float], slots: int) -> None:
+    sampler = sampler_of([100] * len(weights), 4, slots, shares=weights)
+    num_steps = 2000 // slots + 1
+    counts = Counter(task for step in range(num_steps) for task in sampler.tasks_of_step(step))
+    for task, weight in enumerate(weights):
+        assert counts[task] == pytest.approx(
+            num_steps * slots * weight / sum(weights), abs=1 + num_steps * slots * (1 + len(weights)) / 4096
+        )
+
+
+@pytest.mark.parametrize("num_tasks", [1, 2, 9, 10])
+def test_equal_shares_and_a_slot_for_each_task_put_each_task_once_in_each_step(num_tasks: int) -> None:
+    sampler = sampler_of([50] * num_tasks, 4, num_tasks)
+    for step in (0, 1, 17, 10**9):
+        assert sorted(sampler.tasks_of_step(step)) == list(range(num_tasks))
+
+
+def test_a_micro_batch_holds_one_task_and_it_is_the_same_on_all_ranks() -> None:
+    sampler = sampler_of([50, 60, 70], 12, 2)
+    for step in range(6):
+        tasks = {tuple(task for task, _ in rank_batches(sampler, Place(rank, 4), step, 1)) for rank in range(4)}
+        assert len(tasks) == 1
+        assert len(next(iter(tasks))) == 2 * 3
+
+
+def test_each_pass_has_its_own_order_and_so_has_each_seed_and_task() -> None:
+    orders = {
+        TaskStream(name, 1000, seed).numbers(p * 1000, (p + 1) * 1000).tobytes()
+        for name in ("a", "b")
+        for seed in (0, 1)
+        for p in (0, 1)
+    }
+    assert len(orders) == 8
+
+
+def test_adding_a_task_leaves_the_order_within_the_others_as_it_was() -> None:
+    one = Sampler(["a"], [500], seed=1, block_size=8, blocks_per_step=1)
+    two = Sampler(["b", "a"], [90, 500], seed=1, block_size=8, blocks_per_step=2)
+    assert np.array_equal(one.block(5, 0).numbers, two.block(5, 1).numbers)
+
+
+def test_a_block_may_be_many_times_larger_than_its_task() -> None:
+    numbers = sampler_of([3], 100_000, 1).block(7, 0).numbers
+    counts = np.bincount(numbers, minlength=3)
+    assert counts.max() - counts.min() <= 2
+
+
+def test_passes_are_counted() -> None:
+    sampler = sampler_of([10, 20], 10, 2)
+    assert sampler.num_passes(0) == (0.0, 0.0)
+    assert sampler.num_passes(6) == (6.0, 3.0)
+
+
+def test_the_fingerprint_tells_another_order_from_the_same_one() -> None:
+    base = sampler_of([10, 20], 10, 2).fingerprint
+    assert sampler_of([10, 20], 10, 2).fingerprint == base
+    others = [
+        sampler_of([10, 21], 10, 2),
+        sampler_of([10, 20], 20, 2),
+        sampler_of([10, 20], 10, 1),
+        sampler_of([10, 20], 10, 2, seed=1),
+        sampler_of([10, 20], 10, 2, shares=[1, 2]),
+    ]
+    assert base not in {s.fingerprint for s in others}
+
+
+def test_a_recipe_builds_its_sampler() -> None:
+    tasks = [{"name": n, "path": f"{n}.zarr"} for n in "abcde"]
+    data = DataConfig.model_validate({"tasks": tasks, "block_size": 6})
+    sampler = build_sampler(data, list("abcde"), [10] * 5, seed=0)
+    assert (sampler.block_size, sampler.blocks_per_step) == (6, 4)
+    assert sampler.tasks_of_step(0) == (0, 1, 2, 3)
+    assert sampler.tasks_of_step(1) == (4, 0, 1, 2)
+
+
+def test_a_block_that_ranks_cannot_share_equally_is_refused_with_the_sizes_that_work() -> None:
+    with pytest.raises(ConfigError, match=r"block_size \(32\) cannot be cut into 12 equal ranks") as caught:
+        Cut.of(32, Place(0, 12))
+    assert caught.value.hint == "set data.block_size to 24 or 36, or use 8 or 16 ranks"
+
+
+def test_more_ranks_than_rows_are_refused() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Cut.of(4, Place(0, 1024))
+    assert caught.value.hint == "set data.block_size to 1024, or use 4 ranks"
+
+
+def test_a_micro_batch_that_does_not_divide_the_share_is_refused_with_the_sizes_that_work() -> None:
+    with pytest.raises(ConfigError, match=r"32 / 2 ranks = 16 windows") as caught:
+        Cut.of(32, Place(0, 2), 5)
+    assert caught.value.hint == "set engine.micro_batch to 4 or 8"
+
+
+def test_a_micro_batch_larger_than_the_share_is_the_whole_share() -> None:
+    assert Cut.of(32, Place(0, 8), 16).micro_batch == 4
+
+
+def test_an_empty_task_is_refused() -> None:
+    with pytest.raises(DataError, match="'t1' has 0 windows"):
+        sampler_of([5, 0], 4, 1)
+
+
+@pytest.mark.parametrize(("step", "slot"), [(-1, 0), (0, 2), (0, -1)])
+def test_places_outside_the_sequence_are_refused(step: int, slot: int) -> None:
+    with pytest.raises(ValueError, match="there is no slot"):
+        sampler_of([5], 4, 2).block(step, slot)
