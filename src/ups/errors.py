@@ -135,5 +135,6 @@ EXIT_CODES: dict[int, str] = {
     9: "gate: a score or check is below the bar of the recipe",
     10: "bundle: a bundle or an input to a simulator does not fit",
     130: "interrupted from the keyboard",
+    141: "nobody reads the output any more (closed pipe)",
     143: "asked to leave (SIGTERM): saved and stopped",
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ups.config.secret import EXPECTED, REFERENCE_PATTERN, is_reference, looks_like_reference
 
 REQUIRED: Any = ...
 
@@ -13,6 +15,21 @@ class Section(BaseModel):
     """A part of a recipe: unknown names are refused, and nothing changes after validation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _secrets_are_references(self) -> Self:
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            texts = value if isinstance(value, list) else [value]
+            declared = is_secret(field)
+            for text in texts:
+                if not isinstance(text, str):
+                    continue
+                if declared and not is_reference(text):
+                    raise ValueError(f"{name} is a secret: {EXPECTED}, never the secret itself")
+                if not declared and looks_like_reference(text):
+                    raise ValueError(f"{name} does not take ${{...}} references: only fields that hold a secret do")
+        return self
 
 
 def setting(default: Any, help: str, *, unit: str = "1", **limits: Any) -> Any:
@@ -23,3 +40,15 @@ def setting(default: Any, help: str, *, unit: str = "1", **limits: Any) -> Any:
 def section(kind: Any, help: str) -> Any:
     """A nested section whose default is the section's own defaults."""
     return Field(default_factory=kind, description=help, json_schema_extra={"unit": "1"})
+
+
+def secret(default: Any, help: str) -> Any:
+    """A field of type `str` (or `str | None`) that holds a reference to a secret: `${env:NAME}`, never the secret."""
+    extra: dict[str, Any] = {"unit": "1", "secret": True, "pattern": REFERENCE_PATTERN}
+    return Field(default, description=help, json_schema_extra=extra)
+
+
+def is_secret(field: Any) -> bool:
+    """Whether a pydantic field was declared with `secret`."""
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("secret"))

@@ -1,0 +1,241 @@
+"""The `ups` command: finds the module of a command, runs it, and turns what goes wrong into a line and an exit code.
+
+To add a command, write `src/ups/cli/NAME.py` with an `app`, and add a row to COMMANDS:
+
+    app = new_app()                                       # from ups.cli.options
+
+    @app.command()
+    def train(recipe: RecipeArgument, set: SetOption = [], json: JsonOption = False) -> None:
+        '''One sentence for `ups train --help`.'''
+        from ups.config.recipe import resolve             # anything slow is imported inside the command
+        ...
+
+One `@app.command()` makes `ups train`; several make a group (`ups data generate`, `ups data inspect`). A row is listed
+only if its module exists. A command prints with `ups.cli.output`, raises `ups.errors` classes, offers `--json` if it
+reports something, and leaves with `raise typer.Exit(code)` if the code is not 0. `ups --help` imports none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from ups.cli.options import new_app
+from ups.cli.output import keep_traceback, log_path, note, print_error, say, styled, table
+from ups.errors import EXIT_CODES, UpsError
+
+
+class Command(NamedTuple):
+    """A row of the table: what is typed, where it lives, what it does, and what a person wants when looking for it."""
+
+    name: str
+    module: str
+    help: str
+    wish: str
+
+
+PREPARE = "Get ready"
+RUN = "Train"
+LOOK = "Know what happened"
+USE = "Use the result"
+
+COMMANDS = (
+    Command("config", "ups.cli.config", "show, check or compare recipes; schema for editors", PREPARE),
+    Command("data", "ups.cli.data", "generate, inspect, validate or pack data", PREPARE),
+    Command("doctor", "ups.cli.doctor", "probe this machine, with your recipe", PREPARE),
+    Command("plan", "ups.cli.plan", "memory, time and cost before spending them", PREPARE),
+    Command("train", "ups.cli.train", "train a recipe, supervised, on one or many ranks", RUN),
+    Command("run", "ups.cli.run", "check, train, evaluate, gate and bundle in one go", RUN),
+    Command("launch", "ups.cli.launch", "the same run elsewhere: Slurm or a cloud", RUN),
+    Command("runs", "ups.cli.runs", "list runs and their verdicts", LOOK),
+    Command("status", "ups.cli.status", "what a run is doing now", LOOK),
+    Command("why", "ups.cli.why", "why a run stopped: rank, place, cause, what to do", LOOK),
+    Command("eval", "ups.cli.eval", "score a model beside its baselines", USE),
+    Command("compare", "ups.cli.compare", "several runs side by side", USE),
+    Command("bench", "ups.cli.bench", "the fixed benchmark protocol", USE),
+    Command("rollout", "ups.cli.rollout", "simulate with a bundle", USE),
+    Command("export", "ups.cli.export", "write a bundle for other programs", USE),
+    Command("serve", "ups.cli.serve", "answer requests with a bundle", USE),
+)
+
+
+def available() -> dict[str, Command]:
+    """The commands whose module exists, by name, in the order of the table."""
+    return {c.name: c for c in COMMANDS if importlib.util.find_spec(c.module) is not None}
+
+
+class LazyGroup(TyperGroup):
+    """The root of the commands: knows the table, and imports a command's module when that command is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the commands, in the order of the table."""
+        return list(available())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command itself; imports its module."""
+        row = available().get(cmd_name)
+        if row is None:
+            return None
+        command = typer.main.get_command(importlib.import_module(row.module).app)
+        command.name = row.name
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; a slip of the finger gets the nearest name."""
+        if args and args[0] not in available():
+            from difflib import get_close_matches
+
+            close = get_close_matches(args[0], available(), n=1)
+            ctx.fail(f"no such command '{args[0]}'" + (f"; did you mean '{close[0]}'?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the table as help, without importing a command."""
+        formatter.write(help_text())
+
+
+def help_text() -> str:
+    """What `ups --help` prints: commands grouped by what a person wants to do, options, exit codes."""
+    rows = list(available().values())
+    width = max(len(row.name) for row in rows)
+    parts = [
+        f"{styled('ups', 'bold')}: train one neural simulator for many PDEs, and always know why a run stopped.",
+        f"{styled('Usage:', 'bold')} ups COMMAND [ARGUMENTS]     ups COMMAND --help tells more",
+    ]
+    for wish in dict.fromkeys(row.wish for row in rows):
+        lines = [f"  {styled(row.name.ljust(width), 'cyan')}   {row.help}" for row in rows if row.wish == wish]
+        parts.append("\n".join([styled(wish, "bold"), *lines]))
+    options = [
+        ("-h, --help", "show this"),
+        ("--version", "show the version; with --verbose also Python, torch and what each extra adds"),
+        ("--install-completion", "complete commands and options with the tab key in this shell"),
+    ]
+    parts.append(f"{styled('Options', 'bold')}\n{table(options, gap=3)}")
+    codes = [(str(code).rjust(3), meaning) for code, meaning in EXIT_CODES.items()]
+    parts.append(f"{styled('Exit codes', 'bold')}\n{table(codes)}")
+    parts.append(f"Tracebacks are kept in {_shown_home(str(log_path()))}. NO_COLOR=1 turns colours off.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown_home(path: str) -> str:
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if home != "/" and path.startswith(home + "/") else path
+
+
+app = new_app(completion=True)
+
+
+@app.callback(cls=LazyGroup, invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="With --version: everything a bug report needs.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --version: as JSON.")] = False,
+) -> None:
+    if version:
+        from ups.cli.version import show_version
+
+        show_version(verbose=verbose, as_json=json)
+    elif context.invoked_subcommand is None:
+        say(help_text().rstrip("\n"))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the `ups` command; always ends in SystemExit with a code of `ups.errors.EXIT_CODES`."""
+    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code; nothing is raised for what a person can get wrong."""
+    try:
+        code = _invoke(arguments)
+        sys.stdout.flush()
+    except UpsError as error:
+        return _known(error, arguments)
+    except BrokenPipeError:
+        return _leave_pipe()
+    except (KeyboardInterrupt, typer.Abort):
+        return _quietly(lambda: note("interrupted"), 130)
+    except SystemExit as error:
+        # typer turns a broken pipe into exit code 1; ours has a code of its own.
+        if isinstance(error.__context__, BrokenPipeError):
+            return _leave_pipe()
+        return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    except Exception as error:  # noqa: BLE001 - the last handler of the process: keeps the traceback, sets the code
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _wrong_use(error)
+        return _unexpected(error, arguments)
+    if code == 130:
+        return _quietly(lambda: note("interrupted"), 130)
+    return code if isinstance(code, int) else 0
+
+
+def _invoke(arguments: list[str]) -> Any:
+    return typer.main.get_command(app).main(arguments, prog_name="ups", standalone_mode=False)
+
+
+def _command_of(arguments: list[str]) -> str:
+    """The command's name for the log; never its arguments, which may hold what should not be in a file."""
+    return arguments[0] if arguments and arguments[0] in available() else "-"
+
+
+def _known(error: UpsError, arguments: list[str]) -> int:
+    keep_traceback(error, _command_of(arguments))
+    return _quietly(lambda: print_error(error, as_json="--json" in arguments), error.exit_code)
+
+
+def _wrong_use(error: Any) -> int:
+    """Unknown command or option, missing argument: what is wrong, and where the help is."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "ups"
+    message = str(error.format_message())
+    if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help of the group
+        return _quietly(lambda: note(message), int(error.exit_code))
+    message = " ".join(message.split()).rstrip(".")
+    head = styled("error:", "bold", "red", stream=sys.stderr)
+    return _quietly(lambda: note(f"{head} usage: {message} -> {path} --help"), int(error.exit_code))
+
+
+def _unexpected(error: Exception, arguments: list[str]) -> int:
+    import traceback
+
+    path = keep_traceback(error, _command_of(arguments))
+    kept = f"; also kept in {path}" if path else ""
+    head = styled("error:", "bold", "red", stream=sys.stderr)
+
+    def tell() -> None:
+        note("".join(traceback.format_exception(error)).rstrip("\n"))
+        note(f"{head} unexpected {type(error).__name__}: a bug in ups or in your own code (traceback above{kept})")
+
+    return _quietly(tell, 1)
+
+
+def _quietly(tell: Callable[[], None], code: int) -> int:
+    """Say something on the way out; a closed pipe does not change the exit code."""
+    try:
+        tell()
+    except OSError:
+        _leave_pipe()
+    return code
+
+
+def _leave_pipe() -> int:
+    """Nobody reads any more: point the output elsewhere, so that the interpreter's last flush is silent."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(null, stream.fileno())
+    except (OSError, ValueError):
+        pass
+    return 141
+
+
+if __name__ == "__main__":
+    main()

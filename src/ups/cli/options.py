@@ -1,0 +1,34 @@
+"""Options and arguments that several commands share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file, or a run directory.", show_default=False)
+]
+SetOption = Annotated[
+    list[str],
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Change a field, as if the recipe had been edited: engine.precision=bfloat16, stages.0.steps=100. "
+        "May be given many times.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def new_app(help: str = "", *, completion: bool = False) -> typer.Typer:
+    """A typer application in the house style: plain help (fast to show), errors left to `ups.cli.main`."""
+    return typer.Typer(
+        help=help,
+        rich_markup_mode=None,
+        add_completion=completion,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )

@@ -1,0 +1,106 @@
+"""What a command prints and how an error looks: text or JSON on standard output, one line per error on standard error.
+
+Colour only on a terminal and only without NO_COLOR. Tracebacks of known errors go to a log, never to the person; a log
+that cannot be written is never a second error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from ups.errors import UpsError
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_MAX_LOG_BYTES = 1_000_000
+
+
+def colour(stream: TextIO) -> bool:
+    """Whether to colour what goes to `stream` (https://no-color.org: any non-empty NO_COLOR turns it off)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()
+
+
+def styled(text: str, *styles: str, stream: TextIO | None = None) -> str:
+    """`text` with terminal styles (`bold`, `dim`, `red`, `green`, `yellow`, `cyan`) where the stream shows them."""
+    if not styles or not colour(stream or sys.stdout):
+        return text
+    return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
+
+
+def say(text: str = "") -> None:
+    """Print a line for a person or a pipe; characters that the stream cannot show are escaped."""
+    _write(sys.stdout, text + "\n")
+
+
+def note(text: str) -> None:
+    """Print a line that is not a result (progress, advice) to standard error."""
+    _write(sys.stderr, text + "\n")
+
+
+def report(data: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print a result as JSON, for `--json`."""
+    say(json.dumps(data, indent=2, ensure_ascii=True, default=str))
+
+
+def table(rows: Sequence[Sequence[str]], *, indent: int = 2, gap: int = 2) -> str:
+    """Rows as aligned columns; the last column runs free."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width + gap) for cell, width in zip(row[:-1], widths, strict=True)]
+        lines.append((" " * indent + "".join(cells) + row[-1]).rstrip())
+    return "\n".join(lines)
+
+
+def print_error(error: UpsError, *, as_json: bool = False) -> None:
+    """The error as one line on standard error (one more for each further mistake), with `--json` also as an object."""
+    head = styled("error:", "bold", "red", stream=sys.stderr)
+    others: tuple[str, ...] = getattr(error, "others", ())
+    for line in (error.one_line(), *others):
+        note(f"{head} {line}")
+    if as_json:
+        details = {"cause": error.cause, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+        report({"error": {**details, "others": list(others)}})
+
+
+def log_path() -> Path:
+    """The file that keeps tracebacks: ups/errors.log in the XDG state directory."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".local/state") / "ups/errors.log"
+
+
+def keep_traceback(error: BaseException, command: str) -> Path | None:
+    """Append the traceback to the log; None if that was not possible. The file is private and bounded in size."""
+    path = log_path()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:
+            path.replace(path.with_suffix(".log.1"))
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        text = f"=== {stamp} pid {os.getpid()} ups {command}\n{''.join(traceback.format_exception(error))}\n"
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(handle, text.encode("utf-8", "backslashreplace"))
+        finally:
+            os.close(handle)
+    except (OSError, RuntimeError):
+        return None
+    return path
+
+
+def _write(stream: TextIO, text: str) -> None:
+    encoding = stream.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.encode(encoding, "backslashreplace").decode(encoding)
+    stream.write(text)
+    stream.flush()

@@ -1,0 +1,36 @@
+"""The JSON schema of recipes, as editors want it: from the pydantic models, plus what the loader adds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ups.config.schema import Recipe
+
+_INCLUDE = {
+    "description": "Recipes that this one builds on, relative to this file; this file has the last word.",
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}],
+}
+
+
+def recipe_schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a recipe file, `include:` and all."""
+    schema = Recipe.model_json_schema()
+    required = schema.pop("required")
+    # With an include, a section may hold only what it changes, and the rest is not a mistake.
+    schema["if"] = {"not": {"required": ["include"]}}
+    schema["then"] = {
+        "required": required,
+        "properties": {
+            name: {"required": needed}
+            for name, part in schema["properties"].items()
+            if (needed := _definition(schema, part).pop("required", None))
+        },
+    }
+    schema["properties"] = {"include": _INCLUDE, **schema["properties"]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ups recipe"}
+
+
+def _definition(schema: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:
+    name = str(part.get("$ref", "")).removeprefix("#/$defs/")
+    definition: dict[str, Any] = schema["$defs"].get(name, {})
+    return definition

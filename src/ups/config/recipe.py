@@ -1,0 +1,272 @@
+"""How a file becomes a validated run description: include, overrides, checks, one canonical text and its hash.
+
+`resolve` is the only way in. The YAML itself is read in `yaml_subset.py`, the fields are declared in `schema.py`, the
+words for mistakes are found in `explain.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ups.config.explain import explain
+from ups.config.schema import Recipe
+from ups.config.yaml_subset import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_VALUES,
+    Document,
+    FieldPath,
+    Origin,
+    Value,
+    dotted,
+    dump,
+    parse,
+    paths_in,
+)
+from ups.errors import ConfigError
+
+MAX_INCLUDE_DEPTH = 8
+MAX_FILES = 64
+_MAX_TOLD = 10
+
+
+class RecipeError(ConfigError):
+    """A recipe with one or more mistakes; the message is the first, `others` are one line each."""
+
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResolvedRecipe:
+    """A validated recipe, its canonical YAML text, and the SHA-256 of that text (`sha256sum config.yaml` agrees)."""
+
+    recipe: Recipe
+    text: str
+    hash: str
+    files: tuple[str, ...]
+
+
+def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> ResolvedRecipe:
+    """Load a recipe with its includes, apply `a.b=c` overrides in order, and check everything."""
+    reader = _Reader()
+    document = reader.read(os.fspath(path))
+    for override in overrides:
+        apply_override(document, override)
+    recipe = _validate(document)
+    text = dump_recipe(recipe)
+    return ResolvedRecipe(recipe, text, text_hash(text), tuple(reader.files))
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """The canonical YAML of a recipe: every field, in the order of the schema, defaults written out."""
+    return dump(_kind_first(recipe.model_dump(mode="json")))
+
+
+def _kind_first(value: Value) -> Value:
+    """A section begins with its `type`: inheritance would put it after the fields of the base."""
+    if isinstance(value, list):
+        return [_kind_first(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    names = sorted(value, key=lambda name: name != "type")
+    return {name: _kind_first(value[name]) for name in names}
+
+
+def text_hash(text: str) -> str:
+    """SHA-256 of a canonical text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def recipe_file(path: str | os.PathLike[str]) -> Path:
+    """The recipe a person means: a file, or the resolved one of a run directory."""
+    given = Path(path)
+    return given / "config.yaml" if (given / "config.yaml").is_file() else given
+
+
+@dataclass
+class _Reader:
+    """Reads a file and what it includes, with a bound on everything that an include can multiply."""
+
+    files: list[str] = field(default_factory=list)
+    num_values: int = 0
+
+    def read(self, file: str, chain: tuple[str, ...] = (), included_from: str = "") -> Document:
+        real = os.path.realpath(file)
+        if real in chain:
+            loop = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
+            raise ConfigError(f"{included_from}: include: goes round in a loop: {loop}", hint="remove one include")
+        if len(chain) >= MAX_INCLUDE_DEPTH:
+            raise ConfigError(f"{included_from}: include: more than {MAX_INCLUDE_DEPTH} levels deep")
+        if len(self.files) >= MAX_FILES:
+            raise ConfigError(f"{included_from}: include: more than {MAX_FILES} files")
+        document = parse(_text_of(file, included_from), file)
+        self.files.append(file)
+        self.num_values += len(document.origins)
+        if self.num_values > MAX_VALUES:
+            raise ConfigError(f"{file}: more than {MAX_VALUES:,} values with all includes")
+        if document.value is None:
+            raise ConfigError(f"{file}: is empty", hint="start from recipes/tiny.yaml")
+        if not isinstance(document.value, dict):
+            kind = _a(document.value)
+            raise ConfigError(
+                f"{document.origins[()]}: a recipe is made of sections (run:, data:, ...), this is {kind}",
+                hint="start from recipes/tiny.yaml",
+            )
+        names = _include_names(document)
+        if not names:
+            return document
+        where = str(document.origins[("include",)])
+        del document.value["include"]
+        merged: Document | None = None
+        for name in names:
+            base = self.read(os.path.normpath(os.path.join(os.path.dirname(file), name)), (*chain, real), where)
+            merged = base if merged is None else _merge(merged, base)
+        return document if merged is None else _merge(merged, document)
+
+
+def _a(value: Value) -> str:
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "a section"}
+    return kinds.get(type(value), "empty")
+
+
+def _include_names(document: Document) -> list[str]:
+    if "include" not in document.value:
+        return []
+    given = document.value["include"]
+    names = given if isinstance(given, list) else [given]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            f"{document.origins[('include',)]}: include: expected a file name or a list of file names",
+            hint="write 'include: base.yaml', relative to this file",
+        )
+    return names
+
+
+def _text_of(file: str, included_from: str) -> str:
+    """The text of a recipe file. Only regular files are opened: a pipe would hang."""
+    where = f"{included_from}: include: {file}" if included_from else file
+    try:
+        status = os.stat(file)
+        if stat.S_ISDIR(status.st_mode):
+            raise ConfigError(
+                f"{where}: is a directory", hint="name a recipe file, or a run directory with config.yaml"
+            )
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{where}: is not a regular file", hint="save the recipe to a file first")
+        with open(file, "rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{where}: no such file", hint=_nearest_file(file)) from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{where}: cannot be read: {reason}") from None
+    if len(content) > MAX_BYTES:
+        raise ConfigError(
+            f"{where}: is larger than {MAX_BYTES:,} bytes", hint="a recipe is a page of text; name data by its path"
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{where}:{line}: is not UTF-8 text (byte 0x{content[error.start]:02x})", hint="save it as UTF-8"
+        ) from None
+
+
+def _nearest_file(file: str) -> str:
+    import difflib
+
+    folder = os.path.dirname(file)
+    try:
+        names = [name for name in os.listdir(folder or ".")[:10_000] if name.endswith((".yaml", ".yml"))]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(os.path.basename(file), names, n=1, cutoff=0.6)
+    return f"did you mean {os.path.join(folder, close[0])}?" if close else ""
+
+
+def _merge(base: Document, over: Document) -> Document:
+    """Sections merge field by field; anything else, lists too, is replaced as a whole."""
+    origins = dict(base.origins)
+
+    def merged(low: Value, high: Value, path: FieldPath) -> Value:
+        if isinstance(low, dict) and isinstance(high, dict):
+            origins[path] = over.origins[path]
+            return low | {key: merged(low.get(key), value, (*path, key)) for key, value in high.items()}
+        _forget(origins, low, path)
+        origins.update({inner: over.origins[inner] for inner in paths_in(high, path)})
+        return high
+
+    return Document(merged(base.value, over.value, ()), origins)
+
+
+def _forget(origins: dict[FieldPath, Origin], value: Value, path: FieldPath) -> None:
+    for known in paths_in(value, path):
+        origins.pop(known, None)
+
+
+def apply_override(document: Document, override: str) -> None:
+    """Apply one `a.b=c` (or `a.0.b=c`) to a document, exactly as if the file had been edited there."""
+    name, sign, text = override.partition("=")
+    # The name alone: a value given on the command line may be what a secret field was meant to keep out of sight.
+    where = f"--set {name.strip()[:80]}"
+    parts = name.strip().split(".")
+    if not sign or not all(parts) or len(parts) > MAX_DEPTH:
+        raise ConfigError(f"{where}: expected field=value", hint="for example --set engine.precision=bfloat16")
+    if parts[0] == "include":
+        raise ConfigError(f"{where}: 'include' cannot be set", hint="write it into the recipe")
+    given = parse(text, where, first_line=0)
+    here: Any = document.value
+    path: FieldPath = ()
+    for part in parts[:-1]:
+        here, path = _step_into(here, path, part, document.origins, where)
+    key = _key_in(here, path, parts[-1], where)
+    path = (*path, key)
+    _forget(document.origins, here.get(key) if isinstance(here, dict) else here[key], path)
+    here[key] = given.value
+    origin = Origin("--set", 0)
+    document.origins.update(dict.fromkeys(paths_in(given.value, path), origin))
+
+
+def _step_into(
+    here: Any, path: FieldPath, part: str, origins: dict[FieldPath, Origin], where: str
+) -> tuple[Any, FieldPath]:
+    key = _key_in(here, path, part, where)
+    path = (*path, key)
+    if isinstance(here, dict) and here.get(key) is None:
+        here[key] = {}
+        origins.setdefault(path, Origin("--set", 0))
+    return here[key], path
+
+
+def _key_in(here: Any, path: FieldPath, part: str, where: str) -> str | int:
+    if isinstance(here, dict):
+        return part
+    if isinstance(here, list):
+        if part.isascii() and part.isdigit() and len(part) < 7 and int(part) < len(here):
+            return int(part)
+        numbers = "it is empty" if not here else "only 0" if len(here) == 1 else f"0 to {len(here) - 1}"
+        raise ConfigError(f"{where}: {dotted(path)} is a list and has no entry '{part}'", hint=f"entries: {numbers}")
+    raise ConfigError(f"{where}: {dotted(path)} is {_a(here)} and has no field '{part}'")
+
+
+def _validate(document: Document) -> Recipe:
+    problems: list[Any] = []
+    try:
+        # Strict: "96" is not 96 and yes is not true; a guess would be hashed and trained as if it had been meant.
+        return Recipe.model_validate(document.value, strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    # Outside the handler, so that no traceback in a log carries the values that pydantic keeps.
+    mistakes = explain(problems, Recipe, document.value, document.origins)
+    first = RecipeError(mistakes[0].message, hint=mistakes[0].hint)
+    first.others = tuple(mistake.one_line() for mistake in mistakes[1:_MAX_TOLD])
+    raise first
