@@ -57,6 +57,13 @@ class OperatorStageConfig(StageLength):
     loss: Literal["relative_l2", "mse"] = setting(
         "relative_l2", "Error of a sample: relative to the size of its target, or plain mean square."
     )
+    relative_floor: float = setting(
+        0.1,
+        "Smallest change that relative_l2 divides by: samples in which less happens are not weighted up further.",
+        unit="usual changes",
+        ge=1e-6,
+        le=10,
+    )
     space: Literal["physical", "latent"] = setting(
         "physical", "Where the loss is taken: decoded fields (end to end), or latents of a frozen autoencoder."
     )

@@ -1,0 +1,131 @@
+"""The latent operator: tokens of now and a condition -> the update of the tokens; and the network around it.
+
+The network is encoder, operator and decoder in normalised units. Physical units, contexts and what a prediction means
+for a task are the stepper's business.
+
+B samples, F input channels, C output channels, S space, N tokens along each axis, L all tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ups.config.model import LatentOperatorConfig
+from ups.models.blocks import (
+    Block,
+    Partition,
+    RelativeBias,
+    Triple,
+    attention_bias,
+    global_partition,
+    modulated_norm,
+    window_mask,
+    windowed_partition,
+)
+from ups.models.conditioning import Conditioning, Positions
+from ups.models.decoder import GridDecoder
+from ups.models.encoder import GridEncoder
+from ups.models.vocabulary import Channels, Vocabulary
+from ups.spec.task import TaskSpec
+
+
+class LatentOperator(nn.Module):
+    """Transformer blocks on the token grid. Its output is zero when new, so that an untrained model is persistence."""
+
+    def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary) -> None:
+        super().__init__()
+        self.config = config
+        self.conditioning = Conditioning(vocabulary, config.width)
+        self.positions = Positions(config.width)
+        self.relative_bias = RelativeBias(config.depth * config.num_heads)
+        self.blocks = nn.ModuleList(
+            Block(config.width, config.num_heads, config.mlp, config.mlp_ratio) for _ in range(config.depth)
+        )
+        self.modulation = nn.Linear(config.width, 2 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+        for layer in (self.modulation, self.out):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(
+        self, tokens: Tensor, task: TaskSpec, parameters: Tensor, dt: Tensor, coordinates: Sequence[Tensor]
+    ) -> Tensor:
+        """tokens (B, *N, D), parameters (B, P) normalised, dt (B,) -> update (B, *N, D)."""
+        grid = tokens.shape[1:-1]
+        condition = self.conditioning(task, parameters, dt, [c.shape[0] for c in coordinates])
+        x = (tokens + self.positions(task, grid, coordinates)).flatten(1, -2)  # (B, L, D)
+        partitions = self.partitions(task, grid)
+        biases = self.biases(partitions)
+        for block, bias, partition in zip(self.blocks, biases, partitions, strict=True):
+            x = block(x, condition, bias, partition)
+        shift, scale = self.modulation(F.silu(condition))[:, None].chunk(2, dim=-1)  # each (B, 1, D)
+        update: Tensor = self.out(modulated_norm(x, shift, scale)).reshape(tokens.shape)
+        return update
+
+    def partitions(self, task: TaskSpec, grid: Sequence[int]) -> list[Partition]:
+        """Which tokens see each other, block by block; shifted and unshifted windows take turns."""
+        sizes: Triple = (grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1)
+        wraps = [axis.boundary == "periodic" for axis in task.axes] + [False] * (3 - len(grid))
+        periodic = (wraps[0], wraps[1], wraps[2])
+        chosen: list[Partition] = []
+        num_windowed = 0
+        for number in range(self.config.depth):
+            if self.config.attention == "global" or (self.config.attention == "alternating" and number % 2):
+                chosen.append(global_partition(sizes, periodic))
+            else:
+                shifted = num_windowed % 2 == 1
+                chosen.append(windowed_partition(sizes, periodic, self.config.window_tokens, shifted))
+                num_windowed += 1
+        return chosen
+
+    def biases(self, partitions: Sequence[Partition]) -> list[Tensor]:
+        """One attention bias per block; each distinct partition is worked out once."""
+        values = {p: self.relative_bias(p) for p in set(partitions)}
+        masks = {p: window_mask(p, self.out.weight.device) for p in values}
+        heads = self.config.num_heads
+        return [
+            attention_bias(values[p][number * heads : (number + 1) * heads], masks[p])
+            for number, p in enumerate(partitions)
+        ]
+
+
+class LatentNetwork(nn.Module):
+    """Encoder -> latent operator -> decoder, in normalised units."""
+
+    def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary, context_frames: int) -> None:
+        super().__init__()
+        self.encoder = GridEncoder(vocabulary, config.patch_size, config.width, context_frames)
+        self.operator = LatentOperator(config, vocabulary)
+        self.decoder = GridDecoder(vocabulary, config.patch_size, config.width)
+
+    def forward(
+        self,
+        fields: Tensor,
+        channels: Channels,
+        outputs: Sequence[str],
+        task: TaskSpec,
+        parameters: Tensor,
+        dt: Tensor,
+        coordinates: Sequence[Tensor],
+    ) -> Tensor:
+        """fields (B, F, *S) -> (B, C, *S): the decoded update of the latent, one channel per name in `outputs`."""
+        tokens = self.encoder(fields, channels)
+        update = self.operator(tokens, task, parameters, dt, coordinates)
+        decoded: Tensor = self.decoder(update, outputs)
+        return decoded
+
+    def shard_units(self) -> list[nn.Module]:
+        """The modules to shard, recompute or compile one by one."""
+        return list(self.operator.blocks)
+
+
+def index_coordinates(space: Sequence[int], task: TaskSpec, like: Tensor) -> tuple[Tensor, ...]:
+    """Uniform coordinates, for callers who have none: cell i of n stands at i / n of the extent."""
+    return tuple(
+        torch.arange(n, dtype=like.dtype, device=like.device) * (axis.extent / n)
+        for n, axis in zip(space, task.axes, strict=True)
+    )

@@ -1,0 +1,143 @@
+"""The stepper: what every user of a model calls. Physical units in, physical units out, for all tasks of the model.
+
+It owns the meaning of a prediction. For a transient task the network's output is the change of the state over one
+step, scaled by the usual size of a change; for a steady task it is the normalised target. The arithmetic of networks is
+in latent_operator.py, the losses are the stages'.
+
+B samples, T context frames, C state channels, Cs static channels, Ct target channels, S space, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ups.config.model import ModelConfig
+from ups.errors import DataError
+from ups.models.latent_operator import LatentNetwork, index_coordinates
+from ups.models.normalization import Normalization, wide
+from ups.models.vocabulary import Channels, Vocabulary
+from ups.spec.statistics import Statistics
+from ups.spec.task import Role, TaskSpec
+
+
+class Stepper(nn.Module):
+    """Network and normalisation of a set of tasks.
+
+    config, tasks, statistics and context_frames rebuild it (`ups.models.build.build_model`); the state dict holds
+    plain tensors.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        network: LatentNetwork,
+        tasks: Sequence[TaskSpec],
+        statistics: Mapping[str, Statistics],
+        context_frames: int,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.tasks = tuple(tasks)
+        self.statistics = {t.name: statistics[t.name] for t in tasks}
+        self.context_frames = context_frames
+        self.network = network
+        self.normalization = Normalization(Vocabulary.of(tasks), tasks, statistics)
+        self._known = {t.name: t for t in tasks}
+
+    def forward(
+        self,
+        state: Tensor,
+        static: Tensor,
+        parameters: Tensor,
+        dt: Tensor,
+        task: TaskSpec,
+        coordinates: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """state (B, T, C, *S), static (B, Cs, *S), parameters (B, P), dt (B,) -> next state (B, C, *S).
+
+        For a steady task `state` has no channels and the result is the target (B, Ct, *S).
+        """
+        prediction = self.predict(state, static, parameters, dt, task, coordinates)
+        if task.steady:
+            return self.normalization.restore("target", task, prediction, 1)
+        return self.advance(state[:, -1], prediction, task)
+
+    def predict(
+        self,
+        state: Tensor,
+        static: Tensor,
+        parameters: Tensor,
+        dt: Tensor,
+        task: TaskSpec,
+        coordinates: Sequence[Tensor] | None = None,
+    ) -> Tensor:
+        """Scaled change (B, C, *S) of the last frame, or normalised target (B, Ct, *S): what losses are taken of."""
+        self._check(state, static, parameters, task)
+        fields, channels = self.inputs(state, static, task)
+        if coordinates is None:
+            coordinates = index_coordinates(fields.shape[2:], task, fields)
+        normalised = self.normalization.parameters_of(task, parameters)
+        outputs = task.channel_names("target" if task.steady else "state")
+        raw = self.network(fields, channels, outputs, task, normalised, dt, coordinates)
+        x = wide(raw)
+        return x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
+
+    def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
+        """last (B, C, *S) physical, change (B, C, *S) scaled -> the next frame, physical."""
+        x = wide(last)
+        return x + change * self.normalization.change_scale(task, x, task.num_spatial_dims)
+
+    def scaled_change(self, last: Tensor, following: Tensor, task: TaskSpec) -> Tensor:
+        """Inverse of `advance`: two frames (B, C, *S) -> the scaled change between them."""
+        difference = wide(following) - wide(last)
+        return difference / self.normalization.change_scale(task, difference, task.num_spatial_dims)
+
+    def inputs(self, state: Tensor, static: Tensor, task: TaskSpec) -> tuple[Tensor, Channels]:
+        """Context frames and static fields as one normalised tensor (B, T * C + Cs, *S), and what its channels are."""
+        last_slot = self.context_frames - 1
+        static_names = task.channel_names("static")
+        parts = [self.normalization.normalise("static", task, static, 1)]
+        names, slots = list(static_names), [last_slot] * len(static_names)
+        if not task.steady:
+            frames = self.normalization.normalise("state", task, state, 2)
+            parts.append(frames.flatten(1, 2))
+            state_names = task.channel_names("state")
+            for frame in range(self.context_frames):
+                names += state_names
+                slots += [frame] * len(state_names)
+        return torch.cat(parts, dim=1), Channels(tuple(names), tuple(slots))
+
+    def shard_units(self) -> list[nn.Module]:
+        """The modules to shard, recompute or compile one by one."""
+        return self.network.shard_units()
+
+    def _check(self, state: Tensor, static: Tensor, parameters: Tensor, task: TaskSpec) -> None:
+        known = self._known.get(task.name)
+        if known is None:
+            raise DataError(
+                f"the model does not know task '{task.name}'; it was built for {', '.join(self._known)}",
+                hint="use a model that was trained on this task",
+            )
+        if known is not task and _interface(known) != _interface(task):
+            raise DataError(
+                f"task '{task.name}' has other fields, axes or parameters than the one the model was built for",
+                hint="use the specification that is stored with the model",
+            )
+        roles: tuple[tuple[Role, int], ...] = (("static", static.shape[1]), ("state", state.shape[2]))
+        for role, found in roles:
+            if found != task.num_channels(role):
+                raise DataError(f"task '{task.name}' has {task.num_channels(role)} {role} channels, not {found}")
+        if parameters.shape[1] != len(task.parameters):
+            raise DataError(f"task '{task.name}' has {len(task.parameters)} parameters, not {parameters.shape[1]}")
+        if not task.steady and state.shape[1] != self.context_frames:
+            raise DataError(
+                f"the model sees {self.context_frames} context frames, not {state.shape[1]}",
+                hint="give it the last frames of the trajectory, oldest first",
+            )
+
+
+def _interface(task: TaskSpec) -> tuple[object, ...]:
+    return (task.fields, tuple(a.name for a in task.axes), task.parameters, task.steady)

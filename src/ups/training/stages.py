@@ -1,0 +1,169 @@
+"""Stages: what is trained, and the loss of a batch. One class per stage, one table; the loop is the engine's.
+
+A stage is the module that a strategy wraps: one forward per micro-batch. Its loss is a mean over samples in which no
+sample depends on another one, and its random draws are keyed by (seed, step, window number), so that ranks and
+micro-batches may cut a batch anywhere.
+
+B samples, T frames, C channels, S space.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ups.config.stage import OperatorStageConfig, StageConfig
+from ups.errors import ConfigError, DataError
+from ups.models.stepper import Stepper
+from ups.spec.batch import Batch
+from ups.spec.keyed import key_of, keyed_uniform
+from ups.spec.task import TaskSpec
+from ups.training.losses import Losses, sample_errors
+
+
+class Stage(nn.Module, ABC):
+    """Base of all stages. Building one decides which parameters are trained: all others stop asking for gradients."""
+
+    def __init__(self, stepper: Stepper, seed: int) -> None:
+        super().__init__()
+        self.stepper = stepper
+        self.seed = seed
+        trained = {id(p) for module in self.trained_modules() for p in module.parameters()}
+        for parameter in stepper.parameters():
+            parameter.requires_grad_(id(parameter) in trained)
+
+    @abstractmethod
+    def trained_modules(self) -> list[nn.Module]:
+        """The modules whose parameters this stage trains; every one of them is in the graph of every batch."""
+
+    @abstractmethod
+    def window_frames(self, context_frames: int) -> int:
+        """Frames that a sample of a transient task needs."""
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Losses:
+        """The mean loss over the samples of a batch of one task."""
+
+    def trainable_parameters(self) -> Iterator[nn.Parameter]:
+        """Parameters that the optimiser of this stage gets, in a fixed order."""
+        return (p for p in self.parameters() if p.requires_grad)
+
+    def shard_units(self) -> list[nn.Module]:
+        """The modules to shard, recompute or compile one by one."""
+        return self.stepper.shard_units()
+
+    def check_frames(self, batch: Batch) -> None:
+        """Raises DataError if the samples have fewer frames than the stage needs."""
+        needed = self.window_frames(self.stepper.context_frames)
+        if not batch.task.steady and batch.state.shape[1] < needed:
+            raise DataError(
+                f"stage needs {needed} frames a sample of task '{batch.task.name}', got {batch.state.shape[1]}",
+                hint="read windows of stage.window_frames(context_frames) frames",
+            )
+
+
+class OperatorStage(Stage):
+    """Trains the step in time, end to end, on the scaled change of the fields (or the normalised target)."""
+
+    def __init__(self, config: OperatorStageConfig, stepper: Stepper, seed: int) -> None:
+        super().__init__(stepper, seed)
+        self.config = config
+
+    def trained_modules(self) -> list[nn.Module]:
+        return [self.stepper.network]
+
+    def window_frames(self, context_frames: int) -> int:
+        return context_frames + self.config.unroll_steps
+
+    def forward(self, batch: Batch) -> Losses:
+        """One step, or several on the model's own results; leading pushforward steps leave no gradient."""
+        self.check_frames(batch)
+        if self.config.jitter:
+            batch = jitter(batch, self.seed)
+        errors = self.steady_errors(batch) if batch.task.steady else self.unrolled_errors(batch)
+        return _mean_losses(batch.task, {"loss": errors})
+
+    def steady_errors(self, batch: Batch) -> Tensor:
+        """(B,) errors of the normalised target."""
+        predicted = self.stepper.predict(
+            batch.state, batch.static, batch.parameters, batch.dt, batch.task, batch.coordinates
+        )
+        wanted = self.stepper.normalization.normalise("target", batch.task, batch.target, 1)
+        return self._errors(predicted - wanted, wanted)
+
+    def unrolled_errors(self, batch: Batch) -> Tensor:
+        """(B,) errors, averaged over the steps that carry a gradient."""
+        context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
+        history = batch.state[:, :context]
+        errors: list[Tensor] = []
+        for step in range(self.config.unroll_steps):
+            counts = step >= self.config.pushforward_steps
+            with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
+                predicted = stepper.predict(history, batch.static, batch.parameters, batch.dt, task, batch.coordinates)
+                if counts:
+                    truth = batch.state[:, context + step]
+                    # Relative to the true change, not to the correction of the model's own error: a poor history must
+                    # not make the denominator large.
+                    reference = stepper.scaled_change(batch.state[:, context + step - 1], truth, task)
+                    error = predicted - stepper.scaled_change(history[:, -1], truth, task)
+                    errors.append(self._errors(error, reference))
+                if step + 1 < self.config.unroll_steps:
+                    following = stepper.advance(history[:, -1], predicted, task)
+                    history = torch.cat([history[:, 1:], following[:, None].to(history.dtype)], dim=1)
+        return torch.stack(errors).mean(0)
+
+    def _errors(self, error: Tensor, reference: Tensor) -> Tensor:
+        return sample_errors(self.config.loss, error, reference, self.config.relative_floor)
+
+
+def jitter(batch: Batch, seed: int) -> Batch:
+    """Rolls each sample along the periodic axes by its own random shift: the same physics under another patch grid.
+
+    Only for tasks that declare the symmetry `translation`: elsewhere the equation itself knows where it is.
+    """
+    task = batch.task
+    axes = [a for a, spec in enumerate(task.axes) if spec.boundary == "periodic"]
+    if not axes or "translation" not in task.symmetries:
+        return batch
+    key = key_of(seed, "jitter", task.name, batch.stage_step)
+    draws = keyed_uniform(key, batch.numbers.numpy(), len(axes))  # (B, axes)
+    state, static, target = batch.state, batch.static, batch.target
+    for column, axis in enumerate(axes):
+        points = batch.space[axis]
+        shift = torch.from_numpy(np.floor(draws[:, column] * points).astype(np.int64))
+        state = roll_samples(state, shift, 3 + axis)
+        static = roll_samples(static, shift, 2 + axis)
+        target = roll_samples(target, shift, 2 + axis)
+    return replace(batch, state=state, static=static, target=target)
+
+
+def roll_samples(x: Tensor, shift: Tensor, dim: int) -> Tensor:
+    """x (B, ...) with sample b rolled by shift[b] along `dim`. shift (B,) on the CPU."""
+    if x.numel() == 0:
+        return x
+    points = x.shape[dim]
+    index = (torch.arange(points) - shift[:, None]) % points  # (B, points)
+    shape = [1] * x.ndim
+    shape[0], shape[dim] = x.shape[0], points
+    return x.gather(dim, index.reshape(shape).to(x.device, non_blocking=True).expand_as(x))
+
+
+def _mean_losses(task: TaskSpec, errors: dict[str, Tensor], weights: dict[str, float] | None = None) -> Losses:
+    """Sample errors (B,) by name -> their weighted sum, and a metric each."""
+    means = {name: values.mean() for name, values in errors.items()}
+    total = torch.stack([means[name] * (weights or {}).get(name, 1.0) for name in means]).sum()
+    metrics = {f"train/{task.name}/{name}": value.detach() for name, value in means.items()}
+    metrics[f"train/{task.name}/loss"] = total.detach()
+    return Losses(total, metrics)
+
+
+def build_stage(config: StageConfig, stepper: Stepper, seed: int) -> Stage:
+    """The stage that a recipe names. Freezes what it does not train."""
+    if isinstance(config, OperatorStageConfig):
+        return OperatorStage(config, stepper, seed)
+    raise ConfigError(f"there is no stage '{config.type}'")

@@ -1,0 +1,151 @@
+"""Stages: what a batch costs, what it trains, and that nothing depends on how a batch is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.unit.models.small import LINE, PLANE, STEADY, TASKS, awake, batch_of, loss_of, small_model
+from ups.config.stage import OperatorStageConfig
+from ups.errors import DataError
+from ups.models.stepper import Stepper
+from ups.spec.batch import Batch
+from ups.spec.task import TaskSpec
+from ups.training.stages import Stage, build_stage, jitter, roll_samples
+
+each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
+
+
+def operator(stepper: Stepper, **changes: object) -> Stage:
+    return build_stage(OperatorStageConfig.model_validate({"steps": 1, **changes}), stepper, seed=5)
+
+
+@each_task
+def test_every_trained_parameter_has_a_gradient_after_any_task(task: TaskSpec) -> None:
+    stage = operator(small_model(context_frames=2), unroll_steps=2, pushforward_steps=1)
+    loss_of(stage, batch_of(task, 4)).backward()
+    assert [n for n, p in stage.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+@each_task
+def test_the_loss_is_a_mean_over_samples_however_the_batch_is_cut(task: TaskSpec) -> None:
+    stage = operator(awake(small_model()).double(), unroll_steps=2)
+    batch = batch_of(task, 3, samples=4, dtype=torch.float64)
+    whole = loss_of(stage, batch)
+    cut = (loss_of(stage, batch.cut(0, 1)) + 3 * loss_of(stage, batch.cut(1, 4))) / 4
+    torch.testing.assert_close(whole, cut, rtol=1e-12, atol=0)
+
+
+def test_an_untrained_model_has_the_error_of_persistence() -> None:
+    batch = batch_of(LINE, 2)
+    losses = operator(small_model(), relative_floor=1e-6)(batch)
+    torch.testing.assert_close(losses.total, torch.tensor(1.0))
+    assert losses.metrics.keys() == {"train/line/loss"}
+    assert not losses.metrics["train/line/loss"].requires_grad
+    change = (batch.state[:, 1] - batch.state[:, 0]) / 0.25
+    torch.testing.assert_close(loss_of(operator(small_model(), loss="mse"), batch), change.square().mean())
+
+
+def test_a_perfect_prediction_costs_nothing() -> None:
+    stepper = awake(small_model()).double()
+    batch = batch_of(PLANE, 3, dtype=torch.float64)
+    state = batch.state.clone()
+    with torch.no_grad():
+        for frame in range(2):
+            args = (batch.static, batch.parameters, batch.dt, PLANE, batch.coordinates)
+            state[:, frame + 1] = stepper(state[:, frame : frame + 1], *args)
+        target = stepper(
+            (still := batch_of(STEADY, 0, dtype=torch.float64)).state, still.static, still.parameters, still.dt, STEADY,
+            still.coordinates,
+        )  # fmt: skip
+    assert loss_of(operator(stepper, unroll_steps=2, jitter=False), replace(batch, state=state)) < 1e-5
+    assert loss_of(operator(stepper), replace(still, target=target)) < 1e-5
+
+
+def test_the_unroll_feeds_the_model_its_own_results() -> None:
+    stepper = awake(small_model()).double()
+    batch = batch_of(LINE, 3, dtype=torch.float64)
+    args = (batch.static, batch.parameters, batch.dt, LINE, batch.coordinates)
+    once = stepper(batch.state[:, :1], *args)
+    twice = stepper(once[:, None], *args)
+    change = (batch.state[:, 2] - batch.state[:, 1]) / 0.25
+    error = (twice - batch.state[:, 2]) / 0.25
+    expected = (error.square().mean((1, 2)) / (change.square().mean((1, 2)) + 1e-12)).sqrt().mean()
+    stage = operator(stepper, unroll_steps=2, pushforward_steps=1, jitter=False, relative_floor=1e-6)
+    torch.testing.assert_close(loss_of(stage, batch), expected, rtol=1e-9, atol=0)
+
+
+def test_pushforward_steps_leave_no_gradient() -> None:
+    batch = batch_of(LINE, 3, dtype=torch.float64)
+
+    def gradient(pushforward: int, state: torch.Tensor) -> torch.Tensor:
+        stepper = awake(small_model()).double()
+        stage = operator(stepper, unroll_steps=2, pushforward_steps=pushforward, jitter=False, loss="mse")
+        loss_of(stage, replace(batch, state=state)).backward()
+        return stepper.network.encoder.table.grad  # type: ignore[return-value]
+
+    stepper = awake(small_model()).double()
+    with torch.no_grad():
+        args = (batch.static, batch.parameters, batch.dt, LINE, batch.coordinates)
+        once = stepper(batch.state[:, :1], *args)
+    stage = operator(awake(small_model()).double(), jitter=False, loss="mse")
+    given = torch.stack([once, batch.state[:, 2]], dim=1)
+    loss_of(stage, replace(batch, state=given)).backward()
+    torch.testing.assert_close(gradient(1, batch.state), stage.stepper.network.encoder.table.grad)
+    assert not torch.allclose(gradient(0, batch.state), gradient(1, batch.state))
+
+
+def test_a_stage_says_how_many_frames_it_needs_and_refuses_fewer() -> None:
+    stage = operator(small_model(context_frames=3), unroll_steps=4)
+    assert stage.window_frames(3) == 7
+    with pytest.raises(DataError, match="needs 7 frames"):
+        stage(batch_of(LINE, 6))
+    assert stage(batch_of(STEADY, 0)).total.isfinite()
+
+
+def test_jitter_rolls_states_and_statics_of_a_sample_alike() -> None:
+    batch = batch_of(LINE, 2, samples=16)
+    batch = replace(batch, static=batch.state[:, 0])
+    rolled = jitter(batch, seed=1)
+    assert torch.equal(rolled.static, rolled.state[:, 0])
+    shifts = [next(s for s in range(32) if torch.equal(batch.state[b].roll(s, -1), rolled.state[b])) for b in range(16)]
+    assert len(set(shifts)) > 8
+
+
+def test_jitter_is_a_function_of_seed_step_and_window() -> None:
+    batch = batch_of(LINE, 2, samples=6)
+
+    def state(b: Batch, seed: int = 1) -> torch.Tensor:
+        return jitter(b, seed).state
+
+    assert torch.equal(state(batch)[2:4], state(batch.cut(2, 4)))
+    assert not torch.equal(state(batch), state(batch, seed=2))
+    assert not torch.equal(state(batch), state(replace(batch, stage_step=8)))
+
+
+@pytest.mark.parametrize("task", [PLANE, STEADY], ids=["no symmetry", "no periodic axis"])
+def test_jitter_leaves_alone_what_may_not_be_moved(task: TaskSpec) -> None:
+    batch = batch_of(task, 2)
+    assert jitter(batch, seed=1) is batch
+
+
+def test_each_sample_rolls_by_its_own_shift() -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    rolled = roll_samples(x, torch.tensor([1, 3]), 2)
+    assert torch.equal(rolled[0], x[0].roll(1, -1))
+    assert torch.equal(rolled[1], x[1].roll(3, -1))
+
+
+def test_a_few_steps_of_training_lower_the_loss_of_every_task_at_once() -> None:
+    stage = operator(small_model(), loss="mse", jitter=False)
+    batches = [batch_of(task, 2) for task in TASKS]
+    optimiser = torch.optim.AdamW(stage.trainable_parameters(), lr=1e-2)
+    before = [loss_of(stage, b).item() for b in batches]
+    for _ in range(15):
+        optimiser.zero_grad()
+        torch.stack([loss_of(stage, b) / v for b, v in zip(batches, before, strict=True)]).sum().backward()
+        optimiser.step()
+    after = [loss_of(stage, b).item() for b in batches]
+    assert all(a < 0.97 * b for a, b in zip(after, before, strict=True)), (before, after)
