@@ -1,0 +1,118 @@
+"""What a stranger gets from `pip install universal-simulator`, without any extra.
+
+The wheel is built and installed into an empty environment together with every core dependency but torch: torch alone
+takes longer to install than all other tests of this file, and leaving it out proves at the same time that the commands
+tested here do not need it. `.ci/run` installs the project with torch, through pip's own resolution.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def run(*command: str | Path, cwd: Path, timeout: float = 240) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    environment |= {"HOME": str(cwd), "PIP_CACHE_DIR": str(Path.home() / ".cache" / "pip"), "NO_COLOR": "1"}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("wheel")
+    # The build backend is part of the dev extra: no isolated environment needs to be fetched for it.
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", where, ROOT, cwd=where)
+    (built,) = where.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path) -> Path:
+    """The bin directory of an environment with the wheel and the core dependencies, torch excepted."""
+    place = wheel.parent / "environment"
+    run(sys.executable, "-m", "venv", "--without-pip", place, cwd=wheel.parent)
+    light = [requirement for requirement in PROJECT["dependencies"] if not requirement.startswith("torch")]
+    assert len(light) == len(PROJECT["dependencies"]) - 1
+    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "-q"]
+    run(*pip, "-c", ROOT / ".ci" / "constraints.txt", *light, cwd=wheel.parent)
+    run(*pip, "--no-deps", wheel, cwd=wheel.parent)
+    return place / "bin"
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_the_wheel_holds_the_package_its_license_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "ups").rglob("*.py")}
+    assert sources <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"ups", "universal_simulator"}
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_the_command_works_without_any_extra(environment: Path, tmp_path: Path) -> None:
+    assert not list(environment.parent.glob("lib/*/site-packages/torch")), "torch must be absent here"
+    assert "config" in run(environment / "ups", "--help", cwd=tmp_path)
+    version = run(environment / "ups", "--version", cwd=tmp_path)
+    assert re.fullmatch(r"ups \d+\.\d+\.\d+\S*\n", version)
+    run(environment / "ups", "config", "check", ROOT / "recipes" / "tiny.yaml", cwd=tmp_path)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_the_version_tells_what_each_missing_extra_would_add(environment: Path, tmp_path: Path) -> None:
+    told = run(environment / "ups", "--version", "--verbose", cwd=tmp_path)
+    found = json.loads(run(environment / "ups", "--version", "--verbose", "--json", cwd=tmp_path))
+    assert found["libraries"]["torch"] is None
+    assert set(found["extras"]) == set(PROJECT["optional-dependencies"])
+    for name, extra in found["extras"].items():
+        assert extra["missing"], f"{name} is not installed here"
+        assert re.search(rf"{name} +missing +\S", told), told
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_the_installed_package_says_what_was_asked_of_it(wheel: Path) -> None:
+    (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = zipfile.ZipFile(wheel).read(name).decode()
+    assert "Name: universal-simulator" in metadata
+    assert "License-Expression: Apache-2.0" in metadata
+    assert "Requires-Python: >=3.11" in metadata
+    assert "Requires-Dist: torch>=2.10" in metadata
+
+
+def test_the_readme_lists_exactly_the_extras_that_exist() -> None:
+    listed = re.findall(r"^\| `\[([a-z]+)\]` \|", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(PROJECT["optional-dependencies"])
+
+
+def test_the_readme_names_the_packages_of_each_extra() -> None:
+    rows = dict(re.findall(r"^\| `\[([a-z]+)\]` \|(.*)$", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    for extra, requirements in PROJECT["optional-dependencies"].items():
+        for requirement in requirements:
+            package = re.split(r"[\[<>=!~ ]", requirement)[0].lower()
+            assert package in rows[extra].lower(), f"README: [{extra}] does not name {package}"
+
+
+def test_every_dependency_and_tool_is_pinned_for_the_checks() -> None:
+    pins = [line for line in (ROOT / ".ci" / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.]+", pin) for pin in pins), "plain pins: no paths, no hosts"
+    pinned = {re.sub(r"[-_.]+", "-", pin.split("==")[0]).lower() for pin in pins}
+    extras = PROJECT["optional-dependencies"]
+    tested = [PROJECT["dependencies"], extras["dev"], extras["generate"], extras["report"]]
+    for requirement in (requirement for group in tested for requirement in group):
+        assert re.split(r"[\[<>=!~ ]", requirement)[0].lower() in pinned, f"{requirement} is not in .ci/constraints.txt"
