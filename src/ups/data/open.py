@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ups.config.schema import TaskConfig
-from ups.data.readers.base import Reader, Subsampling
+from ups.data.readers.base import GridReader, Reader, Subsampling
+from ups.data.readers.pdebench import PdebenchReader
 from ups.data.readers.zarr_store import StoreReader, is_store
 from ups.errors import DataError
 
@@ -22,8 +23,10 @@ def open_task(config: TaskConfig) -> Reader:
     if is_store(paths[0]):
         if len(paths) > 1:
             raise DataError(f"task '{config.name}' names {len(paths)} paths; a store is one path")
-        reader = StoreReader(paths[0], subsampling)
+        reader: GridReader = StoreReader(paths[0], subsampling)
     else:
-        raise DataError(f"task '{config.name}': {paths[0]} is not a store (.zarr)")
+        reader = PdebenchReader(
+            paths, subsampling, valid_fraction=config.valid_fraction, test_fraction=config.test_fraction
+        )
     reader.rename(config.name)
     return reader

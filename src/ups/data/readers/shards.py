@@ -126,10 +126,13 @@ def drop_files(directory: str) -> None:
     _open_files.drop(directory)
 
 
-def map_file(path: str) -> npt.NDArray[np.uint8]:
-    """The bytes of a file, mapped read-only. Raises DataError if it is not a plain file with something in it."""
+def map_file(path: str, *, follow_link: bool = False) -> npt.NDArray[np.uint8]:
+    """The bytes of a file, mapped read-only. Raises DataError if it is not a plain file with something in it.
+
+    follow_link: for a file that a person named; inside a store a link leads outside of it and is refused.
+    """
     try:
-        if os.path.islink(path) or not os.path.isfile(path):
+        if (os.path.islink(path) and not follow_link) or not os.path.isfile(path):
             raise DataError(f"{path} is missing or not a plain file", hint="the store is incomplete: pack it again")
         with Path(path).open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
