@@ -28,7 +28,7 @@ import typer
 from typer.core import TyperGroup
 
 from ups.cli.options import new_app
-from ups.cli.output import keep_traceback, log_path, note, print_error, say, styled, table
+from ups.cli.output import keep_traceback, log_path, note, print_error, say, silence, styled, table
 from ups.errors import EXIT_CODES, UpsError
 
 
@@ -156,7 +156,8 @@ def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; nothing is raised for what a person can get wrong."""
     try:
         code = _invoke(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except UpsError as error:
         return _known(error, arguments)
     except BrokenPipeError:
@@ -218,22 +219,16 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
 
 
 def _quietly(tell: Callable[[], None], code: int) -> int:
-    """Say something on the way out; a closed pipe does not change the exit code."""
+    """Say something on the way out; output that cannot be written does not change the exit code."""
     try:
         tell()
-    except OSError:
-        _leave_pipe()
+    except (OSError, UpsError):
+        silence(sys.stdout, sys.stderr)
     return code
 
 
 def _leave_pipe() -> int:
-    """Nobody reads any more: point the output elsewhere, so that the interpreter's last flush is silent."""
-    try:
-        null = os.open(os.devnull, os.O_WRONLY)
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(null, stream.fileno())
-    except (OSError, ValueError):
-        pass
+    silence(sys.stdout, sys.stderr)
     return 141
 
 

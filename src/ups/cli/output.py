@@ -15,17 +15,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from ups.errors import UpsError
+from ups.errors import MachineError, UpsError
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _MAX_LOG_BYTES = 1_000_000
 
 
-def colour(stream: TextIO) -> bool:
+def colour(stream: TextIO | None) -> bool:
     """Whether to colour what goes to `stream` (https://no-color.org: any non-empty NO_COLOR turns it off)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    return stream.isatty()
+    return stream is not None and stream.isatty()
 
 
 def styled(text: str, *styles: str, stream: TextIO | None = None) -> str:
@@ -65,10 +65,15 @@ def print_error(error: UpsError, *, as_json: bool = False) -> None:
     head = styled("error:", "bold", "red", stream=sys.stderr)
     others: tuple[str, ...] = getattr(error, "others", ())
     for line in (error.one_line(), *others):
-        note(f"{head} {line}")
+        note(f"{head} {_printable(line)}")
     if as_json:
         details = {"cause": error.cause, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
         report({"error": {**details, "others": list(others)}})
+
+
+def _printable(line: str) -> str:
+    """A line without control characters: a name in a stranger's file must not write to the terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def log_path() -> Path:
@@ -96,11 +101,31 @@ def keep_traceback(error: BaseException, command: str) -> Path | None:
     return path
 
 
-def _write(stream: TextIO, text: str) -> None:
+def silence(*streams: TextIO | None) -> None:
+    """Send what is still buffered to nowhere, so that the interpreter's last flush does not fail a second time."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in streams:
+            if stream is not None:
+                os.dup2(null, stream.fileno())
+        os.close(null)
+    except (OSError, ValueError):
+        return
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is None:  # the shell closed it (>&-)
+        return
     encoding = stream.encoding or "utf-8"
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
         text = text.encode(encoding, "backslashreplace").decode(encoding)
-    stream.write(text)
-    stream.flush()
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence(stream)
+        raise MachineError(f"cannot write the output: {error.strerror}", hint="is the disk full?") from None

@@ -99,6 +99,7 @@ class _Reader:
     num_values: int = 0
 
     def read(self, file: str, chain: tuple[str, ...] = (), included_from: str = "") -> Document:
+        text = _text_of(file, included_from)  # first: it has words for names that no file can have
         real = os.path.realpath(file)
         if real in chain:
             loop = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
@@ -107,7 +108,7 @@ class _Reader:
             raise ConfigError(f"{included_from}: include: more than {MAX_INCLUDE_DEPTH} levels deep")
         if len(self.files) >= MAX_FILES:
             raise ConfigError(f"{included_from}: include: more than {MAX_FILES} files")
-        document = parse(_text_of(file, included_from), file)
+        document = parse(text, file)
         self.files.append(file)
         self.num_values += len(document.origins)
         if self.num_values > MAX_VALUES:

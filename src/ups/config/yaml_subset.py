@@ -154,7 +154,7 @@ class _Builder:
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
             if not isinstance(event, yaml.ScalarEvent) or event.tag is not None or event.anchor is not None:
                 self._refuse(event, "a field name must be plain text", "write 'name: value'")
-            key = event.value
+            key = self._text(event)
             if key == "<<":
                 self._refuse(event, "merge key '<<' is not allowed", "share values with 'include:'")
             if key in values:
@@ -173,8 +173,14 @@ class _Builder:
             values.append(self._value(event, (*path, len(values))))
         return values
 
-    def _scalar(self, event: yaml.ScalarEvent) -> Value:
+    def _text(self, event: yaml.ScalarEvent) -> str:
         text: str = event.value
+        if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+            self._refuse(event, "half of a surrogate pair is not a character", "write the character itself")
+        return text
+
+    def _scalar(self, event: yaml.ScalarEvent) -> Value:
+        text = self._text(event)
         if event.style in ("'", '"', "|", ">"):
             return text
         if _LEADING_ZERO.fullmatch(text):

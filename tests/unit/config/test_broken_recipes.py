@@ -313,6 +313,13 @@ CASES: dict[str, Broken] = {
         "config: r.yaml:1: include: .: is a directory -> name a recipe file, or a run directory with config.yaml",
         "include: .\n" + SOUND,
     ),
+    "include of no file at all": Broken(
+        "config: r.yaml:1: include: a\0b: cannot be read: embedded null byte", 'include: "a\\0b"\n' + SOUND
+    ),
+    "half a character": Broken(
+        "config: r.yaml:2: is not YAML: found invalid Unicode character escape code -> check this line",
+        edited("demo", '"\\ud800"'),
+    ),
     "include of a number": Broken(
         "config: r.yaml:1: include: expected a file name or a list of file names -> write 'include: base.yaml', relative to this file",
         "include: 3\n" + SOUND,
