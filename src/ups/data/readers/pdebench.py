@@ -63,6 +63,8 @@ class PdebenchReader(GridReader):
                 raise survey
             key = file_key(path)
             layouts.append((key, survey, understand(key, survey)))
+        for key, _, _ in layouts:
+            drop_hdf5(key[0])  # opened for the coordinates; nothing stays open before a fork
         _check_same_problem(layouts)
         first = layouts[0][2]
         names = tuple(first.parameters)

@@ -51,6 +51,7 @@ class StoreReader(GridReader):
         self.times = np.empty(0) if task.steady else _read_vector(self.path / first / "time", "time", num_frames)
         source = Source(task, coordinates, num_frames, {s: n for s, (n, _, _) in counts.items()})
         super().__init__(source, subsampling)
+        drop_files(str(self.path))  # mapped for the coordinates; nothing stays open before a fork
 
     def where(self, split: str, trajectory: int) -> str:
         return f"{self.path} {split} trajectory {trajectory}"
