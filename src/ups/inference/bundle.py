@@ -1,0 +1,205 @@
+"""A bundle: what a person takes away from a run. Plain files, no pickle, committed like everything else on disk.
+
+    bundle.json        format version, model config, context, tasks, statistics, training grids, scores, provenance
+    model.safetensors  weights and normalisation tables
+    config.yaml        the resolved recipe of the run
+    card.md            what it was trained on, its scores beside references, where not to trust it
+    MANIFEST COMMITTED SHA-256 of every file
+
+A bundle may come from a stranger: sizes are checked before anything is allocated, weights are compared with the shapes
+that the config gives before they are loaded, and every mistake is a `BundleError`. Hashes show damage; they do not
+prove who made the bundle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ups import __version__
+from ups.config.model import ModelConfig
+from ups.errors import BundleError, DataError, IntegrityError
+from ups.models.build import build_model
+from ups.models.stepper import Stepper
+from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
+from ups.spec.batch import Float64
+from ups.spec.statistics import Statistics
+from ups.spec.task import TaskSpec
+
+FORMAT = "ups-bundle"
+VERSION = 1
+MAX_JSON_BYTES = 16 * 2**20
+MAX_TASKS = 1000
+
+
+@dataclass(frozen=True)
+class BundleInfo:
+    """Everything in a bundle but the weights.
+
+    coordinates: task -> one (n,) array per axis of the grid it was trained on; scores: task -> predictor -> metric ->
+    value, with the protocol they were measured by; provenance: label -> value (recipe hash, steps, data identities).
+    """
+
+    model: ModelConfig
+    context_frames: int
+    tasks: tuple[TaskSpec, ...]
+    statistics: Mapping[str, Statistics]
+    coordinates: Mapping[str, tuple[Float64, ...]]
+    scores: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def space(self, task: str) -> tuple[int, ...]:
+        """Grid points per axis of the training grid."""
+        return tuple(len(c) for c in self.coordinates[task])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "written_by": f"universal-simulator {__version__}",
+            "model": self.model.model_dump(mode="json"),
+            "context_frames": self.context_frames,
+            "tasks": [t.to_json() for t in self.tasks],
+            "statistics": {name: s.to_json() for name, s in self.statistics.items()},
+            "coordinates": {name: [c.tolist() for c in axes] for name, axes in self.coordinates.items()},
+            "scores": dict(self.scores),
+            "provenance": dict(self.provenance),
+        }
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle in memory. hash: of its manifest, the name of exactly these bytes."""
+
+    info: BundleInfo
+    stepper: Stepper
+    hash: str
+    path: Path
+
+
+def write_bundle(directory: Path, stepper: Stepper, info: BundleInfo, *, config_text: str, card: str) -> Path:
+    """Write and commit a bundle in one instant; an older bundle of that name is replaced."""
+    from safetensors.torch import save_file
+
+    temporary = make_temporary(directory)
+    tensors = {name: t.detach().to("cpu").contiguous() for name, t in stepper.state_dict().items()}
+    save_file(tensors, temporary / "model.safetensors", metadata={"format": FORMAT, "version": str(VERSION)})
+    text = json.dumps(info.to_json(), indent=1, sort_keys=True, allow_nan=False)
+    (temporary / "bundle.json").write_text(text + "\n", encoding="utf-8")
+    (temporary / "config.yaml").write_text(config_text, encoding="utf-8")
+    (temporary / "card.md").write_text(card, encoding="utf-8")
+    commit_directory(temporary, directory)
+    return directory
+
+
+def load_bundle(path: str | Path, device: torch.device | None = None) -> Bundle:
+    """Read, check and build a bundle. Raises BundleError for anything that is not a sound bundle."""
+    directory = Path(path)
+    if not directory.is_dir():
+        raise BundleError(
+            f"there is no bundle at '{path}'",
+            hint="give the directory that holds bundle.json, for instance runs/NAME/bundle",
+        )
+    if not (directory / "bundle.json").is_file():
+        raise BundleError(f"'{path}' is not a bundle: it has no bundle.json", hint=_hint_for(directory))
+    try:
+        verify(directory)
+        digest = read_manifest(directory).sha256
+    except IntegrityError as error:
+        raise BundleError(f"bundle '{path}' is damaged: {error.message}", hint="copy or export it again") from error
+    info = read_info(directory)
+    return Bundle(info, _build(directory, info, device or torch.device("cpu")), digest, directory)
+
+
+def _hint_for(directory: Path) -> str:
+    if (directory / "bundle" / "bundle.json").is_file():
+        return f"this is a run; its bundle is '{directory / 'bundle'}'"
+    if (directory / "checkpoints").is_dir():
+        return f"this is a run without a bundle; make one with: ups export bundle {directory}"
+    return "give the directory that holds bundle.json"
+
+
+def read_info(directory: Path) -> BundleInfo:
+    """bundle.json, fully checked."""
+    path = directory / "bundle.json"
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise BundleError(f"{path} is larger than {MAX_JSON_BYTES >> 20} MiB")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is not valid JSON: {str(error)[:200]}") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise BundleError(f"{path} does not describe a bundle")
+    version = data.get("version")
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
+        raise BundleError(
+            f"bundle format version {str(version)[:20]} is not known to this program, which reads up to {VERSION}",
+            hint="install a newer universal-simulator",
+        )
+    try:
+        return _info_from(data)
+    except (KeyError, TypeError, ValueError, DataError) as error:
+        reason = str(error).strip().splitlines()
+        raise BundleError(f"{path} is malformed: {reason[0][:200] if reason else type(error).__name__}") from error
+
+
+def _info_from(data: Mapping[str, Any]) -> BundleInfo:
+    from pydantic import TypeAdapter
+
+    tasks = data["tasks"]
+    if not isinstance(tasks, list) or not 1 <= len(tasks) <= MAX_TASKS:
+        raise ValueError(f"a bundle has 1 to {MAX_TASKS} tasks")
+    context = data["context_frames"]
+    if not isinstance(context, int) or not 1 <= context <= 64:
+        raise ValueError("context_frames must be between 1 and 64")
+    specs = tuple(TaskSpec.from_json(t) for t in tasks)
+    model: ModelConfig = TypeAdapter(ModelConfig).validate_python(data["model"])
+    return BundleInfo(
+        model=model,
+        context_frames=context,
+        tasks=specs,
+        statistics={t.name: Statistics.from_json(data["statistics"][t.name]) for t in specs},
+        coordinates={t.name: _coordinates(t, data["coordinates"][t.name]) for t in specs},
+        scores=dict(data.get("scores", {})),
+        provenance={str(k): str(v) for k, v in dict(data.get("provenance", {})).items()},
+    )
+
+
+def _coordinates(task: TaskSpec, axes: Any) -> tuple[Float64, ...]:
+    if not isinstance(axes, list) or len(axes) != len(task.axes):
+        raise ValueError(f"task '{task.name}' needs coordinates for each of its {len(task.axes)} axes")
+    found = tuple(np.asarray(values, np.float64) for values in axes)
+    for axis, values in zip(task.axes, found, strict=True):
+        if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
+            raise ValueError(f"coordinate '{axis.name}' of task '{task.name}' is not an increasing list of numbers")
+    return found
+
+
+def _build(directory: Path, info: BundleInfo, device: torch.device) -> Stepper:
+    """The stepper with the bundle's weights: built without memory first, so that a wrong size allocates nothing."""
+    from safetensors import SafetensorError, safe_open
+
+    stepper = build_model(info.model, info.tasks, info.statistics, info.context_frames, device="meta")
+    expected = {name: tuple(t.shape) for name, t in stepper.state_dict().items()}
+    path = directory / "model.safetensors"
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            if found != expected:
+                wrong = sorted(set(found.items()) ^ set(expected.items()))
+                raise BundleError(
+                    f"{path} does not hold the weights that bundle.json describes: '{wrong[0][0]}' differs",
+                    hint="the bundle was put together from two runs; export it again",
+                )
+            tensors = {name: file.get_tensor(name) for name in expected}
+    except (SafetensorError, OSError) as error:
+        raise BundleError(f"{path} cannot be read: {str(error)[:200]}") from error
+    stepper.load_state_dict(tensors, assign=True)
+    stepper.requires_grad_(False)
+    return stepper.eval()

@@ -1,0 +1,335 @@
+"""From what a person has (numpy, torch, xarray, a dict of fields) to checked tensors, with one clear line per mistake.
+
+Shape legend: B samples, T given frames, C channels, S space, P parameters.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ups.errors import BundleError
+from ups.spec.task import AxisSpec, FieldSpec, Role, TaskSpec
+
+Float64 = npt.NDArray[np.float64]
+# One rollout holds at most so many numbers in a frame: a typing mistake must not ask for terabytes.
+MAX_FRAME_VALUES = 2**31
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a rollout begins. state (B, T, C, *S), static (B, Cs, *S), parameters (B, P), one (n,) array per axis."""
+
+    state: Tensor
+    static: Tensor
+    parameters: Tensor
+    coordinates: tuple[Float64, ...]
+    time: float
+    batched: bool
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        return tuple(len(c) for c in self.coordinates)
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def read_start(
+    task: TaskSpec,
+    context_frames: int,
+    state: Any,
+    static: Any,
+    parameters: Any,
+    trained: tuple[Float64, ...],
+) -> Start:
+    """Checks and converts everything a rollout starts from. trained: the coordinates of the training grid."""
+    coordinates: tuple[Float64, ...] | None = None
+    time = 0.0
+    if is_dataset(state):
+        coordinates, time = _dataset_coordinates(task, state)
+        if static is None and task.fields_of("static"):
+            static = state
+        if parameters is None and task.parameters:
+            parameters = {p.name: state[p.name].values for p in task.parameters if p.name in state}
+    if task.steady and state is not None and not is_dataset(state):
+        raise BundleError(
+            f"task '{task.name}' is steady: it has no state, only given fields {_names(task, 'static')}",
+            hint="pass them as static=",
+        )
+    frames = None if task.steady else _fields(task, "state", state, context_frames)
+    given = _fields(task, "static", static, 1) if task.fields_of("static") else None
+    if given is None and static is not None and not is_dataset(static):
+        raise BundleError(f"task '{task.name}' has no static fields, but some were given")
+    space = _common_space(task, frames, given, tuple(len(c) for c in trained))
+    batched = any(part is not None and part[1] for part in (frames, given))
+    num_samples = _common_samples(task, frames, given)
+    values = _parameters(task, parameters, num_samples)
+    batched = batched or (values is not None and values.shape[0] > 1)
+    num_samples = max(num_samples, values.shape[0])
+    if coordinates is None or tuple(len(c) for c in coordinates) != space:
+        coordinates = tuple(_regrid(known, n, axis) for axis, known, n in zip(task.axes, trained, space, strict=True))
+    return Start(
+        state=_expand(frames, num_samples, (0, 0, *space)),
+        static=_expand(given, num_samples, None)[:, 0] if given is not None else torch.zeros(num_samples, 0, *space),
+        parameters=torch.from_numpy(values).float().expand(num_samples, -1),
+        coordinates=coordinates,
+        time=time,
+        batched=batched,
+    )
+
+
+def is_dataset(value: Any) -> bool:
+    return type(value).__module__.startswith("xarray") and hasattr(value, "data_vars")
+
+
+def _names(task: TaskSpec, role: Role) -> str:
+    return ", ".join(f.name for f in task.fields_of(role)) or "none"
+
+
+def _regrid(known: Float64, points: int, axis: AxisSpec) -> Float64:
+    """The training grid's coordinates for another number of points: the same domain in equal cells."""
+    if points == len(known):
+        return known
+    spacing = axis.extent / points
+    # cells of a wall-bounded axis are centred; on a periodic axis the first point stays where it was
+    edge = float(known[0]) if axis.boundary == "periodic" else float(known[0]) - axis.extent / len(known) / 2
+    return np.asarray(edge + (np.arange(points) + (0.0 if axis.boundary == "periodic" else 0.5)) * spacing)
+
+
+def _array(value: Any, what: str) -> Float64:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().numpy()
+    elif hasattr(value, "values") and not isinstance(value, Mapping):
+        value = value.values
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise BundleError(f"{what} is not a regular array: {str(error)[:100]}") from error
+    if array.dtype.kind not in "fiub":
+        raise BundleError(f"{what} must hold real numbers, not {array.dtype}")
+    if array.size > MAX_FRAME_VALUES:
+        raise BundleError(f"{what} has {array.size} values; at most {MAX_FRAME_VALUES} are possible")
+    if not np.isfinite(array).all():
+        bad = np.argwhere(~np.isfinite(array))
+        raise BundleError(f"{what} is not finite at {len(bad)} points, the first at index {tuple(map(int, bad[0]))}")
+    return np.asarray(array, np.float64)
+
+
+def _fields(task: TaskSpec, role: Role, value: Any, num_frames: int) -> tuple[Float64, bool]:
+    """(B, T, C, *S) and whether a sample axis was given."""
+    if value is None:
+        raise BundleError(
+            f"task '{task.name}' needs {role} fields {_names(task, role)}",
+            hint=f"pass an array, a dict of fields or an xarray.Dataset as {role}=",
+        )
+    if is_dataset(value):
+        return _from_dataset(task, role, value, num_frames)
+    if isinstance(value, Mapping):
+        return _from_mapping(task, role, value, num_frames)
+    return _from_array(task, role, _array(value, f"{role} of task '{task.name}'"), num_frames)
+
+
+def _expected(task: TaskSpec, role: Role, num_frames: int, channels: int | None) -> str:
+    axes = ", ".join(a.name for a in task.axes)
+    channel = "" if channels is None else f"{channels} channels ({', '.join(task.channel_names(role))}), "
+    frames = f"{num_frames} frames, " if num_frames > 1 else ""
+    return f"({frames}{channel}{axes}), or the same with a sample axis in front"
+
+
+def _from_array(task: TaskSpec, role: Role, array: Float64, num_frames: int) -> tuple[Float64, bool]:
+    channels, dims = task.num_channels(role), task.num_spatial_dims
+    single = dims + 1 + (num_frames > 1)
+    if array.ndim not in (single, single + 1):
+        expected = _expected(task, role, num_frames, channels)
+        raise BundleError(f"{role} of task '{task.name}' has shape {array.shape}; expected {expected}")
+    batched = array.ndim == single + 1
+    array = array if batched else array[None]
+    array = array if num_frames > 1 else array[:, None]
+    if array.shape[1] != num_frames:
+        raise BundleError(f"task '{task.name}' takes {num_frames} given frames, not {array.shape[1]}")
+    if array.shape[2] != channels:
+        raise BundleError(
+            f"{role} of task '{task.name}' has {channels} channels ({', '.join(task.channel_names(role))}), "
+            f"not {array.shape[2]}; expected shape {_expected(task, role, num_frames, channels)}"
+        )
+    return array, batched
+
+
+def _from_mapping(task: TaskSpec, role: Role, value: Mapping[Any, Any], num_frames: int) -> tuple[Float64, bool]:
+    fields = task.fields_of(role)
+    known = [f.name for f in fields]
+    for name in value:
+        if name not in known:
+            raise BundleError(
+                f"task '{task.name}' has no {role} field '{name}'{suggestion(str(name), known)}",
+                hint=f"its {role} fields are {', '.join(known)}",
+            )
+    missing = [n for n in known if n not in value]
+    if missing:
+        raise BundleError(f"{role} field '{missing[0]}' of task '{task.name}' is missing")
+    parts, flags = [], []
+    for field in fields:
+        array, batched = _one_field(task, field, _array(value[field.name], f"field '{field.name}'"), num_frames)
+        parts.append(array)
+        flags.append(batched)
+    first = parts[0].shape
+    for field, part in zip(fields, parts, strict=True):
+        if (part.shape[:2], part.shape[3:]) != (first[:2], first[3:]):
+            raise BundleError(
+                f"fields '{fields[0].name}' and '{field.name}' of task '{task.name}' differ in samples, frames or "
+                f"grid: {first[:2] + first[3:]} and {part.shape[:2] + part.shape[3:]}"
+            )
+    return np.concatenate(parts, axis=2), any(flags)
+
+
+def _one_field(task: TaskSpec, field: FieldSpec, array: Float64, num_frames: int) -> tuple[Float64, bool]:
+    """(B, T, c, *S) of one field; a scalar field has no channel axis in the input."""
+    dims, channels = task.num_spatial_dims, field.num_channels(task.num_spatial_dims)
+    single = dims + (num_frames > 1) + (field.tensor_rank > 0)
+    if array.ndim not in (single, single + 1):
+        frames = f"{num_frames} frames, " if num_frames > 1 else ""
+        components = f"{channels} components, " if field.tensor_rank else ""
+        axes = ", ".join(a.name for a in task.axes)
+        raise BundleError(
+            f"field '{field.name}' has shape {array.shape}; expected ({frames}{components}{axes}), "
+            "or the same with a sample axis in front"
+        )
+    batched = array.ndim == single + 1
+    array = array if batched else array[None]
+    array = array if num_frames > 1 else array[:, None]
+    array = array if field.tensor_rank else array[:, :, None]
+    if array.shape[1] != num_frames or array.shape[2] != channels:
+        raise BundleError(
+            f"field '{field.name}' needs {num_frames} frames and {channels} components, "
+            f"not {array.shape[1]} and {array.shape[2]}"
+        )
+    return array, batched
+
+
+def _from_dataset(task: TaskSpec, role: Role, dataset: Any, num_frames: int) -> tuple[Float64, bool]:
+    axes = [a.name for a in task.axes]
+    values: dict[str, Float64] = {}
+    for field in task.fields_of(role):
+        if field.name not in dataset:
+            names = [str(n) for n in dataset.data_vars]
+            raise BundleError(
+                f"the dataset has no variable '{field.name}'{suggestion(field.name, names)}",
+                hint=f"it has {', '.join(names) or 'none'}",
+            )
+        variable = dataset[field.name]
+        wanted = [d for d in ("sample",) if d in variable.dims]
+        if "time" in variable.dims:
+            have = variable.sizes["time"]
+            if have < num_frames:
+                raise BundleError(f"the dataset has {have} frames; task '{task.name}' takes {num_frames}")
+            variable = variable.isel(time=slice(have - num_frames, have))
+            if num_frames == 1:
+                variable = variable.isel(time=0)
+            else:
+                wanted.append("time")
+        elif num_frames > 1:
+            raise BundleError(f"variable '{field.name}' has no dimension 'time', and {num_frames} frames are needed")
+        wanted += ["component"] if field.tensor_rank else []
+        wanted += axes
+        if set(variable.dims) != set(wanted):
+            raise BundleError(
+                f"variable '{field.name}' has dimensions {tuple(variable.dims)}; expected {tuple(wanted)} in any order"
+            )
+        values[field.name] = variable.transpose(*wanted).values
+    return _from_mapping(task, role, values, num_frames)
+
+
+def _dataset_coordinates(task: TaskSpec, dataset: Any) -> tuple[tuple[Float64, ...] | None, float]:
+    time = 0.0
+    if "time" in dataset.coords and dataset["time"].size:
+        stamps = np.atleast_1d(dataset["time"].values)
+        time = float(stamps[-1]) if stamps.dtype.kind in "fiu" else 0.0
+    if not all(a.name in dataset.coords for a in task.axes):
+        return None, time
+    coordinates = tuple(_array(dataset[a.name], f"coordinate '{a.name}'") for a in task.axes)
+    for axis, values in zip(task.axes, coordinates, strict=True):
+        if values.ndim != 1 or (np.diff(values) <= 0).any():
+            raise BundleError(f"coordinate '{axis.name}' must be one increasing list of numbers")
+    return coordinates, time
+
+
+def _common_space(
+    task: TaskSpec,
+    frames: tuple[Float64, bool] | None,
+    given: tuple[Float64, bool] | None,
+    default: tuple[int, ...],
+) -> tuple[int, ...]:
+    found = [part[0].shape[3:] for part in (frames, given) if part is not None]
+    if len(set(found)) > 1:
+        raise BundleError(
+            f"state and static fields of task '{task.name}' are on different grids: {found[0]} and {found[1]}"
+        )
+    return tuple(found[0]) if found else default
+
+
+def _common_samples(task: TaskSpec, *parts: tuple[Float64, bool] | None) -> int:
+    counts = {part[0].shape[0] for part in parts if part is not None and part[1]}
+    if len(counts) > 1:
+        raise BundleError(
+            f"state and static fields of task '{task.name}' have different numbers of samples: {sorted(counts)}"
+        )
+    count = counts.pop() if counts else 1
+    if count == 0:
+        raise BundleError(f"no samples were given for task '{task.name}'")
+    return count
+
+
+def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
+    """(1 or B, P). Everything the task names must be given, by name."""
+    known = [p.name for p in task.parameters]
+    if parameters is None:
+        parameters = {}
+    if not isinstance(parameters, Mapping):
+        example = known[0] if known else "name"
+        raise BundleError(f"parameters must be a dict such as {{'{example}': 1.0}}, not {type(parameters).__name__}")
+    for name in parameters:
+        if name not in known:
+            raise BundleError(
+                f"task '{task.name}' has no parameter '{name}'{suggestion(str(name), known)}",
+                hint=f"its parameters are {', '.join(known) or 'none'}",
+            )
+    missing = [p for p in task.parameters if p.name not in parameters]
+    if missing:
+        raise BundleError(
+            f"parameter '{missing[0].name}' of task '{task.name}' is missing",
+            hint=f"it was trained between {missing[0].minimum:g} and {missing[0].maximum:g}",
+        )
+    columns = []
+    for spec in task.parameters:
+        values = np.atleast_1d(_array(parameters[spec.name], f"parameter '{spec.name}'"))
+        # one sample and many values: the values make the samples
+        allowed = {1, len(values)} if num_samples == 1 else {1, num_samples}
+        if values.ndim != 1 or len(values) not in allowed:
+            raise BundleError(
+                f"parameter '{spec.name}' must be one number or one for each of the {num_samples} samples, "
+                f"not shape {values.shape}"
+            )
+        if spec.scale == "log" and (values <= 0).any():
+            raise BundleError(f"parameter '{spec.name}' must be above 0, not {values.min():g}")
+        columns.append(values)
+    rows = max([len(c) for c in columns], default=1)
+    if any(len(c) not in (1, rows) for c in columns):
+        raise BundleError(f"parameters of task '{task.name}' have different numbers of values")
+    return np.stack([np.broadcast_to(c, rows) for c in columns], axis=1) if columns else np.zeros((1, 0))
+
+
+def _expand(part: tuple[Float64, bool] | None, num_samples: int, empty: tuple[int, ...] | None) -> Tensor:
+    if part is None:
+        return torch.zeros(num_samples, *(empty or ()))
+    tensor = torch.from_numpy(part[0]).float()
+    return tensor.expand(num_samples, *tensor.shape[1:])

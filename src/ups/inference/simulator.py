@@ -1,0 +1,200 @@
+"""`ups.Simulator`: load a bundle, step it, roll it out; results are xarray datasets with names, units and time.
+
+Deterministic: the same bundle, input, device and thread count give the same numbers. What a result cannot be trusted
+for is written into its attributes: parameters, grid or time step outside what the simulator was trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ups.errors import BundleError, DataError
+from ups.inference.bundle import Bundle, load_bundle
+from ups.inference.frames import FrameSink, open_sink
+from ups.inference.inputs import Start, read_start, suggestion
+from ups.spec.task import TaskSpec
+
+MAX_STEPS = 10**8
+
+
+class Simulator:
+    """A trained simulator. Make one with `Simulator.load(path)`."""
+
+    def __init__(self, bundle: Bundle, device: torch.device) -> None:
+        self._bundle = bundle
+        self._stepper = bundle.stepper
+        self._device = device
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto") -> Simulator:
+        """Load a bundle. device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'."""
+        chosen = _device(device)
+        return cls(load_bundle(path, chosen), chosen)
+
+    @property
+    def tasks(self) -> dict[str, TaskSpec]:
+        """What it can simulate, by name: fields, axes, parameters with their trained ranges, time step."""
+        return {t.name: t for t in self._bundle.info.tasks}
+
+    @property
+    def card(self) -> str:
+        """The bundle's card: trained on what, scores, known limits (Markdown)."""
+        return (self._bundle.path / "card.md").read_text(encoding="utf-8")
+
+    @property
+    def context_frames(self) -> int:
+        """Frames that have to be given before the first step."""
+        return self._bundle.info.context_frames
+
+    def __repr__(self) -> str:
+        return f"Simulator(tasks={list(self.tasks)}, bundle={self._bundle.hash[:12]}, device={self._device})"
+
+    def task(self, name: str | None) -> TaskSpec:
+        """The task of that name, or the only one."""
+        tasks = self.tasks
+        if name is None:
+            if len(tasks) == 1:
+                return next(iter(tasks.values()))
+            raise BundleError("this simulator knows several tasks", hint=f"say which: task= one of {', '.join(tasks)}")
+        if name not in tasks:
+            raise BundleError(
+                f"this simulator does not know task '{name}'{suggestion(str(name), list(tasks))}",
+                hint=f"it knows {', '.join(tasks)}",
+            )
+        return tasks[name]
+
+    def step(self, state: Any = None, parameters: Any = None, *, task: str | None = None, static: Any = None) -> Any:
+        """One step from `state` (or the solution of a steady task): an xarray.Dataset with one frame."""
+        return self.rollout(state, 1, parameters, task=task, static=static)
+
+    def rollout(
+        self,
+        state: Any = None,
+        steps: int = 1,
+        parameters: Any = None,
+        *,
+        task: str | None = None,
+        static: Any = None,
+        every: int = 1,
+        out: str | Path | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Any:
+        """Roll out `steps` steps and keep every `every`-th frame: an xarray.Dataset.
+
+        state: what is given, as an array (channels, *space), a dict of fields, or an xarray.Dataset; with a sample axis
+        in front for several at once. parameters: dict of numbers, or of one number per sample. static: given fields.
+        out: a new Zarr store that frames are streamed to, so that memory does not grow with `steps`; the result then
+        reads from it. progress: called with the number of steps done.
+        """
+        spec = self.task(task)
+        _check_count("steps", steps, MAX_STEPS)
+        _check_count("every", every, MAX_STEPS)
+        if spec.steady and steps != 1:
+            raise BundleError(f"task '{spec.name}' is steady: it has one solution, not {steps} steps")
+        if steps < every:
+            raise BundleError(f"every={every} keeps no frame of {steps} steps")
+        trained = self._bundle.info.coordinates[spec.name]
+        start = read_start(spec, self.context_frames, state, static, parameters, trained)
+        sink = open_sink(spec, start, steps // every, every, self._attributes(spec, start), out)
+        return self._run(spec, start, steps, every, sink, progress)
+
+    def query(self, points: Any, times: Any) -> Any:
+        """Values at any points and times: needs a point decoder, which this bundle does not have."""
+        raise BundleError(
+            "this bundle decodes to its grid only and can not be asked at arbitrary points",
+            hint="use rollout() and interpolate: result.interp(x=..., time=...)",
+        )
+
+    def frames(self, spec: TaskSpec, start: Start, steps: int) -> Iterator[Tensor]:
+        """The loop itself: yields (B, C, *S) for each step, on the device."""
+        state, static, parameters = (x.to(self._device) for x in (start.state, start.static, start.parameters))
+        dt = torch.full((parameters.shape[0],), spec.dt, device=self._device)
+        coordinates = tuple(torch.from_numpy(np.array(c)).float().to(self._device) for c in start.coordinates)
+        with torch.inference_mode():
+            for _ in range(steps):
+                try:
+                    frame = self._stepper(state, static, parameters, dt, spec, coordinates)
+                except DataError as error:
+                    raise BundleError(error.message, hint=error.hint) from error
+                yield frame
+                if not spec.steady:
+                    state = frame[:, None] if state.shape[1] == 1 else torch.cat([state[:, 1:], frame[:, None]], dim=1)
+
+    def _run(
+        self,
+        spec: TaskSpec,
+        start: Start,
+        steps: int,
+        every: int,
+        sink: FrameSink,
+        progress: Callable[[int], None] | None,
+    ) -> Any:
+        for number, frame in enumerate(self.frames(spec, start, steps), start=1):
+            if number % every == 0:
+                sink.add(_host(frame))
+            if progress is not None:
+                progress(number)
+        return sink.finish()
+
+    def _attributes(self, spec: TaskSpec, start: Start) -> dict[str, Any]:
+        warnings = trust_warnings(spec, start, self._bundle.info.space(spec.name))
+        return {
+            "task": spec.name,
+            "equation": spec.equation,
+            "bundle": self._bundle.hash,
+            "warnings": "; ".join(warnings) or "none",
+        }
+
+
+def trust_warnings(spec: TaskSpec, start: Start, trained_space: tuple[int, ...]) -> list[str]:
+    """What a result should not be believed for: inputs outside the training range, and how far."""
+    found = []
+    for number, parameter in enumerate(spec.parameters):
+        values = start.parameters[:, number].double().numpy()
+        width = parameter.maximum - parameter.minimum
+        outside = np.maximum(parameter.minimum - values, values - parameter.maximum)
+        # float32 storage of the ends of the range is not outside of it
+        if width >= 0 and outside.max() > 1e-6 * max(abs(parameter.maximum), abs(parameter.minimum)):
+            worst = int(outside.argmax())
+            far = f" ({outside[worst] / width:.2g} of its width)" if width > 0 else ""
+            found.append(
+                f"parameter {parameter.name}={values[worst]:.6g} is outside the training range "
+                f"[{parameter.minimum:g}, {parameter.maximum:g}] by {outside[worst]:.3g}{far}"
+            )
+    if start.space != trained_space:
+        found.append(f"grid {_times(start.space)} differs from the training grid {_times(trained_space)}")
+    return found
+
+
+def _times(space: tuple[int, ...]) -> str:
+    return " x ".join(str(n) for n in space)
+
+
+def _host(frame: Tensor) -> npt.NDArray[np.float32]:
+    return frame.float().cpu().numpy()
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
+        raise BundleError(f"{name} must be a whole number from 1 to {most}, not {str(value)[:40]!r}")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise BundleError(f"'{name}' is not a device", hint="use auto, cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise BundleError(f"device '{name}' is not supported", hint="use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise BundleError("device 'cuda' was asked for, and there is no CUDA here", hint="use device='cpu'")
+    return device

@@ -1,0 +1,93 @@
+"""A bundle is plain files, is whole or refused, and loads without training code or pickle."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.unit.inference.make_bundle import make_bundle
+from ups.errors import BundleError
+from ups.inference.bundle import load_bundle
+from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
+
+OTHER = {"type": "latent_operator", "width": 24, "num_heads": 2, "depth": 1}
+
+
+def recommit(directory) -> None:
+    """Give a tampered bundle a manifest that fits: what a malicious author can do."""
+    for name in (MANIFEST_NAME, COMMITTED_NAME):
+        (directory / name).unlink()
+    other = directory.with_name("recommitted")
+    directory.rename(other)
+    commit_directory(other, directory)
+
+
+def test_weights_come_back_bit_for_bit(tmp_path):
+    path = make_bundle(tmp_path / "b")
+    first, second = load_bundle(path), load_bundle(path)
+    for (name, a), b in zip(first.stepper.state_dict().items(), second.stepper.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+        assert a.device.type == "cpu"
+    assert first.hash == second.hash
+    assert sorted(p.name for p in path.iterdir()) == [
+        "COMMITTED", "MANIFEST", "bundle.json", "card.md", "config.yaml", "model.safetensors",
+    ]  # fmt: skip
+
+
+def test_loading_needs_neither_training_code_nor_distributed_nor_pickle(tmp_path):
+    code = (
+        "import sys, ups; s = ups.Simulator.load(sys.argv[1], device='cpu'); "
+        "rooms = ('ups.training', 'ups.distributed', 'ups.data', 'matplotlib'); "
+        "bad = [m for m in sys.modules if m.startswith(rooms)]; "
+        "print(bad, list(s.tasks))"
+    )
+    path = make_bundle(tmp_path / "b")
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=50, check=True)
+    assert done.stdout.strip() == "[] ['advection', 'flow', 'darcy']"
+
+
+def test_damage_is_named(tmp_path):
+    path = make_bundle(tmp_path / "b")
+    weights = path / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-5] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(BundleError, match=r"damaged.*model\.safetensors"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": OTHER}, "does not hold the weights"),
+        ({"model": OTHER | {"width": 16384, "depth": 256}}, "does not hold the weights"),
+        ({"version": 99}, "version 99 is not known"),
+        ({"version": "1"}, "version 1 is not known"),
+        ({"format": "x"}, "does not describe a bundle"),
+        ({"tasks": []}, "1 to 1000 tasks"),
+        ({"context_frames": 0}, "context_frames"),
+        ({"model": {"type": "rm -rf"}}, "malformed"),
+        ({"statistics": {}}, "malformed"),
+        ({"coordinates": {"advection": [[1, 0]], "flow": [], "darcy": []}}, "increasing"),
+    ],
+)
+def test_a_strangers_bundle_is_refused_with_a_reason(tmp_path, change, words):
+    path = make_bundle(tmp_path / "b")
+    data = json.loads((path / "bundle.json").read_text()) | change
+    (path / "bundle.json").write_text(json.dumps(data))
+    recommit(path)
+    with pytest.raises(BundleError, match=words):
+        load_bundle(path)
+
+
+def test_what_is_not_a_bundle_gets_a_hint(tmp_path):
+    with pytest.raises(BundleError, match="there is no bundle"):
+        load_bundle(tmp_path / "nothing")
+    make_bundle(tmp_path / "run" / "bundle")
+    with pytest.raises(BundleError, match=r"no bundle\.json") as caught:
+        load_bundle(tmp_path / "run")
+    assert "its bundle is" in caught.value.hint
