@@ -21,9 +21,11 @@ def show(recipe: RecipeArgument, set: SetOption = [], json: JsonOption = False) 
 
     Includes and overrides are applied and defaults written out: exactly what a run would use.
     """
+    from ups.config.recipe import plain_data
+
     found = _resolve(recipe, set)
     if json:
-        report({"hash": found.hash, "files": found.files, "recipe": found.recipe.model_dump(mode="json")})
+        report({"hash": found.hash, "files": found.files, "recipe": plain_data(found.recipe)})
     else:
         say(found.text.rstrip("\n"))
 
@@ -71,8 +73,10 @@ def diff(
 
     Both are resolved first, so a default that is written out is no difference.
     """
+    from ups.config.recipe import plain_data
+
     first, second = _resolve(a, []), _resolve(b, [])
-    changes = _changes(first.recipe.model_dump(mode="json"), second.recipe.model_dump(mode="json"))
+    changes = _changes(plain_data(first.recipe), plain_data(second.recipe))
     if json:
         rows = [
             {"field": field} | {side: value for side, value in (("a", old), ("b", new)) if value is not _ABSENT}

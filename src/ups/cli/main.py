@@ -114,7 +114,7 @@ def help_text() -> str:
         parts.append("\n".join([styled(wish, "bold"), *lines]))
     options = [
         ("-h, --help", "show this"),
-        ("--version", "show the version; with --verbose also Python, torch and what each extra adds"),
+        ("--version", "show the version; --verbose adds libraries and what each extra brings"),
         ("--install-completion", "complete commands and options with the tab key in this shell"),
     ]
     parts.append(f"{styled('Options', 'bold')}\n{table(options, gap=3)}")
@@ -132,7 +132,7 @@ def _shown_home(path: str) -> str:
 app = new_app(completion=True)
 
 
-@app.callback(cls=LazyGroup, invoke_without_command=True)
+@app.callback(cls=LazyGroup, invoke_without_command=True, no_args_is_help=False)
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,

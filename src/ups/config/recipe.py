@@ -67,7 +67,13 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Reso
 
 def dump_recipe(recipe: Recipe) -> str:
     """The canonical YAML of a recipe: every field, in the order of the schema, defaults written out."""
-    return dump(_kind_first(recipe.model_dump(mode="json")))
+    return dump(plain_data(recipe))
+
+
+def plain_data(recipe: Recipe) -> dict[str, Value]:
+    """A recipe as plain values: every field, in the order of the canonical text."""
+    data: dict[str, Value] = _kind_first(recipe.model_dump(mode="json"))
+    return data
 
 
 def _kind_first(value: Value) -> Value:

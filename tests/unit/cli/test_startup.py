@@ -1,0 +1,78 @@
+"""Asking for help costs nothing: CPU time of the commands people type most, and what they may import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ups.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[3]
+HEAVY = ("torch", "numpy", "h5py", "zarr", "scipy", "jax", "matplotlib")
+
+pytestmark = pytest.mark.processes
+
+
+def cpu_seconds(*arguments: str, tries: int = 6) -> float:
+    """Least CPU time (user + system) of the command in a process of its own."""
+    best = float("inf")
+    for _ in range(tries):
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ups.cli.main", *arguments],
+            stdout=subprocess.DEVNULL,
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        assert child.returncode == 0
+        best = min(best, usage.ru_utime + usage.ru_stime)
+    return best
+
+
+def imported_by(code: str) -> list[str]:
+    script = f"import json, sys\n{code}\nprint('\\n' + json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    modules: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return modules
+
+
+def test_help_takes_less_than_a_third_of_a_second() -> None:
+    assert cpu_seconds("--help") < 0.35
+
+
+def test_checking_a_recipe_takes_less_than_seven_tenths_of_a_second() -> None:
+    assert cpu_seconds("config", "check", "recipes/tiny.yaml") < 0.7
+
+
+def test_importing_the_command_line_imports_nothing_heavy() -> None:
+    modules = imported_by("import ups.cli.main")
+    assert not set(HEAVY) & set(modules)
+    assert not {"pydantic", "yaml", "rich"} & set(modules)
+
+
+def test_help_imports_no_command() -> None:
+    modules = imported_by("from ups.cli.main import run\nrun(['--help'])")
+    assert not {row.module for row in COMMANDS} & set(modules)
+    assert "rich" not in modules
+
+
+def test_no_command_module_imports_anything_heavy_before_it_is_called() -> None:
+    modules = imported_by(
+        "import importlib\nfrom ups.cli.main import available\n"
+        "for row in available().values(): assert importlib.import_module(row.module).app"
+    )
+    assert not set(HEAVY) & set(modules)
+
+
+def test_checking_a_recipe_imports_nothing_heavy() -> None:
+    modules = imported_by(
+        f"from ups.cli.main import run\nrun(['config', 'check', {str(ROOT / 'recipes/tiny.yaml')!r}])"
+    )
+    assert "ups.config.schema" in modules
+    assert not set(HEAVY) & set(modules)
