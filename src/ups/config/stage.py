@@ -48,6 +48,7 @@ class AutoencodeStageConfig(StageLength):
     inverse_weight: float = setting(
         0.1, "Weight of the loss that re-encoding a decoded latent gives that latent back.", ge=0, le=100
     )
+    jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
 
 
 class OperatorStageConfig(StageLength):
@@ -58,7 +59,7 @@ class OperatorStageConfig(StageLength):
         "relative_l2", "Error of a sample: relative to the size of its target, or plain mean square."
     )
     relative_floor: float = setting(
-        0.1,
+        1.0,
         "Smallest change that relative_l2 divides by: samples in which less happens are not weighted up further.",
         unit="usual changes",
         ge=1e-6,
@@ -66,6 +67,12 @@ class OperatorStageConfig(StageLength):
     )
     space: Literal["physical", "latent"] = setting(
         "physical", "Where the loss is taken: decoded fields (end to end), or latents of a frozen autoencoder."
+    )
+    decode_weight: float = setting(
+        1.0,
+        "Weight of the error of the decoded fields beside that of the latents, when space is 'latent'.",
+        ge=0,
+        le=100,
     )
     unroll_steps: int = setting(1, "Model steps in a training sample.", unit="steps", ge=1, le=64)
     pushforward_steps: int = setting(

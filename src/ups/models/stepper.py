@@ -82,6 +82,14 @@ class Stepper(nn.Module):
         normalised = self.normalization.parameters_of(task, parameters)
         outputs = task.channel_names("target" if task.steady else "state")
         raw = self.network(fields, channels, outputs, task, normalised, dt, coordinates)
+        return self._gained(raw, task)
+
+    def decode_update(self, update: Tensor, task: TaskSpec) -> Tensor:
+        """Update of the latent (B, *N, D) -> what `predict` returns."""
+        outputs = task.channel_names("target" if task.steady else "state")
+        return self._gained(self.network.decoder(update, outputs), task)
+
+    def _gained(self, raw: Tensor, task: TaskSpec) -> Tensor:
         x = wide(raw)
         return x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
 
@@ -109,6 +117,12 @@ class Stepper(nn.Module):
                 names += state_names
                 slots += [frame] * len(state_names)
         return torch.cat(parts, dim=1), Channels(tuple(names), tuple(slots))
+
+    def target_inputs(self, target: Tensor, task: TaskSpec) -> tuple[Tensor, Channels]:
+        """The target (B, Ct, *S) of a steady task as the encoder takes fields: what a latent of it is made from."""
+        names = task.channel_names("target")
+        fields = self.normalization.normalise("target", task, target, 1)
+        return fields, Channels(names, (self.context_frames - 1,) * len(names))
 
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""

@@ -17,13 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ups.config.stage import OperatorStageConfig, StageConfig
-from ups.errors import ConfigError, DataError
+from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig, StageConfig
+from ups.errors import DataError
 from ups.models.stepper import Stepper
+from ups.models.vocabulary import Channels
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import TaskSpec
-from ups.training.losses import Losses, sample_errors
+from ups.training.losses import Losses, relative_l2, sample_errors
+
+# Normalised fields have unit size: a sample that is nearly constant is judged against a tenth of that.
+_FIELD_FLOOR = 0.1
 
 
 class Stage(nn.Module, ABC):
@@ -57,14 +61,60 @@ class Stage(nn.Module, ABC):
         """The modules to shard, recompute or compile one by one."""
         return self.stepper.shard_units()
 
-    def check_frames(self, batch: Batch) -> None:
-        """Raises DataError if the samples have fewer frames than the stage needs."""
+    def prepare(self, batch: Batch, shifted: bool) -> Batch:
+        """The batch, jittered if asked. Raises DataError if the samples have fewer frames than the stage needs."""
         needed = self.window_frames(self.stepper.context_frames)
         if not batch.task.steady and batch.state.shape[1] < needed:
             raise DataError(
                 f"stage needs {needed} frames a sample of task '{batch.task.name}', got {batch.state.shape[1]}",
                 hint="read windows of stage.window_frames(context_frames) frames",
             )
+        return jitter(batch, self.seed) if shifted else batch
+
+
+class AutoencodeStage(Stage):
+    """Trains encoder and decoder: fields -> latent -> the same fields, and back to the same latent."""
+
+    def __init__(self, config: AutoencodeStageConfig, stepper: Stepper, seed: int) -> None:
+        super().__init__(stepper, seed)
+        self.config = config
+
+    def trained_modules(self) -> list[nn.Module]:
+        return [self.stepper.network.encoder, self.stepper.network.decoder]
+
+    def window_frames(self, context_frames: int) -> int:
+        return context_frames
+
+    def forward(self, batch: Batch) -> Losses:
+        """Relative errors of fields and of re-encoded latents; a steady task's given and asked fields in turn."""
+        batch = self.prepare(batch, self.config.jitter)
+        task, stepper = batch.task, self.stepper
+        fields, channels = stepper.inputs(batch.state[:, : stepper.context_frames], batch.static, task)
+        pairs = [self.round_trip(fields, channels)]
+        if task.steady:
+            pairs.append(self.round_trip(*stepper.target_inputs(batch.target, task)))
+        errors = {
+            "reconstruction": torch.stack([p[0] for p in pairs]).mean(0),
+            "inverse": torch.stack([p[1] for p in pairs]).mean(0),
+        }
+        return _mean_losses(task, errors, {"inverse": self.config.inverse_weight})
+
+    def round_trip(self, fields: Tensor, channels: Channels) -> tuple[Tensor, Tensor]:
+        """(B, F, *S) normalised -> (B,) errors of the decoded fields and of the re-encoded latent.
+
+        The decoder gives the last frame; older context frames stay as they are.
+        """
+        network, last_slot = self.stepper.network, self.stepper.context_frames - 1
+        latent = network.encoder(fields, channels)
+        newest = [i for i, slot in enumerate(channels.slots) if slot == last_slot]
+        decoded = network.decoder(latent, [channels.names[i] for i in newest])
+        index = torch.tensor(newest, device=fields.device)
+        wanted = fields.index_select(1, index)
+        again = network.encoder(fields.index_copy(1, index, decoded.to(fields.dtype)), channels)
+        return (
+            relative_l2(decoded - wanted, wanted, _FIELD_FLOOR),
+            relative_l2(again - latent, latent.detach(), _FIELD_FLOOR),
+        )
 
 
 class OperatorStage(Stage):
@@ -82,9 +132,7 @@ class OperatorStage(Stage):
 
     def forward(self, batch: Batch) -> Losses:
         """One step, or several on the model's own results; leading pushforward steps leave no gradient."""
-        self.check_frames(batch)
-        if self.config.jitter:
-            batch = jitter(batch, self.seed)
+        batch = self.prepare(batch, self.config.jitter)
         errors = self.steady_errors(batch) if batch.task.steady else self.unrolled_errors(batch)
         return _mean_losses(batch.task, {"loss": errors})
 
@@ -119,6 +167,66 @@ class OperatorStage(Stage):
 
     def _errors(self, error: Tensor, reference: Tensor) -> Tensor:
         return sample_errors(self.config.loss, error, reference, self.config.relative_floor)
+
+
+class LatentOperatorStage(OperatorStage):
+    """Trains the operator alone, on latents of a frozen autoencoder; the decoded fields may count too."""
+
+    def trained_modules(self) -> list[nn.Module]:
+        return [self.stepper.network.operator]
+
+    def forward(self, batch: Batch) -> Losses:
+        """As `OperatorStage`, with the step fed by its own latents instead of re-encoded fields."""
+        batch = self.prepare(batch, self.config.jitter)
+        pairs = self.steady_pairs(batch) if batch.task.steady else self.unrolled_pairs(batch)
+        errors = {
+            "latent": torch.stack([p[0] for p in pairs]).mean(0),
+            "decoded": torch.stack([p[1] for p in pairs]).mean(0),
+        }
+        return _mean_losses(batch.task, errors, {"decoded": self.config.decode_weight})
+
+    def steady_pairs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """(B,) errors of the latent and of the decoded target."""
+        task, stepper = batch.task, self.stepper
+        given = stepper.network.encoder(*stepper.inputs(batch.state, batch.static, task))
+        target, channels = stepper.target_inputs(batch.target, task)
+        wanted = stepper.network.encoder(target, channels)
+        found = self._update(given, batch)
+        decoded = stepper.decode_update(found, task)
+        return [(self._errors(found - wanted, wanted), self._errors(decoded - target, target))]
+
+    def unrolled_pairs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """(B,) errors of latent and decoded field for each step that carries a gradient."""
+        context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
+        frames = range(self.config.unroll_steps + 1)
+        truths = [
+            stepper.network.encoder(*stepper.inputs(batch.state[:, f : f + context], batch.static, task))
+            for f in frames
+        ]
+        ratio = stepper.normalization.update_ratio(task, truths[0])
+        latent, last = truths[0], batch.state[:, context - 1]
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for step in frames[:-1]:
+            counts = step >= self.config.pushforward_steps
+            with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
+                update = self._update(latent, batch)
+                change = stepper.decode_update(update, task)
+                if counts:
+                    truth, before = batch.state[:, context + step], batch.state[:, context + step - 1]
+                    in_latent = self._errors(
+                        update - (truths[step + 1] - latent) / ratio, (truths[step + 1] - truths[step]) / ratio
+                    )
+                    in_fields = self._errors(
+                        change - stepper.scaled_change(last, truth, task), stepper.scaled_change(before, truth, task)
+                    )
+                    pairs.append((in_latent, in_fields))
+                latent, last = latent + ratio * update, stepper.advance(last, change, task)
+        return pairs
+
+    def _update(self, latent: Tensor, batch: Batch) -> Tensor:
+        parameters = self.stepper.normalization.parameters_of(batch.task, batch.parameters)
+        update: Tensor = self.stepper.network.operator(latent, batch.task, parameters, batch.dt, batch.coordinates)
+        return update
 
 
 def jitter(batch: Batch, seed: int) -> Batch:
@@ -164,6 +272,6 @@ def _mean_losses(task: TaskSpec, errors: dict[str, Tensor], weights: dict[str, f
 
 def build_stage(config: StageConfig, stepper: Stepper, seed: int) -> Stage:
     """The stage that a recipe names. Freezes what it does not train."""
-    if isinstance(config, OperatorStageConfig):
-        return OperatorStage(config, stepper, seed)
-    raise ConfigError(f"there is no stage '{config.type}'")
+    if isinstance(config, AutoencodeStageConfig):
+        return AutoencodeStage(config, stepper, seed)
+    return (LatentOperatorStage if config.space == "latent" else OperatorStage)(config, stepper, seed)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.unit.models.small import LINE, PLANE, STEADY, TASKS, awake, batch_of, loss_of, small_model
-from ups.config.stage import OperatorStageConfig
+from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig
 from ups.errors import DataError
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
@@ -20,6 +20,10 @@ each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
 
 def operator(stepper: Stepper, **changes: object) -> Stage:
     return build_stage(OperatorStageConfig.model_validate({"steps": 1, **changes}), stepper, seed=5)
+
+
+def autoencode(stepper: Stepper, **changes: object) -> Stage:
+    return build_stage(AutoencodeStageConfig.model_validate({"steps": 1, **changes}), stepper, seed=5)
 
 
 @each_task
@@ -36,6 +40,73 @@ def test_the_loss_is_a_mean_over_samples_however_the_batch_is_cut(task: TaskSpec
     whole = loss_of(stage, batch)
     cut = (loss_of(stage, batch.cut(0, 1)) + 3 * loss_of(stage, batch.cut(1, 4))) / 4
     torch.testing.assert_close(whole, cut, rtol=1e-12, atol=0)
+
+
+@each_task
+@pytest.mark.parametrize("kind", ["autoencode", "latent"])
+def test_stages_that_train_a_part_freeze_the_rest(task: TaskSpec, kind: str) -> None:
+    stepper = small_model(context_frames=2)
+    stage = autoencode(stepper) if kind == "autoencode" else operator(stepper, space="latent", unroll_steps=2)
+    loss_of(stage, batch_of(task, 4)).backward()
+    inside = [id(p) for m in stage.trained_modules() for p in m.parameters()]
+    for name, parameter in stage.named_parameters():
+        trained = id(parameter) in inside
+        assert parameter.requires_grad is trained, name
+        assert (parameter.grad is not None) is trained, name
+    assert sorted(map(id, stage.trainable_parameters())) == sorted(inside)
+    later = operator(stepper)
+    assert len(list(later.trainable_parameters())) == len(list(stepper.parameters())), "the next stage decides anew"
+
+
+@each_task
+def test_losses_of_other_stages_are_means_over_samples_too(task: TaskSpec) -> None:
+    stepper = awake(small_model(context_frames=2)).double()
+    batch = batch_of(task, 4, samples=4, dtype=torch.float64)
+    for stage in (autoencode(stepper), operator(stepper, space="latent", unroll_steps=2, pushforward_steps=1)):
+        cut = (loss_of(stage, batch.cut(0, 1)) + 3 * loss_of(stage, batch.cut(1, 4))) / 4
+        torch.testing.assert_close(loss_of(stage, batch), cut, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("context_frames", [1, 2])
+def test_an_autoencoder_learns_to_give_fields_and_latents_back(context_frames: int) -> None:
+    stage = autoencode(small_model(context_frames, width=64), inverse_weight=1.0)
+    batches = [batch_of(task, context_frames, samples=8) for task in (LINE, STEADY)]
+    optimiser = torch.optim.AdamW(stage.trainable_parameters(), lr=2e-2)
+    before = [stage(b).metrics for b in batches]
+    for _ in range(40):
+        optimiser.zero_grad()
+        torch.stack([loss_of(stage, b) for b in batches]).sum().backward()
+        optimiser.step()
+    for old, batch in zip(before, batches, strict=True):
+        new = stage(batch).metrics
+        for part in ("reconstruction", "inverse"):
+            name = f"train/{batch.task.name}/{part}"
+            assert new[name] < 0.3 * old[name], (name, old[name], new[name])
+
+
+def test_an_update_of_the_latent_decodes_to_the_change_of_the_fields() -> None:
+    stepper = awake(small_model()).double()
+    batch = batch_of(PLANE, 1, dtype=torch.float64)
+    network = stepper.network
+    latent = network.encoder(*stepper.inputs(batch.state, batch.static, PLANE))
+    update = torch.randn(latent.shape, dtype=torch.float64)
+    ratio = stepper.normalization.update_ratio(PLANE, latent)
+    names = PLANE.channel_names("state")
+    first, second = (
+        stepper.normalization.restore("state", PLANE, network.decoder(z, names), 1)
+        for z in (latent, latent + ratio * update)
+    )
+    torch.testing.assert_close(stepper.scaled_change(first, second, PLANE), stepper.decode_update(update, PLANE))
+
+
+def test_one_step_in_latent_space_is_the_step_in_physical_space() -> None:
+    stepper = awake(small_model()).double()
+    batch = batch_of(PLANE, 2, dtype=torch.float64)
+    latent = operator(stepper, space="latent")(batch).metrics["train/plane/decoded"]
+    torch.testing.assert_close(latent, operator(stepper)(batch).total, rtol=1e-10, atol=0)
+    still = batch_of(STEADY, 0, dtype=torch.float64)
+    latent = operator(stepper, space="latent")(still).metrics["train/steady/decoded"]
+    torch.testing.assert_close(latent, operator(stepper)(still).total, rtol=1e-10, atol=0)
 
 
 def test_an_untrained_model_has_the_error_of_persistence() -> None:
