@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ups.config.schema import DataConfig
 from ups.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ups.config.schema import DataConfig
 
 Float64 = npt.NDArray[np.float64]
 

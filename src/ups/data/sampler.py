@@ -14,16 +14,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from ups.config.schema import DataConfig
 from ups.data.mixture import Mixture, shares_of
 from ups.data.permutation import MAX_SIZE, Permutation
 from ups.errors import ConfigError, DataError
 from ups.spec.keyed import key_of
 from ups.spec.place import Place
+
+if TYPE_CHECKING:
+    from ups.config.schema import DataConfig
 
 Int64 = npt.NDArray[np.int64]
 

@@ -1,0 +1,187 @@
+"""The micro-batches of one rank, in order, as CPU tensors: in the loop itself or prefetched by worker processes.
+
+Which windows is decided by `ups.data.sampler`, reading by `ups.data.rank_source`, processes by
+`ups.data.worker_pool`. This module makes tensors, keeps a bounded number of batches on the way, pins memory where
+there is an accelerator, and knows the position, which is one integer: the step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from ups.config.schema import DataConfig, LoaderConfig
+from ups.data.rank_source import ArrayBatch, RankSource, read_arrays
+from ups.data.readers.base import Reader
+from ups.data.sampler import Cut, build_sampler
+from ups.data.windows import WindowIndex
+from ups.data.worker_pool import WorkerPool
+from ups.errors import CheckpointError, ConfigError, DataError
+from ups.spec.batch import Batch
+from ups.spec.place import Place
+from ups.spec.task import TaskSpec
+
+
+class Loader:
+    """Endless micro-batches of one rank, `batches_per_step` of them for each optimiser step.
+
+    Each batch holds one task; at the same place of a step all ranks have the same task. Close it (or use it in a
+    `with` block) to end its workers; they also end when it is collected or its process dies.
+    """
+
+    def __init__(self, source: RankSource, place: Place, config: LoaderConfig, start_step: int = 0) -> None:
+        self.source = source
+        self.batches_per_step: int = source.batches_per_step
+        self._tasks = tuple(reader.task for reader in source.readers)
+        self._rank = place.rank
+        self._pin = place.device_kind == "cuda"
+        self._config = config
+        self._pool: WorkerPool | None = None
+        self._failure: DataError | None = None
+        self._closed = False
+        self._next = self._asked = 0  # batch numbers: to be delivered next, to be asked for next
+        self.load_state_dict({"step": start_step})
+
+    @property
+    def step(self) -> int:
+        """The optimiser step of the next batch."""
+        return self._next // self.batches_per_step
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers; empty before they are started and without workers."""
+        return self._pool.pids if self._pool is not None else ()
+
+    def start(self) -> None:
+        """Start the workers now, so that they come up while the caller does something else."""
+        if self._closed:
+            raise DataError("the loader is closed")
+        if self._config.workers and self._pool is None:
+            self._pool = WorkerPool(
+                self.source,
+                num_workers=self._config.workers,
+                rank=self._rank,
+                timeout_seconds=self._config.timeout_seconds,
+            )
+            weakref.finalize(self, self._pool.close)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._failure is not None:
+            raise self._failure
+        self.start()
+        try:
+            arrays = self.source.read(self._next) if self._pool is None else self._receive(self._pool)
+        except DataError as error:
+            # Once a batch is missing, what follows is not the sequence any more: stay failed.
+            self._failure = error
+            raise
+        self._next += 1
+        batch = _to_batch(arrays.arrays, self._tasks[arrays.task], arrays.step)
+        return batch.pin_memory() if self._pin else batch
+
+    def _receive(self, pool: WorkerPool) -> ArrayBatch:
+        ahead = self._config.workers * self._config.prefetch
+        while pool.num_asked < ahead:
+            pool.ask(self._asked)
+            self._asked += 1
+        return pool.receive()
+
+    def state_dict(self) -> dict[str, int]:
+        """The position: the first step of which not every batch was delivered."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the first batch of `state["step"]`, whatever the world size was when it was saved."""
+        step = state.get("step")
+        if not isinstance(step, int) or step < 0:
+            raise CheckpointError(f"the position of a loader is a step of 0 or more, not {step!r}")
+        if self._pool is not None:
+            self._pool.cancel()
+        self._next = self._asked = step * self.batches_per_step
+
+    def close(self) -> None:
+        """End the workers, within seconds even if one is stopped; may be called twice."""
+        self._closed = True
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def build_loader(
+    data: DataConfig,
+    readers: Sequence[Reader],
+    place: Place,
+    *,
+    seed: int,
+    window_frames: int,
+    micro_batch: int | None = None,
+    start_step: int = 0,
+) -> Loader:
+    """The training loader of one rank: windows of `window_frames` frames of the train split.
+
+    readers: one for each of `data.tasks`, in that order. Raises ConfigError if blocks cannot be cut evenly, DataError
+    if a task has no window of that length.
+    """
+    if len(readers) != len(data.tasks):
+        raise ConfigError(f"{len(data.tasks)} tasks need as many readers, not {len(readers)}")
+    cut = Cut.of(data.block_size, place, micro_batch)
+    indexes = tuple(WindowIndex.of(reader, "train", window_frames) for reader in readers)
+    names = [task.name for task in data.tasks]
+    sampler = build_sampler(data, names, [len(index) for index in indexes], seed=seed)
+    return Loader(RankSource(tuple(readers), indexes, sampler, cut), place, data.loader, start_step)
+
+
+def evaluation_batches(
+    reader: Reader,
+    split: str,
+    place: Place,
+    *,
+    window_frames: int,
+    batch_size: int,
+    max_trajectories: int | None = None,
+) -> Iterator[tuple[Batch, tuple[int, ...]]]:
+    """This rank's part of a split, with trajectory numbers: over all ranks each trajectory exactly once.
+
+    One sample is the first `window_frames` frames of a trajectory (of a steady task: its fields). Rank r takes
+    trajectories r, r + world_size, ...: ranks may have one more or less, so no collective may run per batch.
+    """
+    index = WindowIndex.of(reader, split, window_frames)
+    total = index.num_trajectories if max_trajectories is None else min(index.num_trajectories, max_trajectories)
+    mine = range(place.rank, total, place.world_size)
+    for first in range(0, len(mine), batch_size):
+        trajectories = tuple(mine[first : first + batch_size])
+        arrays = read_arrays(reader, split, trajectories, [0] * len(trajectories), index.read_frames)
+        arrays["numbers"] = np.array([index.number(t, 0) for t in trajectories], np.int64)
+        batch = _to_batch(arrays, reader.task, 0)
+        yield (batch.pin_memory() if place.device_kind == "cuda" else batch), trajectories
+
+
+def _to_batch(arrays: Mapping[str, Any], task: TaskSpec, step: int) -> Batch:
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return Batch(
+        task=task,
+        state=tensors["state"],
+        static=tensors["static"],
+        target=tensors["target"],
+        parameters=tensors["parameters"],
+        dt=tensors["dt"],
+        coordinates=tuple(tensors[f"coordinates.{axis}"] for axis in range(task.num_spatial_dims)),
+        numbers=tensors["numbers"],
+        stage_step=step,
+    )

@@ -1,0 +1,128 @@
+"""A worker process: receives batch numbers, reads them, sends the arrays back. Started by `ups.data.worker_pool`.
+
+    python -m ups.data.worker SOCKET_FD SOURCE_FD PARENT_PID RANK WORKER
+
+The arrays of a batch are written into an anonymous memory file (memfd), whose descriptor travels with the reply over
+the socket. The kernel then owns the reply: nothing more is needed from this process, so one that is stopped or dead
+after sending cannot block the rank. Unlike /dev/shm such a file has no size limit of its own, and no name that could
+be left behind.
+
+Never imports torch, never touches a device. Ignores SIGTERM and SIGINT, which a job manager sends to a whole process
+group: the rank saves first and then closes its workers. Dies with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any
+
+from ups.data.rank_source import ArrayBatch, RankSource
+from ups.data.worker_protocol import REQUEST, ArrayPlace, BatchReply, ErrorReply, fault_file
+from ups.errors import UpsError
+
+_ALIGNMENT = 64
+_MAX_TEXT = 8_000
+_PR_SET_PDEATHSIG = 1
+
+
+def serve(connection: socket.socket, source: RankSource | ErrorReply) -> None:
+    """Answers requests until the other end closes."""
+    with suppress(BrokenPipeError, ConnectionResetError):
+        while request := connection.recv(REQUEST.size):
+            (number,) = REQUEST.unpack(request)
+            if isinstance(source, ErrorReply):
+                connection.send(pickle.dumps(source))
+            else:
+                _answer(connection, source, number)
+
+
+def _answer(connection: socket.socket, source: RankSource, number: int) -> None:
+    try:
+        batch = source.read(number)
+        _send_batch(connection, number, batch)
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:  # noqa: BLE001 - every failure belongs to the rank that asked
+        connection.send(pickle.dumps(_error_reply(number, error)))
+
+
+def _send_batch(connection: socket.socket, number: int, batch: ArrayBatch) -> None:
+    places: list[ArrayPlace] = []
+    end = 0
+    for name, array in batch.arrays.items():
+        places.append(ArrayPlace(name, array.dtype.str, array.shape, end))
+        end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    file = os.memfd_create("ups-batch", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, end)
+        for place, array in zip(places, batch.arrays.values(), strict=True):
+            _write(file, array, place.offset)
+        reply = BatchReply(number, batch.task, batch.step, end, tuple(places))
+        socket.send_fds(connection, [pickle.dumps(reply)], [file])
+    finally:
+        os.close(file)
+
+
+def _write(file: int, array: Any, offset: int) -> None:
+    if array.nbytes == 0:
+        return
+    # Written, not mapped: the kernel fills fresh pages without a page fault for each in this process.
+    rest = memoryview(array if array.flags.c_contiguous else array.copy()).cast("B")
+    while rest:
+        written = os.pwrite(file, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def _error_reply(number: int, error: BaseException) -> ErrorReply:
+    expected = isinstance(error, UpsError)
+    message = error.message if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
+    hint = error.hint if isinstance(error, UpsError) else ""
+    text = "".join(traceback.format_exception(error))
+    return ErrorReply(number, message[:_MAX_TEXT], hint[:_MAX_TEXT], text[-_MAX_TEXT:], expected)
+
+
+def _die_with_parent(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def _load(source_file: int) -> RankSource | ErrorReply:
+    try:
+        with os.fdopen(source_file, "rb") as file:
+            source = pickle.load(file)  # noqa: S301 - written by our own parent into a file without a name
+        if not isinstance(source, RankSource):
+            raise TypeError(f"expected a RankSource, got {type(source).__name__}")
+    except Exception as error:  # noqa: BLE001 - reported to the rank with its first request
+        return _error_reply(-1, error)
+    return source
+
+
+def main(arguments: list[str]) -> None:
+    """Entry of the process."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    # The parent blocked both while it started this process, so that neither could strike before they were ignored.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    connection_file, source_file, parent, rank, worker = map(int, arguments)
+    if parent:
+        _die_with_parent(parent)
+    fault = fault_file(rank, worker)
+    if fault is not None:
+        stacks = fault.open("a", encoding="utf-8")
+        faulthandler.enable(stacks)
+        faulthandler.register(signal.SIGUSR1, stacks)
+    with socket.socket(fileno=connection_file) as connection:
+        serve(connection, _load(source_file))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,271 @@
+"""The worker processes of one rank: start, ask, receive in order, notice death and standstill, end in bounded time.
+
+Why not torch's DataLoader: its workers share one result queue, so one that is killed or stopped while it holds the
+lock of that queue blocks the others and the wrong one is blamed; a tensor is fetched from its worker by a second
+connection that blocks for ever if the worker is stopped just then; the death of a worker is raised from a signal
+handler, that is anywhere in the rank, a collective included; and each worker imports torch. Here each worker has a
+socket of its own, batch n is always read by worker n modulo their number, and a worker's end is the end of its stream.
+
+Runs in the rank; the other end is `ups.data.worker`. Batches of tensors are made by `ups.data.loader`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ups.data.rank_source import ArrayBatch, RankSource
+from ups.data.worker_protocol import MAX_MESSAGE, REQUEST, BatchReply, ErrorReply, fault_file
+from ups.errors import ConfigError, DataError
+
+_START_SECONDS = 60.0
+_STOPPED_SECONDS = 10.0
+_CLOSE_SECONDS = 1.0
+_KILL_SECONDS = 5.0
+_SLICE_SECONDS = 0.5
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+@dataclass
+class _Worker:
+    number: int
+    process: subprocess.Popen[bytes]
+    connection: socket.socket
+    asked: deque[int] = field(default_factory=deque)
+    num_stale: int = 0  # the first so many replies to come are to requests that were cancelled
+    started: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"loader worker {self.number} (pid {self.process.pid})"
+
+
+class WorkerPool:
+    """Worker processes that read batches of one `RankSource`, delivered in the order in which they were asked for."""
+
+    def __init__(self, source: RankSource, *, num_workers: int, rank: int, timeout_seconds: float) -> None:
+        self._source = source
+        self._rank = rank
+        self._timeout = timeout_seconds
+        self._order: deque[_Worker] = deque()
+        payload = pickle_without_devices(source)
+        self._workers: list[_Worker] = []
+        try:
+            for number in range(num_workers):
+                self._workers.append(_start(number, rank, payload))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers, by number."""
+        return tuple(worker.process.pid for worker in self._workers)
+
+    @property
+    def num_asked(self) -> int:
+        """Batches that were asked for and not delivered yet."""
+        return len(self._order)
+
+    def ask(self, number: int) -> None:
+        """Queue a batch at the worker whose turn it is."""
+        worker = self._workers[number % len(self._workers)]
+        worker.asked.append(number)
+        self._order.append(worker)
+        # A dead worker cannot be written to; what it sent before it died may still be waiting to be received.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            worker.connection.send(REQUEST.pack(number))
+
+    def cancel(self) -> None:
+        """Forget everything that was asked for; replies that are still to come are dropped."""
+        self._order.clear()
+        for worker in self._workers:
+            worker.num_stale = len(worker.asked)
+
+    def receive(self) -> ArrayBatch:
+        """The next batch in order. Raises DataError for an unreadable batch, a dead or a stuck worker."""
+        worker = self._order.popleft()
+        while worker.num_stale:
+            self._reply(worker)
+            worker.num_stale -= 1
+        reply, batch = self._reply(worker)
+        if isinstance(reply, BatchReply) and batch is not None:
+            return batch
+        if not isinstance(reply, ErrorReply):
+            raise DataError(f"{worker.name} sent something that is not a reply: {type(reply).__name__}")
+        error = DataError(reply.message, hint=reply.hint)
+        error.add_note(f"in {worker.name}:\n{reply.traceback}")
+        raise error
+
+    def _reply(self, worker: _Worker) -> tuple[object, ArrayBatch | None]:
+        self._wait(worker)
+        try:
+            message, files, _, _ = socket.recv_fds(worker.connection, MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            message, files = b"", []
+        if not message:
+            raise self._dead(worker)
+        worker.asked.popleft()
+        worker.started = True
+        try:
+            reply = pickle.loads(message)  # noqa: S301 - from our own child over a private socket
+            if isinstance(reply, BatchReply) and files:
+                return reply, _map(reply, files[0])
+            return reply, None
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _wait(self, worker: _Worker) -> None:
+        start, stopped_since = time.monotonic(), None
+        # Before its first reply a worker imports its readers, which takes long on a cold network file system.
+        patience = self._timeout if worker.started else self._timeout + _START_SECONDS
+        poll = select.poll()  # unlike select it knows descriptors above 1023
+        poll.register(worker.connection, select.POLLIN)
+        while not poll.poll(int(1000 * min(_SLICE_SECONDS, self._timeout))):
+            now = time.monotonic()
+            stopped_since = (stopped_since or now) if _is_stopped(worker.process.pid) else None
+            enough = now - start >= patience
+            if stopped_since is not None and (enough or now - stopped_since >= min(_STOPPED_SECONDS, self._timeout)):
+                raise self._stuck(worker, now - start, "it is stopped (SIGSTOP or a debugger)")
+            if enough:
+                raise self._stuck(worker, now - start, "data.loader.timeout_seconds has passed")
+
+    def _reading(self, worker: _Worker) -> str:
+        return self._source.describe(worker.asked[0]) if worker.asked else "nothing"
+
+    def _stuck(self, worker: _Worker, seconds: float, why: str) -> DataError:
+        stacks = fault_file(self._rank, worker.number)
+        if stacks is not None:
+            with suppress(ProcessLookupError):
+                os.kill(worker.process.pid, signal.SIGUSR1)
+            time.sleep(0.2)  # for the stack to be written before the worker is killed by whoever handles this error
+        return DataError(
+            f"{worker.name} has delivered nothing for {seconds:.1f} s while reading {self._reading(worker)}: {why}",
+            hint=(f"its stack is in {stacks}; " if stacks else "")
+            + "check that the storage answers; raise data.loader.timeout_seconds if it is only slow",
+        )
+
+    def _dead(self, worker: _Worker) -> DataError:
+        try:
+            code = worker.process.wait(_KILL_SECONDS)
+        except subprocess.TimeoutExpired:
+            return DataError(f"{worker.name} closed its connection while reading {self._reading(worker)}")
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        hints = {
+            -signal.SIGKILL: "the machine may be out of memory: use fewer data.loader.workers or a smaller prefetch",
+            -signal.SIGBUS: "a file was cut while it was mapped, or memory ran out: try `ups data validate`",
+            -signal.SIGSEGV: "a file may have crashed its library: check it with `ups data validate`",
+        }
+        stacks = fault_file(self._rank, worker.number)
+        hint = hints.get(code, "its own output is in the log of this rank")
+        return DataError(
+            f"{worker.name} {how} while reading {self._reading(worker)}",
+            hint=hint + (f"; its stack is in {stacks}" if stacks and stacks.exists() and stacks.stat().st_size else ""),
+        )
+
+    def close(self) -> None:
+        """End all workers within seconds: they leave when their socket closes, and are killed if they do not."""
+        for worker in self._workers:
+            worker.connection.close()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for worker in self._workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+        for worker in self._workers:
+            if worker.process.poll() is None:
+                worker.process.kill()  # reaches a stopped process too
+        deadline = time.monotonic() + _KILL_SECONDS
+        for worker in self._workers:
+            # One in an uninterruptible read of a lost network disk cannot be waited for; it dies when the read ends.
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+        self._workers.clear()
+        self._order.clear()
+
+
+def pickle_without_devices(source: RankSource) -> bytes:
+    """The source as bytes for a worker. Raises ConfigError if a tensor on a device hides in it."""
+    buffer = io.BytesIO()
+    _ScanningPickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(source)
+    return buffer.getvalue()
+
+
+class _ScanningPickler(pickle.Pickler):
+    def persistent_id(self, obj: Any) -> None:
+        if isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
+            raise ConfigError(
+                f"a reader holds a tensor on device '{obj.device.type}', which a worker process must never touch",
+                hint="keep arrays on the CPU in readers; batches move to the device in the step",
+            )
+
+
+def _start(number: int, rank: int, payload: bytes) -> _Worker:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    source_file = os.memfd_create("ups-source", os.MFD_CLOEXEC)
+    # The death signal is tied to the thread that starts the process, so it is only asked for from the main thread,
+    # which lives as long as the rank; without it the worker notices the closed socket at its next request.
+    parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
+    arguments = [theirs.fileno(), source_file, parent, rank, number]
+    path = os.pathsep.join(p for p in sys.path if p)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        with os.fdopen(os.dup(source_file), "wb") as file:
+            file.write(payload)
+        os.lseek(source_file, 0, os.SEEK_SET)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "ups.data.worker", *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
+            pass_fds=(theirs.fileno(), source_file),
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        os.close(source_file)
+        theirs.close()
+    return _Worker(number, process, ours)
+
+
+def _map(reply: BatchReply, file: int) -> ArrayBatch:
+    """The arrays of a batch as writable views of its memory file, which lives as long as they do."""
+    # Python's own mmap would keep a descriptor open for each live batch; limits of 1024 are common.
+    memory = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=reply.num_bytes, dtype=torch.uint8).numpy()
+    arrays: dict[str, npt.NDArray[Any]] = {
+        place.name: np.ndarray(place.shape, place.dtype, memory, place.offset) for place in reply.places
+    }
+    return ArrayBatch(reply.task, reply.step, arrays)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
