@@ -1,7 +1,7 @@
 """Statistics as buffers, and the way between physical and normalised units, in float32 or float64 always.
 
 The buffers are tables with one row per task, padded to the longest task, in float64: state dicts hold plain tensors
-with plain names, and the precision of the statistics does not depend on that of the model.
+with plain names, and statistics lose no digits before the model itself is moved to another type.
 
 B samples, T frames, C channels, S space, P parameters.
 """
