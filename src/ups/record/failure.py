@@ -87,16 +87,14 @@ class Recorder:
             raise
 
     def _write(self, suffix: str, content: bytes) -> None:
+        """Beside the black box first: there the supervisor sees it at once, and a full disk does not matter."""
         path = self.stem.with_name(self.stem.name + suffix)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file_atomically(path, content)
-        except (OSError, UpsError):
-            # The disk of the run may be what is broken; the supervisor also looks beside the black box.
-            spare = os.environ.get("UPS_BLACKBOX_DIR")
-            if not spare:
-                raise
-            write_file_atomically(Path(spare) / path.name, content)
+        shared = os.environ.get("UPS_BLACKBOX_DIR")
+        if shared:
+            with contextlib.suppress(OSError, UpsError):
+                write_file_atomically(Path(shared) / path.name, content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file_atomically(path, content)
 
     def _describe(self, error: BaseException, trace: TracebackType | None, fatal: bool) -> dict[str, Any]:
         frame = location_of_error(error if trace is None else error.with_traceback(trace))
@@ -200,10 +198,10 @@ def install_in_worker(number: int) -> None:
 _open_for_life: list[IO[str]] = []
 
 
-def read_failure(stem: Path, spare: Path | None = None) -> dict[str, Any] | None:
-    """The failure record of a rank, None if there is none or it cannot be read; `spare` is looked at second."""
+def read_failure(stem: Path, shared: Path | None = None) -> dict[str, Any] | None:
+    """The failure record of a rank, None if there is none or it cannot be read; `shared` is looked at first."""
     name = stem.name + ".json"
-    for directory in (stem.parent, spare):
+    for directory in (shared, stem.parent):
         if directory is None:
             continue
         with contextlib.suppress(OSError, ValueError):

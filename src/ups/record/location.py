@@ -6,6 +6,7 @@ module.py:1751" tells nobody what to fix. Reads live tracebacks and the text tha
 
 from __future__ import annotations
 
+import itertools
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -97,7 +98,7 @@ def location_of_dump(text: str) -> Frame | None:
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
     starts = [match.start() for match in _CURRENT_THREAD.finditer(text)]
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+    for start, end in itertools.pairwise([*starts, len(text)]):
         title, _, body = text[start:end].partition("\n")
         # What follows a blank line (list of extension modules) is not part of the stack.
         yield title, body.split("\n\n")[0]

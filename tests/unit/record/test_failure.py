@@ -153,8 +153,8 @@ def test_sigusr1_prints_all_stacks_even_while_the_interpreter_lock_is_held(tmp_p
         process.communicate()
 
 
-def test_a_full_disk_moves_the_record_beside_the_black_box(tmp_path: Path) -> None:
-    spare = tmp_path / "shm"
+def test_a_full_disk_does_not_lose_the_record_because_it_also_lies_beside_the_black_box(tmp_path: Path) -> None:
+    shared = tmp_path / "shm"
     body = """
     import errno, ups.record.failure as failure
     real = failure.write_file_atomically
@@ -165,9 +165,9 @@ def test_a_full_disk_moves_the_record_beside_the_black_box(tmp_path: Path) -> No
     failure.write_file_atomically = full
     raise ValueError("x")
     """
-    _, _, record = run(tmp_path, body, UPS_BLACKBOX_DIR=str(spare))
+    _, _, record = run(tmp_path, body, UPS_BLACKBOX_DIR=str(shared))
     assert record is None
-    record = read_failure(failure_stem(tmp_path, 2, 1), spare)
+    record = read_failure(failure_stem(tmp_path, 2, 1), shared)
     assert record is not None
     assert record["cause"] == "exception(ValueError)"
 

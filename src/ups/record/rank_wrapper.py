@@ -1,0 +1,151 @@
+"""The small parent of one rank: `python -m ups.record.rank_wrapper RUN_DIR COMMAND...`.
+
+The launcher of the ranks (torchrun) reaps its children and keeps little of what it learns: no time of death, and often
+the wrong rank. This process stands between them. It starts the rank, gives it its log files, and writes down exit code,
+signal and time at the moment of death. It uses the standard library only, so it costs a few megabytes, not an import of
+torch.
+
+Who dies with whom: the rank dies with the wrapper (SIGKILL by the kernel); the wrapper is told by the kernel when the
+launcher is gone and then ends the rank and everything the rank started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ups.record import process_tree
+
+# The kernel's word for "your launcher is gone"; a terminal's hang-up means the same to us.
+_LAUNCHER_GONE = signal.SIGHUP
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+_STRAGGLER_SECONDS = 0.5
+
+
+def main(arguments: list[str]) -> int:
+    """Run COMMAND as the rank named by RANK; returns only if it could not be started."""
+    run_dir, command = Path(arguments[0]).resolve(), arguments[1:]
+    rank, attempt = int(os.environ["RANK"]), int(os.environ.get("UPS_ATTEMPT", "0"))
+    name = f"rank_{rank:05d}"
+    failures, logs = run_dir / "failures" / f"attempt_{attempt}", run_dir / "logs" / f"attempt_{attempt}"
+    box_dir = Path(os.environ.get("UPS_BLACKBOX_DIR") or run_dir / "blackbox")
+    for directory in (failures, logs, box_dir):
+        directory.mkdir(parents=True, exist_ok=True)
+
+    state = _State()
+    signal.signal(_LAUNCHER_GONE, state.launcher_gone)
+    for number in _FORWARDED:
+        signal.signal(number, state.forward)
+    launcher = os.getppid()
+    process_tree.die_with_parent(_LAUNCHER_GONE)
+    process_tree.adopt_orphans()
+    if os.getppid() != launcher or launcher == 1:
+        return 1
+
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    with (logs / f"{name}.out").open("ab") as out, (logs / f"{name}.err").open("ab") as err:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            # Its own group, so that a signal for the group of the wrapper reaches the rank once: forwarded.
+            process_group=0,
+            preexec_fn=process_tree.bound_to(os.getpid()),
+        )
+    started_ns = time.monotonic_ns()
+    write_json(box_dir / f"{name}.pid", {"rank_pid": child.pid, "wrapper_pid": os.getpid(), "time_ns": started_ns})
+    state.attach(child.pid)
+    _, status, usage = os.wait4(child.pid, 0)
+    died_ns = time.monotonic_ns()
+    child.returncode = code = os.waitstatus_to_exitcode(status)
+    document = {
+        "format": 1,
+        "rank": rank,
+        "attempt": attempt,
+        "host": os.uname().nodename,
+        "pid": child.pid,
+        "code": code,
+        "signal": -code if code < 0 else 0,
+        "time_monotonic_ns": died_ns,
+        "time_wall": time.time(),
+        "launcher_gone": state.orphaned,
+        "peak_resident_bytes": usage.ru_maxrss * 1024,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+    }
+    for place in (box_dir, failures):  # shared memory first: it answers at once, also when the disk does not
+        with contextlib.suppress(OSError):
+            write_json(place / f"{name}.exit.json", document)
+    _end_stragglers()
+    return _leave_like(code)
+
+
+class _State:
+    """What the signal handlers share with the main line."""
+
+    def __init__(self) -> None:
+        self.child = 0
+        self.orphaned = False
+        self.pending: list[int] = []
+
+    def attach(self, pid: int) -> None:
+        self.child = pid
+        process_tree.send([pid] * len(self.pending), signal.SIGTERM)
+        if self.orphaned:
+            process_tree.send([pid], signal.SIGKILL)
+
+    def forward(self, number: int, _frame: FrameType | None) -> None:
+        if self.child:
+            process_tree.send([self.child], number)
+        elif number == signal.SIGTERM:
+            self.pending.append(number)
+
+    def launcher_gone(self, _number: int, _frame: FrameType | None) -> None:
+        self.orphaned = True
+        if self.child:
+            process_tree.send([self.child], signal.SIGKILL)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write a small file that a reader sees whole or not at all; it need not survive a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(document) + "\n")
+    os.replace(temporary, path)
+
+
+def _end_stragglers() -> None:
+    """End what the rank left behind (loader workers), after a moment in which helpers may tidy up shared memory."""
+    deadline = time.monotonic() + _STRAGGLER_SECONDS
+
+    def find() -> list[process_tree.Process]:
+        process_tree.reap_adopted()
+        return process_tree.descendants(os.getpid())
+
+    while find() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process_tree.kill_until_gone(find, 5.0)
+
+
+def _leave_like(code: int) -> int:
+    """Leave with the code of the rank; if a signal ended it, by the same signal, but without a second core file."""
+    if code >= 0:
+        return code
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+    return 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,317 @@
+"""One attempt: the ranks from their start until all of them are gone, and what happened in between.
+
+Looks about ten times a second at files in shared memory and at /proc, never at other hosts. Ends in one of three ways:
+all ranks finished, all ranks saved and left because they were asked to, or a fault with its first cause. Whether to try
+again is left to `restart.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ups.record import process_tree
+from ups.record.blackbox import Record
+from ups.supervise import evidence, stacks
+from ups.supervise.checkpoints import last_commit
+from ups.supervise.collectives import CollectiveLog, Mismatch
+from ups.supervise.deadlines import PhaseTimes
+from ups.supervise.fault import Fault
+from ups.supervise.first_cause import Sighting, clean, exit_code_for, first_cause, position, sightings
+from ups.supervise.launcher import Launcher
+from ups.supervise.memory import moved, oom_kill_counters
+from ups.supervise.options import Options
+from ups.supervise.rank_view import RankView
+from ups.supervise.standstill import Standstill, StandstillWatch
+
+_STANDSTILL_EVERY_SECONDS = 0.5
+_LAUNCHER_LEAVES_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class Wish:
+    """Somebody asked the run to leave: `number` is the signal, 0 for nobody; `urgent` means now."""
+
+    number: int = 0
+    urgent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended: `finished`, `left` or `failed`."""
+
+    state: str
+    fault: Fault | None
+    last_step: int
+    exits: dict[int, int]
+    orphans: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """Why the supervisor itself ends the attempt."""
+
+    sighting: Sighting
+    noticed_after_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Attempt:
+    """Watches one attempt. `say` prints a line; `notice` stores one."""
+
+    options: Options
+    number: int
+    box_dir: Path
+    overrides: Mapping[str, int]
+    wish: Wish
+    say: Callable[[str], None]
+    notice: Callable[[dict[str, Any]], None]
+    on_look: Callable[[list[RankView]], None] = lambda views: None
+    _views: list[RankView] = field(default_factory=list)
+    _named: set[tuple[int, int]] = field(default_factory=set)
+    _asked_ns: int = 0
+    _asked: set[int] = field(default_factory=set)
+    _oom_before: dict[str, int] = field(default_factory=dict)
+    _times: PhaseTimes = field(init=False)
+    _collectives: CollectiveLog = field(default_factory=CollectiveLog)
+
+    def run(self) -> Outcome:
+        """Start the ranks, watch them, and leave no process behind, whatever happens."""
+        self.box_dir.mkdir(parents=True, exist_ok=True)
+        self._times = PhaseTimes(self.options.deadlines)
+        run_dir = self.options.run_dir
+        self._views = [RankView(run_dir, self.box_dir, self.number, rank) for rank in range(self.options.ranks)]
+        self._oom_before = oom_kill_counters()
+        launcher = Launcher(self.options, self.number, self.box_dir, self.overrides)
+        try:
+            return self._watch(launcher)
+        finally:
+            launcher.end()
+            for view in self._views:
+                view.close()
+
+    def _watch(self, launcher: Launcher) -> Outcome:
+        watch = StandstillWatch(self._times)
+        began = time.monotonic()
+        next_look = began
+        while True:
+            mismatch = self._refresh()
+            self.on_look(self._views)
+            if mismatch is not None:
+                return self._failed(launcher, self._of_mismatch(mismatch))
+            if all(clean(view) for view in self._views):
+                return self._all_clean(launcher)
+            if any(view.failed or (view.exit is not None and not clean(view)) for view in self._views):
+                return self._failed(launcher, None)
+            if launcher.ended():
+                return self._launcher_ended(launcher)
+            now = time.monotonic()
+            if self.wish.number and self._pass_on_wish(now):
+                return self._failed(launcher, None)
+            if now >= next_look:
+                next_look = now + _STANDSTILL_EVERY_SECONDS
+                ending = self._late_start(now - began) or self._standing_still(watch)
+                if ending is not None:
+                    return self._failed(launcher, ending)
+            time.sleep(self.options.poll_seconds)
+
+    def _refresh(self) -> Mismatch | None:
+        found: Mismatch | None = None
+        for view in self._views:
+            before: Record | None = view.last
+            for record in view.refresh():
+                if before is not None and record.number == before.number + 1:
+                    self._times.learn(before.phase, (record.time_ns - before.time_ns) / 1e9)
+                before = record
+                if record.operation and view.reader is not None:
+                    name = view.reader.operation(record.operation)
+                    found = self._collectives.add(view.rank, record, name) or found
+        return found
+
+    def _all_clean(self, launcher: Launcher) -> Outcome:
+        deadline = time.monotonic() + _LAUNCHER_LEAVES_SECONDS
+        while not launcher.ended() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        orphans = launcher.end()
+        state = "finished" if all(view.finished for view in self._views) else "left"
+        return Outcome(state, None, self._last_step(), self._exits(), len(orphans))
+
+    def _launcher_ended(self, launcher: Launcher) -> Outcome:
+        """torchrun is gone. Give the wrappers a moment to write; a rank without an exit was killed with its wrapper."""
+        deadline = time.monotonic() + self.options.settle_seconds
+        while time.monotonic() < deadline and any(view.alive for view in self._views):
+            time.sleep(0.02)
+            for view in self._views:
+                view.refresh()
+        if all(clean(view) for view in self._views):
+            return self._all_clean(launcher)
+        if any(view.failed or (view.exit is not None and not clean(view)) for view in self._views):
+            return self._failed(launcher, None)
+        code = launcher.process.returncode
+        view = next(view for view in self._views if view.alive)
+        step, phase = position(view)
+        cause = "launcher_failed"
+        text = launcher.log_tail.strip().splitlines()
+        message = f"torchrun left with exit code {code}: {text[-1] if text else 'it said nothing'}"
+        return self._failed(
+            launcher, _Verdict(Sighting(view.rank, time.monotonic_ns(), cause, step, phase, message=message))
+        )
+
+    def _pass_on_wish(self, now: float) -> bool:
+        """Tell each rank once, also those that only come up now, to save and leave; True when their time is over."""
+        self._asked_ns = self._asked_ns or time.monotonic_ns()
+        waiting = {view.pid for view in self._views if view.alive and view.pid} - self._asked
+        process_tree.send(waiting, signal.SIGTERM)
+        self._asked |= waiting
+        return self.wish.urgent or now - self._asked_ns / 1e9 > self.options.deadlines.grace_seconds
+
+    def _late_start(self, seconds: float) -> _Verdict | None:
+        missing = [view for view in self._views if view.reader is None and view.alive]
+        if not missing or seconds < self.options.deadlines.start_seconds:
+            return None
+        message = f"{len(missing)} of {self.options.ranks} ranks did not come up in {seconds:.0f} s"
+        return _Verdict(Sighting(missing[0].rank, time.monotonic_ns(), "deadline(init)", 0, "init", message=message))
+
+    def _standing_still(self, watch: StandstillWatch) -> _Verdict | None:
+        found = watch.look(self._views, time.monotonic_ns())
+        if found is None:
+            return None
+        key = (found.view.rank, found.record.number)
+        if key in self._named and not found.kill:
+            return None
+        noticed = time.monotonic()
+        stacks.capture(self._views)
+        view = self._who_is_not_waiting(found)
+        frame = view.stack_location() or stacks.spied_location(view)
+        at = frame.short() if frame else "-"
+        if key not in self._named:
+            self._named.add(key)
+            self._tell_slow(found, view, at)
+        if not found.kill:
+            return None
+        step, phase = position(view)
+        usual = "never seen before" if found.usual_seconds is None else f"usually {found.usual_seconds:.3g} s"
+        message = f"no progress for {found.seconds:.1f} s in {phase} ({usual})"
+        sighting = Sighting(view.rank, found.record.time_ns, found.cause, step, phase, at, message=message)
+        return _Verdict(sighting, found.seconds + time.monotonic() - noticed)
+
+    def _who_is_not_waiting(self, found: Standstill) -> RankView:
+        """Among ranks that are level, the one whose own stack is not inside a collective."""
+        if found.cause == "stopped(SIGSTOP)" or len(found.level) < 2:
+            return found.view
+        outside = [view for view in self._views if view.rank in found.level and not evidence.waits_for_peers(view)]
+        return found.view if found.view in outside or not outside else outside[0]
+
+    def _tell_slow(self, found: Standstill, view: RankView, at: str) -> None:
+        step, phase = position(view)
+        usual = "-" if found.usual_seconds is None else f"{found.usual_seconds:.3g}s"
+        after = "now" if found.kill else f"after_{found.kill_after_seconds:.0f}s"
+        line = (
+            f"SLOW rank={view.rank}/{self.options.ranks} step={step} phase={phase} host={os.uname().nodename} "
+            f"for={found.seconds:.1f}s usual={usual} at={at} ends={after} log={view.log}"
+        )
+        self.say(line)
+        self.notice({"attempt": self.number, "time_wall": time.time(), "rank": view.rank, "line": line})
+
+    def _of_mismatch(self, found: Mismatch) -> _Verdict:
+        stacks.capture(self._views)
+        message = (
+            f"collective {found.number}: rank {found.rank} issued {found.operation} of step {found.step}, "
+            f"its peers {found.expected} of step {found.expected_step}"
+        )
+        name = found.operation.replace(" ", "")
+        sighting = Sighting(
+            found.rank,
+            found.time_ns,
+            f"collective_mismatch({name})",
+            found.step,
+            found.phase,
+            message=message,
+        )
+        return _Verdict(sighting, (time.monotonic_ns() - found.time_ns) / 1e9)
+
+    def _failed(self, launcher: Launcher, own: _Verdict | None) -> Outcome:
+        """Gather what all ranks have to say, end them, and find the first cause."""
+        noticed_ns = time.monotonic_ns()
+        if own is None:
+            own = self._settle()
+        ended_ns = time.monotonic_ns()
+        pictures = evidence.gather(self._views)
+        orphans = launcher.end()
+        for view in self._views:
+            view.refresh()
+        down_ns = time.monotonic_ns()
+        oom = moved(self._oom_before, oom_kill_counters())
+        found = sightings(self._views, out_of_memory_kill=oom, ended_ns=ended_ns)
+        first = self._choose(own, found)
+        if first is None:
+            return Outcome("left", None, self._last_step(), self._exits(), len(orphans))
+        since = own.noticed_after_seconds if own else (noticed_ns - first.time_ns) / 1e9
+        fault = self._fault(first, found, max(since, 0.0), (down_ns - noticed_ns) / 1e9)
+        evidence.write(self.options.run_dir, self.number, fault, self._views, pictures)
+        return Outcome("failed", fault, self._last_step(), self._exits(), len(orphans))
+
+    def _settle(self) -> _Verdict | None:
+        """Let the others write down what they saw; the death may turn out to be the echo of a mismatched collective."""
+        deadline = time.monotonic() + self.options.settle_seconds
+        while True:
+            mismatch = self._refresh()
+            if mismatch is not None:
+                return self._of_mismatch(mismatch)
+            if time.monotonic() > deadline or not any(view.alive for view in self._views):
+                return None
+            time.sleep(0.02)
+
+    def _choose(self, own: _Verdict | None, found: list[Sighting]) -> Sighting | None:
+        if own is not None:
+            # What the watch saw is the cause, unless a rank recorded its own reason before that.
+            earlier = [s for s in found if not s.cascade and s.time_ns < own.sighting.time_ns]
+            return earlier[0] if earlier else self._placed(own.sighting, found)
+        if self._asked_ns:
+            # Asked to leave: dying of that very signal, or with a peer that did, is obedience and no fault.
+            found = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
+        return first_cause(found)
+
+    def _placed(self, own: Sighting, found: list[Sighting]) -> Sighting:
+        """A mismatch is seen from outside; the place is where the rank itself then failed, or stood."""
+        if own.at != "-":
+            return own
+        places = [s.at for s in found if s.rank == own.rank and s.at != "-"]
+        frame = self._views[own.rank].stack_location()
+        return replace(own, at=places[0] if places else frame.short() if frame else "-")
+
+    def _fault(self, first: Sighting, found: list[Sighting], noticed: float, down: float) -> Fault:
+        commit = last_commit(self.options.run_dir)
+        view = self._views[first.rank]
+        return Fault(
+            attempt=self.number,
+            rank=first.rank,
+            world=self.options.ranks,
+            host=os.uname().nodename,
+            step=first.step,
+            phase=first.phase,
+            cause=first.cause,
+            at=first.at,
+            checkpoint=commit,
+            lost_steps=max(0, first.step - (commit or 0)),
+            log=view.log,
+            message=first.message[:2000],
+            hint=first.hint,
+            exit_code=exit_code_for(first.cause),
+            time_wall=time.time() - (time.monotonic_ns() - first.time_ns) / 1e9,
+            noticed_after_seconds=round(noticed, 3),
+            down_after_seconds=round(down, 3),
+            evidence=f"failures/attempt_{self.number}/evidence.json",
+            consequences=[s.document() for s in found if s.rank != first.rank],
+        )
+
+    def _last_step(self) -> int:
+        return max((view.last.step for view in self._views if view.last is not None), default=0)
+
+    def _exits(self) -> dict[int, int]:
+        return {view.rank: int(view.exit["code"]) for view in self._views if view.exit is not None}

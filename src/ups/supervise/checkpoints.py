@@ -1,0 +1,54 @@
+"""Which checkpoint a restart will find, and whether the last one proves the run. Reads only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ups.errors import UpsError
+from ups.record import manifest
+
+_NAME = re.compile(r"step_(\d+)")
+
+
+def committed_steps(run_dir: Path) -> list[int]:
+    """Steps of the committed checkpoints whose files are all there in their sizes, newest first."""
+    return [step for step, path in _candidates(run_dir) if _whole(path, deep=False)]
+
+
+def last_commit(run_dir: Path) -> int | None:
+    """Step of the newest checkpoint that a restart can use; bytes are not re-hashed here, loading does that."""
+    for step, path in _candidates(run_dir):
+        if _whole(path, deep=False):
+            return step
+    return None
+
+
+def verify_step(run_dir: Path, step: int) -> str:
+    """'' if the checkpoint of `step` is committed and every byte of it re-hashes, else what is wrong."""
+    found = dict(_candidates(run_dir)).get(step)
+    if found is None:
+        return f"no checkpoint of the last step {step}"
+    try:
+        manifest.verify(found)
+    except UpsError as error:
+        return error.message
+    return ""
+
+
+def _candidates(run_dir: Path) -> list[tuple[int, Path]]:
+    directory = run_dir / "checkpoints"
+    try:
+        paths = list(directory.iterdir())
+    except OSError:
+        return []
+    found = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    return sorted(found, reverse=True)
+
+
+def _whole(path: Path, *, deep: bool) -> bool:
+    try:
+        manifest.verify(path, deep=deep)
+    except UpsError:
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""A fault: which rank, where, why, what was lost, what is done about it; and its one line.
+
+The words are stable: `ups why --json`, `run.json` and the printed line all come from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+# The keys of `ups why --json`, in this order; the rest of a fault is evidence.
+KEYS = (
+    "attempt",
+    "rank",
+    "world",
+    "host",
+    "step",
+    "phase",
+    "cause",
+    "at",
+    "checkpoint",
+    "lost_steps",
+    "action",
+    "log",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The first cause of one failed attempt. `checkpoint` is the step of the last commit, None if there is none."""
+
+    attempt: int
+    rank: int
+    world: int
+    host: str
+    step: int
+    phase: str
+    cause: str
+    at: str = "-"
+    checkpoint: int | None = None
+    lost_steps: int = 0
+    action: str = ""
+    log: str = ""
+    message: str = ""
+    hint: str = ""
+    exit_code: int = 6
+    time_wall: float = 0.0
+    # From the death, or for a standstill from the last sign of life, to the moment at which the supervisor knew.
+    noticed_after_seconds: float = 0.0
+    down_after_seconds: float = 0.0
+    evidence: str = ""
+    consequences: list[dict[str, Any]] = field(default_factory=list)
+
+    def one_line(self) -> str:
+        """The line that is printed once per fault."""
+        checkpoint = "-" if self.checkpoint is None else str(self.checkpoint)
+        parts = {
+            "rank": f"{self.rank}/{self.world}",
+            "step": str(self.step),
+            "phase": self.phase,
+            "host": self.host,
+            "cause": self.cause,
+            "at": self.at,
+            "ckpt": checkpoint,
+            "lost": str(self.lost_steps),
+            "action": self.action,
+            "log": self.log,
+        }
+        return "FAILED " + " ".join(f"{key}={value}" for key, value in parts.items())
+
+    def fingerprint(self) -> tuple[str, str, int]:
+        """What makes two faults the same one: cause, place and step."""
+        return (self.cause, self.at, self.step)
+
+    def with_action(self, action: str) -> Fault:
+        """The same fault with what is done about it."""
+        return replace(self, action=action)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: the documented keys first."""
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Fault:
+        """Read back what `document` gave; unknown keys of a newer version are left out."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in document.items() if key in known})

@@ -1,0 +1,39 @@
+"""What a supervised run needs to know; made by the command line from a recipe, or by a test."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ups.supervise.deadlines import Deadlines
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of one supervised run.
+
+    `command` is what each rank runs. `micro_batch` is what a rank forwards at once and `block_size` what it must
+    divide; with 0 an out-of-memory fault is restarted as it is. `on_verdict` gets the final run document.
+    """
+
+    run_dir: Path
+    ranks: int
+    command: tuple[str, ...] = ()
+    max_restarts: int = 3
+    micro_batch: int = 0
+    block_size: int = 0
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    # After the first death: how long the others get to write down what they saw, before all are ended.
+    settle_seconds: float = 1.0
+    poll_seconds: float = 0.1
+    # Rank whose output is shown; None shows none.
+    show_rank: int | None = 0
+    on_verdict: Callable[[dict[str, Any]], None] | None = None
+
+    def rank_command(self) -> list[str]:
+        """The command of a rank, the training loop unless told otherwise."""
+        return list(self.command) or [sys.executable, "-m", "ups.cli.rank_main", str(self.run_dir)]

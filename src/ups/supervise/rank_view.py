@@ -1,0 +1,137 @@
+"""What the supervisor can see of one rank of this host: its ring, its exit, its failure record, its logs.
+
+Reads only; a file that is not there yet, or is damaged, is simply not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ups.errors import UpsError
+from ups.record.blackbox import BlackBoxReader, Mark, Record, ring_path
+from ups.record.failure import failure_stem, read_failure
+from ups.record.location import Frame, location_of_dump
+
+_TAIL_BYTES = 16_384
+
+
+class RankView:
+    """One rank in one attempt."""
+
+    def __init__(self, run_dir: Path, box_dir: Path, attempt: int, rank: int) -> None:
+        self.rank = rank
+        self.attempt = attempt
+        self.run_dir = run_dir
+        self._box_dir = box_dir
+        self.stem = failure_stem(run_dir, attempt, rank)
+        self.name = self.stem.name
+        self.log = f"logs/attempt_{attempt}/{self.name}.err"
+        self.reader: BlackBoxReader | None = None
+        self.last: Record | None = None
+        self.step_began_at = 0  # number of the first record of the current step
+        self.exit: dict[str, Any] | None = None
+        self.failed = False
+        self.pid = 0
+        self.wrapper_pid = 0
+
+    def refresh(self) -> list[Record]:
+        """Look again; returns the records that are new since the last look, oldest first."""
+        if not self.pid:
+            found = _read_json(self._box_dir / f"{self.name}.pid")
+            if found is not None:
+                self.pid, self.wrapper_pid = int(found["rank_pid"]), int(found["wrapper_pid"])
+        if self.exit is None:
+            # The exit is read before the ring, so that the last record of a dead rank is certainly among the new ones.
+            self.exit = _read_json(self._box_dir / f"{self.name}.exit.json")
+        # A rank may need seconds to leave after its exception; it is known as soon as it is recorded.
+        self.failed = self.failed or (self._box_dir / f"{self.name}.json").exists()
+        if self.reader is None:
+            with contextlib.suppress(OSError, UpsError):
+                self.reader = BlackBoxReader(ring_path(self._box_dir, self.rank))
+        if self.reader is None:
+            return []
+        fresh = self.reader.since(self.last.number if self.last else 0)
+        for record in fresh:
+            if self.last is None or record.step != self.last.step:
+                self.step_began_at = record.number
+            self.last = record
+        return fresh
+
+    @property
+    def alive(self) -> bool:
+        """Whether its death has not been written down."""
+        return self.exit is None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it marked its last step as done."""
+        return self.last is not None and self.last.mark is Mark.FINISHED
+
+    @property
+    def left(self) -> bool:
+        """Whether it saved and left because it was asked to."""
+        return self.last is not None and self.last.mark is Mark.LEFT
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Step, and how far within it; larger is further. Ranks run the same loop, so this compares between them."""
+        return (0, 0) if self.last is None else (self.last.step, self.last.number - self.step_began_at)
+
+    def failure(self) -> dict[str, Any] | None:
+        """The record that the rank wrote about its own death."""
+        return read_failure(self.stem, self._box_dir)
+
+    def crash_location(self) -> Frame | None:
+        """Where native code crashed, from the dump in the rank's own file, else from its log."""
+        for text in (tail(self.stem.with_name(f"{self.name}.crash.txt")), self.log_tail()):
+            if "Fatal Python error" in text:
+                frame = location_of_dump(text[text.rindex("Fatal Python error") :])
+                if frame is not None:
+                    return frame
+        return None
+
+    def stack_location(self) -> Frame | None:
+        """Where the rank was when it last printed its stacks."""
+        return location_of_dump(tail(self.stem.with_name(f"{self.name}.stacks.txt")))
+
+    def log_tail(self, limit: int = _TAIL_BYTES) -> str:
+        """The end of what the rank wrote to standard error."""
+        return tail(self.run_dir / self.log, limit)
+
+    def close(self) -> None:
+        """Let go of the ring."""
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+
+def least_advanced(views: Iterable[RankView]) -> list[RankView]:
+    """The ranks that are furthest behind (several when they are level)."""
+    known = list(views)
+    if not known:
+        return []
+    behind = min(view.progress for view in known)
+    return [view for view in known if view.progress == behind]
+
+
+def tail(path: Path, limit: int = _TAIL_BYTES) -> str:
+    """The last bytes of a text file, '' if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - limit))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict):
+            return document
+    return None

@@ -1,0 +1,147 @@
+"""`run.json`: state, attempts, faults and verdict of a run, written by its supervisor and nobody else.
+
+Every write is atomic, so a reader sees the old or the new state. With several hosts each supervisor writes
+`run.<host>.json` and the reader merges them; nothing that one supervisor writes grows with the ranks of other hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from ups.errors import ConfigError, UpsError
+from ups.record import process_tree
+from ups.record.manifest import write_file_atomically
+
+FORMAT_VERSION = 1
+MAX_NOTICES = 100
+STATES = ("running", "completed", "failed", "preempted", "stopped", "died")
+
+
+class RunFile:
+    """The writer. `document` is plain JSON; change it, then `save`."""
+
+    def __init__(self, run_dir: Path, name: str = "run.json") -> None:
+        self.path = run_dir / name
+        self.document: dict[str, Any] = {}
+
+    def begin(self, *, ranks: int, max_restarts: int, box_root: Path) -> None:
+        """Start a new stretch of supervision; what earlier ones wrote down stays."""
+        earlier = _read(self.path) or {}
+        if earlier.get("state") == "running":
+            # Only a killed supervisor leaves this behind: a living one holds the lock of the run.
+            for attempt in earlier.get("attempts", [])[-1:]:
+                attempt.setdefault("outcome", "supervisor_died")
+        self.document = {
+            "format": FORMAT_VERSION,
+            "name": self.path.parent.name,
+            "state": "running",
+            "cause": "",
+            "verdict": "",
+            "exit_code": None,
+            "host": os.uname().nodename,
+            "supervisor_pid": os.getpid(),
+            "supervisor_started": _start_time(os.getpid()),
+            "ranks": ranks,
+            "max_restarts": max_restarts,
+            "started": earlier.get("started", time.time()),
+            "ended": None,
+            "blackbox_dir": str(box_root),
+            "checkpoint": None,
+            "overrides": earlier.get("overrides", {}),
+            "attempts": earlier.get("attempts", []),
+            "notices": earlier.get("notices", []),
+        }
+        self.save()
+
+    def save(self) -> None:
+        """Write the state; a full disk must not end the run that is being watched."""
+        self.document["updated"] = time.time()
+        self.document["notices"] = self.document["notices"][-MAX_NOTICES:]
+        with contextlib.suppress(UpsError, OSError):
+            write_file_atomically(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
+
+
+def read_run(run_dir: Path) -> dict[str, Any]:
+    """The state of a run, merged over hosts; `died` if it says running but its supervisor is gone from this host."""
+    documents = [d for path in sorted(run_dir.glob("run*.json")) if (d := _read(path)) is not None]
+    if not documents:
+        raise ConfigError(f"{run_dir} has no readable run.json", hint="give the directory of a run that was started")
+    merged = documents[0]
+    for other in documents[1:]:
+        merged = _merge(merged, other)
+    if merged["state"] == "running" and _supervisor_is_gone(merged):
+        merged["state"], merged["cause"] = "died", "supervisor_died"
+        merged["verdict"] = "VERDICT state=died cause=supervisor_died"
+    return merged
+
+
+def find_run(name: str, base: Path | None = None) -> Path:
+    """The directory of a run given by path or by its name under runs/."""
+    base = base or Path.cwd()
+    for candidate in (base / name, base / "runs" / name):
+        if any(candidate.glob("run*.json")):
+            return candidate.resolve()
+    known = ", ".join(path.name for path, _ in list_runs(base / "runs")[:8])
+    raise ConfigError(
+        f"no run '{name}' here or under runs/", hint=f"known runs: {known}" if known else "list them with: ups runs"
+    )
+
+
+def list_runs(directory: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """All runs in a directory with their state, the newest first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            with contextlib.suppress(UpsError):
+                found.append((path, read_run(path)))
+    return sorted(found, key=lambda item: float(item[1].get("started") or 0), reverse=True)
+
+
+def faults_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """All faults of a run in the order in which they happened."""
+    faults = [fault for attempt in document["attempts"] for fault in attempt.get("faults", [])]
+    return sorted(faults, key=lambda fault: (fault["attempt"], fault.get("time_wall", 0.0)))
+
+
+def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two hosts of one run: the worse state wins, faults are put side by side by attempt."""
+    order = ("failed", "stopped", "preempted", "running", "completed")
+    worse = min((one, other), key=lambda d: order.index(d["state"]) if d["state"] in order else 0)
+    attempts: dict[int, dict[str, Any]] = {}
+    for document in (one, other):
+        for attempt in document["attempts"]:
+            known = attempts.setdefault(attempt["number"], {**attempt, "faults": []})
+            known["faults"] = [*known["faults"], *attempt.get("faults", [])]
+    merged = {**worse, "ranks": one["ranks"] + other["ranks"], "notices": one["notices"] + other["notices"]}
+    merged["attempts"] = [attempts[number] for number in sorted(attempts)]
+    merged["started"] = min(one["started"], other["started"])
+    return merged
+
+
+def _supervisor_is_gone(document: dict[str, Any]) -> bool:
+    if document.get("host") != os.uname().nodename:
+        return False
+    pid = int(document.get("supervisor_pid") or 0)
+    # A number can be given to a new process; its start time tells the two apart.
+    return not process_tree.is_alive(pid) or _start_time(pid) != document.get("supervisor_started")
+
+
+def _start_time(pid: int) -> int:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(text[text.rindex(")") + 2 :].split()[19])
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict) and document.get("format") == FORMAT_VERSION:
+            return document
+    return None

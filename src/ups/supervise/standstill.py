@@ -1,0 +1,120 @@
+"""Is anybody standing still, and who is it? Judges progress, not heartbeats.
+
+Training is synchronous: when one rank stands still, the others soon wait for it in a collective. So a standstill is a
+standstill of all: as long as any rank moves, or is inside a phase with a declared deadline, nobody is judged. The
+rank to name is the one that is furthest behind; where several are level, the one that computes instead of waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ups.record import process_tree
+from ups.record.blackbox import Record
+from ups.supervise.deadlines import PhaseTimes
+from ups.supervise.rank_view import RankView, least_advanced
+
+_BUSY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """The rank that holds up the run. `kill` says whether to end the attempt now; `cause` is then its name."""
+
+    view: RankView
+    record: Record
+    seconds: float
+    usual_seconds: float | None
+    kill_after_seconds: float
+    cause: str
+    kill: bool
+    level: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Watched:
+    number: int = -1
+    cpu_at_record: float = 0.0
+    cpu_now: float = 0.0
+    stopped_since_ns: int = 0
+
+
+@dataclass(slots=True)
+class StandstillWatch:
+    """Remembers how each rank looked the last time."""
+
+    times: PhaseTimes
+    _watched: dict[int, _Watched] = field(default_factory=dict)
+
+    def look(self, views: Sequence[RankView], now_ns: int) -> Standstill | None:
+        """The rank that stands still, if one does; None is the usual answer."""
+        living = [view for view in views if view.alive and view.last is not None]
+        for view in living:
+            self._observe(view, now_ns)
+        for view in living:
+            stopped = self._stopped(view, now_ns)
+            if stopped is not None:
+                return stopped
+        if not living or not all(self._over(view, now_ns) for view in living):
+            return None
+        level = least_advanced(living)
+        view = max(level, key=lambda v: self._busy(v, now_ns)) if len(level) > 1 else level[0]
+        for candidate in sorted(living, key=lambda v: v is not view):
+            if any(p.state == "T" for p in process_tree.descendants(candidate.pid)):
+                return self._standstill(candidate, now_ns, "stopped(SIGSTOP)", True, level)
+        assert view.last is not None
+        limits = self.times.limits(view.last)
+        cause = f"deadline({view.last.phase.label})" if limits.declared else "stalled"
+        return self._standstill(view, now_ns, cause, self._seconds(view, now_ns) > limits.kill, level)
+
+    def _observe(self, view: RankView, now_ns: int) -> None:
+        watched = self._watched.setdefault(view.rank, _Watched())
+        process = process_tree.read_process(view.pid)
+        if process is None or view.last is None:
+            return
+        watched.cpu_now = process.cpu_seconds
+        if watched.number != view.last.number:
+            watched.number, watched.cpu_at_record = view.last.number, process.cpu_seconds
+        if process.state != "T":
+            watched.stopped_since_ns = 0
+        elif not watched.stopped_since_ns:
+            watched.stopped_since_ns = now_ns
+
+    def _stopped(self, view: RankView, now_ns: int) -> Standstill | None:
+        """A rank that a signal halted will not go on by itself; it is ended as soon as it would be named."""
+        since = self._watched[view.rank].stopped_since_ns
+        if not since or view.last is None:
+            return None
+        limits = self.times.limits(view.last)
+        patience = self.times.rules.name_floor_seconds if limits.declared else limits.name
+        if limits.name == self.times.rules.unseen_seconds:
+            patience = self.times.rules.name_floor_seconds
+        if (now_ns - since) / 1e9 < patience:
+            return None
+        return self._standstill(view, now_ns, "stopped(SIGSTOP)", True, [view])
+
+    def _over(self, view: RankView, now_ns: int) -> bool:
+        return view.last is not None and self._seconds(view, now_ns) > self.times.limits(view.last).name
+
+    def _seconds(self, view: RankView, now_ns: int) -> float:
+        return 0.0 if view.last is None else (now_ns - view.last.time_ns) / 1e9
+
+    def _busy(self, view: RankView, now_ns: int) -> float:
+        """Part of the time since its last record in which the rank computed; a rank that waits does not."""
+        watched = self._watched[view.rank]
+        share = (watched.cpu_now - watched.cpu_at_record) / max(self._seconds(view, now_ns), 1e-9)
+        return share if share > _BUSY else 0.0
+
+    def _standstill(self, view: RankView, now_ns: int, cause: str, kill: bool, level: Sequence[RankView]) -> Standstill:
+        assert view.last is not None
+        return Standstill(
+            view,
+            view.last,
+            self._seconds(view, now_ns),
+            self.times.p99(view.last.phase),
+            self.times.limits(view.last).kill,
+            cause,
+            kill,
+            tuple(v.rank for v in level),
+        )

@@ -1,0 +1,267 @@
+"""The supervisor of a run: starts attempts, is the only one who restarts them, and pronounces the verdict.
+
+It never imports torch: it must work when torch is what is broken. Success is proven, not believed: all exit codes 0,
+the same last step in every black box, and a final checkpoint whose bytes re-hash. Every other end has a cause.
+No process of a run outlives it, on any path: an attempt ends them, and if the supervisor is killed, the kernel does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ups.errors import ConfigError
+from ups.record import process_tree
+from ups.supervise.attempt import Attempt, Outcome, Wish
+from ups.supervise.checkpoints import last_commit, verify_step
+from ups.supervise.fault import Fault
+from ups.supervise.first_cause import exit_code_for
+from ups.supervise.launcher import make_box_root
+from ups.supervise.options import Options
+from ups.supervise.rank_view import RankView
+from ups.supervise.restart import MICRO_BATCH, RestartPolicy
+from ups.supervise.run_file import RunFile
+
+PREEMPTED, INTERRUPTED = 143, 130
+
+
+def supervise(options: Options, say: Callable[[str], None] | None = None) -> int:
+    """Run the ranks to their end and return the exit code of the run (see `ups.errors.EXIT_CODES`).
+
+    Prints one `FAILED` line per fault and a `VERDICT` line at the end. Raises ConfigError if another supervisor
+    already watches this run.
+    """
+    options.run_dir.mkdir(parents=True, exist_ok=True)
+    with _only_supervisor(options.run_dir), _listen() as wish:
+        process_tree.adopt_orphans()
+        box_root = make_box_root(options.run_dir)
+        try:
+            return _Supervision(options, wish, box_root, say or _print).run()
+        finally:
+            shutil.rmtree(box_root, ignore_errors=True)
+
+
+class _Supervision:
+    def __init__(self, options: Options, wish: Wish, box_root: Path, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._wish = wish
+        self._box_root = box_root
+        self._say = say
+        self._file = RunFile(options.run_dir)
+        self._policy = RestartPolicy(options.max_restarts, options.micro_batch, options.block_size)
+        self._mirror = _Mirror(options)
+
+    def run(self) -> int:
+        options = self._options
+        self._file.begin(ranks=options.ranks, max_restarts=options.max_restarts, box_root=self._box_root)
+        document = self._file.document
+        remembered = document["overrides"].get(MICRO_BATCH)
+        if remembered:
+            self._policy.micro_batch = remembered
+        number = len(document["attempts"])
+        while True:
+            outcome = self._attempt(number)
+            state, cause, exit_code, detail = self._judge(outcome)
+            if state != "again":
+                return self._verdict(state, cause, exit_code, detail)
+            number += 1
+
+    def _attempt(self, number: int) -> Outcome:
+        document = self._file.document
+        entry: dict[str, Any] = {
+            "number": number,
+            "started": time.time(),
+            "from_checkpoint": last_commit(self._options.run_dir),
+            "overrides": dict(document["overrides"]),
+            "faults": [],
+        }
+        document["attempts"].append(entry)
+        box_dir = self._box_root / f"attempt_{number}"
+        document["blackbox_dir"] = str(box_dir)
+        self._file.save()
+        self._mirror.follow(number)
+        attempt = Attempt(
+            self._options,
+            number,
+            box_dir,
+            document["overrides"],
+            self._wish,
+            self._say,
+            self._notice,
+            self._mirror.look,
+        )
+        outcome = attempt.run()
+        self._mirror.look([])
+        self._keep_rings(box_dir)
+        entry["ended"] = time.time()
+        entry["exits"] = {str(rank): code for rank, code in outcome.exits.items()}
+        entry["last_step"] = outcome.last_step
+        entry["outcome"] = outcome.state
+        entry["orphans"] = outcome.orphans
+        return outcome
+
+    def _judge(self, outcome: Outcome) -> tuple[str, str, int, str]:
+        """State ('again' for another attempt), cause, exit code and a detail for the verdict line."""
+        run_dir, asked = self._options.run_dir, self._wish.number
+        commit = last_commit(run_dir)
+        self._file.document["checkpoint"] = commit
+        fault = outcome.fault
+        if outcome.state == "finished":
+            problem = verify_step(run_dir, outcome.last_step)
+            if not problem:
+                return "completed", "", 0, f"step={outcome.last_step} ckpt={commit} verified"
+            fault = self._unproven(outcome, commit, problem)
+        if fault is None:
+            lost = max(0, outcome.last_step - (commit or 0))
+            state, code = ("stopped", INTERRUPTED) if asked == signal.SIGINT else ("preempted", PREEMPTED)
+            # Ranks that left by themselves were told by somebody else: a scheduler that signals every process.
+            return state, f"asked({_name(asked) if asked else 'rank'})", code, f"ckpt={_or_dash(commit)} lost={lost}"
+        decision = self._policy.decide(fault)
+        again = decision.restart and not asked
+        fault = fault.with_action(decision.action if not asked else "stop(asked_to_leave)")
+        self._file.document["attempts"][-1]["faults"].append(fault.document())
+        self._file.document["overrides"].update(decision.overrides if again else {})
+        self._file.save()
+        self._say(fault.one_line())
+        if again:
+            return "again", fault.cause, 0, ""
+        if asked:
+            state, code = ("stopped", INTERRUPTED) if asked == signal.SIGINT else ("preempted", PREEMPTED)
+            return state, fault.cause, code, f"ckpt={_or_dash(commit)} lost={fault.lost_steps}"
+        return "failed", fault.cause, exit_code_for(fault.cause), f"why='ups why {_shown(run_dir)}'"
+
+    def _unproven(self, outcome: Outcome, commit: int | None, problem: str) -> Fault:
+        number = self._file.document["attempts"][-1]["number"]
+        return Fault(
+            attempt=number,
+            rank=0,
+            world=self._options.ranks,
+            host=os.uname().nodename,
+            step=outcome.last_step,
+            phase="teardown",
+            cause="unproven(final_checkpoint)",
+            checkpoint=commit,
+            lost_steps=max(0, outcome.last_step - (commit or 0)),
+            log=f"logs/attempt_{number}/rank_00000.err",
+            message=problem,
+            time_wall=time.time(),
+        )
+
+    def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:
+        document = self._file.document
+        faults = sum(len(attempt.get("faults", [])) for attempt in document["attempts"])
+        line = f"VERDICT state={state} exit={exit_code} attempts={len(document['attempts'])} faults={faults}"
+        line += f" cause={cause}" if cause else ""
+        line += f" {detail}" if detail else ""
+        document.update(state=state, cause=cause, exit_code=exit_code, verdict=line, ended=time.time(), blackbox_dir="")
+        self._file.save()
+        self._say(line)
+        if self._options.on_verdict is not None:
+            self._options.on_verdict(document)
+        return exit_code
+
+    def _notice(self, entry: dict[str, Any]) -> None:
+        self._file.document["notices"].append(entry)
+        self._file.save()
+
+    def _keep_rings(self, box_dir: Path) -> None:
+        """Copy the rings into the run: shared memory goes with the supervisor."""
+        target = self._options.run_dir / "blackbox"
+        with contextlib.suppress(OSError):
+            target.mkdir(exist_ok=True)
+            for ring in box_dir.glob("rank_*.ring"):
+                if ring.parent != target:
+                    shutil.copy2(ring, target / ring.name)
+
+
+class _Mirror:
+    """Shows the output of one rank as it is written."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._places: list[tuple[Path, Any]] = []
+        self._offsets: dict[Path, int] = {}
+
+    def follow(self, attempt: int) -> None:
+        rank = self._options.show_rank
+        if rank is None:
+            return
+        stem = self._options.run_dir / "logs" / f"attempt_{attempt}" / f"rank_{rank:05d}"
+        self._places = [(stem.with_suffix(".out"), sys.stdout), (stem.with_suffix(".err"), sys.stderr)]
+
+    def look(self, _views: list[RankView]) -> None:
+        for path, stream in self._places:
+            offset = self._offsets.get(path, 0)
+            with contextlib.suppress(OSError, ValueError):
+                with path.open("rb") as file:
+                    file.seek(offset)
+                    text = file.read(1 << 20)
+                if text:
+                    self._offsets[path] = offset + len(text)
+                    stream.write(text.decode(errors="replace"))
+                    stream.flush()
+
+
+@contextlib.contextmanager
+def _only_supervisor(run_dir: Path) -> Iterator[None]:
+    with (run_dir / ".supervisor.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another supervisor already runs {run_dir}",
+                hint="look at it with `ups status`, or choose another run.name",
+            ) from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+
+
+@contextlib.contextmanager
+def _listen() -> Iterator[Wish]:
+    """Turn SIGTERM, SIGHUP and Ctrl-C into a wish to save and leave; a second one means now."""
+    wish = Wish()
+
+    def hear(number: int, _frame: FrameType | None) -> None:
+        wish.urgent = wish.urgent or bool(wish.number)
+        wish.number = number
+
+    if threading.current_thread() is not threading.main_thread():
+        yield wish
+        return
+    earlier = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield wish
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+
+def _name(number: int) -> str:
+    return signal.Signals(number).name
+
+
+def _or_dash(step: int | None) -> str:
+    return "-" if step is None else str(step)
+
+
+def _shown(run_dir: Path) -> str:
+    with contextlib.suppress(ValueError, OSError):
+        return str(run_dir.relative_to(Path.cwd()))
+    return str(run_dir)
