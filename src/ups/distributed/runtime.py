@@ -1,0 +1,199 @@
+"""The runtime of a rank: device, process groups, mesh, time-outs, fault handler, and the `Place` that loaders need.
+
+`with Runtime.start(config) as runtime:` is the only way to a rank, a device or a mesh. Which launcher started the
+process is left to `environment.py`; how a model is spread over ranks to `strategies.py`; decisions to `agreement.py`.
+
+Three groups, always apart: the default one (device tensors), a gloo group for control flags, and a gloo group for
+checkpoints, which a background thread uses while training goes on. A group shared with training would race.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from ups.config.schema import EngineConfig
+from ups.distributed.environment import RankEnvironment
+from ups.errors import DistributedError, MachineError
+from ups.spec.place import DeviceKind, Place
+
+TEARDOWN_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """What a started rank has. Groups and mesh are None on a single rank that needs none."""
+
+    place: Place
+    device: torch.device
+    strategy: str
+    attempt: int
+    control_group: dist.ProcessGroup | None
+    checkpoint_group: dist.ProcessGroup | None
+    mesh: DeviceMesh | None
+
+    @property
+    def rank(self) -> int:
+        return self.place.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.place.world_size
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that writes what is written once."""
+        return self.place.rank == 0
+
+    @staticmethod
+    @contextlib.contextmanager
+    def start(
+        config: EngineConfig,
+        environment: RankEnvironment | None = None,
+        *,
+        stack_path: Path | None = None,
+    ) -> Iterator[Runtime]:
+        """Join the world described by the environment, and leave it within a deadline. Collective: all ranks.
+
+        `stack_path` gets the stacks of this rank on a fatal signal and on SIGUSR1. Raises MachineError for a device
+        that is not there: CUDA is never silently replaced by the CPU, nor NCCL by gloo.
+        """
+        env = environment or RankEnvironment.read()
+        with contextlib.ExitStack() as stack:
+            _register_faulthandler(stack, stack_path)
+            device = choose_device(config.device, env)
+            strategy = choose_strategy(config.strategy, env)
+            _fix_arithmetic(config, env, device)
+            place = Place(env.rank, env.world_size, env.local_rank, env.local_world_size, _kind(device))
+            if strategy == "single":
+                yield Runtime(place, device, strategy, env.attempt, None, None, None)
+                return
+            stack.callback(_destroy_within, TEARDOWN_SECONDS)
+            control, checkpoint = _make_groups(config, env, device)
+            mesh = init_device_mesh(device.type, (env.world_size,), mesh_dim_names=("shard",))
+            yield Runtime(place, device, strategy, env.attempt, control, checkpoint, mesh)
+
+
+def choose_device(wanted: str, env: RankEnvironment) -> torch.device:
+    """The device of this rank: CUDA by local rank, or the CPU. Raises MachineError rather than fall back."""
+    available = torch.cuda.is_available()
+    if wanted == "cpu" or (wanted == "auto" and not available):
+        return torch.device("cpu")
+    if not available:
+        raise MachineError(
+            "engine.device is 'cuda', but torch finds no CUDA device",
+            hint="check the driver with nvidia-smi, or set engine.device=cpu",
+        )
+    if env.local_rank >= torch.cuda.device_count():
+        raise MachineError(
+            f"local rank {env.local_rank} has no GPU: this host shows {torch.cuda.device_count()}",
+            hint="start at most one rank per GPU (--ranks), or check CUDA_VISIBLE_DEVICES",
+        )
+    device = torch.device("cuda", env.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def choose_strategy(wanted: str, env: RankEnvironment) -> str:
+    """The strategy by name; 'auto' is single on one rank, else ddp."""
+    if wanted == "auto":
+        return "single" if env.world_size == 1 else "ddp"
+    if wanted == "single" and env.world_size > 1:
+        raise DistributedError(
+            f"engine.strategy is 'single', but there are {env.world_size} ranks: they would train apart",
+            hint="use --ranks 1, or engine.strategy=ddp",
+        )
+    return wanted
+
+
+def _kind(device: torch.device) -> DeviceKind:
+    return "cuda" if device.type == "cuda" else "cpu"
+
+
+def _register_faulthandler(stack: contextlib.ExitStack, path: Path | None) -> None:
+    """Stacks on fatal signals and on SIGUSR1, from C, so that they work with the GIL held or lost."""
+    if path is None:
+        if not faulthandler.is_enabled():  # else the rank's failure recorder has given it a file already
+            faulthandler.enable(all_threads=True)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = stack.enter_context(path.open("a"))
+    faulthandler.enable(file=file, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
+    # Before the file closes: a handler that writes to a closed descriptor may write into somebody else's file.
+    stack.callback(faulthandler.enable, all_threads=True)
+    stack.callback(signal.signal, signal.SIGUSR1, signal.SIG_IGN)
+    stack.callback(faulthandler.unregister, signal.SIGUSR1)
+
+
+def _fix_arithmetic(config: EngineConfig, env: RankEnvironment, device: torch.device) -> None:
+    """Thread count and kernels that give the same bits in every run of the same world size."""
+    threads = config.threads or (1 if env.local_world_size > 1 else None)
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if device.type == "cuda":
+        # cuBLAS reads this when it is first used, which is after this line.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling every fresh tensor costs time and hides nothing here: no kernel of ours reads memory it did not write.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _make_groups(
+    config: EngineConfig, env: RankEnvironment, device: torch.device
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    timeout = datetime.timedelta(seconds=config.timeout_seconds)
+    if env.one_host:
+        # Rendezvous has no authentication: on one host nothing listens beyond the loopback.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise MachineError(
+            "this torch has no NCCL, which CUDA ranks need", hint="install a CUDA build of torch for Linux"
+        )
+    try:
+        if env.launched:
+            dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
+        else:
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        control = dist.new_group(backend="gloo", timeout=timeout)
+        checkpoint = dist.new_group(backend="gloo", timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise DistributedError(
+            f"rank {env.rank} of {env.world_size} could not join the process group ({backend}): {error}",
+            hint="see the other ranks' logs; `ups doctor` tries each step of the start alone",
+        ) from error
+    if control is None or checkpoint is None:
+        raise DistributedError(f"rank {env.rank} is outside its own process groups")
+    return control, checkpoint
+
+
+def _destroy_within(seconds: float) -> None:
+    """Leave the groups, but never wait for ever: a wedged teardown must not keep the host busy."""
+
+    def destroy() -> None:
+        # The peers may be gone already, and this rank is leaving whatever happens.
+        with contextlib.suppress(RuntimeError, ValueError, AssertionError):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    thread = threading.Thread(target=destroy, name="ups-teardown", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        sys.stderr.write(f"ups: process groups did not close within {seconds:.0f} s; leaving them\n")

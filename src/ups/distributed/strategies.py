@@ -1,0 +1,160 @@
+"""How a stage is spread over ranks: `single`, `ddp` (a copy on every rank) or `fsdp` (a shard on every rank).
+
+A model is single-device code; parallelism comes from outside, in a fixed order: activation checkpointing, then compile,
+then DDP or `fully_shard`. The first two replace `forward` of each shard unit in place, so that the names of parameters
+are the same under every strategy, and a checkpoint of one loads into another. Order of the loop: `ups.training.engine`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from ups.config.schema import EngineConfig
+from ups.distributed.runtime import Runtime
+from ups.errors import ConfigError, TrainingError
+
+# Normalisation buffers are constant: sending them along with each forward pass would be a collective for nothing. The
+# argument got a new name in torch 2.13.
+_NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+_KEEP_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+class Single:
+    """One rank, nothing to reduce; also the interface of the other strategies.
+
+    `stage` is the module as it was built, with its own parameter names; `module` is what a step calls.
+    """
+
+    # Whether the first reduction of a process is laid out otherwise than the later ones (see `Ddp`).
+    needs_warm_up = False
+
+    def __init__(self, stage: nn.Module, runtime: Runtime) -> None:
+        self.stage = stage
+        self.module: nn.Module = stage
+        self._runtime = runtime
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        """Around forward and backward of one micro-batch: gradients are reduced only in the last one of a step."""
+        return contextlib.nullcontext()
+
+    def gradient_norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """Global L2 norm of the reduced gradients, float64, equal on all ranks. Collective: all ranks, for fsdp."""
+        if not gradients:
+            raise TrainingError("no parameter has a gradient", hint="the loss of this stage does not reach the model")
+        norms = torch.stack(torch._foreach_norm([local(g) for g in gradients])).double()
+        return self._sum_over_shards((norms * norms).sum()).sqrt()
+
+    def weights_changed(self) -> None:
+        """To be called after the weights were written from outside, so that no stale gathered copy is used."""
+
+    def _sum_over_shards(self, value: Tensor) -> Tensor:
+        return value
+
+
+class Ddp(Single):
+    """A full copy on every rank; torch's own DistributedDataParallel reduces gradients while backward runs.
+
+    DDP lays its buckets out anew after its first backward pass. In a ring with three or more ranks the order of
+    summation depends on the place in the bucket, so the first step of a process would differ in the last bit from the
+    same step in a longer process. The engine therefore runs one pass and throws it away (`needs_warm_up`).
+    """
+
+    def __init__(self, stage: nn.Module, runtime: Runtime) -> None:
+        super().__init__(stage, runtime)
+        self.needs_warm_up = runtime.world_size > 2
+        # device_ids stays None: the stage is on its device, and the batch is moved by the engine, not by DDP.
+        self._ddp = DistributedDataParallel(stage, **_KEEP_BUFFERS, gradient_as_bucket_view=True)
+        self.module = self._ddp
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if is_last else self._ddp.no_sync()
+
+
+class Fsdp(Single):
+    """A shard of every parameter on every rank (`fully_shard`), gathered unit by unit."""
+
+    def __init__(self, stage: nn.Module, runtime: Runtime, units: Sequence[nn.Module], precision: str) -> None:
+        super().__init__(stage, runtime)
+        low = torch.bfloat16 if precision == "bfloat16" else None
+        reduce = torch.float32 if precision == "bfloat16" else None
+        inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
+        # The stage itself gets the batch in physical units, which bfloat16 would ruin before normalisation.
+        outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce, cast_forward_inputs=False)
+        for unit in units:
+            fully_shard(unit, mesh=runtime.mesh, mp_policy=inner)
+        fully_shard(stage, mesh=runtime.mesh, mp_policy=outer)
+        if not isinstance(stage, FSDPModule):
+            raise TrainingError("fully_shard did not take the stage")
+        self._fsdp: FSDPModule = stage
+
+    def micro_batch(self, is_last: bool) -> contextlib.AbstractContextManager[Any]:
+        self._fsdp.set_requires_gradient_sync(is_last)
+        self._fsdp.set_is_last_backward(is_last)
+        return contextlib.nullcontext()
+
+    def weights_changed(self) -> None:
+        # The outermost unit stays gathered after a forward pass, and the next pass would use that old copy.
+        for module in self.stage.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _sum_over_shards(self, value: Tensor) -> Tensor:
+        dist.all_reduce(value)
+        return value
+
+
+Strategy = Single
+
+
+def spread(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strategy:
+    """Move `stage` to the device and spread it over the ranks. Collective: all ranks.
+
+    Every rank must hold the same initial weights: fsdp keeps a slice of its own copy.
+    """
+    stage.to(device=runtime.device, dtype=DTYPES[config.precision])
+    units = shard_units(stage)
+    for unit in units:
+        if config.activation_checkpointing:
+            # Draws are keyed, not streamed: there is no generator state to restore for the second pass.
+            unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, preserve_rng_state=False)
+        if config.compile:
+            unit.forward = torch.compile(unit.forward)
+    if runtime.strategy == "ddp":
+        return Ddp(stage, runtime)
+    if runtime.strategy == "fsdp":
+        return Fsdp(stage, runtime, units, config.precision)
+    if runtime.strategy == "single":
+        return Single(stage, runtime)
+    raise ConfigError(f"engine.strategy '{runtime.strategy}' is unknown", hint="use auto, single, ddp or fsdp")
+
+
+def shard_units(stage: nn.Module) -> list[nn.Module]:
+    """The modules that a stage names to be sharded, recomputed or compiled one by one; none if it names none."""
+    name_units = getattr(stage, "shard_units", None)
+    return list(name_units()) if callable(name_units) else []
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor: the shard of a sharded one, else the tensor itself. No gradient."""
+    if isinstance(tensor, DTensor):
+        with torch.no_grad():
+            return tensor.to_local()
+    return tensor.detach()
+
+
+def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """`local` of each."""
+    return [local(tensor) for tensor in tensors]

@@ -1,0 +1,132 @@
+"""Where metrics go: the local record `metrics.jsonl`, always, and other trackers behind queues that never delay a step.
+
+Only rank 0 opens a tracker. A tracker that hangs or fails costs rows on that tracker, never a training step; the local
+record stays complete. W&B and the like are in `backends.py`. No torch here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+Row = Mapping[str, object]
+
+
+class Tracker(Protocol):
+    """Takes rows of metrics: plain numbers and texts by name, with `step` and `time`."""
+
+    name: str
+
+    def log(self, row: Row) -> None:
+        """Take one row; may block or raise, the caller protects training from both."""
+
+    def close(self) -> None:
+        """Flush and let go."""
+
+
+class JsonlTracker:
+    """One JSON object per line. Numbers that are not finite become null: a strict reader must not choke on NaN."""
+
+    name = "jsonl"
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        if path.stat().st_size > 0:
+            with path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                torn = file.read(1) != b"\n"
+            if torn:
+                # A killed writer left half a line; the next row must not be glued to it.
+                self._file.write(b"\n")
+
+    def log(self, row: Row) -> None:
+        """Append one row in a single write, so that readers see whole lines."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self._file.write((json.dumps(clean, allow_nan=False) + "\n").encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FanOut:
+    """Writes the local record at once and hands each row to the others through a bounded queue each.
+
+    A full queue drops the row and counts it; a tracker that raises is left out from then on, aloud.
+    """
+
+    def __init__(self, local: Tracker, others: Sequence[Tracker] = (), *, queue_rows: int = 1000) -> None:
+        self._local = local
+        self._lanes = [_Lane(tracker, queue_rows) for tracker in others]
+
+    def log(self, row: Row) -> None:
+        """Take one row; returns without waiting for any remote tracker. A full local disk is told once and survived."""
+        try:
+            self._local.log(row)
+        except OSError as error:
+            _say(f"the local record of metrics cannot be written: {error}")
+        for lane in self._lanes:
+            lane.put(row)
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Rows that did not reach each tracker."""
+        return {lane.tracker.name: lane.dropped for lane in self._lanes}
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """Flush what can be flushed in time; a hung tracker is left behind."""
+        for lane in self._lanes:
+            lane.close(timeout_seconds)
+        self._local.close()
+
+
+class _Lane:
+    """One tracker with its queue and thread."""
+
+    def __init__(self, tracker: Tracker, rows: int) -> None:
+        self.tracker = tracker
+        self.dropped = 0
+        self._queue: queue.Queue[Row | None] = queue.Queue(maxsize=rows)
+        self._broken = False
+        self._thread = threading.Thread(target=self._run, name=f"ups-track-{tracker.name}", daemon=True)
+        self._thread.start()
+
+    def put(self, row: Row) -> None:
+        try:
+            if self._broken:
+                raise queue.Full
+            self._queue.put_nowait(dict(row))
+        except queue.Full:
+            self.dropped += 1
+
+    def _run(self) -> None:
+        while (row := self._queue.get()) is not None:
+            try:
+                self.tracker.log(row)
+            except Exception as error:  # noqa: BLE001  whatever a foreign tracker raises, training goes on
+                self._broken = True
+                self.dropped += 1
+                _say(f"tracker '{self.tracker.name}' failed and is left out from now on: {error}")
+                return
+
+    def close(self, timeout_seconds: float) -> None:
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=0.1)
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            _say(f"tracker '{self.tracker.name}' did not take its last rows within {timeout_seconds:.0f} s")
+            return
+        with contextlib.suppress(Exception):
+            self.tracker.close()
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"ups: {text}\n")

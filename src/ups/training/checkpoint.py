@@ -1,0 +1,259 @@
+"""Saving and loading the state of a run: torch.distributed.checkpoint inside the commit of `ups.record.manifest`.
+
+A save has two parts. The copy (all tensors of this rank into host memory) happens in the loop. Everything after it
+(writing, hashing, fsync, commit, retention) happens in a background thread on the checkpoint group, so that no
+collective of a save can meet one of training. At most one save is in flight: the next one first waits for it. Its
+outcome is agreed on inside the save and looked at only then: all ranks count the same failures at the same step.
+
+When to save: `hooks.py`. Which checkpoint is trusted: `checkpoint_store.py`. torch's metadata file is a pickle:
+checkpoints are trusted input from one's own runs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
+
+from ups.distributed.agreement import from_all, from_first
+from ups.distributed.runtime import Runtime
+from ups.distributed.strategies import local
+from ups.errors import CheckpointError, UpsError
+from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary
+from ups.training.checkpoint_store import (
+    PROGRESS_NAME,
+    checkpoint_path,
+    checkpoints_dir,
+    latest_verified,
+    read_progress,
+    retain,
+    wait_until_visible,
+)
+from ups.training.progress import Progress
+
+MAX_FAILED_SAVES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Outcome of one save, the same on all ranks; `error` is '' when the checkpoint is committed."""
+
+    step: int
+    path: Path
+    error: str
+    seconds: float
+
+
+class Checkpointer:
+    """Saves and loads checkpoints of one run directory. Collective: all ranks call the same methods in turn."""
+
+    def __init__(self, runtime: Runtime, run_dir: Path, *, keep: int = 3, asynchronous: bool = True) -> None:
+        self._runtime = runtime
+        self._run_dir = run_dir
+        self._keep = keep
+        self._asynchronous = asynchronous
+        self._buffers: dict[str, Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._outcome: Saved | None = None
+        self.failed_in_row = 0
+        self.last: Saved | None = None
+
+    def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
+        """Save the state after `progress.step` steps; returns after the copy when asynchronous. Collective: all ranks.
+
+        Raises CheckpointError when this is due after three failed saves in a row; one or two are told and counted.
+        """
+        self.wait()
+        staged = self._copy(tensors)
+        document = {"format": 1, "world_size": self._runtime.world_size, "progress": progress.to_json()}
+        if self._asynchronous:
+            self._thread = threading.Thread(
+                target=self._write, args=(staged, document, progress.step), name="ups-checkpoint", daemon=True
+            )
+            self._thread.start()
+        else:
+            self._write(staged, document, progress.step)
+            self._look()
+
+    def wait(self) -> None:
+        """Wait for the save in flight, if any, and count its outcome. Collective: all ranks."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._look()
+
+    def save_now(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
+        """Save and do not return before it is committed; tries until it works or three saves have failed in a row."""
+        while True:
+            self.save(tensors, progress)
+            self.wait()
+            if self.last is not None and not self.last.error:
+                return
+
+    def find(self) -> tuple[Path, Progress] | None:
+        """The newest checkpoint that can be trusted, as one rank sees it, on all ranks. Collective: all ranks."""
+        answer: tuple[str, UpsError | None] = ("", None)
+        if self._runtime.is_first:
+            try:
+                clean_temporaries(checkpoints_dir(self._run_dir))
+                found = latest_verified(self._run_dir, set_aside=True)
+                answer = (str(found) if found else "", None)
+            except UpsError as error:
+                answer = ("", error)
+        name, failure = from_first(answer, self._runtime.control_group)
+        if failure is not None:
+            raise failure
+        if not name:
+            return None
+        path = Path(name)
+        wait_until_visible(path)
+        return path, Progress.from_json(read_progress(path)["progress"])
+
+    def load(self, path: Path, tensors: Mapping[str, Tensor], *, only_model: bool = False) -> None:
+        """Read `path` into the live `tensors`, whatever number of ranks wrote it. Collective: all ranks.
+
+        With `only_model`, the weights of an earlier stage: entries that it did not have keep their initial values.
+        """
+        reader = FileSystemReader(path)
+        try:
+            known = reader.read_metadata().state_dict_metadata
+            wanted = dict(tensors)
+            if only_model:
+                wanted = {n: t for n, t in tensors.items() if n.startswith("model/") and n in known}
+            missing = sorted(wanted.keys() - known.keys())
+            if missing or not wanted:
+                raise CheckpointError(
+                    f"{path} has no entry '{(missing or ['model/'])[0]}' ({len(missing)} are missing)",
+                    hint="the recipe has changed since this run was started: use its own config.yaml, or a new run.dir",
+                )
+            group = self._runtime.checkpoint_group
+            load(wanted, storage_reader=reader, process_group=group, no_dist=group is None)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{path} cannot be loaded: {error}",
+                hint="see the traceback; `ups why RUN` tells which rank failed first",
+            ) from error
+
+    @torch.no_grad()
+    def _copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's part of each tensor in host memory that is kept for the next save."""
+        on_device = self._runtime.device.type == "cuda"
+        staged: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            mine = local(tensor)
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.shape != mine.shape or buffer.dtype != mine.dtype:
+                buffer = torch.empty(mine.shape, dtype=mine.dtype, device="cpu", pin_memory=on_device)
+                self._buffers[name] = buffer
+            buffer.copy_(mine, non_blocking=on_device)
+            staged[name] = _placed_like(tensor, buffer)
+        if on_device:
+            torch.cuda.synchronize(self._runtime.device)
+        return staged
+
+    def _look(self) -> None:
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            raise CheckpointError("a save ended without an outcome", hint="see the traceback in this rank's log")
+        self.last = outcome
+        self.failed_in_row = self.failed_in_row + 1 if outcome.error else 0
+        if outcome.error and self._runtime.is_first:
+            sys.stderr.write(
+                f"ups: save of step {outcome.step} failed ({self.failed_in_row} in a row): {outcome.error}\n"
+            )
+        if self.failed_in_row >= MAX_FAILED_SAVES:
+            raise CheckpointError(
+                f"{self.failed_in_row} saves in a row failed, the last at step {outcome.step}: {outcome.error}",
+                hint="free some room on the disk of the run; the last committed checkpoint is intact",
+            )
+
+    def _write(self, staged: dict[str, Tensor], document: dict[str, Any], step: int) -> None:
+        """Write, hash and commit. Collective: all ranks, on the checkpoint group only."""
+        started = time.monotonic()
+        final = checkpoint_path(self._run_dir, step)
+        error = self._commit(staged, document, final)
+        self._outcome = Saved(step, final, error, time.monotonic() - started)
+
+    def _commit(self, staged: dict[str, Tensor], document: dict[str, Any], final: Path) -> str:
+        """Four agreed parts: make a place, write, hash, commit. Each part's error is told to all ranks."""
+        group, first = self._runtime.checkpoint_group, self._runtime.is_first
+        place: tuple[str, str] = ("", "")
+        if first:
+            place = _attempt_text(lambda: str(_prepare(final, document)))
+        name, error = from_first(place, group)
+        if error:
+            return str(error)
+        temporary = Path(name)
+        mine: tuple[dict[str, FileHash], str] = ({}, "")
+        try:
+            wait_until_visible(temporary, {})
+            # hash_files brings the files to disk; a second fsync in the writer would only double the wait.
+            writer = FileSystemWriter(temporary, sync_files=False, thread_count=1)
+            save(staged, storage_writer=writer, process_group=group, no_dist=group is None)
+            mine = (hash_files(temporary, self._own_files(temporary)), "")
+        except Exception as problem:  # noqa: BLE001  whatever it is, the other ranks must learn of it, not wait
+            mine = ({}, f"rank {self._runtime.rank}: {_short(problem)}")
+        everything = from_all(mine, group)
+        errors = [text for _, text in everything if text]
+        outcome = errors[0] if errors else ""
+        if first and not errors:
+            hashes = {path: file for part, _ in everything for path, file in part.items()}
+            outcome = _attempt_text(lambda: self._publish(temporary, final, hashes))[1]
+        if first and outcome:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return str(from_first(outcome, group))
+
+    def _own_files(self, temporary: Path) -> list[str]:
+        own = [path.name for path in temporary.iterdir() if path.name.startswith(f"__{self._runtime.rank}_")]
+        return [*own, ".metadata", PROGRESS_NAME] if self._runtime.is_first else own
+
+    def _publish(self, temporary: Path, final: Path, hashes: dict[str, FileHash]) -> str:
+        wait_until_visible(temporary, hashes)
+        commit_directory(temporary, final, known_hashes=hashes)
+        retain(self._run_dir, self._keep)
+        return ""
+
+
+def _placed_like(tensor: Tensor, buffer: Tensor) -> Tensor:
+    """`buffer` with the global shape and placement of a sharded `tensor`: all that a save plan looks at.
+
+    `DTensor.from_local` would move the buffer to the device of the mesh.
+    """
+    if not isinstance(tensor, DTensor):
+        return buffer
+    placed: Tensor = DTensor(buffer, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return placed
+
+
+def _prepare(final: Path, document: dict[str, Any]) -> Path:
+    temporary = make_temporary(final)
+    (temporary / PROGRESS_NAME).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    return temporary
+
+
+def _attempt_text(work: Callable[[], str]) -> tuple[str, str]:
+    """(result, '') or ('', what went wrong): an error on one rank must reach the others as a value."""
+    try:
+        return work(), ""
+    except (UpsError, OSError) as error:
+        return "", _short(error)
+
+
+def _short(error: BaseException) -> str:
+    text = error.one_line() if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:500]

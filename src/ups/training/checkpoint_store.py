@@ -1,0 +1,134 @@
+"""Checkpoints as directories: their names, which one is trusted, which ones stay. Standard library and `record` only.
+
+`RUN/checkpoints/step_00001200/` holds torch's sharded files, `progress.json`, and the manifest and marker of
+`ups.record.manifest`. What is not committed does not exist. Writing and reading tensors: `checkpoint.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ups.errors import CheckpointError, IntegrityError, UpsError
+from ups.record.manifest import FileHash, is_committed, read_manifest, remove_directory, verify
+
+PROGRESS_NAME = "progress.json"
+VISIBLE_SECONDS = 120.0
+_NAME = re.compile(r"step_(\d{8,12})")
+
+
+def checkpoints_dir(run_dir: Path) -> Path:
+    """Where the checkpoints of a run lie."""
+    return run_dir / "checkpoints"
+
+
+def checkpoint_path(run_dir: Path, step: int) -> Path:
+    """The directory of the checkpoint after `step` steps of the run."""
+    return checkpoints_dir(run_dir) / f"step_{step:08d}"
+
+
+def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
+    """(step, directory) of everything named like a checkpoint, newest first; nothing is verified."""
+    folder = checkpoints_dir(run_dir)
+    if not folder.is_dir():
+        return []
+    found = [(int(m.group(1)), path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
+    return sorted(found, reverse=True)
+
+
+def latest_verified(run_dir: Path, *, say: Callable[[str], None] | None = None, set_aside: bool = False) -> Path | None:
+    """The newest checkpoint whose every byte is what was committed, or None if there never was one.
+
+    One process decides (on a shared file system listings differ between hosts). What is passed over is said aloud,
+    and with `set_aside` renamed to `broken_step_...`, so that the same step can be saved again. Raises CheckpointError
+    when there are committed checkpoints and none can be trusted: starting afresh would throw the run away.
+    """
+    say = say or _to_stderr
+    passed_over = 0
+    for _, path in list_checkpoints(run_dir):
+        try:
+            verify(path)
+            read_progress(path)
+        except (IntegrityError, CheckpointError) as error:
+            passed_over += 1
+            say(f"checkpoint {path.name} is not used: {error.message}")
+            if set_aside:
+                _set_aside(path)
+            continue
+        if passed_over:
+            say(f"falling back to the older checkpoint {path.name}")
+        return path
+    if passed_over:
+        raise CheckpointError(
+            f"none of the {passed_over} checkpoints in {checkpoints_dir(run_dir)} can be trusted",
+            hint="restore one from a copy, or start again in another directory with --set run.dir=PATH",
+        )
+    return None
+
+
+def read_progress(path: Path) -> dict[str, Any]:
+    """The JSON object of `progress.json`."""
+    try:
+        document = json.loads((path / PROGRESS_NAME).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / PROGRESS_NAME} cannot be read: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("progress"), dict):
+        raise CheckpointError(f"{path / PROGRESS_NAME} is not the progress of a run")
+    return document
+
+
+def retain(run_dir: Path, keep: int) -> list[Path]:
+    """Delete committed checkpoints beyond the newest `keep`; returns them. For the one writer of a run."""
+    committed = [path for _, path in list_checkpoints(run_dir) if is_committed(path)]
+    for path in committed[keep:]:
+        remove_directory(path)
+    return committed[keep:]
+
+
+def wait_until_visible(
+    path: Path, files: Mapping[str, FileHash] | None = None, seconds: float = VISIBLE_SECONDS
+) -> None:
+    """Wait until this host sees the files (default: of the manifest in `path`) with their sizes.
+
+    A shared file system may show another host's files late. Raises CheckpointError at the deadline.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            expected = read_manifest(path).files if files is None else files
+            missing = [n for n, f in expected.items() if not _has_size(path / n, f.size)]
+            if not missing:
+                return
+            what = f"{missing[0]} of {path}"
+        except UpsError as error:
+            what = error.message
+        if time.monotonic() > deadline:
+            raise CheckpointError(
+                f"not visible on this host after {seconds:.0f} s: {what}",
+                hint="check that all hosts mount the same file system at the run directory",
+            )
+        time.sleep(0.2)
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _set_aside(path: Path) -> None:
+    for number in range(1000):
+        target = path.with_name(f"broken_{path.name}" + (f"_{number}" if number else ""))
+        if not target.exists():
+            path.rename(target)
+            return
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(f"ups: {text}\n")

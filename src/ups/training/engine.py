@@ -1,0 +1,210 @@
+"""The training loop, and nothing else: one loop for every stage, on one rank or many.
+
+The engine owns the order of a step, accumulation, clipping, the judgement of non-finite steps and the agreement between
+ranks. What is trained is a stage (`stages.py`), how it is spread a strategy, when to save, evaluate and log the hooks.
+No rank issues a collective after an error: an exception leaves the loop and the process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ups.config.schema import EngineConfig
+from ups.config.stage import StageLength
+from ups.distributed.agreement import OPERATION, Agreement, Status
+from ups.distributed.runtime import Runtime
+from ups.distributed.strategies import Strategy, locals_of
+from ups.errors import TrainingError
+from ups.record.blackbox import Phase
+from ups.spec.batch import Batch
+from ups.training.box import Box, NullBox
+from ups.training.ema import Ema
+from ups.training.meters import Meters
+from ups.training.optim import build_optimizer, learning_rate, optimizer_tensors, set_learning_rate, trainable
+from ups.training.precision import autocast, weight_dtype
+from ups.training.progress import Budget, Progress
+from ups.training.wishes import StopWish
+
+
+class BatchSource(Protocol):
+    """A loader: endless micro-batches of this rank, `batches_per_step` of them for each optimiser step."""
+
+    batches_per_step: int
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def load_state_dict(self, state: dict[str, int]) -> None: ...
+
+
+class Hook(Protocol):
+    """Something done between steps, on all ranks in the same order."""
+
+    def after_step(self, engine: Engine, agreed: Status) -> None:
+        """After each step."""
+
+    def at_end(self, engine: Engine) -> None:
+        """After the last step of the stage, not after a stop."""
+
+
+class Engine:
+    """Trains one stage from `progress` to its end."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        strategy: Strategy,
+        loader: BatchSource,
+        *,
+        config: EngineConfig,
+        length: StageLength,
+        global_batch: int,
+        progress: Progress | None = None,
+        wish: StopWish | None = None,
+        hooks: Sequence[Hook] = (),
+        box: Box | None = None,
+    ) -> None:
+        self.runtime, self.strategy, self.loader = runtime, strategy, loader
+        self.config, self.length, self.global_batch = config, length, global_batch
+        self.progress = progress or Progress()
+        self.wish = wish or StopWish()
+        self.hooks = list(hooks)
+        self.box: Box = box or NullBox()
+        self.parameters = trainable(strategy.stage.named_parameters())
+        self.optimizer = build_optimizer(length.optim, self.parameters)
+        self.ema = Ema(config.ema, self.parameters) if config.ema.enabled else None
+        self.meters = Meters(runtime.device, distributed=runtime.control_group is not None)
+        self.gradient_norm = math.nan
+        self.learning_rate = 0.0
+        self._dtype = weight_dtype(config.precision)
+
+    def run(self) -> int:
+        """Train to the end of the stage; returns 0, or the signal that all ranks agreed to leave with.
+
+        Collective: all ranks. Raises TrainingError when too many steps in a row are not finite.
+        """
+        progress = self.progress
+        if not progress.total_steps and self.length.steps:
+            progress.total_steps = self.length.steps
+        budget = Budget(self.length, progress.budget_used_seconds)
+        agreement = Agreement(self.runtime.control_group)
+        self.box.total_steps = progress.step - progress.stage_step + progress.total_steps
+        self.strategy.module.train()
+        self.warm_up()
+        self.loader.load_state_dict({"step": progress.stage_step})
+        batches = iter(self.loader)
+        done = 0.0
+        while not progress.total_steps or progress.stage_step < progress.total_steps:
+            number = progress.step + 1
+            elapsed_ppm, total = (
+                budget.propose(progress.stage_step, progress.total_steps) if self.runtime.is_first else (0, 0)
+            )
+            self.box.issue(OPERATION, Phase.DATA, number, progress.stage_index)
+            agreement.issue(number, Status(self.wish.signal_number, 0, elapsed_ppm, total))
+
+            self.learning_rate = learning_rate(self.length.optim, progress.done or done)
+            set_learning_rate(self.optimizer, self.learning_rate)
+            finite = self._accumulate(batches, number)
+            if finite:
+                self._update(number)
+            self._count(finite)
+
+            agreed = agreement.read()
+            done = agreed.elapsed_ppm / 1e6
+            progress.total_steps = progress.total_steps or agreed.total_steps
+            progress.budget_used_seconds = budget.used_seconds
+            self.box.total_steps = progress.step - progress.stage_step + progress.total_steps
+            for hook in self.hooks:
+                hook.after_step(self, agreed)
+            if agreed.stop:
+                return agreed.stop
+
+        progress.stage_finished = True
+        if self.ema is not None:
+            self.ema.become_weights()
+            self.strategy.weights_changed()
+        for hook in self.hooks:
+            hook.at_end(self)
+        return 0
+
+    def _accumulate(self, batches: Iterator[Batch], number: int) -> bool:
+        """Gradients of one global batch, averaged exactly over its samples; whether their norm is finite."""
+        self.optimizer.zero_grad(set_to_none=True)
+        stage, last = self.progress.stage_index, self.loader.batches_per_step - 1
+        seen: list[tuple[Batch, Tensor, dict[str, Tensor]]] = []
+        for index in range(last + 1):
+            self.box.record(Phase.DATA, number, stage, batch=index)
+            batch = next(batches).to(self.runtime.device, self._dtype, non_blocking=True)
+            with self.strategy.micro_batch(is_last=index == last):
+                self.box.record(Phase.FORWARD, number, stage, batch=index)
+                with autocast(self.config.precision, self.runtime.device):
+                    losses = self.strategy.module(batch)
+                # Strategies average over ranks; this weight makes it the mean over all samples of the global batch.
+                weight = batch.num_samples * self.runtime.world_size / self.global_batch
+                if index == last:
+                    self.box.issue("reduce(gradients)", Phase.BACKWARD, number, stage)
+                else:
+                    self.box.record(Phase.BACKWARD, number, stage, batch=index)
+                (losses.total * weight).backward()
+            seen.append((batch, losses.total, losses.metrics))
+
+        self.box.issue("gradient_norm", Phase.SYNC, number, stage)
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        # Reduced already, so every rank judges the same number and all skip the same step.
+        self.gradient_norm = float(self.strategy.gradient_norm(gradients))
+        if not math.isfinite(self.gradient_norm):
+            return False
+        limit = self.length.optim.clip_norm
+        if 0 < limit < self.gradient_norm:
+            with torch.no_grad():
+                torch._foreach_mul_(locals_of(gradients), limit / (self.gradient_norm + 1e-6))
+        for batch, total, metrics in seen:
+            self.meters.add(total, metrics, batch.num_samples)
+        return True
+
+    def _update(self, number: int) -> None:
+        self.box.record(Phase.OPTIMIZER, number, self.progress.stage_index)
+        self.optimizer.step()
+        self.progress.updates += 1
+        if self.ema is not None:
+            self.ema.update(self.progress.updates)
+
+    def _count(self, finite: bool) -> None:
+        progress = self.progress
+        progress.stage_step += 1
+        progress.step += 1
+        progress.skipped_in_row = 0 if finite else progress.skipped_in_row + 1
+        progress.skipped += not finite
+        if progress.skipped_in_row >= self.config.max_skipped_steps:
+            raise TrainingError(
+                f"{progress.skipped_in_row} steps in a row had a gradient norm that is not finite, the last at step "
+                f"{progress.step}",
+                hint="lower stages.optim.learning_rate, set engine.precision=float32, or check the data for NaN",
+            )
+
+    def warm_up(self) -> None:
+        """Run one pass whose gradients are thrown away, where the strategy's first reduction differs from later ones.
+
+        Always on the batch of step 0, so that a resumed process lays its reductions out like an uninterrupted one.
+        """
+        if not self.strategy.needs_warm_up:
+            return
+        self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=3600.0)
+        self.loader.load_state_dict({"step": 0})
+        batch = next(iter(self.loader)).to(self.runtime.device, self._dtype)
+        with autocast(self.config.precision, self.runtime.device):
+            self.strategy.module(batch).total.backward()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The live tensors that a checkpoint holds; loading into them restores the engine."""
+        model = {f"model/{n}": p.detach() for n, p in self.strategy.stage.named_parameters()}
+        optimizer = optimizer_tensors(self.optimizer, self.parameters)
+        averages = self.ema.tensors if self.ema is not None else {}
+        return (
+            model | {f"optimizer/{n}": t for n, t in optimizer.items()} | {f"ema/{n}": t for n, t in averages.items()}
+        )

@@ -1,0 +1,149 @@
+"""When to save, evaluate and log. The mechanisms are elsewhere; the order is fixed here, the same on all ranks.
+
+Save comes first, so that an evaluation that fails costs no trained step; log comes last, so that a row tells what the
+other two did.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ups.config.schema import CheckpointConfig
+from ups.distributed.agreement import Status
+from ups.record.blackbox import Phase
+from ups.training.checkpoint import Checkpointer
+from ups.training.engine import Engine, Hook
+
+Evaluate = Callable[[Engine], Mapping[str, float]]
+SAVE_DEADLINE_SECONDS = 3600.0
+EVALUATE_DEADLINE_SECONDS = 3600.0
+
+
+class RowSink(Protocol):
+    """Takes rows of metrics; see `ups.tracking.tracker`."""
+
+    def log(self, row: Mapping[str, object]) -> None: ...
+
+
+class SaveHook:
+    """Saves at the interval, when the ranks agreed to save or leave, and at the end of a stage."""
+
+    def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig) -> None:
+        self._checkpointer = checkpointer
+        self._interval = config.interval_steps
+
+    def after_step(self, engine: Engine, agreed: Status) -> None:
+        progress = engine.progress
+        if progress.total_steps and progress.stage_step >= progress.total_steps and not agreed.stop:
+            return  # at_end saves this step, with the average as weights
+        if agreed.stop:
+            self._enter(engine)
+            self._checkpointer.save_now(engine.state_tensors(), progress)
+        elif agreed.save or progress.stage_step % self._interval == 0:
+            self._enter(engine)
+            self._checkpointer.save(engine.state_tensors(), progress)
+
+    def at_end(self, engine: Engine) -> None:
+        self._enter(engine)
+        self._checkpointer.save_now(engine.state_tensors(), engine.progress)
+
+    def _enter(self, engine: Engine) -> None:
+        progress = engine.progress
+        engine.box.issue(
+            "save", Phase.SAVE, progress.step, progress.stage_index, deadline_seconds=SAVE_DEADLINE_SECONDS
+        )
+
+
+class EvaluateHook:
+    """Runs a validation with the averaged weights, at the interval and at the end of a stage."""
+
+    def __init__(self, evaluate: Evaluate, interval_steps: int | None, sink: RowSink | None) -> None:
+        self._evaluate = evaluate
+        self._interval = interval_steps
+        self._sink = sink
+
+    def after_step(self, engine: Engine, agreed: Status) -> None:
+        progress = engine.progress
+        last = bool(progress.total_steps) and progress.stage_step >= progress.total_steps
+        if self._interval and progress.stage_step % self._interval == 0 and not last and not agreed.stop:
+            if engine.ema is None:
+                self._run(engine)
+            else:
+                with engine.ema.in_place():
+                    engine.strategy.weights_changed()
+                    self._run(engine)
+                engine.strategy.weights_changed()
+
+    def at_end(self, engine: Engine) -> None:
+        self._run(engine)
+
+    def _run(self, engine: Engine) -> None:
+        progress = engine.progress
+        engine.box.issue(
+            "evaluate", Phase.EVALUATE, progress.step, progress.stage_index, deadline_seconds=EVALUATE_DEADLINE_SECONDS
+        )
+        module = engine.strategy.module
+        module.eval()
+        scores = self._evaluate(engine)
+        module.train()
+        if self._sink is not None:
+            self._sink.log({"step": progress.step, "stage": progress.stage_index, **scores, "time": time.time()})
+
+
+class LogHook:
+    """Writes a row of metrics at the interval, at a stop and after the last step. Only rank 0 has a sink."""
+
+    def __init__(self, interval_steps: int, stage_name: str, sink: RowSink | None, *, attempt: int = 0) -> None:
+        self._interval = interval_steps
+        self._stage_name = stage_name
+        self._sink = sink
+        self._attempt = attempt
+        self._since: tuple[int, float] | None = None
+
+    def after_step(self, engine: Engine, agreed: Status) -> None:
+        progress = engine.progress
+        if self._since is None:
+            # The first step of a process warms up: it would spoil the first rate.
+            self._since = (progress.step, time.monotonic())
+        last = bool(progress.total_steps) and progress.stage_step >= progress.total_steps
+        if progress.stage_step % self._interval == 0 or last or agreed.stop:
+            self._row(engine)
+
+    def at_end(self, engine: Engine) -> None:
+        return
+
+    def _row(self, engine: Engine) -> None:
+        progress = engine.progress
+        engine.box.issue("reduce(metrics)", Phase.SYNC, progress.step, progress.stage_index)
+        means = engine.meters.reduce()
+        engine.box.loss = means.get("loss", float("nan"))
+        now = time.monotonic()
+        since_step, since = self._since or (progress.step, now)
+        rate = (progress.step - since_step) / (now - since) if progress.step > since_step and now > since else 0.0
+        self._since = (progress.step, now)
+        if self._sink is None:
+            return
+        self._sink.log(
+            {
+                "step": progress.step,
+                "stage": progress.stage_index,
+                "stage_name": self._stage_name,
+                "stage_step": progress.stage_step,
+                "stage_steps": progress.total_steps,
+                **means,
+                "grad_norm": engine.gradient_norm,
+                "learning_rate": engine.learning_rate,
+                "steps_per_second": rate,
+                "windows_per_second": rate * engine.global_batch,
+                "skipped": progress.skipped,
+                "attempt": self._attempt,
+                "time": time.time(),
+            }
+        )
+
+
+def in_order(save: SaveHook | None, evaluate: EvaluateHook | None, log: LogHook | None) -> Sequence[Hook]:
+    """The hooks of a run: save, evaluate, log."""
+    return [hook for hook in (save, evaluate, log) if hook is not None]

@@ -1,0 +1,76 @@
+"""Optimiser and learning-rate schedule of a stage.
+
+The schedule is a pure function of the part of the stage that is done, so it has no state to save. The optimiser's state
+is made at once instead of in its first step, so that a checkpoint has the same entries before and after that step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ups.config.stage import OptimConfig
+
+
+def build_optimizer(config: OptimConfig, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW or SGD over named parameters; weight decay only on matrices (two dimensions and more)."""
+    decayed = [p for p in parameters.values() if p.ndim >= 2]
+    plain = [p for p in parameters.values() if p.ndim < 2]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    groups = [g for g in groups if g["params"]]
+    optimizer: torch.optim.Optimizer
+    if config.type == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.beta1, fused=True)
+    for parameter in parameters.values():
+        optimizer.state[parameter] = _zero_state(config.type, parameter, momentum=config.beta1 > 0)
+    return optimizer
+
+
+def _zero_state(kind: str, parameter: Tensor, *, momentum: bool) -> dict[str, Tensor]:
+    if kind == "adamw":
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+        }
+    # A zero buffer and no buffer give the same first step: m * 0 + g = g.
+    return {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)} if momentum else {}
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The state as `<parameter name>/<entry>` -> tensor: the live tensors, so that loading into them is loading."""
+    return {
+        f"{name}/{entry}": value
+        for name, parameter in parameters.items()
+        for entry, value in sorted(optimizer.state[parameter].items())
+    }
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The rate of the next step, for all groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def learning_rate(config: OptimConfig, done: float) -> float:
+    """Rate at the part `done` (0 to 1) of a stage: linear warm-up, then cosine decay to final_fraction of the peak."""
+    done = min(max(done, 0.0), 1.0)
+    if done < config.warmup_fraction:
+        return config.learning_rate * done / config.warmup_fraction
+    rest = 1.0 - config.warmup_fraction
+    along = (done - config.warmup_fraction) / rest if rest > 0 else 1.0
+    cosine = 0.5 * (1.0 + math.cos(math.pi * along))
+    return config.learning_rate * (config.final_fraction + (1.0 - config.final_fraction) * cosine)
+
+
+def trainable(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    """Those that require a gradient, by name."""
+    return {name: parameter for name, parameter in named if parameter.requires_grad}

@@ -1,0 +1,58 @@
+"""A killed run continues as if nothing had happened: bitwise with as many ranks, with the next windows on others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.launch import Launched, launch
+from tests.distributed.training import train
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+
+SETUPS = [("single", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 2)]
+
+
+def windows(results: list[Any]) -> dict[int, list[tuple[str, int]]]:
+    """Step -> windows of the global batch, over all ranks."""
+    found: dict[int, list[tuple[str, int]]] = {}
+    for result in results:
+        for step, task, numbers in result["windows"]:
+            found.setdefault(step, []).extend((task, n) for n in numbers)
+    return {step: sorted(block) for step, block in found.items()}
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), SETUPS)
+def test_a_run_killed_with_sigkill_resumes_bitwise(strategy: str, ranks: int, tmp_path: Path) -> None:
+    base = {"strategy": strategy, "steps": 9, "block_size": 12, "interval": 2, "asynchronous": True}
+    whole = launch(train, ranks, arguments=base | {"run_dir": str(tmp_path / "whole")})
+    for kill_at, victim in ((3, 0), (6, ranks - 1)):
+        run_dir = tmp_path / f"killed_{kill_at}"
+        broken = base | {"run_dir": str(run_dir), "kill_at": kill_at, "kill_rank": victim}
+        with Launched(train, ranks, broken) as launched:
+            launched.processes[victim].join(60)
+            assert launched.processes[victim].exitcode == -9, launched.logs()
+        resumed = launch(train, ranks, arguments=base | {"run_dir": str(run_dir)})
+        assert all(0 <= r["resumed"] <= kill_at for r in resumed)
+        assert [r["hash"] for r in resumed] == [r["hash"] for r in whole]
+        start = resumed[0]["resumed"]
+        assert windows(resumed) == {s: w for s, w in windows(whole).items() if s >= start}
+
+
+def test_another_number_of_ranks_continues_with_exactly_the_next_windows(tmp_path: Path) -> None:
+    base = {"precision": "float64", "block_size": 8, "asynchronous": False, "interval": 100}
+    straight = launch(train, 1, arguments=base | {"steps": 9, "strategy": "single"})
+    seen: dict[int, list[tuple[str, int]]] = {}
+    losses: list[float] = []
+    # The length of the stage is part of the schedule, so each part is cut off by a stop, not by another length.
+    for ranks, strategy, stop in ((2, "fsdp", 3), (4, "fsdp", 6), (1, "single", 0)):
+        arguments = base | {"steps": 9, "strategy": strategy, "run_dir": str(tmp_path), "terminate_at": stop}
+        results = launch(train, ranks, arguments=arguments)
+        done = {s: w for s, w in windows(results).items() if s < results[0]["progress"]["step"]}
+        assert not done.keys() & seen.keys()
+        seen |= done
+        losses += results[0]["losses"]
+    assert seen == {s: w for s, w in windows(straight).items() if s < 9}
+    assert losses == pytest.approx(straight[0]["losses"], rel=1e-5)
