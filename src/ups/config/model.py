@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ups.config.setting import Section, setting
 
@@ -31,4 +31,31 @@ class LatentOperatorConfig(Section):
         return self
 
 
-ModelConfig = LatentOperatorConfig
+class FnoConfig(Section):
+    """Fourier neural operator of the neuraloperator project: a baseline for one task (extra `baselines`)."""
+
+    type: Literal["fno"] = setting("fno", "Which model to build.")
+    width: int = setting(32, "Hidden channels.", unit="channels", ge=4, le=4096)
+    modes: int = setting(64, "Fourier modes kept along each axis, both signs together.", unit="modes", ge=2, le=4096)
+    depth: int = setting(4, "Number of Fourier layers.", unit="layers", ge=1, le=64)
+
+
+class UnetConfig(Section):
+    """U-Net of ConvNeXt blocks with kernel 7: a baseline for one task."""
+
+    type: Literal["unet"] = setting("unet", "Which model to build.")
+    width: int = setting(
+        32, "Channels of the finest level; each coarser level has twice as many.", unit="channels", ge=4
+    )
+    levels: int = setting(3, "Resolutions, each half of the one before.", unit="levels", ge=1, le=8)
+    blocks: int = setting(2, "ConvNeXt blocks of a level on the way down and again on the way up.", unit="blocks", ge=1)
+
+
+def _default_type(value: Any) -> Any:
+    """A model section that names no type means the model of this project."""
+    return {"type": "latent_operator", **value} if isinstance(value, dict) and "type" not in value else value
+
+
+ModelConfig = Annotated[
+    LatentOperatorConfig | FnoConfig | UnetConfig, Field(discriminator="type"), BeforeValidator(_default_type)
+]

@@ -29,6 +29,7 @@ from ups.models.blocks import (
 from ups.models.conditioning import Conditioning, Positions
 from ups.models.decoder import GridDecoder
 from ups.models.encoder import GridEncoder
+from ups.models.network import Network
 from ups.models.vocabulary import Channels, Vocabulary
 from ups.spec.task import TaskSpec
 
@@ -93,8 +94,10 @@ class LatentOperator(nn.Module):
         ]
 
 
-class LatentNetwork(nn.Module):
+class LatentNetwork(Network):
     """Encoder -> latent operator -> decoder, in normalised units."""
+
+    predicts_update = True
 
     def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary, context_frames: int) -> None:
         super().__init__()

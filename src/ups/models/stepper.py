@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
-from ups.errors import DataError
+from ups.errors import ConfigError, DataError
 from ups.models.latent_operator import LatentNetwork, index_coordinates
+from ups.models.network import Network
 from ups.models.normalization import Normalization, wide
 from ups.models.vocabulary import Channels, Vocabulary
 from ups.spec.statistics import Statistics
@@ -33,7 +34,7 @@ class Stepper(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        network: LatentNetwork,
+        network: Network,
         tasks: Sequence[TaskSpec],
         statistics: Mapping[str, Statistics],
         context_frames: int,
@@ -43,7 +44,7 @@ class Stepper(nn.Module):
         self.tasks = tuple(tasks)
         self.statistics = {t.name: statistics[t.name] for t in tasks}
         self.context_frames = context_frames
-        self.network = network
+        self.network: Network = network
         self.normalization = Normalization(Vocabulary.of(tasks), tasks, statistics)
         self._known = {t.name: t for t in tasks}
 
@@ -87,10 +88,12 @@ class Stepper(nn.Module):
     def decode_update(self, update: Tensor, task: TaskSpec) -> Tensor:
         """Update of the latent (B, *N, D) -> what `predict` returns."""
         outputs = task.channel_names("target" if task.steady else "state")
-        return self._gained(self.network.decoder(update, outputs), task)
+        return self._gained(self.latent.decoder(update, outputs), task)
 
     def _gained(self, raw: Tensor, task: TaskSpec) -> Tensor:
         x = wide(raw)
+        if not self.network.predicts_update:
+            return x
         return x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
 
     def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
@@ -123,6 +126,16 @@ class Stepper(nn.Module):
         names = task.channel_names("target")
         fields = self.normalization.normalise("target", task, target, 1)
         return fields, Channels(names, (self.context_frames - 1,) * len(names))
+
+    @property
+    def latent(self) -> LatentNetwork:
+        """The network, for stages that work on its latents. Raises ConfigError for a network without."""
+        if not isinstance(self.network, LatentNetwork):
+            raise ConfigError(
+                f"model type '{self.config.type}' has no latents to train on",
+                hint="use model.type latent_operator, or an operator stage in physical space",
+            )
+        return self.network
 
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""

@@ -80,7 +80,7 @@ class AutoencodeStage(Stage):
         self.config = config
 
     def trained_modules(self) -> list[nn.Module]:
-        return [self.stepper.network.encoder, self.stepper.network.decoder]
+        return [self.stepper.latent.encoder, self.stepper.latent.decoder]
 
     def window_frames(self, context_frames: int) -> int:
         return context_frames
@@ -104,7 +104,7 @@ class AutoencodeStage(Stage):
 
         The decoder gives the last frame; older context frames stay as they are.
         """
-        network, last_slot = self.stepper.network, self.stepper.context_frames - 1
+        network, last_slot = self.stepper.latent, self.stepper.context_frames - 1
         latent = network.encoder(fields, channels)
         newest = [i for i, slot in enumerate(channels.slots) if slot == last_slot]
         decoded = network.decoder(latent, [channels.names[i] for i in newest])
@@ -173,7 +173,7 @@ class LatentOperatorStage(OperatorStage):
     """Trains the operator alone, on latents of a frozen autoencoder; the decoded fields may count too."""
 
     def trained_modules(self) -> list[nn.Module]:
-        return [self.stepper.network.operator]
+        return [self.stepper.latent.operator]
 
     def forward(self, batch: Batch) -> Losses:
         """As `OperatorStage`, with the step fed by its own latents instead of re-encoded fields."""
@@ -188,9 +188,9 @@ class LatentOperatorStage(OperatorStage):
     def steady_pairs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """(B,) errors of the latent and of the decoded target."""
         task, stepper = batch.task, self.stepper
-        given = stepper.network.encoder(*stepper.inputs(batch.state, batch.static, task))
+        given = stepper.latent.encoder(*stepper.inputs(batch.state, batch.static, task))
         target, channels = stepper.target_inputs(batch.target, task)
-        wanted = stepper.network.encoder(target, channels)
+        wanted = stepper.latent.encoder(target, channels)
         found = self._update(given, batch)
         decoded = stepper.decode_update(found, task)
         return [(self._errors(found - wanted, wanted), self._errors(decoded - target, target))]
@@ -200,8 +200,7 @@ class LatentOperatorStage(OperatorStage):
         context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
         frames = range(self.config.unroll_steps + 1)
         truths = [
-            stepper.network.encoder(*stepper.inputs(batch.state[:, f : f + context], batch.static, task))
-            for f in frames
+            stepper.latent.encoder(*stepper.inputs(batch.state[:, f : f + context], batch.static, task)) for f in frames
         ]
         ratio = stepper.normalization.update_ratio(task, truths[0])
         latent, last = truths[0], batch.state[:, context - 1]
@@ -225,7 +224,7 @@ class LatentOperatorStage(OperatorStage):
 
     def _update(self, latent: Tensor, batch: Batch) -> Tensor:
         parameters = self.stepper.normalization.parameters_of(batch.task, batch.parameters)
-        update: Tensor = self.stepper.network.operator(latent, batch.task, parameters, batch.dt, batch.coordinates)
+        update: Tensor = self.stepper.latent.operator(latent, batch.task, parameters, batch.dt, batch.coordinates)
         return update
 
 

@@ -1,0 +1,53 @@
+"""The Fourier neural operator of the neuraloperator project, its own code, behind our interface of a network.
+
+A baseline: whatever it scores here, it was trained by the same engine on the same batches as every other model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from ups.config.model import FnoConfig
+from ups.errors import MissingExtraError
+from ups.models.network import Network
+from ups.models.single_task import num_inputs, num_outputs, with_parameters
+from ups.models.vocabulary import Channels
+from ups.spec.task import TaskSpec
+
+
+class FnoNetwork(Network):
+    """FNO for one task. Parameters enter as constant channels, position as the library's own grid embedding."""
+
+    def __init__(self, config: FnoConfig, task: TaskSpec, context_frames: int) -> None:
+        super().__init__()
+        try:
+            from neuralop.models import FNO
+        except ImportError as error:
+            raise MissingExtraError.of("baselines", "neuraloperator", "model type 'fno'") from error
+        self.fno = FNO(
+            n_modes=(config.modes,) * task.num_spatial_dims,
+            in_channels=num_inputs(task, context_frames),
+            out_channels=num_outputs(task),
+            hidden_channels=config.width,
+            n_layers=config.depth,
+        )
+
+    def forward(
+        self,
+        fields: Tensor,
+        channels: Channels,
+        outputs: Sequence[str],
+        task: TaskSpec,
+        parameters: Tensor,
+        dt: Tensor,
+        coordinates: Sequence[Tensor],
+    ) -> Tensor:
+        """fields (B, F, *S) -> (B, C, *S)."""
+        predicted: Tensor = self.fno(with_parameters(fields, parameters))
+        return predicted
+
+    def shard_units(self) -> list[nn.Module]:
+        """The library applies all layers inside one module: it is one unit."""
+        return [self.fno.fno_blocks]
