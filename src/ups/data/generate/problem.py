@@ -1,0 +1,153 @@
+"""What a solver is given and what it returns: keyed draws in, stored arrays out. The solvers are in the other modules.
+
+A draw depends on (seed, task, split, trajectory number, purpose) alone, so any trajectory can be made again without
+the others, in any process and in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.errors import ConfigError, DataError
+from ups.spec.keyed import key_of, keyed_uniform
+from ups.spec.task import TaskSpec
+
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+
+# Part of every key and of the identity of the data: a change of a solver or of a draw is a new version.
+GENERATOR = "ups-bench"
+GENERATOR_VERSION = "1"
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The random numbers of some trajectories of one split; row i belongs to trajectory numbers[i].
+
+    fixed: parameters that are not drawn but given, by name.
+    """
+
+    seed: int
+    task: str
+    split: Split
+    numbers: tuple[int, ...]
+    fixed: Mapping[str, float] = field(default_factory=dict)
+
+    def uniform(self, purpose: str, num_draws: int, low: float = 0.0, high: float = 1.0) -> Float64:
+        """(n, num_draws) uniform draws in [low, high)."""
+        key = key_of(self.seed, f"{GENERATOR}-v{GENERATOR_VERSION}", self.task, self.split, purpose)
+        return low + (high - low) * keyed_uniform(key, self.numbers, num_draws)
+
+    def log_uniform(self, purpose: str, num_draws: int, low: float, high: float) -> Float64:
+        """(n, num_draws) draws in [low, high) whose logarithm is uniform."""
+        values: Float64 = np.exp(self.uniform(purpose, num_draws, np.log(low), np.log(high)))
+        return values
+
+    def integers(self, purpose: str, num_draws: int, low: int, high: int) -> npt.NDArray[np.int64]:
+        """(n, num_draws) integers from low to high, both included."""
+        return np.floor(self.uniform(purpose, num_draws, low, high + 1)).astype(np.int64)
+
+    def normal(self, purpose: str, num_draws: int) -> Float64:
+        """(n, num_draws) standard normal draws (Box-Muller)."""
+        pairs = self.uniform(purpose, 2 * num_draws)
+        radius = np.sqrt(-2.0 * np.log1p(-pairs[:, :num_draws]))
+        values: Float64 = radius * np.cos(2.0 * np.pi * pairs[:, num_draws:])
+        return values
+
+    def parameters(self, spec: TaskSpec) -> Float64:
+        """(n, P): the parameters of the equation, in the order of `spec.parameters`."""
+        columns = [np.zeros((len(self.numbers), 0))]
+        for parameter in spec.parameters:
+            purpose = f"parameter {parameter.name}"
+            if parameter.name in self.fixed:
+                column = np.full((len(self.numbers), 1), float(self.fixed[parameter.name]))
+            elif parameter.scale == "log":
+                column = self.log_uniform(purpose, 1, parameter.minimum, parameter.maximum)
+            else:
+                column = self.uniform(purpose, 1, parameter.minimum, parameter.maximum)
+            columns.append(column)
+        return np.concatenate(columns, axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """n solved trajectories as they are stored.
+
+    state (n, T, C, *S), static (n, C, *S), target (n, C, *S) float32; parameters (n, P) float32. A role without
+    fields has 0 channels, a steady task 0 frames.
+    """
+
+    state: Float32
+    static: Float32
+    target: Float32
+    parameters: Float32
+
+    def first(self, count: int) -> Solution:
+        """The first `count` trajectories."""
+        return Solution(self.state[:count], self.static[:count], self.target[:count], self.parameters[:count])
+
+    def arrays(self) -> dict[str, Float32]:
+        return {"state": self.state, "static": self.static, "target": self.target, "parameters": self.parameters}
+
+
+def stored(
+    spec: TaskSpec,
+    resolution: int,
+    parameters: Float64,
+    *,
+    state: Float64 | None = None,
+    static: Float64 | None = None,
+    target: Float64 | None = None,
+) -> Solution:
+    """Rounds solver arrays to float32, fills the roles that the task does not have, and checks the shapes."""
+    num = parameters.shape[0]
+    space = (resolution,) * spec.num_spatial_dims
+    empty_state = np.zeros((num, 0, spec.num_channels("state"), *space))
+
+    def rounded(role: str, array: Float64 | None, empty: Float64) -> Float32:
+        array = empty if array is None else array
+        if array.shape[0] != num or array.shape[-len(space) - 1 :] != empty.shape[-len(space) - 1 :]:
+            raise DataError(f"solver of '{spec.name}' returned {role} of shape {array.shape}")
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+    return Solution(
+        state=rounded("state", state, empty_state),
+        static=rounded("static", static, np.zeros((num, spec.num_channels("static"), *space))),
+        target=rounded("target", target, np.zeros((num, spec.num_channels("target"), *space))),
+        parameters=np.ascontiguousarray(parameters, dtype=np.float32),
+    )
+
+
+def cell_centres(resolution: int, extent: float) -> Float64:
+    """(resolution,): the middle of each of `resolution` equal cells of [0, extent]."""
+    centres: Float64 = (np.arange(resolution) + 0.5) * (extent / resolution)
+    return centres
+
+
+def solver_points(resolution: int, minimum: int = 0) -> int:
+    """Points per axis that a solver uses: a multiple of the stored ones, at least twice them and at least `minimum`."""
+    return resolution * max(2, -(-minimum // resolution))
+
+
+def check_fixed(spec: TaskSpec, fixed: Mapping[str, float]) -> None:
+    """Raises ConfigError for a given parameter that the task does not have or that makes no sense for it."""
+    names = [p.name for p in spec.parameters]
+    for name, value in fixed.items():
+        if name not in names:
+            known = f"it has {', '.join(names)}" if names else "it has no parameters"
+            raise ConfigError(f"task '{spec.name}' has no parameter '{name}'", hint=known)
+        parameter = spec.parameters[names.index(name)]
+        low, high = parameter.minimum, parameter.maximum
+        if not low <= value <= high:
+            raise ConfigError(
+                f"parameter '{name}' of task '{spec.name}' is {value:g}",
+                hint=f"choose a value from {low:g} to {high:g}: the time step of the solver is set for this range",
+            )
