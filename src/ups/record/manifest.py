@@ -1,8 +1,9 @@
 """SHA-256 manifests of directories, and their atomic commit (standard library only).
 
 A committed directory holds `MANIFEST` (size and SHA-256 of every file) and `COMMITTED` (SHA-256 of the manifest). Data
-stores, caches, checkpoints and bundles are all published this way. When to save, what to keep and what to do about a
-broken directory is left to the callers; a hash shows damage, it does not authenticate a stranger's file.
+stores, caches, checkpoints and bundles are all published this way. Single files and single renames are in `atomic.py`.
+When to save, what to keep and what to do about a broken directory is left to the callers; a hash shows damage, it does
+not authenticate a stranger's file.
 
 Why a kill at any moment leaves the old or the new directory, never a mixture:
 
@@ -20,13 +21,11 @@ Why a kill at any moment leaves the old or the new directory, never a mixture:
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import stat
 import time
@@ -37,6 +36,33 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ups.errors import IntegrityError, MachineError
+from ups.record.atomic import (
+    TEMPORARY_PREFIX,
+    exchange,
+    machine_error,
+    sync_parents,
+    sync_path,
+    temporary_name,
+    write_file_atomically,
+)
+
+__all__ = [
+    "COMMITTED_NAME",
+    "MANIFEST_NAME",
+    "MAX_MANIFEST_BYTES",
+    "FileHash",
+    "Manifest",
+    "clean_temporaries",
+    "commit_directory",
+    "hash_files",
+    "is_committed",
+    "make_temporary",
+    "read_manifest",
+    "remove_directory",
+    "verify",
+    "write_file_atomically",
+    "write_manifest",
+]
 
 MANIFEST_NAME = "MANIFEST"
 COMMITTED_NAME = "COMMITTED"
@@ -44,7 +70,6 @@ COMMITTED_NAME = "COMMITTED"
 MAX_MANIFEST_BYTES = 256 * 2**20
 
 _RESERVED = frozenset({MANIFEST_NAME, COMMITTED_NAME})
-_TEMPORARY_PREFIX = ".ups-tmp."
 _ASIDE_PREFIX = ".ups-old."
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MAX_NAMED_DIFFERENCES = 5
@@ -112,9 +137,9 @@ def write_manifest(
         if wrong:
             raise _difference_error(directory, wrong)
         for path in known:
-            _sync(directory / path)
+            sync_path(directory / path)
     except OSError as error:
-        raise _machine_error(f"cannot read {directory}", error) from error
+        raise machine_error(f"cannot read {directory}", error) from error
     hashed = hash_files(directory, sizes.keys() - known.keys(), threads=threads)
     manifest = Manifest(dict(sorted({**known, **hashed}.items())))
     write_file_atomically(directory / MANIFEST_NAME, manifest.to_bytes())
@@ -134,16 +159,16 @@ def hash_files(directory: Path, paths: Iterable[str], *, threads: int = 1) -> di
     try:
         return dict(zip(names, _in_threads(hash_and_sync, names, threads), strict=True))
     except OSError as error:
-        raise _machine_error(f"cannot hash the files of {directory}", error) from error
+        raise machine_error(f"cannot hash the files of {directory}", error) from error
 
 
 def make_temporary(final: Path) -> Path:
     """Create an empty temporary directory next to `final`, under a name that `clean_temporaries` recognises."""
-    temporary = _temporary_name(final)
+    temporary = temporary_name(final)
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
-        raise _machine_error(f"cannot make a directory in {final.parent}", error) from error
+        raise machine_error(f"cannot make a directory in {final.parent}", error) from error
     return temporary
 
 
@@ -168,36 +193,17 @@ def commit_directory(
         clean_temporaries(temporary)  # a killed earlier attempt may have left a half-written MANIFEST to be hashed
         manifest = write_manifest(temporary, threads=threads, known_hashes=known_hashes)
         for folder in _folders_below(temporary):
-            _sync(folder)
+            sync_path(folder)
         marker = {"format": "ups-committed", "manifest_sha256": manifest.sha256, "version": 1}
         write_file_atomically(temporary / COMMITTED_NAME, (json.dumps(marker, sort_keys=True) + "\n").encode())
         if replacing:
             _replace(temporary, final)
         else:
             os.rename(temporary, final)
-            _sync_parents(temporary, final)
+            sync_parents(temporary, final)
     except OSError as error:
-        raise _machine_error(f"cannot commit {final}", error) from error
+        raise machine_error(f"cannot commit {final}", error) from error
     return manifest
-
-
-def write_file_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a reader, or a restart after a kill, sees the old content or all of the new."""
-    temporary = _temporary_name(path)
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync(path.parent)
-    except OSError as error:
-        raise _machine_error(f"cannot write {path}", error) from error
 
 
 def is_committed(directory: Path) -> bool:
@@ -238,13 +244,13 @@ def verify(directory: Path, *, deep: bool = True, threads: int = 1) -> Manifest:
 
 def remove_directory(directory: Path) -> None:
     """Delete a committed directory so that a kill in between never leaves a half of it under its name."""
-    doomed = _temporary_name(directory)
+    doomed = temporary_name(directory)
     try:
         os.rename(directory, doomed)
-        _sync(directory.parent)
+        sync_path(directory.parent)
         shutil.rmtree(doomed)
     except OSError as error:
-        raise _machine_error(f"cannot remove {directory}", error) from error
+        raise machine_error(f"cannot remove {directory}", error) from error
 
 
 def clean_temporaries(parent: Path, *, older_than_seconds: float = 0.0) -> list[Path]:
@@ -260,11 +266,11 @@ def clean_temporaries(parent: Path, *, older_than_seconds: float = 0.0) -> list[
                 _recover(parent / name.removeprefix(_ASIDE_PREFIX))
         for name in names:
             path = parent / name
-            if name.startswith(_TEMPORARY_PREFIX) and time.time() - path.lstat().st_mtime >= older_than_seconds:
+            if name.startswith(TEMPORARY_PREFIX) and time.time() - path.lstat().st_mtime >= older_than_seconds:
                 _delete(path)
                 removed.append(path)
     except OSError as error:
-        raise _machine_error(f"cannot clean {parent}", error) from error
+        raise machine_error(f"cannot clean {parent}", error) from error
     return removed
 
 
@@ -409,10 +415,6 @@ def _in_threads(work: Callable[[str], FileHash], names: list[str], threads: int)
         return list(pool.map(work, names))
 
 
-def _temporary_name(final: Path) -> Path:
-    return final.with_name(f"{_TEMPORARY_PREFIX}{final.name}.{secrets.token_hex(6)}")
-
-
 def _aside_name(final: Path) -> Path:
     return final.with_name(f"{_ASIDE_PREFIX}{final.name}")
 
@@ -432,8 +434,8 @@ def _check_replaceable(final: Path) -> bool:
 
 
 def _replace(temporary: Path, final: Path) -> None:
-    if _exchange(temporary, final):
-        _sync_parents(temporary, final)
+    if exchange(temporary, final):
+        sync_parents(temporary, final)
         _remove_replaced(temporary)  # the old directory has the temporary name now
         return
     aside = _aside_name(final)
@@ -443,7 +445,7 @@ def _replace(temporary: Path, final: Path) -> None:
     except OSError:
         os.rename(aside, final)
         raise
-    _sync_parents(temporary, final)
+    sync_parents(temporary, final)
     _remove_replaced(aside)
 
 
@@ -463,43 +465,9 @@ def _recover(final: Path) -> None:
         if _check_replaceable(final):
             remove_directory(final)
         os.rename(aside, final)
-        _sync(final.parent)
+        sync_path(final.parent)
     else:
         remove_directory(aside)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two directories in one instant; False where the C library or the file system cannot."""
-    import ctypes
-
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    at_fdcwd, rename_exchange = -100, 2
-    if renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(code, os.strerror(code), str(second))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network and FUSE file systems cannot synchronise a directory, and say so with EINVAL.
-        if error.errno != errno.EINVAL:
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def _sync_parents(*paths: Path) -> None:
-    for parent in {path.parent for path in paths}:
-        _sync(parent)
 
 
 def _delete(path: Path) -> None:
@@ -507,13 +475,3 @@ def _delete(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
-
-
-def _machine_error(what: str, error: OSError) -> MachineError:
-    hints = {
-        errno.ENOSPC: "free some room on the disk, or choose another one",
-        errno.EDQUOT: "your disk quota is used up: free some room, or choose another disk",
-        errno.EFBIG: "a file grew beyond the limit of the process (ulimit -f) or of the file system",
-        errno.EXDEV: "the temporary directory must be on the same file system; make it with make_temporary",
-    }
-    return MachineError(f"{what}: {error.strerror or error}", hint=hints.get(error.errno or 0, ""))

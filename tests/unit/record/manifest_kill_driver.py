@@ -1,8 +1,9 @@
 """Kills real committing processes and prints, as JSON, what each one left behind; started by test_manifest_kill.py.
 
 A program of its own because it forks for every kill, which is only safe without the threads of a test runner. How a
-child dies: at its n-th file-system call (audit event), at its n-th executed line of manifest.py (finer: both sides of a
-call that Python does not audit, such as renameat2 and fsync), or at a moment in time while it commits in a loop.
+child dies: at its n-th file-system call (audit event), at its n-th executed line of manifest.py and atomic.py (finer:
+both sides of a call that Python does not audit, such as renameat2 and fsync), or at a moment in time while it commits
+in a loop.
 """
 
 import json
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ups.errors import UpsError
-from ups.record import manifest
+from ups.record import atomic, manifest
 
 WATCHED_EVENTS = ("open", "os.", "shutil.", "ctypes.")
 
@@ -50,11 +51,11 @@ def at_file_system_call(number: int) -> list[int]:
 
 
 def at_line(number: int) -> list[int]:
-    """Die before the n-th executed line of manifest.py (0: only count them); returns the counter."""
+    """Die before the n-th executed line of the two modules (0: only count them); returns the counter."""
     counter = [0]
 
     def trace(frame, event, argument):  # type: ignore[no-untyped-def]
-        if frame.f_code.co_filename != manifest.__file__:
+        if frame.f_code.co_filename not in (manifest.__file__, atomic.__file__):
             return None
         if event == "line":
             counter[0] += 1
@@ -157,7 +158,7 @@ def kill_in_time(where: Path, replacing: bool, wanted: int) -> list[dict[str, ob
 
 def main(where: Path, kind: str, replacing: bool, exchange: bool, wanted: int) -> None:
     if not exchange:
-        manifest._exchange = lambda first, second: False
+        manifest.exchange = lambda first, second: False
     for version in ("first", "second"):  # whatever is imported on demand must not shift the points counted later
         commit(where / "warm-up" / "final", version)
     if kind == "time":

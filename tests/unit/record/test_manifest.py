@@ -13,6 +13,7 @@ import pytest
 
 from ups.errors import IntegrityError, MachineError
 from ups.record import manifest as module
+from ups.record.atomic import exchange, write_file_atomically
 from ups.record.manifest import (
     COMMITTED_NAME,
     MANIFEST_NAME,
@@ -25,7 +26,6 @@ from ups.record.manifest import (
     read_manifest,
     remove_directory,
     verify,
-    write_file_atomically,
     write_manifest,
 )
 
@@ -77,7 +77,7 @@ def test_replacing_shows_the_new_content_and_deletes_the_old(committed: Path) ->
 def test_replacing_works_where_the_file_system_cannot_exchange(
     committed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(module, "exchange", lambda first, second: False)
     commit_directory(fill(make_temporary(committed), "two"), committed)
     verify(committed)
     assert (committed / "model.bin").read_bytes() == b"two" * 1000
@@ -88,7 +88,7 @@ def test_this_kernel_exchanges_two_directories_in_one_call(tmp_path: Path) -> No
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "content").write_text(name)
-    if not module._exchange(tmp_path / "a", tmp_path / "b"):
+    if not exchange(tmp_path / "a", tmp_path / "b"):
         pytest.skip("renameat2(RENAME_EXCHANGE) is not supported by this file system")
     assert (tmp_path / "a" / "content").read_text() == "b"
     assert (tmp_path / "b" / "content").read_text() == "a"

@@ -1,0 +1,86 @@
+"""One step on a file system that happens whole or not at all, and reaches the disk (standard library only).
+
+Directories with hashes and their commit are in `manifest.py`, which also deletes the temporaries of dead writers.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+from ups.errors import MachineError
+
+TEMPORARY_PREFIX = ".ups-tmp."
+
+
+def write_file_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a reader, or a restart after a kill, sees the old content or all of the new."""
+    temporary = temporary_name(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        sync_path(path.parent)
+    except OSError as error:
+        raise machine_error(f"cannot write {path}", error) from error
+
+
+def temporary_name(final: Path) -> Path:
+    """A fresh name next to `final`, which `manifest.clean_temporaries` recognises."""
+    return final.with_name(f"{TEMPORARY_PREFIX}{final.name}.{secrets.token_hex(6)}")
+
+
+def exchange(first: Path, second: Path) -> bool:
+    """Swap two directories in one instant; False where the C library or the file system cannot."""
+    import ctypes
+
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return False
+    at_fdcwd, rename_exchange = -100, 2
+    if renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(code, os.strerror(code), str(second))
+
+
+def sync_path(path: Path) -> None:
+    """Bring a file, or the entries of a directory, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network and FUSE file systems cannot synchronise a directory, and say so with EINVAL.
+        if error.errno != errno.EINVAL:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_parents(*paths: Path) -> None:
+    """Bring the directories that hold `paths` to the disk: a rename lives in them."""
+    for parent in {path.parent for path in paths}:
+        sync_path(parent)
+
+
+def machine_error(what: str, error: OSError) -> MachineError:
+    """Say what could not be done, why, and what to do about it."""
+    hints = {
+        errno.ENOSPC: "free some room on the disk, or choose another one",
+        errno.EDQUOT: "your disk quota is used up: free some room, or choose another disk",
+        errno.EFBIG: "a file grew beyond the limit of the process (ulimit -f) or of the file system",
+        errno.EXDEV: "the temporary directory must be on the same file system; make it with make_temporary",
+    }
+    return MachineError(f"{what}: {error.strerror or error}", hint=hints.get(error.errno or 0, ""))
