@@ -1,8 +1,8 @@
 """A rank program for the fault tests: tiny synchronous training over gloo with the real recorder and real commits.
 
 `python toy_rank.py RUN_DIR`. Steps of a few milliseconds, a checkpoint every `TOY_INTERVAL` steps, two named
-all-reduces per step. The fault of each attempt comes from `TOY_FAULTS`, a JSON list of objects with kind, rank, step and
-phase, which only this program knows. Each step maps the state exactly, so that final bytes can be compared.
+all-reduces per step. The fault of each attempt comes from `TOY_FAULTS`, a JSON list of objects with kind, rank, step
+and phase, which only this program knows. Each step maps the state exactly, so that final bytes can be compared.
 """
 
 import ctypes

@@ -1,0 +1,50 @@
+"""`ups runs`: all runs of a directory and their verdicts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ups.cli.options import JsonOption, new_app
+from ups.cli.output import report, say, table
+
+app = new_app()
+
+
+@app.command()
+def runs(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the runs lie.")] = Path("runs"),
+    json: JsonOption = False,
+) -> None:
+    """List runs, the newest first: state, cause, attempts, last checkpoint, when."""
+    from ups.supervise.run_file import faults_of, list_runs
+    from ups.supervise.status import duration
+
+    known = list_runs(directory)
+    if json:
+        keys = ("name", "state", "cause", "exit_code", "checkpoint", "ranks", "started", "ended", "verdict")
+        rows = [
+            {
+                **{key: d[key] for key in keys},
+                "attempts": len(d["attempts"]),
+                "faults": len(faults_of(d)),
+                "path": str(p),
+            }
+            for p, d in known
+        ]
+        report(rows)
+        return
+    if not known:
+        say(f"no run under {directory}/")
+        return
+    cells = [["run", "state", "attempts", "faults", "checkpoint", "started", "took", "cause"]]
+    for path, document in known:
+        started = time.strftime("%Y-%m-%d %H:%M", time.localtime(document["started"]))
+        took = duration((document["ended"] or time.time()) - document["started"])
+        checkpoint = "-" if document["checkpoint"] is None else str(document["checkpoint"])
+        counts = [str(len(document["attempts"])), str(len(faults_of(document)))]
+        cells.append([path.name, document["state"], *counts, checkpoint, started, took, document["cause"] or "-"])
+    say(table(cells))

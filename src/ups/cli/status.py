@@ -1,0 +1,61 @@
+"""`ups status [RUN]`: what a run is doing now."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ups.cli.options import JsonOption, new_app
+from ups.cli.output import report, say, table
+
+_MAX_ROWS = 64
+
+app = new_app()
+
+
+@app.command()
+def status(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[RUN]", help="Directory of a run, or its name under runs/; default the newest."),
+    ] = None,
+    json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until the run ends.")] = False,
+) -> None:
+    """Show step, loss, rate, time left, and what each rank is doing."""
+    from ups.supervise import status as live
+    from ups.supervise.run_file import read_run
+
+    run_dir = _choose(run)
+    while True:
+        document = read_run(run_dir)
+        rows = live.rank_statuses(run_dir, document)
+        result = live.summary(document, rows)
+        if json:
+            ranks: list[dict[str, Any]] = [row.document() for row in rows]
+            report({**result, "ranks": ranks})
+        else:
+            say(live.one_line(result))
+            cells = live.rows_of_table(rows)
+            say(table(cells[: _MAX_ROWS + 1]))
+            if len(cells) > _MAX_ROWS + 1:
+                say(f"  and {len(cells) - _MAX_ROWS - 1} more (--json has all)")
+        if not watch or document["state"] != "running":
+            return
+        time.sleep(1.0)
+
+
+def _choose(run: str | None) -> Path:
+    from ups.errors import ConfigError
+    from ups.supervise.run_file import find_run, list_runs
+
+    if run is not None:
+        return find_run(run)
+    known = list_runs(Path("runs"))
+    if not known:
+        raise ConfigError("there is no run under runs/", hint="start one with: ups train RECIPE")
+    running = [path for path, document in known if document["state"] == "running"]
+    return running[0] if running else known[0][0]

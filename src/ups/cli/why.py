@@ -1,0 +1,30 @@
+"""`ups why RUN`: which rank, where, why, what was lost, what to do; then the evidence."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ups.cli.options import JsonOption, new_app
+from ups.cli.output import report, say
+
+app = new_app()
+
+
+@app.command()
+def why(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/.")],
+    json: JsonOption = False,
+    fault: Annotated[int | None, typer.Option("--fault", help="Which fault to explain; 0 is the first.")] = None,
+) -> None:
+    """Tell why a run stopped or restarted: one line per fault, what to do, then the evidence."""
+    from ups.supervise.run_file import find_run, read_run
+    from ups.supervise.why import explain, faults_as_json
+
+    run_dir = find_run(run)
+    document = read_run(run_dir)
+    if json:
+        report(faults_as_json(document))
+    else:
+        say(explain(run_dir, document, number=fault))

@@ -1,0 +1,50 @@
+"""What to do about a cause, in one or two sentences; docs/failures.md says more under the same name."""
+
+from __future__ import annotations
+
+from ups.record.causes import CAUSES, base_name
+
+ADVICE: dict[str, str] = {
+    "exception": "Read the traceback below and fix the line that is named; if it lies inside ups, please report it.",
+    "out_of_memory": "The run halves engine.micro_batch by itself. If it still does not fit: engine.strategy=fsdp, "
+    "engine.activation_checkpointing=true, fewer data.loader.workers, or a smaller model.",
+    "signal": "Native code crashed at the Python line that is named. Try `ups doctor RECIPE`; typical reasons are "
+    "two builds of one library in a process, a file handle used across a fork, or /dev/shm that is too small.",
+    "killed": "Something outside the run sent this signal: a scheduler, an administrator, a person. Look at the "
+    "scheduler's log. It was not the kernel for lack of memory: its counter did not move.",
+    "early_exit": "Something called exit in the middle of the run: look for sys.exit and os._exit in your code.",
+    "exit": "The program left with this code by itself: look for sys.exit and os._exit, and at the log.",
+    "stopped": "Somebody sent SIGSTOP to the process, or a debugger held it. Find out who; the run restarts by itself.",
+    "stalled": "Look at the stack of the named rank: it shows what it waits for, often a file system or a lock.",
+    "deadline": "The phase took longer than it declared. Look at the stack; if it is only slow, raise the deadline.",
+    "collective_mismatch": "Code that all ranks must run alike ran differently on the named rank: look for a branch "
+    "on the rank or the data, or a caught exception, around the named operation.",
+    "worker_killed": "A reader process of the loader was killed: for lack of memory (fewer data.loader.workers, a "
+    "smaller data.loader.prefetch), or because /dev/shm is too small.",
+    "connection_lost": "No rank on this host failed by itself. Look at the other hosts, then at the network between.",
+    "launcher_failed": "torchrun did not start the ranks, or was killed: see logs/attempt_*/torchrun.log.",
+    "unproven": "All ranks left without an error, but the last checkpoint is missing or damaged. Do not use the "
+    "result; start the run again, it goes on from the last whole checkpoint.",
+    "supervisor_died": "The supervisor was killed, and all ranks with it. Start the same command again: it resumes.",
+    "config": "Correct the recipe; `ups config check RECIPE` tests it without starting anything.",
+    "data": "Check the file that is named with `ups data validate`.",
+    "environment": "The machine lacks something: see the message; `ups doctor` checks all of it before a run.",
+    "missing_extra": "Install the extra that the message names.",
+    "distributed": "See the message and the logs of all ranks; `ups doctor` tries each step of the start alone.",
+    "training": "Lower the learning rate, use float32, or look at the data: the loss left the finite numbers.",
+    "checkpoint": "Check room and permissions where checkpoints are written.",
+    "integrity": "Bytes on disk changed after they were written. Check the disk; an older checkpoint is used instead.",
+    "gate": "The result is below the bar that the recipe sets: train longer, or lower the bar on purpose.",
+    "bundle": "The bundle is damaged or does not fit: export it again.",
+    "error": "See the message and the traceback below.",
+}
+
+
+def meaning(cause: str) -> str:
+    """What a cause means."""
+    return CAUSES.get(base_name(cause), "a cause that this version does not know")
+
+
+def what_to_do(cause: str) -> str:
+    """The next step for a person."""
+    return ADVICE.get(base_name(cause), "See the log and the evidence below.")

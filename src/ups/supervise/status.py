@@ -1,0 +1,142 @@
+"""What a run is doing now: step, loss, rate, time left, each rank's phase. From rings and run.json, without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.errors import UpsError
+from ups.record import process_tree
+from ups.record.blackbox import BlackBoxReader, Phase, Record, ring_path
+from ups.record.failure import memory_of_process
+from ups.supervise.run_file import faults_of
+
+_WINDOW = 512
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """One row of the table. `seconds` is the time in the current phase."""
+
+    rank: int
+    pid: int
+    state: str
+    step: int
+    phase: str
+    seconds: float
+    collective: int
+    resident_bytes: int
+    loss: float
+    total_steps: int
+    steps_per_second: float
+
+    def document(self) -> dict[str, Any]:
+        """As JSON, where NaN does not exist."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in values.items()}
+
+
+def rank_statuses(run_dir: Path, document: dict[str, Any]) -> list[RankStatus]:
+    """One row per rank of this host whose ring can be read."""
+    live = document["state"] == "running" and document["blackbox_dir"]
+    directory = Path(document["blackbox_dir"]) if live else run_dir / "blackbox"
+    rows = []
+    for rank in range(int(document["ranks"])):
+        with contextlib.suppress(OSError, UpsError), BlackBoxReader(ring_path(directory, rank)) as reader:
+            records = reader.since(0, _WINDOW)
+            if records:
+                rows.append(_row(reader, records, live=bool(live)))
+    return rows
+
+
+def summary(document: dict[str, Any], rows: list[RankStatus]) -> dict[str, Any]:
+    """The run as a whole: the slowest rank sets step and rate."""
+    slowest = min(rows, key=lambda row: row.step, default=None)
+    result: dict[str, Any] = {
+        "name": document["name"],
+        "state": document["state"],
+        "cause": document["cause"],
+        "attempt": len(document["attempts"]) - 1,
+        "faults": len(faults_of(document)),
+        "checkpoint": document["checkpoint"],
+        "step": slowest.step if slowest else None,
+        "total_steps": slowest.total_steps if slowest else None,
+        "loss": slowest.document()["loss"] if slowest else None,
+        "steps_per_second": slowest.document()["steps_per_second"] if slowest else None,
+        "seconds_left": None,
+        "elapsed_seconds": (document["ended"] or time.time()) - document["started"],
+    }
+    if slowest and slowest.steps_per_second > 0 and slowest.total_steps and document["state"] == "running":
+        result["seconds_left"] = max(0, slowest.total_steps - slowest.step) / slowest.steps_per_second
+    return result
+
+
+def rows_of_table(rows: list[RankStatus]) -> list[list[str]]:
+    """The table of ranks as text cells, a header first; those that are furthest behind come first."""
+    table = [["rank", "pid", "state", "step", "phase", "for", "collective", "memory"]]
+    for row in sorted(rows, key=lambda r: (r.step, r.rank)):
+        memory = f"{row.resident_bytes / 2**20:.0f} MiB" if row.resident_bytes else "-"
+        cells = [row.rank, row.pid, row.state, row.step, row.phase, f"{row.seconds:.1f}s", row.collective, memory]
+        table.append([str(cell) for cell in cells])
+    return table
+
+
+def one_line(result: dict[str, Any]) -> str:
+    """The summary as a line for a person."""
+    parts = [f"{result['name']}: {result['state']}"]
+    if result["step"] is not None:
+        total = f"/{result['total_steps']}" if result["total_steps"] else ""
+        parts.append(f"step {result['step']}{total}")
+    if result["loss"] is not None:
+        parts.append(f"loss {result['loss']:.6g}")
+    if result["steps_per_second"]:
+        parts.append(f"{result['steps_per_second']:.3g} steps/s")
+    if result["seconds_left"] is not None:
+        parts.append(f"{duration(result['seconds_left'])} left")
+    parts.append(f"attempt {result['attempt']}, {result['faults']} faults")
+    parts.append("no checkpoint yet" if result["checkpoint"] is None else f"checkpoint {result['checkpoint']}")
+    if result["cause"]:
+        parts.append(f"cause {result['cause']}")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Seconds as 1h02m, 3m05s or 12s."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
+
+
+def _row(reader: BlackBoxReader, records: list[Record], *, live: bool) -> RankStatus:
+    header, last = reader.header, records[-1]
+    process = process_tree.read_process(header.pid) if live and header.host == os.uname().nodename else None
+    state = {"T": "stopped", "Z": "dead", "D": "disk"}.get(process.state, "alive") if process else "gone"
+    memory = memory_of_process(header.pid).get("resident", 0) if process else 0
+    seconds = (time.monotonic_ns() - last.time_ns) / 1e9 if process else 0.0
+    return RankStatus(
+        header.rank,
+        header.pid,
+        state,
+        last.step,
+        last.phase.label if not last.mark else last.mark.name.lower(),
+        max(seconds, 0.0),
+        last.collective,
+        memory,
+        last.loss,
+        last.total_steps,
+        _rate(records),
+    )
+
+
+def _rate(records: list[Record]) -> float:
+    """Steps per second over the records of the loop at hand; NaN if they do not span a step."""
+    first = next((record for record in records if record.phase is not Phase.INIT), records[0])
+    last = records[-1]
+    seconds = (last.time_ns - first.time_ns) / 1e9
+    return (last.step - first.step) / seconds if last.step > first.step and seconds > 0 else math.nan

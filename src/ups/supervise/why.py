@@ -1,0 +1,135 @@
+"""Explains a run: the one line, what it means, what to do, then the evidence. Only reads the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ups.record.failure import failure_stem
+from ups.record.location import frames_of_text
+from ups.supervise.advice import meaning, what_to_do
+from ups.supervise.fault import KEYS, Fault
+from ups.supervise.rank_view import tail
+from ups.supervise.run_file import faults_of
+
+_MAX_RANKS_SHOWN = 8
+_LOG_LINES = 15
+_STACK_LINES = 14
+
+
+def faults_as_json(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """One object per fault in the order of time; the documented keys come first."""
+    faults = []
+    for fault in faults_of(document):
+        ordered = {key: fault[key] for key in KEYS}
+        faults.append({**ordered, **{key: value for key, value in fault.items() if key not in ordered}})
+    return faults
+
+
+def explain(run_dir: Path, document: dict[str, Any], *, number: int | None = None) -> str:
+    """The whole explanation as text. `number` chooses a fault (0 is the first); default the one that ended the run."""
+    faults = [Fault.from_document(fault) for fault in faults_of(document)]
+    if not faults:
+        return "\n".join(_without_fault(document))
+    chosen = faults[number if number is not None and 0 <= number < len(faults) else -1]
+    lines = [fault.one_line() for fault in faults]
+    if document["verdict"]:
+        lines.append(document["verdict"])
+    lines += ["", *_of_fault(run_dir, chosen, several=len(faults) > 1)]
+    return "\n".join(lines)
+
+
+def _without_fault(document: dict[str, Any]) -> Iterator[str]:
+    state = document["state"]
+    yield document["verdict"] or f"state={state}"
+    yield ""
+    if state == "died":
+        yield f"What it means: {meaning('supervisor_died')}."
+        yield f"What to do: {what_to_do('supervisor_died')}"
+    elif state == "running":
+        yield "The run goes on; no fault so far. `ups status` shows what it is doing."
+        for notice in document["notices"][-5:]:
+            yield f"  {notice['line']}"
+    else:
+        yield "No rank failed in this run."
+
+
+def _of_fault(run_dir: Path, fault: Fault, *, several: bool) -> Iterator[str]:
+    if several:
+        yield f"About the fault of attempt {fault.attempt}:"
+    message = " ".join(fault.message.split())
+    yield f"What it means: {meaning(fault.cause)}." + (f" {message}" if message else "")
+    yield f"What to do: {fault.hint + '. ' if fault.hint else ''}{what_to_do(fault.cause)}"
+    yield f"More: docs/failures.md#{fault.cause.partition('(')[0]}"
+    evidence = _load(run_dir / fault.evidence) if fault.evidence else None
+    ranks = [] if evidence is None else evidence.get("ranks", [])
+    shown = sorted(ranks, key=lambda entry: entry["rank"] != fault.rank)[:_MAX_RANKS_SHOWN]
+    if shown:
+        yield from ("", "Time line (seconds from the last sign of life of the failed rank):")
+        yield from _timeline(shown, fault.rank)
+        yield from ("", "Ranks:")
+        for entry in shown:
+            yield f"  rank {entry['rank']}: {_exit_text(entry['exit'])}{_memory_text(entry)}"
+        if len(ranks) > len(shown):
+            yield f"  and {len(ranks) - len(shown)} more in {fault.evidence}"
+    for other in fault.consequences[:_MAX_RANKS_SHOWN]:
+        yield f"  consequence on rank {other['rank']}: {other['cause']} at {other['at']}"
+    yield from _stacks(run_dir, fault)
+    text = next((entry.get("log_tail", "") for entry in shown if entry["rank"] == fault.rank), "")
+    text = text or tail(run_dir / fault.log, 4000)
+    if text.strip():
+        yield from ("", f"Last lines of {fault.log}:")
+        yield from (f"  {line}" for line in text.rstrip().splitlines()[-_LOG_LINES:])
+
+
+def _timeline(ranks: list[dict[str, Any]], first: int) -> Iterator[str]:
+    ends = [r["timeline"][-1]["time_monotonic_ns"] for r in ranks if r["rank"] == first and r["timeline"]]
+    for entry in ranks:
+        zero = ends[0] if ends else (entry["timeline"][-1]["time_monotonic_ns"] if entry["timeline"] else 0)
+        parts = []
+        for record in entry["timeline"][-5:]:
+            seconds = (record["time_monotonic_ns"] - zero) / 1e9
+            operation = f" {record['operation']}" if record["operation"] else ""
+            parts.append(f"{seconds:+.2f} step {record['step']} {record['phase']}{operation}")
+        mark = "*" if entry["rank"] == first else " "
+        yield f" {mark}rank {entry['rank']}: " + (" | ".join(parts) or "never opened its black box")
+
+
+def _exit_text(ended: dict[str, Any] | None) -> str:
+    if ended is None:
+        return "ended by the supervisor"
+    code = ended["code"]
+    return f"exit code {code}, peak {ended['peak_resident_bytes'] / 2**20:.0f} MiB"
+
+
+def _memory_text(entry: dict[str, Any]) -> str:
+    resident = entry["memory"].get("resident")
+    return "" if resident is None else f", resident {resident / 2**20:.0f} MiB"
+
+
+def _stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
+    """The most telling stack there is: the traceback, the crash dump, or the answer to SIGUSR1."""
+    stem = failure_stem(run_dir, fault.attempt, fault.rank)
+    record = _load(stem.with_name(stem.name + ".json"))
+    if record is not None:
+        yield from ("", f"Traceback of rank {fault.rank}:")
+        yield from (f"  {line}" for line in str(record["traceback"]).rstrip().splitlines()[-_STACK_LINES:])
+        return
+    for suffix, title in ((".crash.txt", "Crash"), (".stacks.txt", "Stack"), (".py-spy.txt", "Stack (py-spy)")):
+        text = tail(stem.with_name(stem.name + suffix))
+        if frames_of_text(text) or (suffix == ".py-spy.txt" and text.strip()):
+            yield from ("", f"{title} of rank {fault.rank} ({stem.name}{suffix}):")
+            start = max(text.rfind("Fatal Python error"), text.rfind("Current thread"), text.rfind("Process "), 0)
+            yield from (f"  {line}" for line in text[start:].rstrip().splitlines()[:_STACK_LINES])
+            return
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads(path.read_bytes())
+        if isinstance(document, dict):
+            return document
+    return None
