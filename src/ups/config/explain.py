@@ -125,7 +125,8 @@ class _Explainer:
         expected = list(dict.fromkeys(_EXPECTED[e["type"]] for e in group if e["type"] in _EXPECTED))
         if not expected:
             return " ".join(group[0]["msg"].split()).rstrip(".").lower(), _help(field)
-        return f"expected {' or '.join(expected)}", _how_to_write(value, expected) or _help(field)
+        how = "" if field is not None and is_secret(field) else _how_to_write(value, expected)
+        return f"expected {' or '.join(expected)}", how or _help(field)
 
     def _types(self, path: FieldPath) -> list[str]:
         sections = sections_at(self.schema, self.data, path, choose=False)

@@ -196,8 +196,10 @@ def _nearest_file(file: str) -> str:
         names = [name for name in os.listdir(folder or ".")[:10_000] if name.endswith((".yaml", ".yml"))]
     except OSError:
         return ""
-    close = difflib.get_close_matches(os.path.basename(file), names, n=1, cutoff=0.6)
-    return f"did you mean {os.path.join(folder, close[0])}?" if close else ""
+    # By stem: the shared ending would make every recipe look like every other.
+    stems = {os.path.splitext(name)[0]: name for name in names}
+    close = difflib.get_close_matches(os.path.splitext(os.path.basename(file))[0], stems, n=1, cutoff=0.6)
+    return f"did you mean {os.path.join(folder, stems[close[0]])}?" if close else ""
 
 
 def _merge(base: Document, over: Document) -> Document:

@@ -189,10 +189,25 @@ def test_a_table_is_aligned() -> None:
 
 
 @pytest.mark.processes
-def test_nobody_reading_is_quiet() -> None:
+@pytest.mark.parametrize("how", ["say(text)", "print(text)"])
+def test_nobody_reading_is_quiet(how: str, tmp_path: Path) -> None:
+    (tmp_path / "talk.py").write_text(
+        "from ups.cli.options import new_app\nfrom ups.cli.output import say\napp = new_app()\n\n"
+        f"@app.command()\ndef talk() -> None:\n    text = 'hello'\n    {how}\n"
+    )
+    script = (
+        "from ups.cli import main as front\n"
+        "front.COMMANDS = (front.Command('talk', 'talk', '', front.PREPARE),)\nfront.main(['talk'])"
+    )
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([*UPS, "config", "schema"], stdout=writer, stderr=subprocess.PIPE, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
 

@@ -44,6 +44,10 @@ def test_a_secret_written_out_is_refused_and_not_repeated(written: str) -> None:
     assert lines[0].startswith("config: r.yaml:1: ")
 
 
+def test_a_secret_that_is_a_number_is_not_repeated_either() -> None:
+    assert mistakes("token: 8675309") == ["config: r.yaml:1: token = (hidden): expected text -> Key of the service."]
+
+
 def test_the_line_for_a_secret_written_out() -> None:
     assert mistakes(f"token: {CANARY}") == [
         "config: r.yaml:1: token is a secret: expected a reference to an environment variable, written ${env:NAME}, "
