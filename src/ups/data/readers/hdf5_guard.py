@@ -11,13 +11,16 @@ child walked to the last chunk.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from ups.data.readers.hdf5_survey import FileSurvey, survey_file
 from ups.errors import DataError, UpsError
@@ -27,7 +30,7 @@ TIMEOUT_SECONDS = 120.0
 _HINT = "get the file again from its source, and compare its checksum"
 
 FileKey = tuple[str, int, int, int]
-_surveys: dict[FileKey, FileSurvey] = {}
+_surveys: dict[FileKey, FileSurvey | DataError] = {}
 
 
 def file_key(path: str | Path) -> FileKey:
@@ -45,16 +48,12 @@ def survey_files(paths: Sequence[str | Path]) -> list[FileSurvey | DataError]:
     waiting = list(dict.fromkeys(k for k in keys if not isinstance(k, DataError) and k not in results))
     while waiting:
         answers, problem = _ask_child([key[0] for key in waiting])
-        for key, answer in zip(waiting, answers, strict=False):
-            results[key] = answer
-            if isinstance(answer, FileSurvey):
-                _surveys[key] = answer
         if problem and len(answers) < len(waiting):
-            results[waiting[len(answers)]] = DataError(
-                f"{waiting[len(answers)][0]}: the HDF5 library {problem} while reading its structure", hint=_HINT
-            )
-            answers = [*answers, DataError("")]
+            where = waiting[len(answers)][0]
+            answers.append(DataError(f"{where}: the HDF5 library {problem} while reading its structure", hint=_HINT))
+        results.update(zip(waiting, answers, strict=False))
         waiting = waiting[len(answers) :]
+    _surveys.update(results)
     return [k if isinstance(k, DataError) else results[k] for k in keys]
 
 
@@ -72,13 +71,13 @@ def _key_or_error(path: str | Path) -> FileKey | DataError:
 def _ask_child(paths: list[str]) -> tuple[list[FileSurvey | DataError], str]:
     """Answers of one child in order, and how it ended if it did not reach the last file ('' if it did)."""
     command = [sys.executable, "-m", "ups.data.readers.hdf5_guard"]
-    # A file, not a pipe: thousands of groups make an answer of megabytes, and a killed child must not lose it.
-    with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=subprocess.DEVNULL)
+    # Files, not pipes: thousands of groups make an answer of megabytes, and a killed child must not lose it.
+    with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as output:
+        names.write("\0".join(paths).encode())
+        names.seek(0)
+        child = subprocess.Popen(command, stdin=names, stdout=output, stderr=subprocess.DEVNULL)
         try:
-            child.communicate("\0".join(paths).encode(), timeout=TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
+            _wait_while_it_answers(child, output)
         finally:
             if child.poll() is None:
                 child.kill()
@@ -98,6 +97,18 @@ def _ask_child(paths: list[str]) -> tuple[list[FileSurvey | DataError], str]:
     if code == -9:
         return answers, f"took longer than {TIMEOUT_SECONDS:.0f} s"
     return answers, f"crashed (signal {-code})" if code < 0 else f"failed (exit code {code})"
+
+
+def _wait_while_it_answers(child: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+    """Returns when the child has ended, or has answered nothing for TIMEOUT_SECONDS: the limit is for one file."""
+    answered, deadline = 0, time.monotonic() + TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.1)
+            return
+        size = os.fstat(output.fileno()).st_size
+        if size != answered:
+            answered, deadline = size, time.monotonic() + TIMEOUT_SECONDS
 
 
 def main() -> None:
