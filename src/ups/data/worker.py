@@ -13,7 +13,6 @@ group: the rank saves first and then closes its workers. Dies with its parent.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import pickle
@@ -27,10 +26,11 @@ from typing import Any
 from ups.data.rank_source import ArrayBatch, RankSource
 from ups.data.worker_protocol import REQUEST, ArrayPlace, BatchReply, ErrorReply, fault_file
 from ups.errors import UpsError
+from ups.record.failure import install_in_worker
+from ups.record.process_tree import bound_to
 
 _ALIGNMENT = 64
 _MAX_TEXT = 8_000
-_PR_SET_PDEATHSIG = 1
 
 
 def serve(connection: socket.socket, source: RankSource | ErrorReply) -> None:
@@ -89,12 +89,6 @@ def _error_reply(number: int, error: BaseException) -> ErrorReply:
     return ErrorReply(number, message[:_MAX_TEXT], hint[:_MAX_TEXT], text[-_MAX_TEXT:], expected)
 
 
-def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
-
-
 def _load(source_file: int) -> RankSource | ErrorReply:
     try:
         with os.fdopen(source_file, "rb") as file:
@@ -114,9 +108,11 @@ def main(arguments: list[str]) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     connection_file, source_file, parent, rank, worker = map(int, arguments)
     if parent:
-        _die_with_parent(parent)
+        bound_to(parent)()
     fault = fault_file(rank, worker)
-    if fault is not None:
+    if fault is None:
+        install_in_worker(worker)
+    else:
         stacks = fault.open("a", encoding="utf-8")
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks)

@@ -24,7 +24,6 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +33,8 @@ import torch
 from ups.data.rank_source import ArrayBatch, RankSource
 from ups.data.worker_protocol import MAX_MESSAGE, REQUEST, BatchReply, ErrorReply, fault_file
 from ups.errors import ConfigError, DataError
+from ups.record.causes import signal_name
+from ups.record.process_tree import read_process
 
 _START_SECONDS = 60.0
 _STOPPED_SECONDS = 10.0
@@ -168,7 +169,7 @@ class WorkerPool:
             code = worker.process.wait(_KILL_SECONDS)
         except subprocess.TimeoutExpired:
             return DataError(f"{worker.name} closed its connection while reading {self._reading(worker)}")
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         hints = {
             -signal.SIGKILL: "the machine may be out of memory: use fewer data.loader.workers or a smaller prefetch",
             -signal.SIGBUS: "a file was cut while it was mapped, or memory ran out: try `ups data validate`",
@@ -257,15 +258,5 @@ def _map(reply: BatchReply, file: int) -> ArrayBatch:
 
 
 def _is_stopped(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] in ("T", "t")
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    process = read_process(pid)
+    return process is not None and process.state in ("T", "t")

@@ -1,0 +1,262 @@
+"""Statistics of a task, from its train split only: one pass, kept beside the data, never trusted when stale.
+
+Owns how statistics are computed and where they are stored. What they are is `ups.spec.statistics`; the models apply
+them. Data itself stays in physical units.
+
+`ensure_statistics` is what a run calls, on one rank; the others call `load_statistics` afterwards, or are sent the
+result. Files are written atomically, so that two runs at once do no harm.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.data.moments import Moments
+from ups.data.permutation import Permutation
+from ups.data.readers.base import Reader, WindowBlock
+from ups.errors import DataError, MachineError
+from ups.record.atomic import write_file_atomically
+from ups.spec.keyed import key_of
+from ups.spec.statistics import Statistics
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+# Means and deviations of a few hundred million numbers do not get better with more of them: of a larger train split
+# so many bytes are read (float32, after subsampling), from trajectories drawn by a fixed key. At least _MIN_SAMPLE
+# trajectories are read, whatever their size.
+MAX_SAMPLE_BYTES = 4 << 30
+_MIN_SAMPLE = 16
+# One read, and so the memory in use, stays near this size.
+_READ_BYTES = 8 << 20
+
+_FORMAT = "ups-statistics"
+_VERSION = 1
+_MAX_FILE_BYTES = 4 << 20
+# Statistics of the same files under other strides live in the same file; the oldest leave first.
+_MAX_ENTRIES = 16
+
+
+def compute_statistics(
+    reader: Reader, progress: Progress | None = None, *, max_bytes: int = MAX_SAMPLE_BYTES
+) -> Statistics:
+    """Mean and deviation of every channel over the train split, in one pass with bounded memory.
+
+    progress(done, total) counts trajectories. Above `max_bytes` a fixed subset of the
+    trajectories is read; `Statistics.num_frames` tells how many frames went in (for a steady task: samples).
+    """
+    task, total = reader.task, reader.splits["train"]
+    if total < 1:
+        raise DataError(f"task '{task.name}' has no trajectories to train on", hint="check its splits")
+    chosen = _sample(reader, total, max_bytes)
+    state, difference = Moments(task.num_channels("state")), Moments(task.num_channels("state"))
+    static, target = Moments(task.num_channels("static")), Moments(task.num_channels("target"))
+    parameters = Moments(len(task.parameters))
+    logs = np.array([p.scale == "log" for p in task.parameters], bool)
+    done = 0
+    for trajectories, block, first_frame in _blocks(reader, chosen):
+        # A read that continues a trajectory repeats its last frame, for the difference across the seam.
+        fresh = block.state[:, 1:] if first_frame else block.state
+        try:
+            state.add(_channels_first(fresh, 2))  # (C, B*T*S)
+            difference.add(_channels_first(np.diff(block.state.astype(np.float64), axis=1), 2))
+            if first_frame == 0:
+                static.add(_channels_first(block.static, 1))
+                target.add(_channels_first(block.target, 1))
+                parameters.add(_scaled(block.parameters, logs))
+        except FloatingPointError as error:
+            raise _located(reader, trajectories, block, first_frame, logs) from error
+        if first_frame + block.state.shape[1] >= reader.num_frames:
+            done += len(trajectories)
+            if progress is not None:
+                progress(done, len(chosen))
+    num_frames = len(chosen) if task.steady else len(chosen) * reader.num_frames
+    return Statistics(
+        state_mean=state.mean,
+        state_std=state.std(),
+        difference_mean=difference.mean,
+        # Below the resolution of the state, a difference is rounding.
+        difference_std=difference.std(scale=state.magnitude),
+        static_mean=static.mean,
+        static_std=static.std(),
+        target_mean=target.mean,
+        target_std=target.std(),
+        parameter_mean=parameters.mean,
+        parameter_std=parameters.std(),
+        data_identity=reader.identity(),
+        num_frames=num_frames,
+    )
+
+
+def statistics_path(path: str | Path | Sequence[str | Path]) -> Path:
+    """The file beside the data: NAME.zarr -> NAME.zarr.statistics.json; the first of several files names it."""
+    first = path if isinstance(path, str | Path) else path[0]
+    data = Path(os.path.abspath(first))
+    return data.with_name(data.name + ".statistics.json")
+
+
+def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> Statistics:
+    """What `ensure_statistics` stored for this reader. Raises DataError if there is nothing, or only stale ones."""
+    files = [statistics_path(path), _cache_path(path)]
+    identity = reader.identity()
+    found = [file for file in files if file.exists()]
+    for file in found:
+        entry = _read_entries(file).get(identity)
+        if entry is not None:
+            statistics = Statistics.from_json(entry)
+            _check(statistics, reader, file)
+            return statistics
+    name = reader.task.name
+    if found:
+        raise DataError(
+            f"the statistics of task '{name}' in {found[0]} are stale: they are of other data or other strides",
+            hint="compute them again; `ups train` does",
+        )
+    raise DataError(f"task '{name}' has no statistics beside its data ({files[0]})", hint="`ups train` computes them")
+
+
+def ensure_statistics(
+    reader: Reader, path: str | Path | Sequence[str | Path], progress: Progress | None = None
+) -> Statistics:
+    """The stored statistics if they are of exactly this data, else new ones, which are stored.
+
+    Where the directory of the data is read-only they go to the cache directory of the person instead
+    ($XDG_CACHE_HOME/ups, by default ~/.cache/ups); where that fails too they are only returned.
+    """
+    try:
+        return load_statistics(reader, path)
+    except DataError as error:
+        level = logging.WARNING if statistics_path(path).exists() else logging.INFO
+        logger.log(level, "computing statistics of task '%s': %s", reader.task.name, error.message)
+    statistics = compute_statistics(reader, progress)
+    for file in (statistics_path(path), _cache_path(path)):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _store(file, statistics)
+        except (MachineError, OSError) as error:
+            logger.warning("cannot store statistics of task '%s': %s", reader.task.name, error)
+        else:
+            return statistics
+    return statistics
+
+
+def _sample(reader: Reader, total: int, max_bytes: int) -> Sequence[int]:
+    count = max(_MIN_SAMPLE, max_bytes // max(1, _trajectory_bytes(reader)))
+    if count >= total:
+        return range(total)
+    # Not the first ones: files are often sorted by a parameter. In ascending order, because disks like that.
+    order = Permutation(total, key_of(0, "statistics sample"))
+    return sorted(order.forward(np.arange(count)).tolist())
+
+
+def _trajectory_bytes(reader: Reader) -> int:
+    task, points = reader.task, int(np.prod(reader.space))
+    given = task.num_channels("static") + task.num_channels("target")
+    return 4 * points * (reader.num_frames * task.num_channels("state") + given)
+
+
+def _blocks(reader: Reader, chosen: Sequence[int]) -> Iterator[tuple[Sequence[int], WindowBlock, int]]:
+    """(trajectories, what was read of them, first frame): whole trajectories together, or a long one in pieces."""
+    per_read = max(1, _READ_BYTES // max(1, _trajectory_bytes(reader)))
+    frame_bytes = 4 * int(np.prod(reader.space)) * max(1, reader.task.num_channels("state"))
+    frames = min(reader.num_frames, max(2, _READ_BYTES // frame_bytes))
+    for i in range(0, len(chosen), per_read):
+        trajectories = chosen[i : i + per_read]
+        if frames >= reader.num_frames:
+            yield trajectories, reader.read_block("train", trajectories, [0] * len(trajectories), reader.num_frames), 0
+            continue
+        for trajectory in trajectories:
+            for first in range(0, reader.num_frames - 1, frames - 1):
+                count = min(frames, reader.num_frames - first)
+                yield (trajectory,), reader.read_block("train", (trajectory,), (first,), count), first
+
+
+def _channels_first(values: np.ndarray[Any, Any], channel_dim: int) -> np.ndarray[Any, Any]:
+    channels = values.shape[channel_dim]
+    return np.moveaxis(values, channel_dim, 0).reshape(channels, values.size // max(channels, 1))  # (C, all else)
+
+
+def _scaled(parameters: np.ndarray[Any, Any], logs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    values = parameters.T.astype(np.float64)  # (P, B)
+    if (values[logs] <= 0).any():
+        raise FloatingPointError("a parameter with a log scale is 0 or less")
+    values[logs] = np.log(values[logs])
+    return values
+
+
+def _located(
+    reader: Reader, trajectories: Sequence[int], block: WindowBlock, first_frame: int, logs: np.ndarray[Any, Any]
+) -> DataError:
+    """What is wrong with numbers that could not be taken in, and where."""
+    hint = "look at the whole file with `ups data validate`"
+    for i, trajectory in enumerate(trajectories):
+        where = reader.where("train", trajectory)
+        for frame, values in enumerate(block.state[i]):
+            if not np.isfinite(values).all():
+                return DataError(f"{where}, frame {first_frame + frame} has a value that is not finite", hint=hint)
+        for name, given in (("static", block.static[i]), ("target", block.target[i]), ("", block.parameters[i])):
+            if not np.isfinite(given).all():
+                return DataError(f"{where} has a {name or 'parameter'} value that is not finite", hint=hint)
+        if (block.parameters[i][logs] <= 0).any():
+            return DataError(f"{where} has a parameter of 0 or less, but the scale of that is log", hint=hint)
+    return DataError(f"{reader.where('train', trajectories[0])}: numbers too large to measure", hint=hint)
+
+
+def _check(statistics: Statistics, reader: Reader, file: Path) -> None:
+    task = reader.task
+    expected = {
+        "state": task.num_channels("state"),
+        "difference": task.num_channels("state"),
+        "static": task.num_channels("static"),
+        "target": task.num_channels("target"),
+        "parameter": len(task.parameters),
+    }
+    for role, count in expected.items():
+        lengths = {len(getattr(statistics, f"{role}_{kind}")) for kind in ("mean", "std")}
+        if lengths != {count} or min(getattr(statistics, f"{role}_std"), default=0.0) < 0:
+            raise DataError(f"{file}: statistics of '{role}' do not fit task '{task.name}', which has {count} of them")
+
+
+def _cache_path(path: str | Path | Sequence[str | Path]) -> Path:
+    beside = statistics_path(path)
+    root = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    key = hashlib.sha256(str(beside).encode()).hexdigest()[:16]
+    return Path(root) / "ups" / "statistics" / f"{beside.name.removesuffix('.statistics.json')}.{key}.json"
+
+
+def _read_entries(file: Path) -> dict[str, Any]:
+    """Statistics by identity of the data; a file that is not readable as such counts as empty, aloud."""
+    try:
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            raise ValueError("it is too large")
+        document = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(document, dict) or document.get("format") != _FORMAT or document.get("version") != _VERSION:
+            raise ValueError("it is not a statistics file of this version")
+        entries = document.get("entries")
+        if not isinstance(entries, dict):
+            raise ValueError("it has no entries")
+    except (OSError, ValueError, RecursionError) as error:
+        logger.warning("statistics in %s are ignored: %s", file, error)
+        return {}
+    return entries
+
+
+def _store(file: Path, statistics: Statistics) -> None:
+    entries = _read_entries(file) if file.exists() else {}
+    entries.pop(statistics.data_identity, None)
+    kept = list(entries.items())[-(_MAX_ENTRIES - 1) :]
+    document = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "entries": {**dict(kept), statistics.data_identity: statistics.to_json()},
+    }
+    write_file_atomically(file, (json.dumps(document, indent=1) + "\n").encode())
