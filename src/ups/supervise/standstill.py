@@ -15,7 +15,8 @@ from ups.record.blackbox import Record
 from ups.supervise.deadlines import PhaseTimes
 from ups.supervise.rank_view import RankView, least_advanced
 
-_BUSY = 0.5
+# Part of the time that a rank must have computed to count as busy; low, because cores may be shared.
+_BUSY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class StandstillWatch:
         if not living or not all(self._over(view, now_ns) for view in living):
             return None
         level = least_advanced(living)
-        view = max(level, key=lambda v: self._busy(v, now_ns)) if len(level) > 1 else level[0]
+        view = self._busiest(level, now_ns)
         for candidate in sorted(living, key=lambda v: v is not view):
             if any(p.state == "T" for p in process_tree.descendants(candidate.pid)):
                 return self._standstill(candidate, now_ns, "stopped(SIGSTOP)", True, level)
@@ -100,11 +101,13 @@ class StandstillWatch:
     def _seconds(self, view: RankView, now_ns: int) -> float:
         return 0.0 if view.last is None else (now_ns - view.last.time_ns) / 1e9
 
-    def _busy(self, view: RankView, now_ns: int) -> float:
-        """Part of the time since its last record in which the rank computed; a rank that waits does not."""
-        watched = self._watched[view.rank]
-        share = (watched.cpu_now - watched.cpu_at_record) / max(self._seconds(view, now_ns), 1e-9)
-        return share if share > _BUSY else 0.0
+    def _busiest(self, level: Sequence[RankView], now_ns: int) -> RankView:
+        """Of level ranks the one that computes while the others wait; the first where that is not clear."""
+        used = {v.rank: self._watched[v.rank].cpu_now - self._watched[v.rank].cpu_at_record for v in level}
+        first = max(level, key=lambda v: used[v.rank])
+        others = [used[v.rank] for v in level if v is not first]
+        clearly = used[first.rank] > max([_BUSY * self._seconds(first, now_ns), *(3 * other for other in others)])
+        return first if clearly else level[0]
 
     def _standstill(self, view: RankView, now_ns: int, cause: str, kill: bool, level: Sequence[RankView]) -> Standstill:
         assert view.last is not None

@@ -1,0 +1,94 @@
+"""run.json: what was written stays, a dead supervisor is seen, several hosts are one run."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ups.errors import ConfigError
+from ups.supervise.run_file import RunFile, faults_of, find_run, list_runs, read_run
+
+
+def begin(run_dir: Path, name: str = "run.json", ranks: int = 2) -> RunFile:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = RunFile(run_dir, name)
+    file.begin(ranks=ranks, max_restarts=3, box_root=run_dir / "box")
+    return file
+
+
+def test_a_living_run_is_running(tmp_path: Path) -> None:
+    begin(tmp_path / "a")
+    assert read_run(tmp_path / "a")["state"] == "running"
+
+
+def test_a_run_whose_supervisor_is_gone_died(tmp_path: Path) -> None:
+    program = (
+        "import sys, os; from pathlib import Path; from ups.supervise.run_file import RunFile;"
+        "f = RunFile(Path(sys.argv[1])); f.begin(ranks=1, max_restarts=0, box_root=Path('x')); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    document = read_run(tmp_path)
+    assert (document["state"], document["cause"]) == ("died", "supervisor_died")
+
+
+def test_the_number_of_a_dead_supervisor_may_belong_to_somebody_else_now(tmp_path: Path) -> None:
+    file = begin(tmp_path)
+    file.document.update(supervisor_pid=os.getpid(), supervisor_started=12345)
+    file.save()
+    assert read_run(tmp_path)["state"] == "died"
+
+
+def test_a_second_stretch_keeps_the_attempts_and_overrides_of_the_first(tmp_path: Path) -> None:
+    file = begin(tmp_path)
+    file.document["attempts"].append({"number": 0, "faults": [{"attempt": 0}]})
+    file.document["overrides"]["engine.micro_batch"] = 4
+    file.save()
+    again = begin(tmp_path).document
+    assert again["attempts"][0]["outcome"] == "supervisor_died"
+    assert again["overrides"] == {"engine.micro_batch": 4}
+
+
+def test_hosts_are_merged_into_one_run_and_the_worse_state_wins(tmp_path: Path) -> None:
+    one, two = begin(tmp_path, "run.a.json"), begin(tmp_path, "run.b.json")
+    one.document["attempts"].append({"number": 0, "faults": [{"attempt": 0, "rank": 1, "time_wall": 5.0}]})
+    two.document["attempts"].append({"number": 0, "faults": [{"attempt": 0, "rank": 9, "time_wall": 4.0}]})
+    one.document["state"], two.document["state"] = "completed", "failed"
+    one.save()
+    two.save()
+    merged = read_run(tmp_path)
+    assert (merged["state"], merged["ranks"]) == ("failed", 4)
+    assert [fault["rank"] for fault in faults_of(merged)] == [9, 1]
+
+
+def test_a_run_is_found_by_path_or_by_name(tmp_path: Path) -> None:
+    begin(tmp_path / "runs" / "small")
+    assert find_run("small", tmp_path) == find_run("runs/small", tmp_path) == tmp_path / "runs" / "small"
+    with pytest.raises(ConfigError) as caught:
+        find_run("smal", tmp_path)
+    assert "small" in caught.value.hint
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": 99}'])
+def test_a_damaged_file_is_said_to_be_one_and_hides_no_other_run(tmp_path: Path, content: str) -> None:
+    begin(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/run.json").write_text(content)
+    with pytest.raises(ConfigError):
+        read_run(tmp_path / "bad")
+    assert [path.name for path, _ in list_runs(tmp_path)] == ["good"]
+
+
+def test_saving_on_a_full_disk_does_not_end_the_watch(tmp_path: Path) -> None:
+    file = begin(tmp_path)
+    file.path = Path("/dev/full/run.json")
+    file.save()
+
+
+def test_notices_are_bounded(tmp_path: Path) -> None:
+    file = begin(tmp_path)
+    file.document["notices"] = [{"line": str(n)} for n in range(10_000)]
+    file.save()
+    assert len(json.loads((tmp_path / "run.json").read_text())["notices"]) == 100

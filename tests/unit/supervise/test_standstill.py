@@ -1,0 +1,134 @@
+"""Standstill: nobody is accused while anybody moves, and then the one who holds up the others."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ups.record.blackbox import BlackBox, Phase, ring_path
+from ups.supervise.deadlines import Deadlines, PhaseTimes
+from ups.supervise.rank_view import RankView
+from ups.supervise.standstill import StandstillWatch
+
+pytestmark = pytest.mark.processes
+SECOND = 10**9
+RULES = Deadlines(name_floor_seconds=10, kill_floor_seconds=60)
+
+
+class Rank:
+    """A ring, and a real process behind it."""
+
+    def __init__(self, root: Path, number: int, program: str = "import time; time.sleep(600)") -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", program])
+        path = ring_path(root, number)
+        self.box = BlackBox.create(path, rank=number, world_size=2, attempt=0, capacity=64)
+        pids = {"rank_pid": self.process.pid, "wrapper_pid": 0}
+        (root / f"rank_{number:05d}.pid").write_text(json.dumps(pids))
+        self.view = RankView(root, root, 0, number)
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
+    with contextlib.ExitStack() as stack:
+        made = []
+        for number in (0, 1):
+            rank = Rank(tmp_path, number)
+            stack.callback(rank.process.wait)
+            stack.callback(rank.process.kill)
+            made.append(rank)
+        yield made
+
+
+def learnt() -> StandstillWatch:
+    times = PhaseTimes(RULES)
+    for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
+        for _ in range(50):
+            times.learn(phase, 0.1)
+    return StandstillWatch(times)
+
+
+def views(ranks: list[Rank]) -> list[RankView]:
+    for rank in ranks:
+        rank.view.refresh()
+    return [rank.view for rank in ranks]
+
+
+def test_the_rank_behind_is_named_then_ended(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.box.record(Phase.DATA, 3)
+    ranks[0].box.record(Phase.FORWARD, 3)
+    watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
+    assert watch.look(seen, now + 9 * SECOND) is None
+    named = watch.look(seen, now + 11 * SECOND)
+    assert named is not None
+    assert (named.view.rank, named.kill) == (1, False)
+    ended = watch.look(seen, now + 61 * SECOND)
+    assert ended is not None
+    assert (ended.view.rank, ended.kill, ended.cause) == (1, True, "stalled")
+
+
+def test_nobody_is_accused_while_anybody_moves(ranks: list[Rank]) -> None:
+    ranks[1].box.record(Phase.DATA, 3)
+    watch = learnt()
+    later = time.monotonic_ns() + 3600 * SECOND
+    ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=7200.0)
+    assert watch.look(views(ranks), later) is None
+
+
+def test_a_declared_deadline_is_a_cause_of_its_own(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.box.record(Phase.SAVE, 3, deadline_seconds=30.0)
+    found = learnt().look(views(ranks), time.monotonic_ns() + 31 * SECOND)
+    assert found is not None
+    assert (found.cause, found.kill) == ("deadline(save)", True)
+
+
+def test_a_stopped_rank_is_ended_as_soon_as_it_would_be_named_even_in_a_long_phase(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.box.record(Phase.SAVE, 3, deadline_seconds=7200.0)
+    ranks[1].process.send_signal(signal.SIGSTOP)
+    time.sleep(0.2)
+    watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
+    assert watch.look(seen, now) is None
+    found = watch.look(seen, now + 11 * SECOND)
+    assert found is not None
+    assert (found.view.rank, found.cause, found.kill) == (1, "stopped(SIGSTOP)", True)
+
+
+def test_a_rank_that_was_continued_is_left_alone(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.box.record(Phase.SAVE, 3, deadline_seconds=7200.0)
+    watch, now = learnt(), time.monotonic_ns()
+    ranks[1].process.send_signal(signal.SIGSTOP)
+    time.sleep(0.2)
+    assert watch.look(views(ranks), now) is None
+    ranks[1].process.send_signal(signal.SIGCONT)
+    time.sleep(0.2)
+    assert watch.look(views(ranks), now + 11 * SECOND) is None
+
+
+def test_of_level_ranks_the_one_that_computes_is_named(tmp_path: Path) -> None:
+    busy = Rank(tmp_path, 1, "while True: pass")
+    idle = Rank(tmp_path, 0)
+    try:
+        for rank in (idle, busy):
+            rank.box.record(Phase.BACKWARD, 3)
+        watch, seen = learnt(), views([idle, busy])
+        began = time.monotonic_ns()
+        watch.look(seen, began)
+        time.sleep(2.0)
+        # Rules in which two seconds are long: what matters is who computed in them.
+        watch.times.rules = Deadlines(name_floor_seconds=1, name_factor=1, kill_floor_seconds=60)  # type: ignore[misc]
+        found = watch.look(seen, time.monotonic_ns())
+        assert found is not None
+        assert found.view.rank == 1
+    finally:
+        for rank in (idle, busy):
+            rank.process.kill()
+            rank.process.wait()
