@@ -113,6 +113,9 @@ class EngineConfig(Section):
         20, "Non-finite steps in a row after which the run stops.", unit="steps", ge=1, le=10**6
     )
     timeout_seconds: float = setting(600.0, "A collective that takes longer is an error.", unit="seconds", gt=0)
+    max_seconds: float | None = setting(
+        None, "After so long save and leave, as if SIGTERM had come (the time limit of a job).", unit="seconds", gt=0
+    )
     threads: int | None = setting(
         None, "CPU threads of a rank; default 1 with several ranks on a host.", unit="threads", ge=1, le=1024
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,13 @@ class Single:
     def weights_changed(self) -> None:
         """To be called after the weights were written from outside, so that no stale gathered copy is used."""
 
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, every weight is whole on this rank and modules run without communication, each rank at its own pace.
+
+        For evaluation, where ranks have unequal numbers of batches. Collective: all ranks enter and leave together.
+        """
+        return contextlib.nullcontext()
+
     def _sum_over_shards(self, value: Tensor) -> Tensor:
         return value
 
@@ -107,9 +114,23 @@ class Fsdp(Single):
 
     def weights_changed(self) -> None:
         # The outermost unit stays gathered after a forward pass, and the next pass would use that old copy.
-        for module in self.stage.modules():
-            if isinstance(module, FSDPModule):
+        for module in self._sharded():
+            module.reshard()
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        for module in self._sharded():
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
+        try:
+            yield
+        finally:
+            for module in self._sharded():
                 module.reshard()
+                module.set_reshard_after_forward(module is not self._fsdp, recurse=False)
+
+    def _sharded(self) -> list[FSDPModule]:
+        return [module for module in self.stage.modules() if isinstance(module, FSDPModule)]
 
     def _sum_over_shards(self, value: Tensor) -> Tensor:
         dist.all_reduce(value)

@@ -16,6 +16,7 @@ import shutil
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ class Checkpointer:
 
     def __init__(self, runtime: Runtime, run_dir: Path, *, keep: int = 3, asynchronous: bool = True) -> None:
         self._runtime = runtime
-        self._run_dir = run_dir
+        self.run_dir = run_dir
         self._keep = keep
         self._asynchronous = asynchronous
         self._buffers: dict[str, Tensor] = {}
@@ -70,6 +71,8 @@ class Checkpointer:
         self._outcome: Saved | None = None
         self.failed_in_row = 0
         self.last: Saved | None = None
+        # A single rank is no mistake here; torch cannot know that.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Save the state after `progress.step` steps; returns after the copy when asynchronous. Collective: all ranks.
@@ -108,8 +111,8 @@ class Checkpointer:
         answer: tuple[str, UpsError | None] = ("", None)
         if self._runtime.is_first:
             try:
-                clean_temporaries(checkpoints_dir(self._run_dir))
-                found = latest_verified(self._run_dir, set_aside=True)
+                clean_temporaries(checkpoints_dir(self.run_dir))
+                found = latest_verified(self.run_dir, set_aside=True)
                 answer = (str(found) if found else "", None)
             except UpsError as error:
                 answer = ("", error)
@@ -185,7 +188,7 @@ class Checkpointer:
     def _write(self, staged: dict[str, Tensor], document: dict[str, Any], step: int) -> None:
         """Write, hash and commit. Collective: all ranks, on the checkpoint group only."""
         started = time.monotonic()
-        final = checkpoint_path(self._run_dir, step)
+        final = checkpoint_path(self.run_dir, step)
         error = self._commit(staged, document, final)
         self._outcome = Saved(step, final, error, time.monotonic() - started)
 
@@ -225,7 +228,7 @@ class Checkpointer:
     def _publish(self, temporary: Path, final: Path, hashes: dict[str, FileHash]) -> str:
         wait_until_visible(temporary, hashes)
         commit_directory(temporary, final, known_hashes=hashes)
-        retain(self._run_dir, self._keep)
+        retain(self.run_dir, self._keep)
         return ""
 
 

@@ -35,6 +35,11 @@ class Ema:
         torch._foreach_lerp_(self._averages, locals_of(self._parameters), 1.0 - decay)
 
     @torch.no_grad()
+    def restart(self) -> None:
+        """Forget the past: the average is the weights."""
+        torch._foreach_copy_(self._averages, locals_of(self._parameters))
+
+    @torch.no_grad()
     def become_weights(self) -> None:
         """Write the average into the weights."""
         torch._foreach_copy_(locals_of(self._parameters), self._averages)

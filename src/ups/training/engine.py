@@ -90,6 +90,8 @@ class Engine:
         progress = self.progress
         if not progress.total_steps and self.length.steps:
             progress.total_steps = self.length.steps
+        if self.ema is not None and not progress.stage_step:
+            self.ema.restart()  # the weights may have come from the stage before, after the average was made
         budget = Budget(self.length, progress.budget_used_seconds)
         agreement = Agreement(self.runtime.control_group)
         self.box.total_steps = progress.step - progress.stage_step + progress.total_steps

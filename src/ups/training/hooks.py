@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import torch
+
 from ups.config.schema import CheckpointConfig
 from ups.distributed.agreement import Status
 from ups.record.blackbox import Phase
@@ -86,7 +88,8 @@ class EvaluateHook:
         )
         module = engine.strategy.module
         module.eval()
-        scores = self._evaluate(engine)
+        with torch.no_grad(), engine.strategy.whole():
+            scores = self._evaluate(engine)
         module.train()
         if self._sink is not None:
             self._sink.log({"step": progress.step, "stage": progress.stage_index, **scores, "time": time.time()})

@@ -1,0 +1,167 @@
+"""The run directory before ranks start: resolved recipe, environment, statistics of the data. No torch.
+
+`config.yaml` is the truth of a run. A run that exists is continued only by a recipe that means the same: a change of
+what is learned would mix two experiments in one directory, silently.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ups.config.recipe import ResolvedRecipe, plain_data, resolve
+from ups.config.schema import Recipe
+from ups.errors import ConfigError, DataError
+from ups.record.manifest import write_file_atomically
+from ups.spec.statistics import Statistics
+
+if TYPE_CHECKING:
+    from ups.data.readers.base import Reader
+
+CONFIG_NAME = "config.yaml"
+ENVIRONMENT_NAME = "env.json"
+STATISTICS_NAME = "statistics.json"
+
+# What may differ when a run is continued: how it runs, not what it learns.
+_FREE = {
+    ("checkpoint",),
+    ("evaluate",),
+    ("tracking",),
+    ("supervise",),
+    ("run", "name"),
+    ("run", "dir"),
+    ("data", "loader"),
+    ("engine", "strategy"),
+    ("engine", "device"),
+    ("engine", "micro_batch"),
+    ("engine", "activation_checkpointing"),
+    ("engine", "compile"),
+    ("engine", "timeout_seconds"),
+    ("engine", "max_seconds"),
+    ("engine", "threads"),
+}
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|PRIVATE|SIGNATURE|COOKIE|AUTH|(^|_)KEY|API_?KEY|KEY$", re.IGNORECASE
+)
+_KEPT = re.compile(r"(UPS|OMP|MKL|NCCL|GLOO|TORCH|CUDA|PYTORCH|SLURM|NVIDIA|KINETO|TORCHELASTIC|PYTHON)_?[A-Z0-9_]*")
+
+
+def run_dir_of(resolved: ResolvedRecipe, argument: str) -> Path:
+    """Where the run lives: the run directory that was named, `run.dir`, or runs/<name>."""
+    if Path(argument).is_dir():
+        return Path(argument).resolve()
+    run = resolved.recipe.run
+    return Path(run.dir or Path("runs") / run.name).resolve()
+
+
+def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
+    """Make the run directory, or check that it is the same run. Raises ConfigError if it is another one."""
+    config = run_dir / CONFIG_NAME
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if config.exists():
+        difference = first_difference(resolve(config).recipe, resolved.recipe)
+        if difference:
+            raise ConfigError(
+                f"{run_dir} holds a run of another recipe: {difference}",
+                hint="give this one its own place: --set run.name=NAME or --set run.dir=PATH",
+            )
+    elif (run_dir / "checkpoints").exists():
+        raise ConfigError(
+            f"{run_dir} has checkpoints but no {CONFIG_NAME}", hint="choose another place: --set run.dir=PATH"
+        )
+    write_file_atomically(config, resolved.text.encode())
+    description = {
+        "config_sha256": resolved.hash,
+        "recipe_files": list(resolved.files),
+        "ranks": ranks,
+        **environment(),
+    }
+    write_file_atomically(run_dir / ENVIRONMENT_NAME, (json.dumps(description, indent=1) + "\n").encode())
+
+
+def first_difference(old: Recipe, new: Recipe) -> str:
+    """'' if both learn the same, else the first field that differs, with both values."""
+
+    def walk(a: Any, b: Any, path: tuple[str, ...]) -> str:
+        if path in _FREE or a == b:
+            return ""
+        if isinstance(a, dict) and isinstance(b, dict):
+            for key in [*a, *(k for k in b if k not in a)]:
+                found = walk(a.get(key), b.get(key), (*path, str(key)))
+                if found:
+                    return found
+            return ""
+        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+            return next((w for i in range(len(a)) if (w := walk(a[i], b[i], (*path, str(i))))), "")
+        return f"{'.'.join(path)} was {json.dumps(a)} and is {json.dumps(b)}"
+
+    return walk(plain_data(old), plain_data(new), ())
+
+
+def environment() -> dict[str, Any]:
+    """Versions, hardware and the variables that change a run; secrets by name and by value are left out."""
+    from ups.cli.version import describe
+
+    secrets = {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 6}
+
+    def shown(name: str, value: str) -> str:
+        return "(redacted)" if _SECRET.search(name) or any(s in value for s in secrets) else value
+
+    variables = {n: shown(n, v) for n, v in sorted(os.environ.items()) if _KEPT.fullmatch(n)}
+    return {
+        "time": time.time(),
+        "host": platform.node(),
+        "cpus": os.cpu_count(),
+        "usable_cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "software": {k: v for k, v in describe().items() if k != "extras"},
+        "variables": variables,
+    }
+
+
+def ensure_run_statistics(run_dir: Path, recipe: Recipe) -> None:
+    """Compute (or find) the statistics of every task, once and before any rank starts, and keep them in the run."""
+    from ups.data.normalize import ensure_statistics
+    from ups.data.open import open_task
+
+    path = run_dir / STATISTICS_NAME
+    readers = [open_task(task) for task in recipe.data.tasks]
+    try:
+        if path.exists():
+            read_statistics(run_dir, readers)
+            return
+        found = {
+            reader.task.name: ensure_statistics(reader, task.path).to_json()
+            for reader, task in zip(readers, recipe.data.tasks, strict=True)
+        }
+    finally:
+        for reader in readers:
+            reader.close()
+    write_file_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def read_statistics(run_dir: Path, readers: Sequence[Reader]) -> dict[str, Statistics]:
+    """The statistics of the run by task. Raises DataError if the data is not what it was when the run started."""
+    path = run_dir / STATISTICS_NAME
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint="start the run with `ups train`") from error
+    found: dict[str, Statistics] = {}
+    for reader in readers:
+        name = reader.task.name
+        if not isinstance(document, dict) or name not in document:
+            raise DataError(f"{path} has no statistics of task '{name}'", hint="start a new run: --set run.dir=PATH")
+        found[name] = Statistics.from_json(document[name])
+        if found[name].data_identity != reader.identity():
+            raise DataError(
+                f"the data of task '{name}' has changed since the run in {run_dir} started",
+                hint="bring the old data back, or start a new run: --set run.dir=PATH",
+            )
+    return found

@@ -1,0 +1,70 @@
+"""`ups train RECIPE`: resolves the recipe, prepares the run directory, and hands the ranks to the supervisor.
+
+No torch here: the ranks import it, and when torch is what is broken this process still tells so.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ups.cli.options import RecipeArgument, SetOption, new_app
+
+app = new_app()
+
+
+@app.command()
+def train(
+    recipe: RecipeArgument,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
+    set: SetOption = [],  # noqa: B006 - typer copies it
+) -> None:
+    """Train a recipe on one or many ranks, supervised; an interrupted run goes on where its last checkpoint is."""
+    from ups.cli.run_dir import ensure_run_statistics, prepare, run_dir_of
+    from ups.config.recipe import resolve
+
+    resolved = resolve(recipe, set)
+    run_dir = run_dir_of(resolved, recipe)
+    check_ranks(resolved.recipe.data.block_size, ranks)
+    prepare(run_dir, resolved, ranks)
+    ensure_run_statistics(run_dir, resolved.recipe)
+    raise typer.Exit(start_ranks(run_dir, ranks))
+
+
+def check_ranks(block_size: int, ranks: int) -> None:
+    """Raises ConfigError, before anything starts, if a block cannot be cut evenly over the ranks."""
+    from ups.errors import ConfigError
+
+    if block_size % ranks:
+        raise ConfigError(
+            f"data.block_size ({block_size}) cannot be cut evenly over {ranks} ranks",
+            hint=f"use --set data.block_size={-(-block_size // ranks) * ranks}, or a number of ranks that divides it",
+        )
+
+
+def start_ranks(run_dir: Path, ranks: int) -> int:
+    """Start the ranks of a prepared run and stay until its verdict; returns the exit code of the run."""
+    from ups.cli.progress_line import ProgressLine
+    from ups.cli.run_dir import CONFIG_NAME
+    from ups.config.recipe import resolve
+    from ups.supervise.options import Options
+    from ups.supervise.supervisor import supervise
+
+    recipe = resolve(run_dir / CONFIG_NAME).recipe
+    share = recipe.data.block_size // ranks
+    threads = recipe.engine.threads or (1 if ranks > 1 else None)
+    environment = {"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {}
+    options = Options(
+        run_dir=run_dir,
+        ranks=ranks,
+        max_restarts=recipe.supervise.max_restarts,
+        micro_batch=recipe.engine.micro_batch or share,
+        block_size=share,
+        environment=environment,
+        show_rank=None,
+    )
+    with ProgressLine(run_dir / "metrics.jsonl", [stage.type for stage in recipe.stages]) as line:
+        return supervise(options, line.say)

@@ -1,0 +1,78 @@
+"""Validation during training: the error of one model step on held-out trajectories, beside doing nothing.
+
+Composes `ups.evaluation` with the engine, which do not know each other. Scores of a finished run: `ups eval`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ups.config.schema import EvaluateConfig
+from ups.data.readers.base import Reader
+from ups.evaluation.accumulate import Accumulator
+from ups.evaluation.references import references
+from ups.evaluation.rollout import Predictor, RolloutPlan, score_task
+from ups.models.stepper import Stepper
+from ups.training.engine import Engine
+from ups.training.precision import autocast, weight_dtype
+
+
+def build_validation(
+    config: EvaluateConfig, readers: Sequence[Reader], stepper: Stepper
+) -> Callable[[Engine], Mapping[str, float]]:
+    """A validation of `stepper` on the valid split of each task that has one. Collective: all ranks call it together.
+
+    Per task: `valid/<task>/nrmse` of one step from the earliest start, and the same of persistence (for a steady task,
+    of the mean over the train split).
+    """
+    held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0]
+    plans = {reader.task.name: _one_step(stepper.context_frames, reader) for reader in held_out}
+    bars = {reader.task.name: _bar(reader, plans[reader.task.name]) for reader in held_out}
+
+    def validate(engine: Engine) -> Mapping[str, float]:
+        device = engine.runtime.device
+        names: list[str] = []
+        sums: list[float] = []
+        counts: list[float] = []
+        for reader in held_out:
+            task = reader.task.name
+            predictors: dict[str, Predictor] = {"nrmse": stepper, **bars[task]}
+            with autocast(engine.config.precision, device):
+                scores = score_task(
+                    predictors,
+                    reader,
+                    engine.runtime.place,
+                    plans[task],
+                    split="valid",
+                    max_trajectories=config.max_trajectories,
+                    device=device,
+                    dtype=weight_dtype(engine.config.precision),
+                )
+            for name in predictors:
+                names.append(f"valid/{task}/{name}")
+                sums.append(_sum_of_rows(scores[name]))
+                counts.append(float(len(scores[name].rows)))
+        packed = torch.tensor([sums, counts], dtype=torch.float64, device=device)
+        if engine.runtime.control_group is not None:
+            dist.all_reduce(packed)
+        return dict(zip(names, (packed[0] / packed[1]).tolist(), strict=True))
+
+    return validate
+
+
+def _one_step(context_frames: int, reader: Reader) -> RolloutPlan:
+    start = 0 if reader.task.steady else context_frames - 1
+    return RolloutPlan(context_frames, start, 1)
+
+
+def _bar(reader: Reader, plan: RolloutPlan) -> dict[str, Predictor]:
+    """What a trained model must beat on this task, under the name of its metric."""
+    name = "training mean" if reader.task.steady else "persistence"
+    return {f"{name.replace(' ', '_')}_nrmse": references(reader, plan)[name]}
+
+
+def _sum_of_rows(scores: Accumulator) -> float:
+    return float(sum(row["first_nrmse"] for row in scores.rows.values()))
