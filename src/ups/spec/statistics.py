@@ -44,12 +44,26 @@ class Statistics:
         values = dict(data)
         for name, value in values.items():
             if name.endswith(("_mean", "_std")):
-                if not isinstance(value, list | tuple) or not all(
-                    isinstance(v, int | float) and math.isfinite(v) for v in value
-                ):
-                    raise DataError(f"statistics are malformed: '{name}' must be a list of finite numbers")
-                values[name] = tuple(float(v) for v in value)
+                values[name] = _numbers(name, value)
+        for name in ("state", "difference", "static", "target", "parameter"):
+            if len(values[f"{name}_mean"]) != len(values[f"{name}_std"]) or any(s < 0 for s in values[f"{name}_std"]):
+                raise DataError(f"statistics are malformed: '{name}' needs one deviation of 0 or more for each mean")
+        if not isinstance(values["data_identity"], str) or type(values["num_frames"]) is not int:
+            raise DataError("statistics are malformed: 'data_identity' must be a text and 'num_frames' a number")
         return cls(**values)
+
+
+def _numbers(name: str, value: object) -> tuple[float, ...]:
+    wrong = DataError(f"statistics are malformed: '{name}' must be a list of finite numbers")
+    if not isinstance(value, list | tuple) or any(type(v) not in (int, float) for v in value):
+        raise wrong
+    try:
+        numbers = tuple(float(v) for v in value)
+    except OverflowError as error:
+        raise wrong from error
+    if not all(math.isfinite(v) for v in numbers):
+        raise wrong
+    return numbers
 
 
 def safe(std: tuple[float, ...]) -> tuple[float, ...]:

@@ -1,0 +1,85 @@
+"""A task specification survives JSON, names its channels, and refuses what makes no sense."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ups.errors import DataError
+from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
+
+FLOW: dict[str, Any] = {
+    "name": "flow",
+    "fields": (FieldSpec("rho", unit="kg/m3"), FieldSpec("v", tensor_rank=1), FieldSpec("a", role="static")),
+    "axes": (AxisSpec("x"), AxisSpec("y", boundary="wall", extent=2.0)),
+    "parameters": (ParameterSpec("nu", minimum=0.01, maximum=1.0, scale="log"),),
+    "dt": 0.1,
+    "conserved": ("rho",),
+    "symmetries": ("translation",),
+}
+
+
+def test_json_brings_back_the_same_task() -> None:
+    task = TaskSpec(**FLOW)
+    assert TaskSpec.from_json(json.loads(json.dumps(task.to_json()))) == task
+
+
+def test_channels_of_vectors_and_tensors_are_named_by_axis() -> None:
+    task = TaskSpec(
+        **{**FLOW, "fields": (FieldSpec("rho"), FieldSpec("v", tensor_rank=1), FieldSpec("s", tensor_rank=2))}
+    )
+    assert task.channel_names("state") == ("rho", "v_x", "v_y", "s_x_x", "s_x_y", "s_y_x", "s_y_y")
+    assert task.num_channels("state") == 7
+    assert task.num_channels("target") == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "a b"},
+        {"name": "../x"},
+        {"name": "x" * 65},
+        {"fields": ()},
+        {"fields": (FieldSpec("u"), FieldSpec("u"))},
+        {"fields": (FieldSpec("u", role="static"),)},
+        {"fields": (FieldSpec("u"), FieldSpec("w", role="target"))},
+        {"axes": ()},
+        {"axes": tuple(AxisSpec(n) for n in "wxyz")},
+        {"dt": 0.0},
+        {"dt": float("nan")},
+        {"dt": -1.0},
+        {"steady": True},
+        {"conserved": ("nothing",)},
+        {"conserved": ("a",)},
+        {"symmetries": ("time",)},
+        {"equation": "x" * 1001},
+    ],
+)
+def test_a_task_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(DataError):
+        TaskSpec(**{**FLOW, **change})
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        [],
+        {},
+        {"name": "a", "fields": 3, "axes": []},
+        {"name": "a", "fields": [{"name": "u"}] * 65, "axes": [{"name": "x"}], "dt": 1.0},
+        {"name": "a", "fields": [{"name": "u", "colour": "red"}], "axes": [{"name": "x"}], "dt": 1.0},
+        {"name": "a", "fields": [{"name": "u", "tensor_rank": 9}], "axes": [{"name": "x"}], "dt": 1.0},
+        {"name": "a", "fields": [{"name": ["u"]}], "axes": [{"name": "x"}], "dt": 1.0},
+        {"name": "a", "fields": [3], "axes": [{"name": "x"}], "dt": 1.0},
+        {"name": "a", "fields": [{"name": "u", "role": ["state"]}], "axes": [{"name": "x"}], "dt": 1.0},
+        {"name": "a", "fields": [{"name": "u"}], "axes": [{"name": "x", "extent": -1}], "dt": 1.0},
+        {"name": "a", "fields": [{"name": "u"}], "axes": [{"name": "x"}], "dt": "soon"},
+        {"name": "a", "fields": [{"name": "u"}], "axes": [{"name": "x"}], "dt": 1.0, "conserved": [["u"]]},
+    ],
+)
+def test_a_strangers_document_is_refused_with_a_data_error(document: object) -> None:
+    with pytest.raises(DataError):
+        TaskSpec.from_json(document)
