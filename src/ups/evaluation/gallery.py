@@ -16,19 +16,20 @@ from ups.spec.task import TaskSpec
 
 @dataclass(frozen=True)
 class Example:
-    """One trajectory. truth and prediction: (T, C, *S), the predicted steps only."""
+    """One trajectory. prediction, and truth where it is known: (T, C, *S), the predicted steps only."""
 
     task: TaskSpec
     trajectory: int
     first_step_time: float
+    step_time: float
     channels: tuple[str, ...]
     units: tuple[str, ...]
     coordinates: tuple[npt.NDArray[np.float64], ...]
-    truth: npt.NDArray[np.float64]
     prediction: npt.NDArray[np.float64]
+    truth: npt.NDArray[np.float64] | None = None
 
     def time_of(self, step: int) -> float:
-        return self.first_step_time + step * self.task.dt
+        return self.first_step_time + step * self.step_time
 
 
 @torch.no_grad()
@@ -39,18 +40,19 @@ def examples(
     task = reader.task
     inputs, truth = read_inputs(reader, split, trajectories, plan, torch.device("cpu"), torch.float32)
     frames = torch.stack(list(rollout(predictor, *inputs, num_steps=plan.num_steps)), dim=1)
-    fields = task.fields_of("target" if task.steady else "state")
+    fields = task.fields_of(task.predicted)
     units = tuple(f.unit for f in fields for _ in range(f.num_channels(task.num_spatial_dims)))
     return [
         Example(
             task=task,
             trajectory=trajectory,
             first_step_time=(plan.start_frame + 1) * task.dt,
-            channels=task.channel_names("target" if task.steady else "state"),
+            step_time=task.dt,
+            channels=task.channel_names(task.predicted),
             units=units,
             coordinates=reader.coordinates,
-            truth=truth[i].double().numpy(),
             prediction=frames[i].double().numpy(),
+            truth=truth[i].double().numpy(),
         )
         for i, trajectory in enumerate(trajectories)
     ]

@@ -19,7 +19,7 @@ from ups.data.readers.base import Reader
 from ups.errors import DataError
 from ups.evaluation.accumulate import Accumulator
 from ups.spec.place import Place
-from ups.spec.task import Role, TaskSpec
+from ups.spec.task import TaskSpec
 
 
 class Predictor(Protocol):
@@ -101,7 +101,7 @@ def score_task(
     """This rank's share of the scores of every predictor on one task; the data is read once for all of them."""
     device = device or torch.device("cpu")
     task = reader.task
-    role: Role = "target" if task.steady else "state"
+    role = task.predicted
     count = reader.splits[split] if max_trajectories is None else min(max_trajectories, reader.splits[split])
     scores = {name: Accumulator(plan.num_steps, task.channel_names(role)) for name in predictors}
     mine = range(place.rank, count, place.world_size)

@@ -52,7 +52,7 @@ class Layout:
 
     def __init__(self, task: TaskSpec, start: Start, num_frames: int, every: int, attributes: dict[str, Any]) -> None:
         self.task = task
-        self.fields = task.fields_of("target" if task.steady else "state")
+        self.fields = task.fields_of(task.predicted)
         self.space = start.space
         self.num_samples = start.parameters.shape[0]
         self.num_frames = num_frames
@@ -70,7 +70,7 @@ class Layout:
 
     @property
     def num_bytes(self) -> int:
-        channels = self.task.num_channels("target" if self.task.steady else "state")
+        channels = self.task.num_channels(self.task.predicted)
         return 4 * self.num_samples * self.num_frames * channels * int(np.prod(self.space))
 
     def components(self, field: FieldSpec) -> int:

@@ -81,7 +81,7 @@ class Normalization(nn.Module):
 
     def channel_gain(self, task: TaskSpec, like: Tensor, num_spatial_dims: int) -> Tensor:
         """(C, 1, ...): decoded update of the latent -> scaled change of the fields."""
-        gain = self.column("output_gain", task, like, task.num_channels("target" if task.steady else "state"))
+        gain = self.column("output_gain", task, like, task.num_channels(task.predicted))
         return gain.reshape(-1, *([1] * num_spatial_dims))
 
     def _mean_std(self, role: str, task: TaskSpec, x: Tensor, channel_dim: int) -> tuple[Tensor, Tensor]:

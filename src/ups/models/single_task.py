@@ -30,7 +30,7 @@ def num_inputs(task: TaskSpec, context_frames: int) -> int:
 
 
 def num_outputs(task: TaskSpec) -> int:
-    return task.num_channels("target" if task.steady else "state")
+    return task.num_channels(task.predicted)
 
 
 def with_parameters(fields: Tensor, parameters: Tensor) -> Tensor:

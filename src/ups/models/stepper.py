@@ -81,13 +81,13 @@ class Stepper(nn.Module):
         if coordinates is None:
             coordinates = index_coordinates(fields.shape[2:], task, fields)
         normalised = self.normalization.parameters_of(task, parameters)
-        outputs = task.channel_names("target" if task.steady else "state")
+        outputs = task.channel_names(task.predicted)
         raw = self.network(fields, channels, outputs, task, normalised, dt, coordinates)
         return self._gained(raw, task)
 
     def decode_update(self, update: Tensor, task: TaskSpec) -> Tensor:
         """Update of the latent (B, *N, D) -> what `predict` returns."""
-        outputs = task.channel_names("target" if task.steady else "state")
+        outputs = task.channel_names(task.predicted)
         return self._gained(self.latent.decoder(update, outputs), task)
 
     def _gained(self, raw: Tensor, task: TaskSpec) -> Tensor:

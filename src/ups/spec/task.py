@@ -160,6 +160,11 @@ class TaskSpec:
     def num_spatial_dims(self) -> int:
         return len(self.axes)
 
+    @property
+    def predicted(self) -> Role:
+        """The role that a model predicts: the target of a steady task, else the state."""
+        return "target" if self.steady else "state"
+
     def fields_of(self, role: Role) -> tuple[FieldSpec, ...]:
         return tuple(f for f in self.fields if f.role == role)
 

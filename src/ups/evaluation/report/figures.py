@@ -1,5 +1,6 @@
-"""Pictures of results as text for a page: curves as SVG, fields as PNG, films as MP4.
+"""Pictures of results: curves as SVG, fields as PNG, films as MP4.
 
+Where the truth is known it stands beside the prediction, with their difference; else the prediction stands alone.
 Colours: Okabe and Ito's palette for lines (told apart by colour-blind people, and by line style too), viridis for
 fields, PuOr for signed errors. Truth and prediction always share one colour scale.
 """
@@ -19,6 +20,7 @@ from ups.evaluation.gallery import Example
 
 LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_STYLES = ("-", "--", "-.", ":", "-", "--", "-.")
+FILM_STYLES = {"truth": ("-", "#000000"), "prediction": ("--", "#D55E00"), "error": ("-", "#0072B2")}
 FIELD_MAP, ERROR_MAP = "viridis", "PuOr"
 MAX_FILM_FRAMES = 120
 
@@ -44,11 +46,16 @@ def _svg(figure: Any) -> str:
     return body[body.index("<svg") :]
 
 
-def _png(figure: Any) -> str:
+def _png(figure: Any) -> bytes:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=110, bbox_inches="tight")
     pyplot().close(figure)
-    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return data.getvalue()
+
+
+def data_address(kind: str, data: bytes) -> str:
+    """Bytes as an address that a page can show by itself."""
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def curve_figure(
@@ -77,69 +84,82 @@ def curve_figure(
 
 
 def _limits(example: Example, channel: int) -> tuple[float, float]:
-    truth = example.truth[:, channel]
-    low, high = float(truth.min()), float(truth.max())
+    """The one colour scale of truth and prediction: the range of the truth where it is known."""
+    values = (example.prediction if example.truth is None else example.truth)[:, channel]
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     return (low, high) if high > low else (low - 0.5, high + 0.5)
 
 
 def _error_limit(example: Example, channel: int) -> float:
+    if example.truth is None:
+        return 1.0
     error = np.abs(example.prediction[:, channel] - example.truth[:, channel])
     finite = error[np.isfinite(error)]
     return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
 
 
-def fields_figure(example: Example, channel: int, num_times: int = 4) -> str:
-    """Truth, prediction, error: space-time maps in 1D, maps at chosen times in 2D (middle slice in 3D), as PNG."""
-    if example.truth.ndim == 3:
-        return _space_time_figure(example, channel)
-    plt = pyplot()
-    steps = np.unique(np.linspace(0, len(example.truth) - 1, num_times).astype(int))
-    figure, grid = plt.subplots(
-        3, len(steps), figsize=(2.3 * len(steps) + 1.4, 6.4), squeeze=False, layout="constrained"
-    )
+def _rows(example: Example, channel: int, step: int | None = None) -> list[tuple[str, npt.NDArray[Any]]]:
+    """(name, values) of what is drawn: truth, prediction, error, or the prediction alone; all steps or one."""
+    at = slice(None) if step is None else step
+    prediction = example.prediction[at, channel]
+    if example.truth is None:
+        return [("prediction", prediction)]
+    truth = example.truth[at, channel]
+    return [("truth", truth), ("prediction", prediction), ("error", prediction - truth)]
+
+
+def _scale(example: Example, channel: int, name: str) -> dict[str, Any]:
+    if name == "error":
+        bound = _error_limit(example, channel)
+        return {"cmap": ERROR_MAP, "vmin": -bound, "vmax": bound}
     low, high = _limits(example, channel)
-    bound = _error_limit(example, channel)
+    return {"cmap": FIELD_MAP, "vmin": low, "vmax": high}
+
+
+def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
+    """Space-time maps in 1D, maps at chosen times in 2D (middle slice in 3D), as PNG."""
+    if example.prediction.ndim == 3:
+        return _space_time_png(example, channel)
+    plt = pyplot()
+    steps = np.unique(np.linspace(0, len(example.prediction) - 1, num_times).astype(int))
+    height = len(_rows(example, channel))
+    figure, grid = plt.subplots(
+        height, len(steps), figsize=(2.3 * len(steps) + 1.4, 2.1 * height + 0.6), squeeze=False, layout="constrained"
+    )
     for column, step in enumerate(steps):
-        truth, prediction = (_slice(f[step, channel]) for f in (example.truth, example.prediction))
-        for row, (name, values) in enumerate(_rows(truth, prediction)):
+        for row, (name, values) in enumerate(_rows(example, channel, int(step))):
             axes = grid[row][column]
-            limits = {"vmin": -bound, "vmax": bound} if row == 2 else {"vmin": low, "vmax": high}
-            image = axes.imshow(
-                values.T, origin="lower", cmap=ERROR_MAP if row == 2 else FIELD_MAP, extent=_extent(example), **limits
-            )
+            scale = _scale(example, channel, name)
+            image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
             if row == 0 and not example.task.steady:
                 axes.set_title(f"t = {example.time_of(int(step)):.3g}")
             if column == 0:
-                axes.set_ylabel(f"{name}\n{example.task.axes[1].name}")
-            if row == 2:
-                axes.set_xlabel(example.task.axes[0].name)
+                axes.set_ylabel(f"{name}\n{_axis(example, 1)}")
+            if row == height - 1:
+                axes.set_xlabel(_axis(example, 0))
             if column == len(steps) - 1:
                 figure.colorbar(image, ax=list(grid[row]), shrink=0.9)
     figure.suptitle(_title(example, channel))
     return _png(figure)
 
 
-def _space_time_figure(example: Example, channel: int) -> str:
+def _space_time_png(example: Example, channel: int) -> bytes:
     plt = pyplot()
-    figure, grid = plt.subplots(1, 3, figsize=(10.5, 3.4), layout="constrained", sharey=True)
-    low, high = _limits(example, channel)
-    bound = _error_limit(example, channel)
+    rows = _rows(example, channel)
+    figure, grid = plt.subplots(
+        1, len(rows), figsize=(3.5 * len(rows) + 0.5, 3.4), layout="constrained", sharey=True, squeeze=False
+    )
     axis = example.coordinates[0]
-    extent = (float(axis[0]), float(axis[-1]), example.time_of(0), example.time_of(len(example.truth) - 1))
-    for number, (name, values) in enumerate(_rows(example.truth[:, channel], example.prediction[:, channel])):
-        limits = {"vmin": -bound, "vmax": bound} if number == 2 else {"vmin": low, "vmax": high}
-        image = grid[number].imshow(
-            values, origin="lower", aspect="auto", cmap=ERROR_MAP if number == 2 else FIELD_MAP, extent=extent, **limits
-        )
-        grid[number].set(title=name, xlabel=example.task.axes[0].name)
-        figure.colorbar(image, ax=grid[number])
-    grid[0].set_ylabel("time")
+    extent = (float(axis[0]), float(axis[-1]), example.time_of(0), example.time_of(len(example.prediction) - 1))
+    for axes, (name, values) in zip(grid[0], rows, strict=True):
+        scale = _scale(example, channel, name)
+        image = axes.imshow(values, origin="lower", aspect="auto", extent=extent, **scale)
+        axes.set(title=name, xlabel=_axis(example, 0))
+        figure.colorbar(image, ax=axes)
+    grid[0][0].set_ylabel("time" + _unit(example.task.time_unit))
     figure.suptitle(_title(example, channel))
     return _png(figure)
-
-
-def _rows(truth: npt.NDArray[Any], prediction: npt.NDArray[Any]) -> list[tuple[str, npt.NDArray[Any]]]:
-    return [("truth", truth), ("prediction", prediction), ("error", prediction - truth)]
 
 
 def _slice(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -151,78 +171,80 @@ def _extent(example: Example) -> tuple[float, float, float, float]:
     return float(x[0]), float(x[-1]), float(y[0]), float(y[-1])
 
 
+def _unit(unit: str) -> str:
+    return f" [{unit}]" if unit != "1" else ""
+
+
+def _axis(example: Example, number: int) -> str:
+    axis = example.task.axes[number]
+    return axis.name + _unit(axis.unit)
+
+
 def _title(example: Example, channel: int) -> str:
-    unit = example.units[channel]
-    name = example.channels[channel] + (f" [{unit}]" if unit != "1" else "")
-    return f"{example.task.name}: {name}, trajectory {example.trajectory}"
+    name = example.channels[channel] + _unit(example.units[channel])
+    which = f", trajectory {example.trajectory}" if example.trajectory >= 0 else ""
+    return f"{example.task.name}: {name}{which}"
 
 
-def film(example: Example, channel: int, frames_per_second: int = 8) -> str | None:
-    """Truth, prediction and error moving together, as an MP4 data address; None for a single step or without ffmpeg."""
-    if len(example.truth) < 2:
+def film(example: Example, channel: int, frames_per_second: int = 8) -> bytes | None:
+    """Truth, prediction and error moving together, as MP4; None for a single step.
+
+    Raises MissingExtraError without ffmpeg.
+    """
+    if len(example.prediction) < 2:
         return None
     try:
         import imageio_ffmpeg
-    except ImportError:
-        return None
+    except ImportError as error:
+        raise MissingExtraError.of("report", "imageio[ffmpeg]", "making a film") from error
     plt = pyplot()
-    steps = np.unique(np.linspace(0, len(example.truth) - 1, MAX_FILM_FRAMES).astype(int))
-    one_dimensional = example.truth.ndim == 3
+    steps = np.unique(np.linspace(0, len(example.prediction) - 1, MAX_FILM_FRAMES).astype(int))
+    one_dimensional = example.prediction.ndim == 3
+    panels = len(_rows(example, channel)) if not one_dimensional else 1 if example.truth is None else 2
     figure, grid = plt.subplots(
-        1, 2 if one_dimensional else 3, figsize=(9, 3.4), layout="constrained", dpi=100, squeeze=False
+        1, panels, figsize=(3 * panels + 1 if panels > 1 else 5, 3.4), layout="constrained", dpi=100, squeeze=False
     )
     draw = _film_lines(example, channel, grid[0]) if one_dimensional else _film_maps(example, channel, figure, grid[0])
     figure.canvas.draw()
     width, height = (n // 2 * 2 for n in figure.canvas.get_width_height())
     data = _encode(imageio_ffmpeg, figure, draw, steps, (width, height), frames_per_second, example, channel)
     plt.close(figure)
-    return f"data:video/mp4;base64,{base64.b64encode(data).decode()}"
+    return data
 
 
 def _film_lines(example: Example, channel: int, grid: Any) -> Any:
     x = example.coordinates[0]
     low, high = _limits(example, channel)
     pad = 0.1 * (high - low)
-    bound = _error_limit(example, channel)
-    (truth,) = grid[0].plot(x, x * np.nan, color="#000000", label="truth")
-    (guess,) = grid[0].plot(x, x * np.nan, "--", color=LINE_COLOURS[1], label="prediction")
-    (error,) = grid[1].plot(x, x * np.nan, color=LINE_COLOURS[0])
-    grid[0].set(ylim=(low - pad, high + pad), xlabel=example.task.axes[0].name, title=example.channels[channel])
-    grid[1].set(ylim=(-bound, bound), xlabel=example.task.axes[0].name, title="error")
+    lines = []
+    for name, _ in _rows(example, channel, 0):
+        axes = grid[1] if name == "error" else grid[0]
+        dash, colour = FILM_STYLES[name]
+        lines += axes.plot(x, x * np.nan, dash, color=colour, label=name)
+        bound = _error_limit(example, channel)
+        axes.set(ylim=(-bound, bound) if name == "error" else (low - pad, high + pad), xlabel=_axis(example, 0))
+        axes.set_title(name if name == "error" else example.channels[channel])
     grid[0].legend(frameon=False, loc="upper right", fontsize=9)
 
     def draw(step: int) -> None:
-        truth.set_ydata(example.truth[step, channel])
-        guess.set_ydata(example.prediction[step, channel])
-        error.set_ydata(example.prediction[step, channel] - example.truth[step, channel])
+        for line, (_, values) in zip(lines, _rows(example, channel, step), strict=True):
+            line.set_ydata(values)
 
     return draw
 
 
 def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> Any:
-    low, high = _limits(example, channel)
-    bound = _error_limit(example, channel)
     images = []
-    for number, (name, values) in enumerate(
-        _rows(_slice(example.truth[0, channel]), _slice(example.prediction[0, channel]))
-    ):
-        limits = {"vmin": -bound, "vmax": bound} if number == 2 else {"vmin": low, "vmax": high}
-        image = grid[number].imshow(
-            values.T,
-            origin="lower",
-            cmap=ERROR_MAP if number == 2 else FIELD_MAP,
-            extent=_extent(example),
-            animated=True,
-            **limits,
-        )
-        grid[number].set(title=name, xlabel=example.task.axes[0].name, ylabel=example.task.axes[1].name)
-        figure.colorbar(image, ax=grid[number], shrink=0.8)
+    for axes, (name, values) in zip(grid, _rows(example, channel, 0), strict=True):
+        scale = _scale(example, channel, name)
+        image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), animated=True, **scale)
+        axes.set(title=name, xlabel=_axis(example, 0), ylabel=_axis(example, 1))
+        figure.colorbar(image, ax=axes, shrink=0.8)
         images.append(image)
 
     def draw(step: int) -> None:
-        pair = (_slice(example.truth[step, channel]), _slice(example.prediction[step, channel]))
-        for image, (_, values) in zip(images, _rows(*pair), strict=True):
-            image.set_data(values.T)
+        for image, (_, values) in zip(images, _rows(example, channel, step), strict=True):
+            image.set_data(_slice(values).T)
 
     return draw
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ups.evaluation.gallery import Example
-from ups.evaluation.report.figures import curve_figure, fields_figure, film
+from ups.evaluation.report.figures import curve_figure, data_address, fields_png, film
 from ups.evaluation.results import best_predictor
 
 # Columns of the score table: heading, summary key, what it is.
@@ -179,10 +179,13 @@ def _example(example: Example, *, with_film: bool) -> str:
     for channel in range(min(len(example.channels), 3)):
         name = f"{example.task.name}, {example.channels[channel]}, trajectory {example.trajectory}"
         alt = html.escape(f"{name}: truth, prediction, error")
-        parts.append(f"<figure><img alt='{alt}' src='{fields_figure(example, channel)}'></figure>")
+        parts.append(
+            f"<figure><img alt='{alt}' src='{data_address('image/png', fields_png(example, channel))}'></figure>"
+        )
         if with_film and channel == 0:
-            address = film(example, channel)
-            if address is not None:
+            moving = film(example, channel)
+            if moving is not None:
+                address = data_address("video/mp4", moving)
                 parts.append(f"<figure><video controls loop muted playsinline src='{address}'></video></figure>")
     return "".join(parts)
 

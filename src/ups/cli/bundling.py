@@ -1,0 +1,42 @@
+"""Makes a bundle of a run: weights of the newest verified checkpoint, scores with their protocol, a card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ups.cli.scoring import MODEL, bar_of
+
+if TYPE_CHECKING:
+    from ups.cli.trained import Trained
+
+
+def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the bundle of a trained model; `results` (see `ups.cli.scoring`) go into its card."""
+    from ups.evaluation.results import to_json
+    from ups.inference.bundle import BundleInfo, write_bundle
+    from ups.inference.card import write_card
+
+    stepper = trained.stepper
+    info = BundleInfo(
+        model=stepper.config,
+        context_frames=stepper.context_frames,
+        tasks=stepper.tasks,
+        statistics=stepper.statistics,
+        coordinates={reader.task.name: reader.coordinates for reader in trained.readers},
+        scores=to_json({result["task"]: _summary(result) for result in results}),
+        provenance=trained.identity,
+    )
+    card = write_card(trained.name, info)
+    return write_bundle(directory, stepper, info, config_text=trained.config_text, card=card)
+
+
+def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a card keeps of a result: protocol in words, and the summaries of the model and of its reference."""
+    plan = result["protocol"]
+    words = f"{result['split']}, {plan['num_trajectories']} trajectories"
+    if not result["steady"]:
+        words += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
+    chosen = (MODEL, bar_of(result))
+    return {"protocol": words, "predictors": {name: result["predictors"][name]["summary"] for name in chosen}}

@@ -1,0 +1,41 @@
+"""`ups export`: turn a run into something others can use."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ups.cli.options import JsonOption, new_app
+from ups.cli.output import report, say
+
+app = new_app("Turn a run into something others can use.")
+
+
+@app.callback()
+def _group() -> None:
+    """Keeps `bundle` a command of its own while it is the only one."""
+
+
+@app.command()
+def bundle(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run.", show_default=False)],
+    out: Annotated[str | None, typer.Option(help="Directory of the bundle; default RUN/bundle.")] = None,
+    trajectories: Annotated[int, typer.Option(help="Test trajectories of each task to score.", min=1)] = 64,
+    json: JsonOption = False,
+) -> None:
+    """Write a bundle: weights, config, statistics and a card with scores, as plain files without pickle."""
+    from pathlib import Path
+
+    from ups.cli.bundling import make_bundle
+    from ups.cli.scoring import score, score_lines
+    from ups.cli.trained import find_model, load_trained
+
+    trained = load_trained(run)
+    results = score(trained, max_trajectories=trajectories)
+    path = make_bundle(Path(out) if out is not None else find_model(run) / "bundle", trained, results)
+    if json:
+        report({"bundle": str(path), "step": trained.step, "identity": trained.identity})
+        return
+    say(score_lines(results))
+    say(f"wrote {path}")

@@ -1,0 +1,186 @@
+"""`ups rollout`: simulate with a bundle, from any input our readers know or NetCDF, to a store, a picture, a film."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ups.cli.options import JsonOption, new_app
+from ups.cli.output import note, report, say
+
+if TYPE_CHECKING:
+    from ups.evaluation.gallery import Example
+    from ups.inference.simulator import Simulator
+    from ups.spec.task import TaskSpec
+
+app = new_app()
+
+DEFAULT_STEPS = 40
+
+
+@app.command()
+def rollout(
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle, or a run that has one.")],
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="Store, PDEBench file, or NetCDF file.")],
+    out: Annotated[str | None, typer.Option("--out", "-o", help="Zarr store for the result.")] = None,
+    film: Annotated[str | None, typer.Option(help="MP4 file.")] = None,
+    picture: Annotated[str | None, typer.Option(help="PNG file.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task, if the bundle knows several.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps; default as many as the input has, else 40.")] = None,
+    every: Annotated[int, typer.Option(help="Keep every n-th frame.", min=1)] = 1,
+    split: Annotated[str, typer.Option(help="Split of the input to take the trajectory from.")] = "test",
+    trajectory: Annotated[int, typer.Option(help="Which trajectory of the split.", min=0)] = 0,
+    start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    json: JsonOption = False,
+) -> None:
+    """Roll a simulator out. Truth, prediction and error stand side by side where the input has the truth."""
+    from ups import Simulator
+    from ups.errors import ConfigError
+
+    if out is None and film is None and picture is None:
+        raise ConfigError("nothing to write", hint="give -o RESULT.zarr, --film FILM.mp4 or --picture PICTURE.png")
+    path = Path(bundle) / "bundle" if (Path(bundle) / "bundle" / "bundle.json").is_file() else Path(bundle)
+    simulator = Simulator.load(path, device=device)
+    spec = simulator.task(task)
+    start = _read_input(simulator, spec, source, split, trajectory, start_frame)
+    count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
+    with _bar(count, quiet=json) as tick:
+        result = simulator.rollout(**start.arguments, steps=count, task=spec.name, every=every, out=out, progress=tick)
+    written = [out] if out is not None else []
+    if film is not None or picture is not None:
+        written += _draw(_example(spec, result, start, every), film, picture)
+    if json:
+        report({"task": spec.name, "steps": count, "written": written, "attributes": dict(result.attrs)})
+        return
+    if result.attrs["warnings"] != "none":
+        note(f"warning: {result.attrs['warnings']}")
+    if result.attrs["blew_up"] != "no":
+        note(f"warning: blew up: {result.attrs['blew_up']}")
+    for name in written:
+        say(f"wrote {name}")
+
+
+class _Input:
+    """Arguments of `Simulator.rollout`, the frames that follow them where the input has them, and where they end."""
+
+    def __init__(self, arguments: dict[str, Any], truth: Any = None, trajectory: int = -1) -> None:
+        self.arguments, self.truth, self.trajectory = arguments, truth, trajectory
+
+    @property
+    def num_true_steps(self) -> int:
+        return 0 if self.truth is None else len(self.truth)
+
+
+def _read_input(
+    simulator: Simulator, spec: TaskSpec, source: str, split: str, trajectory: int, start_frame: int | None
+) -> _Input:
+    if Path(source).suffix in (".nc", ".nc4", ".cdf"):
+        return _read_netcdf(source)
+    from ups.config.schema import TaskConfig
+    from ups.data.open import open_task
+    from ups.errors import DataError
+
+    reader = open_task(TaskConfig(name=spec.name, path=source))
+    if reader.splits.get(split, 0) <= trajectory:
+        raise DataError(
+            f"'{source}' has {reader.splits.get(split, 0)} trajectories in split '{split}', so there is no {trajectory}"
+        )
+    parameters = [p.name for p in reader.task.parameters]
+    if spec.steady:
+        window = reader.read(split, trajectory, 0, 0)
+        given: dict[str, Any] = {"static": window.static}
+        truth = window.target[None]
+    else:
+        context = simulator.context_frames
+        first = 0 if start_frame is None else start_frame - context + 1
+        window = reader.read(split, trajectory, first, reader.num_frames - first)
+        frames = window.state[:context]
+        given = {"state": frames if context > 1 else frames[0], "static": window.static if window.static.size else None}
+        truth = window.state[context:]
+    given["parameters"] = dict(zip(parameters, window.parameters.tolist(), strict=True))
+    return _Input(given, truth, trajectory)
+
+
+def _read_netcdf(source: str) -> _Input:
+    import xarray
+
+    from ups.errors import DataError
+
+    try:
+        dataset = xarray.load_dataset(source, engine="h5netcdf")
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"'{source}' cannot be read as NetCDF: {str(error)[:200]}") from error
+    return _Input({"state": dataset})
+
+
+def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
+    """The first sample of a result as a picture book, with the truth for as long as there is one."""
+    import numpy as np
+
+    from ups.evaluation.gallery import Example
+
+    role = spec.predicted
+    parts, units = [], []
+    for field in spec.fields_of(role):
+        values = result[field.name]
+        values = values.isel(sample=0) if "sample" in values.dims else values
+        array = values.values[None] if spec.steady else values.values
+        array = array if field.tensor_rank else array[:, None]  # (T, c, *S)
+        parts.append(array)
+        units += [field.unit] * array.shape[1]
+    prediction = np.concatenate(parts, axis=1).astype(np.float64)
+    truth = None
+    if start.truth is not None:
+        kept = start.truth if spec.steady else start.truth[every - 1 :: every]
+        truth = kept[: len(prediction)].astype(np.float64) if len(kept) >= len(prediction) else None
+    first = 0.0 if spec.steady else float(result["time"][0])
+    return Example(
+        task=spec,
+        trajectory=start.trajectory,
+        first_step_time=first,
+        step_time=spec.dt * every,
+        channels=spec.channel_names(role),
+        units=tuple(units),
+        coordinates=tuple(result[axis.name].values for axis in spec.axes),
+        prediction=prediction,
+        truth=truth,
+    )
+
+
+def _draw(example: Example, film: str | None, picture: str | None) -> list[str]:
+    from ups.errors import DataError
+    from ups.evaluation.report.figures import fields_png
+    from ups.evaluation.report.figures import film as make_film
+    from ups.record.manifest import write_file_atomically
+
+    written = []
+    if picture is not None:
+        write_file_atomically(Path(picture), fields_png(example, 0))
+        written.append(picture)
+    if film is not None:
+        data = make_film(example, 0)
+        if data is None:
+            raise DataError("a film needs at least two frames", hint="ask for more --steps, or for a --picture")
+        write_file_atomically(Path(film), data)
+        written.append(film)
+    return written
+
+
+@contextlib.contextmanager
+def _bar(total: int, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """A progress bar on a terminal, nothing elsewhere."""
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        row = progress.add_task("steps", total=total)
+        yield lambda done: progress.update(row, completed=done)

@@ -1,0 +1,91 @@
+"""Scores of a trained model on its held-out data, beside the references: shared by eval, train and bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ups.cli.output import styled, table
+
+if TYPE_CHECKING:
+    from ups.cli.trained import Trained
+    from ups.evaluation.gallery import Example
+
+MODEL = "model"
+NUM_WORST = 5
+
+
+def score(
+    trained: Trained,
+    *,
+    split: str = "test",
+    start_frame: int | None = None,
+    max_trajectories: int | None = None,
+    tasks: Sequence[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
+    """A result (see `ups.evaluation.results`) for each task: whole rollouts from the start frame."""
+    from ups.cli.trained import alone
+    from ups.evaluation.references import references
+    from ups.evaluation.results import task_result
+    from ups.evaluation.rollout import Predictor, RolloutPlan, score_task
+
+    results = []
+    with alone() as runtime:
+        place = runtime.place
+        for reader in trained.readers:
+            if tasks and reader.task.name not in tasks:
+                continue
+            if progress is not None:
+                progress(reader.task.name)
+            plan = RolloutPlan.whole(reader, trained.stepper.context_frames, start_frame)
+            predictors: dict[str, Predictor] = {MODEL: trained.stepper, **references(reader, plan)}
+            scores = score_task(predictors, reader, place, plan, split=split, max_trajectories=max_trajectories)
+            results.append(task_result(reader, plan, split, scores, MODEL))
+    return results
+
+
+def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, list[Example]]:
+    """Truth and prediction of the model's worst trajectories of each task, worst first."""
+    from ups.evaluation.gallery import examples
+    from ups.evaluation.rollout import RolloutPlan
+
+    found = {}
+    by_name = {reader.task.name: reader for reader in trained.readers}
+    for result in results:
+        protocol = result["protocol"]
+        plan = RolloutPlan(protocol["context_frames"], protocol["start_frame"], protocol["num_steps"])
+        worst = result["predictors"][MODEL]["worst"][:NUM_WORST]
+        reader = by_name[result["task"]]
+        found[result["task"]] = examples(trained.stepper, reader, plan, worst, result["split"])
+    return found
+
+
+def bar_of(result: Mapping[str, Any]) -> str:
+    """The reference that a model must beat: the training mean for a steady task, else persistence."""
+    return "training mean" if result["steady"] else "persistence"
+
+
+def score_lines(results: Sequence[Mapping[str, Any]]) -> str:
+    """A table for people: one-step and rollout nRMSE and VRMSE of the model beside the reference."""
+    rows = [("task", "one step", "reference", "", "ratio", "rollout nRMSE", "median", "VRMSE", "blown up")]
+    for result in results:
+        ours, bar = result["predictors"][MODEL]["summary"], bar_of(result)
+        theirs = result["predictors"][bar]["summary"]["one_step_nrmse"]
+        ratio = theirs / ours["one_step_nrmse"] if ours["one_step_nrmse"] else float("inf")
+        rows.append(
+            (
+                result["task"],
+                f"{ours['one_step_nrmse']:.4g}",
+                f"{theirs:.4g}",
+                bar,
+                f"{ratio:.1f}x",
+                f"{ours['nrmse']:.4g}",
+                f"{ours['nrmse_median']:.4g}",
+                f"{ours['vrmse']:.4g}",
+                f"{int(ours['num_blown_up'])} of {int(ours['num_samples'])}",
+            )
+        )
+    split = results[0]["split"] if results else "test"
+    title = f"nRMSE on the {split} split, in physical units; given frames are not scored"
+    return f"{styled(title, 'bold')}\n{table(rows)}"

@@ -1,0 +1,106 @@
+"""A trained model from wherever a person points: a run directory or a bundle."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ups.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from ups.config.schema import Recipe
+    from ups.data.readers.base import Reader
+    from ups.distributed.runtime import Runtime
+    from ups.models.stepper import Stepper
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with the data it is scored on.
+
+    identity: label -> value, for reports and cards; step: optimiser steps of the run, 0 if not known.
+    """
+
+    name: str
+    stepper: Stepper
+    readers: list[Reader]
+    recipe: Recipe
+    config_text: str
+    identity: dict[str, str]
+    step: int
+
+
+def find_model(name: str) -> Path:
+    """A run or bundle by path, or a run by its name under runs/."""
+    for path in (Path(name), Path("runs") / name):
+        if (path / "config.yaml").is_file():
+            return path
+    raise ConfigError(
+        f"there is no run or bundle '{name}'", hint="give a run directory such as runs/NAME, or a bundle directory"
+    )
+
+
+def load_trained(name: str) -> Trained:
+    """The model of a run (its newest verified checkpoint) or of a bundle, with the data its recipe names."""
+    path = find_model(name)
+    return _from_bundle(path) if (path / "bundle.json").is_file() else _from_run(path)
+
+
+def alone() -> AbstractContextManager[Runtime]:
+    """A runtime of one process on the CPU, whatever launch variables are set around it."""
+    from ups.config.schema import EngineConfig
+    from ups.distributed.environment import RankEnvironment
+    from ups.distributed.runtime import Runtime
+
+    return Runtime.start(EngineConfig(device="cpu", strategy="single"), RankEnvironment())
+
+
+def _open(recipe: Recipe) -> list[Reader]:
+    from ups.data.open import open_task
+
+    return [open_task(task) for task in recipe.data.tasks]
+
+
+def _from_bundle(path: Path) -> Trained:
+    from ups.config.recipe import resolve
+    from ups.inference.bundle import load_bundle
+
+    bundle = load_bundle(path)
+    resolved = resolve(path / "config.yaml")
+    identity = {"bundle": bundle.hash, "recipe": resolved.hash} | dict(bundle.info.provenance)
+    step = int(bundle.info.provenance.get("step", "0"))
+    readers = _open(resolved.recipe)
+    return Trained(resolved.recipe.run.name, bundle.stepper, readers, resolved.recipe, resolved.text, identity, step)
+
+
+def _from_run(path: Path) -> Trained:
+    from ups.config.recipe import resolve
+    from ups.data.normalize import load_statistics
+    from ups.models.build import build_model
+    from ups.training.checkpoint import Checkpointer
+    from ups.training.checkpoint_store import latest_verified, read_progress
+
+    resolved = resolve(path / "config.yaml")
+    recipe = resolved.recipe
+    found = latest_verified(path)
+    if found is None:
+        raise CheckpointError(
+            f"run '{path}' has no checkpoint yet", hint=f"see what it is doing with: ups status {path}"
+        )
+    readers = _open(recipe)
+    statistics = {
+        reader.task.name: load_statistics(reader, task.path)
+        for reader, task in zip(readers, recipe.data.tasks, strict=True)
+    }
+    tasks = [reader.task for reader in readers]
+    stepper = build_model(recipe.model, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
+    tensors = {f"model/stepper.{name}": p.data for name, p in stepper.named_parameters()}
+    with alone() as runtime:
+        Checkpointer(runtime, path).load(found, tensors)
+    stepper.requires_grad_(False)
+    step = int(read_progress(found)["progress"]["step"])
+    identity = {"run": recipe.run.name, "recipe": resolved.hash, "checkpoint": found.name, "step": str(step)}
+    identity |= {f"data {reader.task.name}": reader.identity() for reader in readers}
+    return Trained(recipe.run.name, stepper.eval(), readers, recipe, resolved.text, identity, step)
