@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ups.config.schema import TaskConfig
-from ups.data.readers.base import GridReader, Reader, Subsampling
+from ups.data.readers.base import FULL, GridReader, Reader, Subsampling
 from ups.data.readers.pdebench import PdebenchReader
-from ups.data.readers.zarr_store import StoreReader, is_store
+from ups.data.readers.zarr_store import StoreReader
 from ups.errors import DataError
 
 
 def open_task(config: TaskConfig) -> Reader:
     """The reader of one task of a recipe, called by the recipe's name for it. Opens nothing that outlives the call."""
-    paths = [config.path] if isinstance(config.path, str) else list(config.path)
-    if not paths:
-        raise DataError(f"task '{config.name}' names no file")
-    subsampling = Subsampling(config.time_stride, config.space_stride, config.antialias)
-    for path in paths:
-        if not Path(path).exists():
-            raise DataError(f"task '{config.name}': {path} does not exist", hint="make it with `ups data generate`")
-    if is_store(paths[0]):
-        if len(paths) > 1:
-            raise DataError(f"task '{config.name}' names {len(paths)} paths; a store is one path")
-        reader: GridReader = StoreReader(paths[0], subsampling)
-    else:
-        reader = PdebenchReader(
-            paths, subsampling, valid_fraction=config.valid_fraction, test_fraction=config.test_fraction
-        )
+    reader = open_paths(
+        config.path,
+        Subsampling(config.time_stride, config.space_stride, config.antialias),
+        valid_fraction=config.valid_fraction,
+        test_fraction=config.test_fraction,
+    )
     reader.rename(config.name)
     return reader
+
+
+def open_paths(
+    path: str | Path | Sequence[str | Path],
+    subsampling: Subsampling = FULL,
+    *,
+    valid_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+) -> GridReader:
+    """The reader of a store, or of one or several PDEBench files; the fractions are for files without splits."""
+    paths = [path] if isinstance(path, str | Path) else list(path)
+    if not paths:
+        raise DataError("no file is named")
+    for one in paths:
+        if not Path(one).exists():
+            raise DataError(f"{one} does not exist", hint="make it with `ups data generate`, or correct the path")
+    if not any(Path(one).is_dir() for one in paths):
+        return PdebenchReader(paths, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction)
+    if len(paths) > 1:
+        raise DataError(f"{len(paths)} paths are named; a store is one path", hint="make them several tasks")
+    return StoreReader(paths[0], subsampling)

@@ -137,6 +137,7 @@ class GridReader(ABC):
     def __init__(self, source: Source, subsampling: Subsampling = FULL) -> None:
         self.source = source
         self.subsampling = subsampling
+        _check_coordinates(source)
         _check_strides(source, subsampling)
         self._splits = {name: int(source.splits.get(name, 0)) for name in SPLITS}
         self._coordinates = tuple(_thin_coordinate(c, subsampling) for c in source.coordinates)
@@ -284,6 +285,12 @@ def _thin_coordinate(coordinate: Float64, subsampling: Subsampling) -> Float64:
     if subsampling.antialias:
         return np.asarray(coordinate.reshape(-1, stride).mean(axis=1), np.float64)
     return np.ascontiguousarray(coordinate[::stride])
+
+
+def _check_coordinates(source: Source) -> None:
+    for axis, values in zip(source.task.axes, source.coordinates, strict=True):
+        if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
+            raise DataError(f"coordinate '{axis.name}' of task '{source.task.name}' is not finite and increasing")
 
 
 def _check_strides(source: Source, subsampling: Subsampling) -> None:

@@ -106,13 +106,17 @@ class ShardFile:
         """Chunk `number` as an array of `chunk_shape`; a read-only view where the file is not compressed."""
         if self.chunks is not None and number < len(self.chunks):
             return self.chunks[number]  # type: ignore[no-any-return]
+        self.require(number)
         offset, length = self._offsets[number], int(self._lengths[number])
-        if offset == _MISSING:
-            raise DataError(f"{self.path}: chunk {number} is missing", hint="the store is incomplete: pack it again")
         data = self._bytes[int(offset) : int(offset) + length]
         if self._layout.compressor is not None:
             data = _decode(data, self._layout.compressor, self._layout.chunk_bytes, f"{self.path}: chunk {number}")
         return data.view(self._layout.dtype).reshape(self._layout.chunk_shape)
+
+    def require(self, number: int) -> None:
+        """Raises DataError if a chunk is not there; reads nothing."""
+        if self._offsets[number] == _MISSING:
+            raise DataError(f"{self.path}: chunk {number} is missing", hint="the store is incomplete: pack it again")
 
 
 def open_shard(layout: ArrayLayout, position: tuple[int, ...]) -> ShardFile:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -33,6 +33,8 @@ TARGET_CHUNK_BYTES = 32 << 20
 MAX_SHARD_ROWS = 1 << 14
 PARAMETER_ROWS = 4096
 _MISSING = 2**64 - 1
+
+FrameSource = Callable[[int, int], npt.NDArray[np.float32]]
 
 
 class StoreWriter:
@@ -73,32 +75,39 @@ class StoreWriter:
         self._temporary = make_temporary(self.path)
         self._splits: dict[str, _SplitWriter] = {}
         self._hashes: dict[str, tuple[str, int]] = {}
+        self._manifest: Manifest | None = None
 
     def append(
         self,
         split: str,
         *,
-        state: npt.ArrayLike | None = None,
+        state: npt.ArrayLike | FrameSource | None = None,
         static: npt.ArrayLike | None = None,
         target: npt.ArrayLike | None = None,
         parameters: npt.ArrayLike = (),
     ) -> None:
-        """Add one trajectory: state (T, C, *S), static (C, *S), target (C, *S), parameters (P,); stored as float32."""
+        """Add one trajectory: state (T, C, *S), static (C, *S), target (C, *S), parameters (P,); stored as float32.
+
+        A trajectory too large for memory is given as a function: state(first, stop) -> frames (stop - first, C, *S).
+        """
         if split not in SPLITS:
             raise DataError(f"splits are {', '.join(SPLITS)}, not '{split}'")
-        given: dict[Role, npt.ArrayLike | None] = {"state": state, "static": static, "target": target}
-        arrays: dict[str, npt.NDArray[np.float32]] = {}
+        given: dict[Role, npt.ArrayLike | FrameSource | None] = {"state": state, "static": static, "target": target}
+        arrays: dict[str, FrameSource] = {}
         for role, values in given.items():
-            channels = self.task.num_channels(role)
-            frames = (self.num_frames,) if role == "state" else ()
-            if channels:
-                arrays[role] = _checked(values, (*frames, channels, *self._space), f"{role} of '{self.task.name}'")
-            elif values is not None and np.size(values):
+            channels, what = self.task.num_channels(role), f"{role} of '{self.task.name}'"
+            frame_shape = (channels, *self._space)
+            if channels and callable(values):
+                arrays[role] = _checked_source(values, frame_shape, what)
+            elif channels:
+                frames = self.num_frames if role == "state" else 1
+                whole = _checked(values if role == "state" else [values], (frames, *frame_shape), what)
+                arrays[role] = _slices_of(whole)
+            elif values is not None and np.size(values):  # type: ignore[arg-type]
                 raise DataError(f"task '{self.task.name}' has no {role} fields, but {role} values are given")
         if self.task.parameters or np.size(parameters):
-            arrays["parameters"] = _checked(
-                parameters, (len(self.task.parameters),), f"parameters of '{self.task.name}'"
-            )
+            row = _checked([parameters], (1, len(self.task.parameters)), f"parameters of '{self.task.name}'")
+            arrays["parameters"] = _slices_of(row)
         writer = self._splits.get(split)
         if writer is None:
             writer = self._splits[split] = _SplitWriter(self, split, arrays)
@@ -134,7 +143,15 @@ class StoreWriter:
             raise MachineError(
                 f"cannot write the store {self.path}: {error.strerror or error}", hint="is there room on the disk?"
             ) from error
-        return commit_directory(self._temporary, self.path, known_hashes=self._hashes)
+        self._manifest = commit_directory(self._temporary, self.path, known_hashes=self._hashes)
+        return self._manifest
+
+    @property
+    def manifest(self) -> Manifest:
+        """Hashes of what was committed."""
+        if self._manifest is None:
+            raise ValueError(f"store {self.path} is not committed yet")
+        return self._manifest
 
     def abort(self) -> None:
         """Throw away what was written; a store of that name stays as it was."""
@@ -174,6 +191,10 @@ class StoreWriter:
         (target / "zarr.json").write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
 
     @property
+    def space(self) -> tuple[int, ...]:
+        return self._space
+
+    @property
     def compression(self) -> str | None:
         return self._compression
 
@@ -209,18 +230,21 @@ class StoreWriter:
 class _SplitWriter:
     """The arrays of one split."""
 
-    def __init__(self, store: StoreWriter, split: str, first: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    def __init__(self, store: StoreWriter, split: str, first: Mapping[str, FrameSource]) -> None:
         self.count = 0
         self._arrays: dict[str, _ShardedWriter | _RowWriter] = {}
         axes = tuple(a.name for a in store.task.axes)
-        for name, values in first.items():
+        for name in first:
             if name == "parameters":
-                self._arrays[name] = _RowWriter(store, f"{split}/{name}", len(values))
+                self._arrays[name] = _RowWriter(store, f"{split}/{name}", len(store.task.parameters))
             else:
                 names = ("trajectory", *(("time",) if name == "state" else ()), f"{name}_channel", *axes)
-                self._arrays[name] = _ShardedWriter(store, f"{split}/{name}", values.shape, names)
+                frames = (store.num_frames,) if name == "state" else ()
+                channels = store.task.num_channels(name)  # type: ignore[arg-type]
+                shape = (*frames, channels, *store.space)
+                self._arrays[name] = _ShardedWriter(store, f"{split}/{name}", shape, names)
 
-    def append(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    def append(self, arrays: Mapping[str, FrameSource]) -> None:
         for name, values in arrays.items():
             self._arrays[name].append(values)
         self.count += 1
@@ -260,7 +284,7 @@ class _ShardedWriter:
         self._row, self._shard_row = 0, 0
         self._open: list[_ShardFileWriter] = []
 
-    def append(self, values: npt.NDArray[np.float32]) -> None:
+    def append(self, frames: FrameSource) -> None:
         if self._row == self._rows:
             self._close_row(self._rows)
         if not self._open:
@@ -269,9 +293,9 @@ class _ShardedWriter:
                 zeros = ["0"] * (len(self._names) - 1 - len(time_part))
                 path = "/".join([self._name, "c", str(self._shard_row), *time_part, *zeros])
                 self._open.append(_ShardFileWriter(self._store, path))
-        frames = values if self._has_time else values[None]
         for number in range(self._chunks):
-            chunk = frames[number * self._chunk_frames : (number + 1) * self._chunk_frames]
+            first = number * self._chunk_frames
+            chunk = frames(first, min(first + self._chunk_frames, self._num_frames))
             missing = self._chunk_frames - len(chunk)
             if missing:
                 chunk = np.concatenate([chunk, np.zeros((missing, *chunk.shape[1:]), np.float32)])
@@ -353,8 +377,8 @@ class _RowWriter:
         self._rows: list[npt.NDArray[np.float32]] = []
         self._chunk = 0
 
-    def append(self, values: npt.NDArray[np.float32]) -> None:
-        self._rows.append(values)
+    def append(self, row: FrameSource) -> None:
+        self._rows.append(row(0, 1)[0])
         if len(self._rows) == PARAMETER_ROWS:
             self._flush(PARAMETER_ROWS)
 
@@ -379,8 +403,16 @@ class _RowWriter:
         self._rows, self._chunk = [], self._chunk + 1
 
 
-def _checked(values: npt.ArrayLike | None, shape: tuple[int, ...], what: str) -> npt.NDArray[np.float32]:
+def _checked(values: object, shape: tuple[int, ...], what: str) -> npt.NDArray[np.float32]:
     array = np.asarray(values if values is not None else (), np.float32)
     if array.shape != shape:
         raise DataError(f"{what} must have shape {shape}, not {array.shape}")
     return array
+
+
+def _checked_source(source: FrameSource, frame_shape: tuple[int, ...], what: str) -> FrameSource:
+    return lambda first, stop: _checked(source(first, stop), (stop - first, *frame_shape), what)
+
+
+def _slices_of(values: npt.NDArray[np.float32]) -> FrameSource:
+    return lambda first, stop: values[first:stop]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,19 @@ class StoreReader(GridReader):
             for axis, size in zip(task.axes, space, strict=True)
         )
         self.times = np.empty(0) if task.steady else _read_vector(self.path / first / "time", "time", num_frames)
+        steps = np.diff(self.times)
+        if len(steps) and (steps <= 0).any():
+            raise DataError(f"store {self.path}: its times are not increasing")
+        if len(steps) and not np.allclose(steps, task.dt, rtol=1e-3):
+            raise DataError(f"store {self.path}: its times are not {task.dt:g} apart, as the task says")
         source = Source(task, coordinates, num_frames, {s: n for s, (n, _, _) in counts.items()})
         super().__init__(source, subsampling)
         drop_files(str(self.path))  # mapped for the coordinates; nothing stays open before a fork
+
+    @property
+    def layouts(self) -> Mapping[str, Mapping[str, ArrayLayout]]:
+        """Arrays of each split that has trajectories."""
+        return self._layouts
 
     def where(self, split: str, trajectory: int) -> str:
         return f"{self.path} {split} trajectory {trajectory}"
@@ -150,7 +161,7 @@ def _read_split(path: Path, split: str, task: TaskSpec) -> dict[str, ArrayLayout
 
 def _agree(group: Path, task: TaskSpec, arrays: dict[str, ArrayLayout]) -> tuple[int, int, tuple[int, ...]]:
     """(trajectories, frames, space) of a split, after checking that all its arrays and the task agree on them."""
-    dims, main = task.num_spatial_dims, arrays["target" if task.steady else "state"]
+    dims, main = task.num_spatial_dims, arrays[task.predicted]
     count, space = main.shape[0], main.shape[-dims:]
     num_frames = 0 if task.steady else main.shape[1]
     for name, layout in arrays.items():

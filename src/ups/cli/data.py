@@ -1,0 +1,169 @@
+"""`ups data`: look at data, prove that it is sane, bring it into the store. Generating is in `data_generate`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ups.cli.options import JsonOption, new_app
+from ups.cli.output import report, say, styled, table
+
+app = new_app("Generate, inspect, validate or pack data.")
+
+PathsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...", help="A store (.zarr), or one or more PDEBench files of one task.", show_default=False
+    ),
+]
+
+
+@app.command()
+def inspect(
+    paths: PathsArgument,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Also draw it (png, pdf or svg).")
+    ] = None,
+    split: Annotated[str, typer.Option("--split", help="Which split the picture shows.")] = "train",
+    json: JsonOption = False,
+) -> None:
+    """Print a card: shapes, units, ranges, size, time step, boundaries, parameters, splits, identity."""
+    from ups.data.inspect import card_lines, make_card
+    from ups.data.open import open_paths
+
+    reader = open_paths(paths)
+    card = make_card(reader, paths)
+    if picture is not None:
+        from ups.data.picture import draw
+
+        card["picture"] = str(draw(reader, picture, split=split))
+    if json:
+        report(card)
+        return
+    rows = card_lines(card)
+    if picture is not None:
+        rows.append(("picture", str(picture)))
+    say(table(rows))
+
+
+@app.command()
+def validate(
+    paths: PathsArgument,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow", metavar="KIND", help="A kind of finding that is right for this data; may be given many times."
+        ),
+    ] = None,
+    drift_tolerance: Annotated[
+        float, typer.Option(help="Largest drift of a conserved integral, relative to the field's size.")
+    ] = 1e-3,
+    quick: Annotated[bool, typer.Option("--quick", help="Do not hash every byte of a store.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Read everything once and name what is wrong, with file, trajectory and frame; exit code 4 if there is something.
+
+    Kinds: unreadable, damaged, not_finite, constant_frame, repeated_frame, duplicate, leakage, not_conserved.
+    """
+    from ups.data.validate import KINDS, validate_paths
+    from ups.errors import ConfigError, DataError
+
+    for kind in allow or []:
+        if kind not in KINDS:
+            raise ConfigError(f"'{kind}' is not a kind of finding", hint=f"kinds are {', '.join(KINDS)}")
+    with _Progress("validating") as progress:
+        found = validate_paths(
+            paths, allow=allow or (), drift_tolerance=drift_tolerance, deep=not quick, progress=progress.show
+        )
+    if json:
+        report(found.to_json())
+    else:
+        for finding in found.findings:
+            frame = f" frame {finding.frame}" if finding.frame >= 0 else ""
+            say(f"{styled(finding.kind, 'red')}: {finding.where}{frame}: {finding.message}")
+        hidden = found.num_findings - len(found.findings)
+        if hidden:
+            say(f"... and {hidden} more")
+        counts = ", ".join(f"{n} {kind}" for kind, n in sorted(found.counts.items())) or "nothing wrong"
+        say(f"{found.num_trajectories} trajectories read: {counts}")
+    if found.num_findings:
+        raise typer.Exit(DataError.exit_code)
+
+
+@app.command()
+def pack(
+    paths: PathsArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.zarr", help="The new store.")],
+    time_stride: Annotated[int, typer.Option(min=1, help="Keep every n-th frame.")] = 1,
+    space_stride: Annotated[int, typer.Option(min=1, help="Keep every n-th point along each axis.")] = 1,
+    antialias: Annotated[bool, typer.Option("--antialias", help="Average over cells instead of picking.")] = False,
+    valid_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part for validation.")] = 0.1,
+    test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part for the test.")] = 0.1,
+    compress: Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Convert PDEBench files to a store; also thins or compresses a store."""
+    from ups.data.open import open_paths
+    from ups.data.pack import pack as write_store
+    from ups.data.readers.base import Subsampling
+    from ups.data.readers.zarr_store import StoreReader
+    from ups.errors import ConfigError
+
+    if valid_fraction + test_fraction >= 1:
+        raise ConfigError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")
+    reader = open_paths(
+        paths,
+        Subsampling(time_stride, space_stride, antialias),
+        valid_fraction=valid_fraction,
+        test_fraction=test_fraction,
+    )
+    started = time.monotonic()
+    with _Progress("packing") as progress:
+        manifest = write_store(
+            reader,
+            output,
+            compression="zstd" if compress else None,
+            overwrite=overwrite,
+            generator={"source": [Path(p).name for p in paths]},
+            progress=progress.show,
+        )
+    facts = {
+        "path": str(output),
+        "task": reader.task.name,
+        "splits": dict(reader.splits),
+        "bytes": manifest.total_bytes,
+        "identity": StoreReader(output).identity(),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    if json:
+        report(facts)
+    else:
+        say(table([(key, str(value)) for key, value in facts.items()]))
+
+
+class _Progress:
+    """A line with done / total on a terminal; silent elsewhere."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._last = what, 0.0
+        self._live = sys.stderr is not None and sys.stderr.isatty()
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live and self._last:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._live and (now - self._last > 0.1 or done == total):
+            self._last = now
+            sys.stderr.write(f"\r{self._what} {done}/{total} trajectories\x1b[K")
+            sys.stderr.flush()

@@ -1,0 +1,182 @@
+"""The card of a data set: what a person wants to know before using it, from metadata and a few trajectories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.data.readers.base import GridReader, Reader
+from ups.data.readers.zarr_store import StoreReader
+from ups.spec.task import Role
+
+NUM_SAMPLED = 16
+
+
+def make_card(reader: Reader, paths: list[str], *, num_sampled: int = NUM_SAMPLED) -> dict[str, Any]:
+    """Facts about a data set as JSON: shapes, units, ranges, size, time, boundaries, parameters, splits, identity.
+
+    Ranges are of at most `num_sampled` trajectories of each split, evenly chosen; the card says of how many.
+    """
+    task = reader.task
+    ranges, seen = _ranges(reader, num_sampled)
+    card: dict[str, Any] = {
+        "paths": paths,
+        "format": "store" if isinstance(reader, StoreReader) else "pdebench",
+        "bytes": sum(_bytes_of(Path(p)) for p in paths),
+        "identity": reader.identity(),
+        "task": task.name,
+        "equation": task.equation,
+        "steady": task.steady,
+        "splits": dict(reader.splits),
+        "frames": reader.num_frames,
+        "dt": task.dt,
+        "time_unit": task.time_unit,
+        "duration": task.dt * max(0, reader.num_frames - 1),
+        "axes": [
+            {
+                "name": axis.name,
+                "points": len(values),
+                "first": float(values[0]),
+                "last": float(values[-1]),
+                "extent": axis.extent,
+                "unit": axis.unit,
+                "boundary": axis.boundary,
+            }
+            for axis, values in zip(task.axes, reader.coordinates, strict=True)
+        ],
+        "fields": ranges["fields"],
+        "parameters": ranges["parameters"],
+        "ranges_from": seen,
+        "conserved": list(task.conserved),
+        "symmetries": list(task.symmetries),
+    }
+    if isinstance(reader, StoreReader):
+        card["storage"] = _storage(reader)
+        card["generator"] = reader.attributes.get("generator", {})
+    elif isinstance(reader, GridReader):
+        card["first_trajectory"] = reader.where("train", 0)
+    return card
+
+
+def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
+    """The card as rows of (label, text) for a person."""
+    rows = [("task", card["task"] + (f": {card['equation']}" if card["equation"] else ""))]
+    rows.append(("path", ", ".join(card["paths"][:3]) + (" ..." if len(card["paths"]) > 3 else "")))
+    rows.append(("format", card["format"] + (f", {card['storage']}" if "storage" in card else "")))
+    rows.append(("size", _human(card["bytes"])))
+    rows.append(("trajectories", ", ".join(f"{count} {split}" for split, count in card["splits"].items())))
+    if card["steady"]:
+        rows.append(("time", "steady: static fields are given, target fields are asked for"))
+    else:
+        unit = _unit(card["time_unit"])
+        rows.append(("time", f"{card['frames']} frames, {card['dt']:g}{unit} apart, {card['duration']:g}{unit} in all"))
+    for axis in card["axes"]:
+        span = f"{axis['first']:g} to {axis['last']:g}{_unit(axis['unit'])}"
+        rows.append((f"axis {axis['name']}", f"{axis['points']} points, {span}, {axis['boundary']}"))
+    for entry in card["fields"]:
+        numbers = f"{entry['minimum']:.4g} to {entry['maximum']:.4g}, mean {entry['mean']:.4g}, std {entry['std']:.4g}"
+        conserved = ", conserved" if entry["field"] in card["conserved"] else ""
+        rows.append((f"{entry['role']} {entry['name']}", f"{numbers}{_unit(entry['unit'])}{conserved}"))
+    for entry in card["parameters"]:
+        found = f"{entry['found_minimum']:.4g} to {entry['found_maximum']:.4g}{_unit(entry['unit'])}"
+        declared = f"{entry['minimum']:.4g} to {entry['maximum']:.4g}, {entry['scale']}"
+        rows.append((f"parameter {entry['name']}", f"{found} (declared {declared})"))
+    seen, total = card["ranges_from"], sum(card["splits"].values())
+    rows.append(("ranges", "of all trajectories" if seen == total else f"of {seen} of {total} trajectories"))
+    rows.append(("symmetries", ", ".join(card["symmetries"]) or "none declared"))
+    rows.append(("identity", card["identity"]))
+    return rows
+
+
+def _ranges(reader: Reader, num_sampled: int) -> tuple[dict[str, Any], int]:
+    """Minimum, maximum, mean and deviation of every channel and parameter over sampled trajectories."""
+    task = reader.task
+    roles: tuple[Role, ...] = ("state", "static", "target")
+    moments = {role: _Moments(task.num_channels(role)) for role in roles}
+    parameters = _Moments(len(task.parameters))
+    seen = 0
+    for split, count in reader.splits.items():
+        for trajectory in np.unique(np.linspace(0, count - 1, min(count, num_sampled)).astype(int)) if count else ():
+            window = reader.read(split, int(trajectory), 0, 0 if task.steady else 1)
+            for role in ("static", "target"):
+                moments[role].add(getattr(window, role)[None])
+            parameters.add(window.parameters[None, :, None])
+            if not task.steady:
+                step = max(1, reader.num_frames // 8)
+                for start in range(0, reader.num_frames, step):
+                    moments["state"].add(reader.read(split, int(trajectory), start, 1).state)
+            seen += 1
+    fields = []
+    for role in roles:
+        owners = [f for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims))]
+        for i, (name, owner) in enumerate(zip(task.channel_names(role), owners, strict=True)):
+            fields.append({"name": name, "field": owner.name, "role": role, "unit": owner.unit, **moments[role].of(i)})
+    found = [
+        {
+            "name": p.name,
+            "unit": p.unit,
+            "minimum": p.minimum,
+            "maximum": p.maximum,
+            "scale": p.scale,
+            "found_minimum": parameters.of(i)["minimum"],
+            "found_maximum": parameters.of(i)["maximum"],
+        }
+        for i, p in enumerate(task.parameters)
+    ]
+    return {"fields": fields, "parameters": found}, seen
+
+
+class _Moments:
+    """Running minimum, maximum, sum and sum of squares of each channel."""
+
+    def __init__(self, num_channels: int) -> None:
+        self._low, self._high = np.full(num_channels, np.inf), np.full(num_channels, -np.inf)
+        self._sum, self._squares, self._count = np.zeros(num_channels), np.zeros(num_channels), 0
+
+    def add(self, values: Any) -> None:
+        """values (T, C, *S)."""
+        if not len(self._low) or not values.size:
+            return
+        flat = values.reshape(values.shape[0], values.shape[1], -1).astype(np.float64)
+        self._low = np.minimum(self._low, flat.min(axis=(0, 2)))
+        self._high = np.maximum(self._high, flat.max(axis=(0, 2)))
+        self._sum += flat.sum(axis=(0, 2))
+        self._squares += np.square(flat).sum(axis=(0, 2))
+        self._count += flat.shape[0] * flat.shape[2]
+
+    def of(self, i: int) -> dict[str, float]:
+        mean = self._sum[i] / max(1, self._count)
+        variance = max(0.0, self._squares[i] / max(1, self._count) - mean * mean)
+        return {
+            "minimum": float(self._low[i]),
+            "maximum": float(self._high[i]),
+            "mean": float(mean),
+            "std": float(np.sqrt(variance)),
+        }
+
+
+def _storage(reader: StoreReader) -> str:
+    layout = next(iter(reader.layouts.values()))["target" if reader.task.steady else "state"]
+    packing = layout.compressor or "uncompressed"
+    shard = layout.chunk_bytes * int(np.prod(layout.chunks_per_shard))
+    return f"Zarr v3, {packing}, chunks of {_human(layout.chunk_bytes)} in shards of {_human(shard)}"
+
+
+def _bytes_of(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+
+
+def _unit(unit: str) -> str:
+    return "" if unit == "1" else f" {unit}"
+
+
+def _human(num_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.4g} TB"

@@ -1,0 +1,208 @@
+"""A picture of a data set that a person would want to see: fields in space and time, named, with units and scales.
+
+1D: one row per field, a map of space and time for several trajectories and their profiles at a few times.
+2D: frames in time, one row per field and trajectory. 3D: the middle plane along the last axis. Steady: given fields
+beside what is asked for. Needs matplotlib (extra `report`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.data.readers.base import Reader
+from ups.errors import DataError, MissingExtraError
+from ups.spec.batch import Window
+
+MAX_CHANNELS = 6
+NUM_MAPS = 3
+NUM_FRAMES = 5
+
+
+def draw(reader: Reader, path: str | Path, *, split: str = "train") -> Path:
+    """Write the picture of a few trajectories of a split to `path` (png, pdf or svg)."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError.of("report", "matplotlib", "a picture of data") from error
+    available = reader.splits.get(split, 0)
+    if not available:
+        raise DataError(f"task '{reader.task.name}' has no trajectories in split '{split}' to draw")
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    chosen = [int(i) for i in np.unique(np.linspace(0, available - 1, NUM_MAPS).astype(int))]
+    if reader.task.steady:
+        _draw_steady(figure, reader, split, chosen)
+    elif len(reader.space) == 1:
+        _draw_lines(figure, reader, split, chosen)
+    else:
+        _draw_frames(figure, reader, split, chosen[:2])
+    figure.suptitle(_title(reader), fontsize=12)
+    target = Path(path)
+    try:
+        figure.savefig(target, dpi=110)
+    except (OSError, ValueError) as error:
+        raise DataError(f"the picture {target} cannot be written: {error}") from error
+    return target
+
+
+def _draw_lines(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
+    windows = [reader.read(split, i, 0, reader.num_frames) for i in chosen]
+    names = reader.task.channel_names("state")[:MAX_CHANNELS]
+    x = reader.coordinates[0]
+    times = np.arange(reader.num_frames) * reader.task.dt
+    figure.set_size_inches(3.6 * (len(chosen) + 1) + 0.6, 2.9 * len(names) + 0.8)
+    axes = figure.subplots(len(names), len(chosen) + 1, squeeze=False)
+    labels = _labels(reader, "state")
+    for row, name in enumerate(names):
+        style = _style(np.stack([w.state[:, row] for w in windows]))
+        for column, window in enumerate(windows):
+            axis = axes[row, column]
+            edges = (_edges(x), _edges(times))
+            image = axis.pcolormesh(*edges, window.state[:, row], shading="flat", rasterized=True, **style)
+            axis.set_xlabel(_axis_label(reader, 0))
+            if column == 0:
+                axis.set_ylabel(_time_label(reader))
+            if row == 0:
+                axis.set_title(_name_of(reader, window), fontsize=9)
+        figure.colorbar(image, ax=axes[row, : len(chosen)].tolist(), label=labels[name], fraction=0.04, pad=0.01)
+        _draw_profiles(axes[row, -1], windows[0].state[:, row], x, times, labels[name])
+        axes[row, -1].set_xlabel(_axis_label(reader, 0))
+        if row == 0:
+            axes[row, -1].set_title(f"trajectory {chosen[0]} at {len(_some(len(times)))} times", fontsize=9)
+
+
+def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> None:
+    from matplotlib import colormaps
+
+    frames = _some(len(times))
+    for order, frame in enumerate(frames):
+        colour = colormaps["viridis"](0.9 * order / max(1, len(frames) - 1))
+        axis.plot(x, values[frame], color=colour, linewidth=1.2, label=f"t = {times[frame]:.3g}")
+    axis.set_ylabel(label)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=7, frameon=False)
+
+
+def _draw_frames(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
+    frames = _some(reader.num_frames)
+    names = reader.task.channel_names("state")[:MAX_CHANNELS]
+    rows = [(trajectory, channel) for trajectory in chosen for channel in range(len(names))]
+    height = 2.5 * min(2.0, max(0.5, _aspect(reader)))
+    figure.set_size_inches(2.6 * len(frames) + 1.4, height * len(rows) + 0.7)
+    axes = figure.subplots(len(rows), len(frames), squeeze=False, sharex=True, sharey=True)
+    labels = _labels(reader, "state")
+    # Frames one by one: a whole 3D trajectory may be larger than memory.
+    shots = {i: [reader.read(split, i, frame, 1) for frame in frames] for i in chosen}
+    for row, (trajectory, channel) in enumerate(rows):
+        planes = [_plane(window.state[0, channel]) for window in shots[trajectory]]
+        style = _style(np.stack(planes))
+        for column, plane in enumerate(planes):
+            axis = axes[row, column]
+            image = _show(axis, reader, plane, style)
+            if channel == 0:
+                where = f"{_name_of(reader, shots[trajectory][0])}\n" if column == 0 else ""
+                axis.set_title(f"{where}t = {frames[column] * reader.task.dt:.3g}", fontsize=9, loc="left")
+            if row == len(rows) - 1:
+                axis.set_xlabel(_axis_label(reader, 0))
+            if column == 0:
+                axis.set_ylabel(_axis_label(reader, 1))
+        figure.colorbar(image, ax=axes[row].tolist(), label=labels[names[channel]], fraction=0.03, pad=0.01)
+
+
+def _draw_steady(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
+    task = reader.task
+    columns = [("static", i, n) for i, n in enumerate(task.channel_names("static")[:MAX_CHANNELS])]
+    columns += [("target", i, n) for i, n in enumerate(task.channel_names("target")[:MAX_CHANNELS])]
+    figure.set_size_inches(4.0 * len(columns) + 0.4, 3.3 * len(chosen) + 0.7)
+    axes = figure.subplots(len(chosen), len(columns), squeeze=False)
+    labels = {**_labels(reader, "static"), **_labels(reader, "target")}
+    for row, trajectory in enumerate(chosen):
+        window = reader.read(split, trajectory, 0, 0)
+        for column, (role, channel, name) in enumerate(columns):
+            axis = axes[row, column]
+            values = getattr(window, role)[channel]
+            asked = "given" if role == "static" else "asked for"
+            axis.set_title(f"{_name_of(reader, window) if column == 0 else ''} {name} ({asked})".strip(), fontsize=9)
+            axis.set_xlabel(_axis_label(reader, 0))
+            if len(reader.space) == 1:
+                axis.plot(reader.coordinates[0], values)
+                axis.set_ylabel(labels[name])
+                continue
+            image = _show(axis, reader, _plane(values), _style(values))
+            axis.set_ylabel(_axis_label(reader, 1))
+            figure.colorbar(image, ax=axis, label=labels[name])
+
+
+def _show(axis: Any, reader: Reader, plane: Any, style: dict[str, Any]) -> Any:
+    x, y = reader.coordinates[:2]
+    image = axis.pcolormesh(_edges(x), _edges(y), plane.T, shading="flat", rasterized=True, **style)
+    axis.set_aspect("equal")
+    return image
+
+
+def _plane(values: Any) -> Any:
+    """(X, Y) of a 2D field, or the middle plane of a 3D one."""
+    return values if values.ndim == 2 else values[..., values.shape[2] // 2]
+
+
+def _style(values: Any) -> dict[str, Any]:
+    """Colours and range: two-sided around 0 where a field has both signs; a few outliers do not set the range."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return {"cmap": "viridis", "vmin": 0.0, "vmax": 1.0}
+    low, high = (float(v) for v in np.percentile(finite, [0.2, 99.8]))
+    if low < 0 < high and min(-low, high) > 0.1 * max(-low, high):
+        bound = max(-low, high)
+        return {"cmap": "RdBu_r", "vmin": -bound, "vmax": bound}
+    return {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1e-6}
+
+
+def _some(num_frames: int) -> list[int]:
+    return [int(i) for i in np.unique(np.linspace(0, num_frames - 1, NUM_FRAMES).round().astype(int))]
+
+
+def _edges(centres: Any) -> Any:
+    """(n + 1,) borders of the cells around n points."""
+    if len(centres) < 2:
+        return np.array([centres[0] - 0.5, centres[0] + 0.5])
+    middle = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
+
+
+def _aspect(reader: Reader) -> float:
+    x, y = reader.coordinates[:2]
+    return float((y[-1] - y[0]) / (x[-1] - x[0]))
+
+
+def _title(reader: Reader) -> str:
+    task = reader.task
+    plane = f", plane {task.axes[2].name} = middle" if len(task.axes) == 3 else ""
+    boundary = "/".join(dict.fromkeys(a.boundary for a in task.axes))
+    points = " x ".join(map(str, reader.space))
+    return f"{task.name}: {task.equation or 'no equation given'}\n{points} points, {boundary}{plane}"
+
+
+def _name_of(reader: Reader, window: Window) -> str:
+    values = [f"{p.name} = {v:.3g}" for p, v in zip(reader.task.parameters, window.parameters, strict=True)]
+    return ", ".join([f"trajectory {window.trajectory}", *values[:3]])
+
+
+def _labels(reader: Reader, role: Any) -> dict[str, str]:
+    """Channel name -> label with its unit."""
+    task = reader.task
+    owners = [f for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims))]
+    names = task.channel_names(role)
+    return {n: n if f.unit == "1" else f"{n} [{f.unit}]" for n, f in zip(names, owners, strict=True)}
+
+
+def _axis_label(reader: Reader, number: int) -> str:
+    axis = reader.task.axes[number]
+    return axis.name if axis.unit == "1" else f"{axis.name} [{axis.unit}]"
+
+
+def _time_label(reader: Reader) -> str:
+    return "t" if reader.task.time_unit == "1" else f"t [{reader.task.time_unit}]"

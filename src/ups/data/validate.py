@@ -1,0 +1,322 @@
+"""Looks for what makes data unfit to train on: reads everything once, names file, trajectory and frame.
+
+A finding is a fact about the data, not a verdict about the physics: a field may rightly be constant at the start or
+come to rest at the end, and then the kind can be allowed. Memory grows with the number of trajectories (three hashes
+of 8 bytes each), never with their size.
+
+Shape legend: T frames of the block at hand, C channels, S space.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.data.check_store import check_store
+from ups.data.open import open_paths
+from ups.data.readers.base import Reader
+from ups.data.readers.zarr_store import is_store
+from ups.errors import DataError, UpsError
+from ups.spec.batch import Float32, Float64, Window
+
+KINDS = {
+    "unreadable": "a file, its coordinates or a trajectory cannot be read",
+    "damaged": "bytes are not those that were committed",
+    "not_finite": "NaN or infinite values",
+    "constant_frame": "a frame in which every field is the same everywhere",
+    "repeated_frame": "a frame equal to the one before",
+    "duplicate": "two trajectories of one split are equal, or equal up to rounding",
+    "leakage": "a trajectory of one split is also in another one",
+    "not_conserved": "the integral of a field that the task calls conserved drifts",
+}
+BLOCK_BYTES = 64 << 20
+NUM_SAMPLES = 64  # values of a frame that the rounded signature of a trajectory is made of
+MIN_DISTINCT = 8  # different rounded values without which a signature says nothing
+MAX_FINDINGS = 1000
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, and where. trajectory and frame are -1 where they have no meaning."""
+
+    kind: str
+    message: str
+    where: str
+    split: str = ""
+    trajectory: int = -1
+    frame: int = -1
+    field: str = ""
+
+
+@dataclass(slots=True)
+class Report:
+    """What `validate` found. `num_findings` counts those beyond the first thousand, too."""
+
+    num_trajectories: int = 0
+    num_findings: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, finding: Finding) -> None:
+        self.num_findings += 1
+        self.counts[finding.kind] = self.counts.get(finding.kind, 0) + 1
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(finding)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def validate_paths(
+    path: str | Path | list[str],
+    *,
+    allow: Iterable[str] = (),
+    drift_tolerance: float = 1e-3,
+    deep: bool = True,
+    progress: Progress | None = None,
+) -> Report:
+    """All findings about a store or PDEBench files, opening errors included."""
+    paths = [str(p) for p in path] if isinstance(path, list) else [str(path)]
+    report = Report()
+    allowed = set(allow)
+    try:
+        reader = open_paths(paths)
+    except DataError as error:
+        report.add(Finding("unreadable", error.message, paths[0]))
+        return report
+    if is_store(paths[0]) and "damaged" not in allowed:
+        for problem in check_store(paths[0], deep=deep):
+            report.add(Finding("damaged", problem, paths[0]))
+    validate(reader, report, allow=allowed, drift_tolerance=drift_tolerance, progress=progress)
+    return report
+
+
+def validate(
+    reader: Reader,
+    report: Report,
+    *,
+    allow: Iterable[str] = (),
+    drift_tolerance: float = 1e-3,
+    progress: Progress | None = None,
+) -> None:
+    """Reads every trajectory of a reader and adds what is wrong to the report.
+
+    drift_tolerance: largest change of a conserved integral, relative to the integral of the field's absolute value.
+    """
+    allowed = set(allow)
+    total = sum(reader.splits.values())
+    originals: dict[tuple[str, int], tuple[str, int]] = {}
+    scales: Float64 | None = None
+    for split, count in reader.splits.items():
+        for trajectory in range(count):
+            examiner = _Examiner(reader, split, trajectory, drift_tolerance)
+            try:
+                found = list(examiner.examine())
+                if scales is None:
+                    scales = examiner.scales()
+                found += _compare(examiner, scales, originals)
+            except UpsError as error:
+                found = [examiner.finding("unreadable", error.message)]
+            for finding in found:
+                if finding.kind not in allowed:
+                    report.add(finding)
+            report.num_trajectories += 1
+            if progress is not None:
+                progress(report.num_trajectories, total)
+
+
+class _Examiner:
+    """One trajectory, block by block."""
+
+    def __init__(self, reader: Reader, split: str, trajectory: int, drift_tolerance: float) -> None:
+        self.reader, self.split, self.trajectory = reader, split, trajectory
+        self._tolerance = drift_tolerance
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._samples: list[Float64] = []
+        self._squares = np.zeros(max(1, len(self._channels())))
+        self._num_values = 0
+
+    def finding(self, kind: str, message: str, frame: int = -1, field: str = "") -> Finding:
+        where = self.reader.where(self.split, self.trajectory)
+        return Finding(kind, message, where, self.split, self.trajectory, frame, field)
+
+    def examine(self) -> Iterator[Finding]:
+        """Findings about this trajectory alone."""
+        given = self.reader.read(self.split, self.trajectory, 0, 0 if self.reader.task.steady else 1)
+        yield from self._examine_given(given)
+        if self.reader.task.steady:
+            return
+        names, weights = self.reader.task.channel_names("state"), _weights(self.reader.coordinates)
+        last: Float32 | None = None
+        first_integral: Float64 | None = None
+        reported: set[tuple[str, str]] = set()
+        for start, block in _blocks(self.reader, self.split, self.trajectory):
+            self._remember(block)
+            for finding in (
+                *self._not_finite(block, names, start),
+                *self._constant(block, start),
+                *self._repeated(block, last, start),
+            ):
+                # One finding of a kind and field per trajectory: the first frame says where to look.
+                if (finding.kind, finding.field) not in reported:
+                    reported.add((finding.kind, finding.field))
+                    yield finding
+            integral = (block * weights).sum(axis=_space_axes(block), dtype=np.float64)  # (T, C)
+            size = (np.abs(block) * weights).sum(axis=_space_axes(block), dtype=np.float64)
+            if first_integral is None:
+                first_integral = integral[0]
+            for finding in self._drift(integral, size, first_integral, names, start):
+                if (finding.kind, finding.field) not in reported:
+                    reported.add((finding.kind, finding.field))
+                    yield finding
+            last = block[-1]
+
+    def scales(self) -> Float64:
+        """(C,) root mean square of each channel: what rounding is relative to."""
+        rms: Float64 = np.sqrt(self._squares / max(1, self._num_values))
+        return np.where(np.isfinite(rms) & (rms > 0), rms, 1.0)
+
+    def content_hash(self) -> int:
+        return int.from_bytes(self._hash.digest(), "little")
+
+    def rounded_hashes(self, scales: Float64) -> list[int]:
+        """Two hashes of sampled values, rounded to 1 % of the scale on two grids half a step apart.
+
+        Equal up to tiny noise gives an equal hash on at least one of them, unless a value is near the edge on each.
+        None for a trajectory that is flat at this resolution: all such would look alike.
+        """
+        samples = np.concatenate(self._samples) if self._samples else np.zeros((0, len(scales)))
+        found = []
+        for shift in (0.0, 0.5):
+            steps = np.clip(np.nan_to_num(samples, posinf=0.0, neginf=0.0) / scales, -1e9, 1e9) * 100.0
+            cells = np.floor(steps + shift).astype(np.int64)
+            if len(np.unique(cells)) < MIN_DISTINCT:
+                return []
+            found.append(int.from_bytes(hashlib.blake2b(cells.tobytes(), digest_size=8).digest(), "little"))
+        return found
+
+    def _channels(self) -> tuple[str, ...]:
+        task = self.reader.task
+        return task.channel_names("target") if task.steady else task.channel_names("state")
+
+    def _examine_given(self, given: Window) -> Iterator[Finding]:
+        if not np.isfinite(given.parameters).all():
+            bad = [p.name for p, v in zip(self.reader.task.parameters, given.parameters, strict=True) if not _finite(v)]
+            yield self.finding("not_finite", f"parameter {', '.join(bad)} is not finite", field=bad[0])
+        for role in ("static", "target"):
+            values: Float32 = getattr(given, role)
+            for name, channel in zip(self.reader.task.channel_names(role), values, strict=True):
+                if not np.isfinite(channel).all():
+                    message = f"{role} field '{name}' has {_count_bad(channel)} values that are not finite"
+                    yield self.finding("not_finite", message, field=name)
+                elif role == "target" and (channel == channel.flat[0]).all():
+                    yield self.finding("constant_frame", f"target field '{name}' is the same everywhere", field=name)
+        self._hash.update(given.static.tobytes())
+        self._hash.update(given.parameters.tobytes())
+        if self.reader.task.steady:
+            self._remember(given.target[None])
+
+    def _remember(self, block: Float32) -> None:
+        """Feeds the hashes. block (T, C, *S)."""
+        self._hash.update(np.ascontiguousarray(block).data)
+        values = block.reshape(*block.shape[:2], -1)  # (T, C, points)
+        finite = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+        self._squares += np.square(finite, dtype=np.float64).sum(axis=(0, 2))
+        self._num_values += values.shape[0] * values.shape[2]
+        if len(self._samples) < NUM_SAMPLES:
+            places = np.linspace(0, values.shape[2] - 1, min(NUM_SAMPLES, values.shape[2])).astype(int)
+            self._samples.append(values[0][:, places].T.astype(np.float64))  # (samples, C)
+            self._samples.append(values[-1][:, places].T.astype(np.float64))
+
+    def _not_finite(self, block: Float32, names: tuple[str, ...], start: int) -> Iterator[Finding]:
+        if np.isfinite(block.sum(dtype=np.float64)):
+            return  # a sum is finite only if every value is
+        bad = ~np.isfinite(block).all(axis=_space_axes(block))  # (T, C)
+        for frame, channel in zip(*np.nonzero(bad), strict=True):
+            number = _count_bad(block[frame, channel])
+            message = f"field '{names[channel]}' has {number} values that are not finite"
+            yield self.finding("not_finite", message, start + int(frame), names[channel])
+
+    def _constant(self, block: Float32, start: int) -> Iterator[Finding]:
+        axes = _space_axes(block)
+        with np.errstate(invalid="ignore"):
+            constant = (block.max(axis=axes) == block.min(axis=axes)).all(axis=1)  # (T,)
+        for frame in np.flatnonzero(constant):
+            yield self.finding("constant_frame", "every field is the same everywhere", start + int(frame))
+
+    def _repeated(self, block: Float32, last: Float32 | None, start: int) -> Iterator[Finding]:
+        previous = block[:-1] if last is None else np.concatenate([last[None], block[:-1]])
+        offset = 1 if last is None else 0
+        equal = (block[offset:] == previous).reshape(len(previous), -1).all(axis=1)
+        for frame in np.flatnonzero(equal):
+            yield self.finding("repeated_frame", "equal to the frame before", start + offset + int(frame))
+
+    def _drift(
+        self, integral: Float64, size: Float64, first: Float64, names: tuple[str, ...], start: int
+    ) -> Iterator[Finding]:
+        for channel, name in enumerate(names):
+            owner = next((f for f in self.reader.task.conserved if name == f or name.startswith(f"{f}_")), None)
+            if owner is None:
+                continue
+            with np.errstate(invalid="ignore"):
+                change = np.abs(integral[:, channel] - first[channel]) / np.maximum(size[:, channel], 1e-30)
+            change = np.nan_to_num(change)  # what is not finite is another finding
+            worst = int(np.argmax(change))
+            if change[worst] > self._tolerance:
+                message = f"the integral of '{name}' changed by {change[worst]:.2g} of its size since the first frame"
+                yield self.finding("not_conserved", message, start + worst, name)
+
+
+def _compare(
+    examiner: _Examiner, scales: Float64, originals: dict[tuple[str, int], tuple[str, int]]
+) -> Iterator[Finding]:
+    """Findings about this trajectory and those before it."""
+    here = (examiner.split, examiner.trajectory)
+    keys = [("equal", examiner.content_hash())]
+    keys += [("nearly equal", number) for number in examiner.rounded_hashes(scales)]
+    for how, number in keys:
+        earlier = originals.get((how, number))
+        if earlier is not None and earlier != here:
+            other = examiner.reader.where(*earlier)
+            kind = "duplicate" if earlier[0] == here[0] else "leakage"
+            yield examiner.finding(kind, f"{how} to {other}")
+            break
+    for how, number in keys:
+        originals.setdefault((how, number), here)
+
+
+def _blocks(reader: Reader, split: str, trajectory: int) -> Iterator[tuple[int, Float32]]:
+    frame_bytes = 4 * reader.task.num_channels("state") * math.prod(reader.space)
+    step = max(1, BLOCK_BYTES // frame_bytes)
+    for start in range(0, reader.num_frames, step):
+        yield start, reader.read(split, trajectory, start, min(step, reader.num_frames - start)).state
+
+
+def _weights(coordinates: tuple[Float64, ...]) -> npt.NDArray[np.float32]:
+    """(*S) part of the domain that each point stands for; the sum is 1."""
+    out = np.ones(())
+    for values in coordinates:
+        width = np.abs(np.gradient(values))
+        out = np.multiply.outer(out, width / width.sum())
+    return np.asarray(out, np.float32)
+
+
+def _space_axes(block: Float32) -> tuple[int, ...]:
+    return tuple(range(2, block.ndim))
+
+
+def _finite(value: object) -> bool:
+    return bool(np.isfinite(value))  # type: ignore[call-overload]
+
+
+def _count_bad(values: Float32) -> int:
+    return int((~np.isfinite(values)).sum())
