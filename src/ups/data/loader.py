@@ -20,7 +20,7 @@ from ups.data.rank_source import ArrayBatch, RankSource, read_arrays
 from ups.data.readers.base import Reader
 from ups.data.sampler import Cut, build_sampler
 from ups.data.windows import WindowIndex
-from ups.data.worker_pool import WorkerPool
+from ups.data.worker_pool import MAX_ASKED, WorkerPool
 from ups.errors import CheckpointError, ConfigError, DataError
 from ups.spec.batch import Batch
 from ups.spec.place import Place
@@ -88,7 +88,7 @@ class Loader:
         return batch.pin_memory() if self._pin else batch
 
     def _receive(self, pool: WorkerPool) -> ArrayBatch:
-        ahead = self._config.workers * self._config.prefetch
+        ahead = self._config.workers * min(self._config.prefetch, MAX_ASKED)
         while pool.num_asked < ahead:
             pool.ask(self._asked)
             self._asked += 1

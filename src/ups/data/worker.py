@@ -13,12 +13,14 @@ group: the rank saves first and then closes its workers. Dies with its parent.
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import pickle
 import signal
 import socket
 import sys
+import time
 import traceback
 from contextlib import suppress
 from typing import Any
@@ -66,9 +68,23 @@ def _send_batch(connection: socket.socket, number: int, batch: ArrayBatch) -> No
         for place, array in zip(places, batch.arrays.values(), strict=True):
             _write(file, array, place.offset)
         reply = BatchReply(number, batch.task, batch.step, end, tuple(places))
-        socket.send_fds(connection, [pickle.dumps(reply)], [file])
+        _send(connection, pickle.dumps(reply), file)
     finally:
         os.close(file)
+
+
+def _send(connection: socket.socket, message: bytes, file: int) -> None:
+    while True:
+        try:
+            socket.send_fds(connection, [message], [file])
+        except OSError as error:
+            # The kernel lets a person have only so many descriptors on the way (the limit on open files). They go
+            # down when a rank receives; until then this one waits, and the rank's deadline watches.
+            if error.errno != errno.ETOOMANYREFS:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _write(file: int, array: Any, offset: int) -> None:

@@ -36,6 +36,8 @@ from ups.errors import ConfigError, DataError
 from ups.record.causes import signal_name
 from ups.record.process_tree import read_process
 
+# Requests on the way to one worker: more might fill the socket of a stopped worker, and asking would block the rank.
+MAX_ASKED = 128
 _START_SECONDS = 60.0
 _STOPPED_SECONDS = 10.0
 _CLOSE_SECONDS = 1.0
@@ -49,9 +51,11 @@ class _Worker:
     number: int
     process: subprocess.Popen[bytes]
     connection: socket.socket
-    asked: deque[int] = field(default_factory=deque)
+    asked: deque[int] = field(default_factory=deque)  # batch numbers without a reply
+    ready: deque[ArrayBatch | ErrorReply] = field(default_factory=deque)
     num_stale: int = 0  # the first so many replies to come are to requests that were cancelled
     started: bool = False
+    ended: bool = False
 
     @property
     def name(self) -> str:
@@ -68,9 +72,14 @@ class WorkerPool:
         self._order: deque[_Worker] = deque()
         payload = pickle_without_devices(source)
         self._workers: list[_Worker] = []
+        self._poll = select.poll()  # unlike select it knows descriptors above 1023
+        self._by_file: dict[int, _Worker] = {}
         try:
             for number in range(num_workers):
-                self._workers.append(_start(number, rank, payload))
+                worker = _start(number, rank, payload)
+                self._workers.append(worker)
+                self._by_file[worker.connection.fileno()] = worker
+                self._poll.register(worker.connection, select.POLLIN)
         except BaseException:
             self.close()
             raise
@@ -98,56 +107,77 @@ class WorkerPool:
         """Forget everything that was asked for; replies that are still to come are dropped."""
         self._order.clear()
         for worker in self._workers:
+            worker.ready.clear()
             worker.num_stale = len(worker.asked)
 
     def receive(self) -> ArrayBatch:
         """The next batch in order. Raises DataError for an unreadable batch, a dead or a stuck worker."""
-        worker = self._order.popleft()
-        while worker.num_stale:
-            self._reply(worker)
-            worker.num_stale -= 1
-        reply, batch = self._reply(worker)
-        if isinstance(reply, BatchReply) and batch is not None:
-            return batch
-        if not isinstance(reply, ErrorReply):
-            raise DataError(f"{worker.name} sent something that is not a reply: {type(reply).__name__}")
+        worker = self._order[0]
+        self._wait(worker)
+        self._order.popleft()
+        reply = worker.ready.popleft()
+        if isinstance(reply, ArrayBatch):
+            return reply
         error = DataError(reply.message, hint=reply.hint)
         error.add_note(f"in {worker.name}:\n{reply.traceback}")
         raise error
 
-    def _reply(self, worker: _Worker) -> tuple[object, ArrayBatch | None]:
-        self._wait(worker)
-        try:
-            message, files, _, _ = socket.recv_fds(worker.connection, MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
-        except ConnectionResetError:
-            message, files = b"", []
-        if not message:
-            raise self._dead(worker)
-        worker.asked.popleft()
-        worker.started = True
-        try:
-            reply = pickle.loads(message)  # noqa: S301 - from our own child over a private socket
-            if isinstance(reply, BatchReply) and files:
-                return reply, _map(reply, files[0])
-            return reply, None
-        finally:
-            for file in files:
-                os.close(file)
-
     def _wait(self, worker: _Worker) -> None:
-        start, stopped_since = time.monotonic(), None
+        """Until a reply of `worker` is there. Raises DataError if it is dead or stuck."""
+        start = time.monotonic()
         # Before its first reply a worker imports its readers, which takes long on a cold network file system.
         patience = self._timeout if worker.started else self._timeout + _START_SECONDS
-        poll = select.poll()  # unlike select it knows descriptors above 1023
-        poll.register(worker.connection, select.POLLIN)
-        while not poll.poll(int(1000 * min(_SLICE_SECONDS, self._timeout))):
+        stopped_since, next_look = None, start + min(_SLICE_SECONDS, self._timeout)
+        while True:
+            self._take_in(0.0 if worker.ready else max(0.0, next_look - time.monotonic()))
+            if worker.ready:
+                return
+            if worker.ended:
+                raise self._dead(worker)
             now = time.monotonic()
+            if now < next_look:
+                continue
+            next_look = now + min(_SLICE_SECONDS, self._timeout)
             stopped_since = (stopped_since or now) if _is_stopped(worker.process.pid) else None
             enough = now - start >= patience
             if stopped_since is not None and (enough or now - stopped_since >= min(_STOPPED_SECONDS, self._timeout)):
                 raise self._stuck(worker, now - start, "it is stopped (SIGSTOP or a debugger)")
             if enough:
                 raise self._stuck(worker, now - start, "data.loader.timeout_seconds has passed")
+
+    def _take_in(self, seconds: float) -> None:
+        """Receive what any worker has sent, waiting at most so long for the first.
+
+        From all of them, not only from the one whose turn it is: the kernel limits the descriptors that a person has
+        on the way, and the others' must not crowd out the one that is waited for.
+        """
+        for file, _ in self._poll.poll(int(1000 * seconds) + (seconds > 0)):
+            worker = self._by_file[file]
+            try:
+                message, files, _, _ = socket.recv_fds(worker.connection, MAX_MESSAGE, 1, socket.MSG_CMSG_CLOEXEC)
+            except ConnectionResetError:
+                message, files = b"", []
+            if not message:
+                worker.ended = True
+                self._poll.unregister(file)
+                continue
+            try:
+                self._sort_in(worker, pickle.loads(message), files)  # noqa: S301 - from our own child, private socket
+            finally:
+                for received in files:
+                    os.close(received)
+
+    def _sort_in(self, worker: _Worker, reply: BatchReply | ErrorReply, files: list[int]) -> None:
+        expected = worker.asked.popleft()
+        worker.started = True
+        if worker.num_stale:
+            worker.num_stale -= 1
+        elif isinstance(reply, ErrorReply):
+            worker.ready.append(reply)
+        elif reply.number == expected and files:
+            worker.ready.append(_map(reply, files[0]))
+        else:
+            raise DataError(f"{worker.name} sent batch {reply.number} without data, or in place of batch {expected}")
 
     def _reading(self, worker: _Worker) -> str:
         return self._source.describe(worker.asked[0]) if worker.asked else "nothing"
@@ -200,6 +230,7 @@ class WorkerPool:
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
         self._workers.clear()
         self._order.clear()
+        self._by_file.clear()
 
 
 def pickle_without_devices(source: RankSource) -> bytes:

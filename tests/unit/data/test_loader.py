@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -275,6 +276,34 @@ def test_a_stopped_worker_is_named_within_the_deadline_and_does_not_block_the_en
         start = time.monotonic()
     assert time.monotonic() - start < 4
     assert all(gone(pid) for pid in pids)
+
+
+@pytest.mark.processes
+def test_a_worker_stopped_before_its_first_batch_is_named_however_much_is_asked_of_it(wave: Path) -> None:
+    reader = StoreReader(wave)
+    data = data_config(wave, workers=1, timeout=1.0)
+    data = data.model_copy(update={"loader": data.loader.model_copy(update={"prefetch": 1024})})
+    with build_loader(data, [reader], ALONE, seed=0, window_frames=2) as loader:
+        loader.start()
+        os.kill(loader.worker_pids[0], signal.SIGSTOP)
+        start = time.monotonic()
+        error = failure_of(loader)
+        assert time.monotonic() - start < 6
+    assert "it is stopped" in error.message
+
+
+@pytest.mark.processes
+def test_few_descriptors_are_enough(wave: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = max(int(name) for name in os.listdir("/proc/self/fd"))
+    with loader_of(StoreReader(wave), workers=4) as loader:
+        next(loader)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 16, hard))
+        try:
+            batches = take(loader, 60)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [b.stage_step for b in batches] == list(range(1, 61))
 
 
 @pytest.mark.processes

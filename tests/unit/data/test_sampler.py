@@ -44,7 +44,7 @@ def global_batch(sampler: Sampler, world_size: int, step: int, micro_batch: int 
     return [row for slot in slots for row in slot]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     sizes=SIZES,
     world_size=st.integers(1, 64),
@@ -63,7 +63,7 @@ def test_the_global_batch_is_the_same_for_every_world_size(
     assert len(alone) == slots * rows * world_size
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(size=st.integers(1, 300), block_size=st.integers(1, 64), seed=st.integers(0, 2**63 - 1), first=st.integers(0, 9))
 def test_each_pass_visits_each_window_exactly_once(size: int, block_size: int, seed: int, first: int) -> None:
     sampler = sampler_of([size], block_size, 1, seed)
@@ -73,7 +73,7 @@ def test_each_pass_visits_each_window_exactly_once(size: int, block_size: int, s
         assert np.array_equal(np.sort(stream[p * size : (p + 1) * size]), np.arange(size))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(size=st.integers(10**6, 10**12), pass_number=st.integers(0, 10**4), data=st.data())
 def test_each_window_of_a_huge_task_has_one_place_in_each_pass(
     size: int, pass_number: int, data: st.DataObject
@@ -85,7 +85,7 @@ def test_each_window_of_a_huge_task_has_one_place_in_each_pass(
     assert stream.numbers(place, place + 1).tolist() == [number]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes=SIZES, world_size=st.integers(1, 64), slots=st.integers(1, 4), step=STEPS)
 def test_ranks_are_disjoint(sizes: list[int], world_size: int, slots: int, step: int) -> None:
     sampler = sampler_of(sizes, 2 * world_size, slots)

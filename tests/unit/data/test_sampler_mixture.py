@@ -22,7 +22,7 @@ def data_config(num_tasks: int, **values: object) -> DataConfig:
     return DataConfig.model_validate({"tasks": tasks, **values})
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(shares=SHARES)
 def test_no_prefix_is_a_whole_block_away_from_its_share(shares: list[float]) -> None:
     mixture = Mixture(shares)
@@ -32,7 +32,7 @@ def test_no_prefix_is_a_whole_block_away_from_its_share(shares: list[float]) -> 
         assert np.abs(np.cumsum(tasks == task) - places * share).max() < 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(shares=SHARES, block=st.integers(0, 20_000), far=st.integers(0, 10**15))
 def test_earlier_blocks_are_known_without_counting(shares: list[float], block: int, far: int) -> None:
     mixture = Mixture(shares)
@@ -42,7 +42,7 @@ def test_earlier_blocks_are_known_without_counting(shares: list[float], block: i
     assert mixture.locate(far) == (far_task, far_earlier - mixture.quotas[far_task])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(shares=SHARES)
 def test_shares_are_respected_and_nobody_is_left_out(shares: list[float]) -> None:
     mixture = Mixture(shares)

@@ -19,7 +19,7 @@ PINNED_LARGE = [597515167597, 311516876719, 59810384334, 828351480883]
 PINNED_SMALL = [1, 9, 7, 2, 3, 5, 4, 0, 8, 6]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(size=st.integers(1, 3000), key=KEYS, pass_number=PASSES)
 def test_every_number_of_a_small_range_appears_exactly_once(size: int, key: int, pass_number: int) -> None:
     numbers = Permutation(size, key).forward(np.arange(size), pass_number)
@@ -32,7 +32,7 @@ def test_every_size_up_to_300_is_a_bijection() -> None:
         assert np.array_equal(np.sort(numbers), np.arange(size)), size
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(size=st.integers(1, MAX_SIZE) | st.integers(1, 10**12), key=KEYS, pass_number=PASSES, data=st.data())
 def test_a_large_range_is_a_bijection_because_it_has_an_inverse(
     size: int, key: int, pass_number: int, data: st.DataObject
