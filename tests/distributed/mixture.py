@@ -1,4 +1,4 @@
-"""Three small real tasks with different channels and dimensions: a 1D wave with a parameter, a 2D flow, a steady 2D map.
+"""Three small real tasks with different channels and dimensions: a 1D wave with a parameter, a 2D flow, a steady map.
 
 Written with the own store and read through the real loader, so that tests of the engine also see its data path.
 """

@@ -21,7 +21,7 @@ from ups.distributed.strategies import spread
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine
 from ups.training.hooks import SaveHook
-from ups.training.wishes import StopWish
+from ups.training.wishes import Wishes
 
 
 @dataclass
@@ -102,9 +102,9 @@ def train_on(runtime: Runtime, trial: Trial) -> dict[str, Any]:
     strategy = spread(stage, runtime, config)
     loader = ToyLoader(runtime.place, block_size=trial.block_size, micro_batch=trial.micro_batch)
     act = Act(trial, runtime.rank)
-    with StopWish() as wish:
+    with Wishes() as wishes:
         engine = Engine(
-            runtime, strategy, loader, config=config, length=length, global_batch=loader.global_batch, wish=wish
+            runtime, strategy, loader, config=config, length=length, global_batch=loader.global_batch, wishes=wishes
         )
         resumed = 0
         if trial.run_dir:

@@ -63,7 +63,7 @@ def train(run_dir: Path, recipe: Recipe, box: BlackBox | None) -> int:
     from ups.tracking.tracker import FanOut, JsonlTracker
     from ups.training.checkpoint import Checkpointer
     from ups.training.progress import Progress
-    from ups.training.wishes import StopWish
+    from ups.training.wishes import Wishes
 
     with contextlib.ExitStack() as stack:
         runtime = stack.enter_context(Runtime.start(recipe.engine))
@@ -78,7 +78,7 @@ def train(run_dir: Path, recipe: Recipe, box: BlackBox | None) -> int:
         checkpointer = Checkpointer(
             runtime, run_dir, keep=recipe.checkpoint.keep, asynchronous=recipe.checkpoint.asynchronous
         )
-        wish = stack.enter_context(StopWish(recipe.engine.max_seconds))
+        wishes = stack.enter_context(Wishes(recipe.engine.max_seconds))
         found = checkpointer.find()
         path, progress = found if found is not None else (None, Progress())
         while True:
@@ -86,7 +86,7 @@ def train(run_dir: Path, recipe: Recipe, box: BlackBox | None) -> int:
                 if progress.stage_index + 1 >= len(recipe.stages):
                     break
                 progress = progress.next_stage()
-            stage = StageRun(recipe, runtime, readers, statistics, checkpointer, tracker, wish, box)
+            stage = StageRun(recipe, runtime, readers, statistics, checkpointer, tracker, wishes, box)
             stopped, progress, path = stage.run(progress, path)
             if stopped:
                 if box is not None:

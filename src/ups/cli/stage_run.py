@@ -27,7 +27,7 @@ from ups.training.engine import Engine
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
 from ups.training.progress import Progress
 from ups.training.stages import build_stage
-from ups.training.wishes import StopWish
+from ups.training.wishes import Wishes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class StageRun:
     statistics: Mapping[str, Statistics]
     checkpointer: Checkpointer
     tracker: FanOut | None
-    wish: StopWish
+    wishes: Wishes
     box: Box | None
 
     def run(self, progress: Progress, path: Path | None) -> tuple[int, Progress, Path]:
@@ -72,7 +72,7 @@ class StageRun:
                 length=config,
                 global_batch=recipe.data.block_size * recipe.data.blocks_per_step,
                 progress=progress,
-                wish=self.wish,
+                wishes=self.wishes,
                 hooks=in_order(
                     SaveHook(self.checkpointer, recipe.checkpoint),
                     EvaluateHook(

@@ -7,6 +7,8 @@ and every rank reads the same answer at the same step. Errors are never agreed o
 
 from __future__ import annotations
 
+import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,9 @@ import torch.distributed as dist
 
 from ups.errors import DistributedError
 
-OPERATION = "all_reduce(status, int64[6])"
+# Ranks on unequal processors may round a sum otherwise; a rank that trains alone differs by far more.
+NORM_TOLERANCE = 1e-6
+OPERATION = "all_reduce(status, int64[8])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +28,14 @@ class Status:
 
     stop: signal number that asks to leave, 0 for none (the largest wins). save: a checkpoint is wanted after this step.
     elapsed_ppm: part of the time budget used so far, in millionths; total_steps: proposal for the length of the
-    stage. Only rank 0 sets the last two.
+    stage. Only rank 0 sets these two. gradient_norm: of the step before; reduced, so it must be equal on all ranks.
     """
 
     stop: int = 0
     save: int = 0
     elapsed_ppm: int = 0
     total_steps: int = 0
+    gradient_norm: float = 0.0
 
 
 class Agreement:
@@ -38,7 +43,7 @@ class Agreement:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self._group = group
-        self._flags = torch.zeros(6, dtype=torch.int64)
+        self._flags = torch.zeros(8, dtype=torch.int64)
         self._work: Any = None
         self._open = False
 
@@ -47,8 +52,9 @@ class Agreement:
         if self._open:
             raise DistributedError(f"the agreement of step {step} was issued before the last one was read")
         self._open = True
-        # The step travels with both signs: after MAX, unequal steps on any two ranks show as max != -max(-step).
-        values = [status.stop, status.save, status.elapsed_ppm, status.total_steps, step, -step]
+        # What must be equal travels with both signs: after MAX, a difference between any two ranks shows as max > min.
+        norm = _order_preserving(status.gradient_norm)
+        values = [status.stop, status.save, status.elapsed_ppm, status.total_steps, step, -step, norm, -norm]
         self._flags = torch.tensor(values, dtype=torch.int64)
         if self._group is not None:
             self._work = dist.all_reduce(self._flags, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -61,13 +67,28 @@ class Agreement:
         if self._work is not None:
             self._work.wait()
             self._work = None
-        stop, save, elapsed, total, step, negative = self._flags.tolist()
-        if step != -negative:
+        stop, save, elapsed, total, last_step, first_step, largest, smallest = self._flags.tolist()
+        if last_step != -first_step:
             raise DistributedError(
-                f"ranks are at different steps: {-negative} to {step}",
+                f"ranks are at different steps: {-first_step} to {last_step}",
                 hint="a rank skipped or repeated a step; this is a bug: please report it with the logs of all ranks",
             )
-        return Status(stop, save, elapsed, total)
+        high, low = _from_order(largest), _from_order(-smallest)
+        if high - low > NORM_TOLERANCE * high or math.isfinite(high) != math.isfinite(low):
+            raise DistributedError(
+                f"ranks have different gradients after the reduction of step {last_step - 1}: norms {low} to {high}",
+                hint="they train apart: something calls the stage without its strategy, or changes gradients after it",
+            )
+        return Status(stop, save, elapsed, total, high)
+
+
+def _order_preserving(value: float) -> int:
+    """A norm as an integer of the same order: the bits of a non-negative float; what is not finite is the largest."""
+    return int(struct.unpack("<q", struct.pack("<d", value if math.isfinite(value) else math.inf))[0])
+
+
+def _from_order(number: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", number))[0])
 
 
 def from_first(value: object, group: dist.ProcessGroup | None) -> Any:

@@ -76,7 +76,7 @@ class Runtime:
             _register_faulthandler(stack, stack_path)
             device = choose_device(config.device, env)
             strategy = choose_strategy(config.strategy, env)
-            _fix_arithmetic(config, env, device)
+            _fix_arithmetic(stack, config, env, device)
             place = Place(env.rank, env.world_size, env.local_rank, env.local_world_size, _kind(device))
             if strategy == "single":
                 yield Runtime(place, device, strategy, env.attempt, None, None, None)
@@ -139,8 +139,16 @@ def _register_faulthandler(stack: contextlib.ExitStack, path: Path | None) -> No
     stack.callback(faulthandler.unregister, signal.SIGUSR1)
 
 
-def _fix_arithmetic(config: EngineConfig, env: RankEnvironment, device: torch.device) -> None:
-    """Thread count and kernels that give the same bits in every run of the same world size."""
+def _fix_arithmetic(
+    stack: contextlib.ExitStack, config: EngineConfig, env: RankEnvironment, device: torch.device
+) -> None:
+    """Thread count and kernels that give the same bits in every run of the same world size; undone at the end."""
+    stack.callback(torch.set_num_threads, torch.get_num_threads())
+    stack.callback(
+        torch.use_deterministic_algorithms,
+        torch.are_deterministic_algorithms_enabled(),
+        warn_only=torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     threads = config.threads or (1 if env.local_world_size > 1 else None)
     if threads is not None:
         torch.set_num_threads(threads)

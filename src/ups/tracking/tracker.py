@@ -65,6 +65,7 @@ class FanOut:
 
     def __init__(self, local: Tracker, others: Sequence[Tracker] = (), *, queue_rows: int = 1000) -> None:
         self._local = local
+        self._told = False
         self._lanes = [_Lane(tracker, queue_rows) for tracker in others]
 
     def log(self, row: Row) -> None:
@@ -72,7 +73,9 @@ class FanOut:
         try:
             self._local.log(row)
         except OSError as error:
-            _say(f"the local record of metrics cannot be written: {error}")
+            if not self._told:
+                _say(f"the local record of metrics cannot be written: {error}")
+            self._told = True
         for lane in self._lanes:
             lane.put(row)
 

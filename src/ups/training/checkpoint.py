@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException: `except Exception` lets it through
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -142,13 +143,14 @@ class Checkpointer:
                     f"{path} has no entry '{(missing or ['model/'])[0]}' ({len(missing)} are missing)",
                     hint="the recipe has changed since this run was started: use its own config.yaml, or a new run.dir",
                 )
+            _check_shapes(path, wanted, known)
             group = self._runtime.checkpoint_group
             load(wanted, storage_reader=reader, process_group=group, no_dist=group is None)
         except CheckpointError:
             raise
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             raise CheckpointError(
-                f"{path} cannot be loaded: {error}",
+                f"{path} cannot be loaded: {_short(error)}",
                 hint="see the traceback; `ups why RUN` tells which rank failed first",
             ) from error
 
@@ -209,8 +211,9 @@ class Checkpointer:
             writer = FileSystemWriter(temporary, sync_files=False, thread_count=1)
             save(staged, storage_writer=writer, process_group=group, no_dist=group is None)
             mine = (hash_files(temporary, self._own_files(temporary)), "")
-        except Exception as problem:  # noqa: BLE001  whatever it is, the other ranks must learn of it, not wait
-            mine = ({}, f"rank {self._runtime.rank}: {_short(problem)}")
+        except (Exception, CheckpointException) as problem:  # noqa: BLE001  the other ranks must learn of it, not wait
+            told = _short(problem)
+            mine = ({}, told if isinstance(problem, CheckpointException) else f"rank {self._runtime.rank}: {told}")
         everything = from_all(mine, group)
         errors = [text for _, text in everything if text]
         outcome = errors[0] if errors else ""
@@ -257,6 +260,19 @@ def _attempt_text(work: Callable[[], str]) -> tuple[str, str]:
         return "", _short(error)
 
 
+def _check_shapes(path: Path, wanted: Mapping[str, Tensor], known: Mapping[str, Any]) -> None:
+    for name, tensor in wanted.items():
+        shape = list(getattr(known[name], "size", tensor.shape))
+        if shape != list(tensor.shape):
+            raise CheckpointError(
+                f"{path}: '{name}' has the shape {shape}, the model has {list(tensor.shape)}",
+                hint="the recipe has changed since this run was started: use its own config.yaml, or a new run.dir",
+            )
+
+
 def _short(error: BaseException) -> str:
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {_short(cause)}"
     text = error.one_line() if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:500]

@@ -28,7 +28,7 @@ from ups.training.meters import Meters
 from ups.training.optim import build_optimizer, learning_rate, optimizer_tensors, set_learning_rate, trainable
 from ups.training.precision import autocast, weight_dtype
 from ups.training.progress import Budget, Progress
-from ups.training.wishes import StopWish
+from ups.training.wishes import Wishes
 
 
 class BatchSource(Protocol):
@@ -64,21 +64,21 @@ class Engine:
         length: StageLength,
         global_batch: int,
         progress: Progress | None = None,
-        wish: StopWish | None = None,
+        wishes: Wishes | None = None,
         hooks: Sequence[Hook] = (),
         box: Box | None = None,
     ) -> None:
         self.runtime, self.strategy, self.loader = runtime, strategy, loader
         self.config, self.length, self.global_batch = config, length, global_batch
         self.progress = progress or Progress()
-        self.wish = wish or StopWish()
+        self.wishes = wishes or Wishes()
         self.hooks = list(hooks)
         self.box: Box = box or NullBox()
         self.parameters = trainable(strategy.stage.named_parameters())
         self.optimizer = build_optimizer(length.optim, self.parameters)
         self.ema = Ema(config.ema, self.parameters) if config.ema.enabled else None
         self.meters = Meters(runtime.device, distributed=runtime.control_group is not None)
-        self.gradient_norm = math.nan
+        self.gradient_norm = 0.0
         self.learning_rate = 0.0
         self._dtype = weight_dtype(config.precision)
 
@@ -102,11 +102,8 @@ class Engine:
         done = 0.0
         while not progress.total_steps or progress.stage_step < progress.total_steps:
             number = progress.step + 1
-            elapsed_ppm, total = (
-                budget.propose(progress.stage_step, progress.total_steps) if self.runtime.is_first else (0, 0)
-            )
             self.box.issue(OPERATION, Phase.DATA, number, progress.stage_index)
-            agreement.issue(number, Status(self.wish.signal_number, 0, elapsed_ppm, total))
+            agreement.issue(number, self._status(budget))
 
             self.learning_rate = learning_rate(self.length.optim, progress.done or done)
             set_learning_rate(self.optimizer, self.learning_rate)
@@ -116,13 +113,14 @@ class Engine:
             self._count(finite)
 
             agreed = agreement.read()
-            done = agreed.elapsed_ppm / 1e6
-            progress.total_steps = progress.total_steps or agreed.total_steps
-            progress.budget_used_seconds = budget.used_seconds
+            if not progress.total_steps:
+                done, progress.total_steps = agreed.elapsed_ppm / 1e6, agreed.total_steps
+                progress.budget_used_seconds = budget.used_seconds
             self.box.total_steps = progress.step - progress.stage_step + progress.total_steps
             for hook in self.hooks:
                 hook.after_step(self, agreed)
             if agreed.stop:
+                self.wishes.ask_to_stop(agreed.stop)
                 return agreed.stop
 
         progress.stage_finished = True
@@ -132,6 +130,12 @@ class Engine:
         for hook in self.hooks:
             hook.at_end(self)
         return 0
+
+    def _status(self, budget: Budget) -> Status:
+        """What this rank wishes and knows; only the first rank's clock counts."""
+        progress = self.progress
+        elapsed, total = budget.propose(progress.stage_step, progress.total_steps) if self.runtime.is_first else (0, 0)
+        return Status(self.wishes.stop, int(self.wishes.take_save()), elapsed, total, self.gradient_norm)
 
     def _accumulate(self, batches: Iterator[Batch], number: int) -> bool:
         """Gradients of one global batch, averaged exactly over its samples; whether their norm is finite."""

@@ -1,0 +1,74 @@
+"""The runtime never replaces what was asked for by something slower, and leaves the process as it found it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ups.config.schema import EngineConfig
+from ups.distributed import runtime as runtime_module
+from ups.distributed.environment import RankEnvironment
+from ups.distributed.runtime import Runtime, choose_device, choose_strategy
+from ups.errors import DistributedError, MachineError
+
+ALONE = RankEnvironment()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_cuda_that_is_not_there_is_an_error_and_not_a_slow_run() -> None:
+    with pytest.raises(MachineError, match="torch finds no CUDA device"):
+        choose_device("cuda", ALONE)
+    assert choose_device("auto", ALONE) == torch.device("cpu")
+
+
+def test_single_on_two_ranks_is_refused_because_they_would_train_apart() -> None:
+    two = RankEnvironment(0, 2, 0, 2, launched=True)
+    with pytest.raises(DistributedError, match="they would train apart"):
+        choose_strategy("single", two)
+    assert choose_strategy("auto", two) == "ddp"
+    assert choose_strategy("auto", ALONE) == "single"
+
+
+def test_one_rank_needs_no_process_group() -> None:
+    with Runtime.start(EngineConfig(device="cpu"), ALONE) as runtime:
+        assert (runtime.rank, runtime.world_size, runtime.strategy) == (0, 1, "single")
+        assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_other_strategies_work_on_one_rank_without_a_launcher(strategy: str) -> None:
+    with Runtime.start(EngineConfig(device="cpu", strategy=strategy), ALONE) as runtime:  # type: ignore[arg-type]
+        assert runtime.mesh is not None
+        assert dist.get_world_size(runtime.control_group) == 1
+    assert not dist.is_initialized()
+
+
+def test_threads_and_kernels_are_put_back() -> None:
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with Runtime.start(EngineConfig(device="cpu", threads=1), ALONE):
+        assert torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled()
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def test_stacks_of_all_threads_come_on_request_into_the_file_of_the_rank(tmp_path: Path) -> None:
+    path = tmp_path / "rank.stacks"
+    with Runtime.start(EngineConfig(device="cpu"), ALONE, stack_path=path):
+        signal.raise_signal(signal.SIGUSR1)
+        assert "test_stacks_of_all_threads" in path.read_text()
+
+
+def test_a_wedged_teardown_is_left_behind(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(dist, "is_initialized", lambda: release.wait(30))
+    started = time.monotonic()
+    runtime_module._destroy_within(0.2)
+    assert time.monotonic() - started < 5
+    assert "did not close within" in capsys.readouterr().err
+    release.set()

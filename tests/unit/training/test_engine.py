@@ -1,0 +1,206 @@
+"""The loop on one rank: the same numbers as a bare loop, steps judged, hooks in order, budgets kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.distributed.toy import ToyLoader, ToyStage
+from ups.config.schema import EngineConfig
+from ups.config.stage import OperatorStageConfig
+from ups.distributed.agreement import Status
+from ups.distributed.environment import RankEnvironment
+from ups.distributed.runtime import Runtime
+from ups.distributed.strategies import spread
+from ups.errors import TrainingError
+from ups.record.blackbox import Phase
+from ups.training.box import NullBox
+from ups.training.engine import Engine
+from ups.training.progress import Progress
+
+PLAIN = {"device": "cpu", "threads": 1, "ema": {"enabled": False}}
+
+
+def build(
+    runtime: Runtime, *, micro_batch: int | None = None, engine: dict[str, Any] | None = None, **length: Any
+) -> Engine:
+    config = EngineConfig.model_validate(PLAIN | (engine or {}))
+    loader = ToyLoader(runtime.place, micro_batch=micro_batch)
+    stage_length = OperatorStageConfig.model_validate({"steps": 4} | length)
+    strategy = spread(ToyStage(), runtime, config)
+    return Engine(runtime, strategy, loader, config=config, length=stage_length, global_batch=loader.global_batch)
+
+
+@pytest.fixture
+def runtime():  # type: ignore[no-untyped-def]
+    with Runtime.start(EngineConfig.model_validate(PLAIN), RankEnvironment()) as runtime:
+        yield runtime
+
+
+def flat(engine: Engine) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().double() for p in engine.strategy.stage.parameters()])
+
+
+def test_the_engine_is_a_plain_loop_with_exact_averaging(runtime: Runtime) -> None:
+    optim = {"type": "sgd", "learning_rate": 0.05, "beta1": 0.0, "weight_decay": 0.0, "clip_norm": 0.5}
+    engine = build(runtime, optim=optim | {"warmup_fraction": 0.0, "final_fraction": 1.0})
+    stage = ToyStage()
+    loader = ToyLoader(runtime.place)
+    batches = iter(loader)
+    for _ in range(4):
+        stage.zero_grad()
+        (sum(stage(next(batches)).total for _ in range(2)) / 2).backward()
+        torch.nn.utils.clip_grad_norm_(stage.parameters(), 0.5)
+        with torch.no_grad():
+            for p in stage.parameters():
+                assert p.grad is not None
+                p -= 0.05 * p.grad
+    assert engine.run() == 0
+    bare = torch.cat([p.detach().flatten().double() for p in stage.parameters()])
+    assert float((flat(engine) - bare).norm() / bare.norm()) < 1e-7
+
+
+def test_micro_batches_do_not_change_the_result(runtime: Runtime) -> None:
+    whole, cut = build(runtime), build(runtime, micro_batch=2)
+    whole.run()
+    cut.run()
+    assert float((flat(whole) - flat(cut)).norm() / flat(whole).norm()) < 1e-6
+    assert cut.loader.batches_per_step == 4 * whole.loader.batches_per_step
+
+
+def test_recomputed_activations_do_not_change_the_result(runtime: Runtime) -> None:
+    plain, recomputed = build(runtime), build(runtime, engine={"activation_checkpointing": True})
+    plain.run()
+    recomputed.run()
+    assert torch.equal(flat(plain), flat(recomputed))
+
+
+def test_bfloat16_keeps_float32_weights_and_learns(runtime: Runtime) -> None:
+    engine = build(runtime, engine={"precision": "bfloat16"}, steps=20, optim={"learning_rate": 1e-2})
+    losses = record_losses(engine)
+    engine.run()
+    assert {p.dtype for p in engine.strategy.stage.parameters()} == {torch.float32}
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def record_losses(engine: Engine) -> list[float]:
+    losses: list[float] = []
+    engine.hooks.append(Do(lambda e, _: losses.append(e.meters.reduce().get("loss", math.nan))))
+    return losses
+
+
+class Do:
+    """A hook made of functions."""
+
+    def __init__(
+        self, step: Callable[[Engine, Status], Any] | None = None, end: Callable[[Engine], Any] | None = None
+    ) -> None:
+        self._step, self._end = step, end
+
+    def after_step(self, engine: Engine, agreed: Status) -> None:
+        if self._step is not None:
+            self._step(engine, agreed)
+
+    def at_end(self, engine: Engine) -> None:
+        if self._end is not None:
+            self._end(engine)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_but_the_count(runtime: Runtime) -> None:
+    engine = build(runtime)
+    stage = engine.strategy.stage
+    assert isinstance(stage, ToyStage)
+    stage.hurt = lambda batch: math.inf if batch.stage_step == 2 else 1.0
+    seen: list[torch.Tensor] = []
+    engine.hooks.append(Do(lambda e, _: seen.append(flat(e))))
+    losses = record_losses(engine)
+    engine.run()
+    assert torch.equal(seen[1], seen[2])
+    assert not torch.equal(seen[2], seen[3])
+    assert math.isnan(losses[2])
+    assert (engine.progress.skipped, engine.progress.skipped_in_row, engine.progress.updates) == (1, 0, 3)
+
+
+def test_too_many_steps_in_a_row_that_are_not_finite_stop_the_run(runtime: Runtime) -> None:
+    engine = build(runtime, engine={"max_skipped_steps": 2}, steps=9)
+    stage = engine.strategy.stage
+    assert isinstance(stage, ToyStage)
+    stage.hurt = lambda batch: math.nan if batch.stage_step in (1, 3, 4) else 1.0
+    with pytest.raises(TrainingError, match=r"2 steps in a row .* at step 5"):
+        engine.run()
+
+
+def test_hooks_run_in_order_after_every_step_and_once_at_the_end(runtime: Runtime) -> None:
+    engine = build(runtime, steps=2)
+    seen: list[str] = []
+    engine.hooks += [
+        Do(lambda e, _: seen.append("first"), lambda e: seen.append("first end")),
+        Do(lambda e, _: seen.append("second"), lambda e: seen.append("second end")),
+    ]
+    engine.run()
+    assert seen == ["first", "second"] * 2 + ["first end", "second end"]
+
+
+def test_a_wish_to_stop_ends_the_loop_after_a_whole_step(runtime: Runtime) -> None:
+    engine = build(runtime, steps=9)
+    ends: list[str] = []
+    engine.hooks.append(
+        Do(lambda e, _: e.progress.step == 3 and e.wishes.ask_to_stop(15), lambda e: ends.append("end"))
+    )
+    assert engine.run() == 15
+    assert engine.progress.step == 4
+    assert not engine.progress.stage_finished
+    assert ends == []
+
+
+def test_the_average_is_the_product_of_a_stage(runtime: Runtime) -> None:
+    engine = build(runtime, engine={"ema": {"enabled": True, "decay": 0.5}})
+    before: list[torch.Tensor] = []
+    engine.hooks.append(Do(lambda e, _: before.append(flat(e))))
+    engine.run()
+    assert engine.ema is not None
+    averages = torch.cat([t.flatten().double() for t in engine.ema.tensors.values()])
+    assert torch.equal(averages, flat(engine))
+    assert not torch.equal(before[-1], flat(engine))
+
+
+def test_a_time_budget_fixes_the_length_and_the_schedule_runs_to_its_end(runtime: Runtime) -> None:
+    engine = build(runtime, steps=None, budget_seconds=1.0, optim={"learning_rate": 1.0, "clip_norm": 1e-9})
+    rates: list[float] = []
+    engine.hooks.append(Do(lambda e, _: rates.append(e.learning_rate)))
+    engine.run()
+    progress = engine.progress
+    assert progress.stage_step == progress.total_steps == len(rates) > 5
+    assert 0.05 <= progress.budget_used_seconds < 0.5
+    assert rates[-1] == pytest.approx(0.01)
+    assert max(rates) <= 1.0
+
+
+def test_a_resumed_budget_keeps_the_number_of_steps(runtime: Runtime) -> None:
+    engine = build(runtime, steps=None, budget_seconds=1e6)
+    engine.progress = Progress(stage_step=3, step=3, total_steps=5)
+    engine.run()
+    assert engine.progress.stage_step == 5
+
+
+class Log(NullBox):
+    def __init__(self) -> None:
+        self.phases: list[Phase] = []
+
+    def record(self, phase: Phase, step: int, *args: Any, **options: Any) -> None:
+        self.phases.append(phase)
+
+    def issue(self, operation: str, phase: Phase, step: int, *args: Any, **options: Any) -> None:
+        self.phases.append(phase)
+
+
+def test_the_black_box_sees_every_phase_of_a_step(runtime: Runtime) -> None:
+    engine = build(runtime, steps=1)
+    box = engine.box = Log()
+    engine.run()
+    one = [Phase.DATA, Phase.FORWARD, Phase.BACKWARD]
+    assert box.phases == [Phase.DATA, *one, *one, Phase.SYNC, Phase.OPTIMIZER]

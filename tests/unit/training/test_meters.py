@@ -1,0 +1,28 @@
+"""Means are weighted by samples, and begin anew with each row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ups.training.meters import Meters
+
+
+def test_means_are_over_samples_not_over_batches() -> None:
+    meters = Meters(torch.device("cpu"), distributed=False)
+    meters.add(torch.tensor(1.0), {"train/a/loss": torch.tensor(1.0)}, 1)
+    meters.add(torch.tensor(4.0), {"train/b/loss": torch.tensor(4.0)}, 3)
+    assert meters.reduce() == {
+        "loss": pytest.approx(3.25),
+        "train/a/loss": pytest.approx(1.0),
+        "train/b/loss": pytest.approx(4.0),
+    }
+    assert meters.reduce() == {}
+
+
+def test_counting_leaves_no_graph_behind() -> None:
+    meters = Meters(torch.device("cpu"), distributed=False)
+    weight = torch.ones((), requires_grad=True)
+    for _ in range(2):
+        meters.add(weight * 2, {}, 1)
+    assert not meters._sums["loss"].requires_grad
