@@ -39,7 +39,8 @@ def draw(reader: Reader, path: str | Path, *, split: str = "train") -> Path:
     elif len(reader.space) == 1:
         _draw_lines(figure, reader, split, chosen)
     else:
-        _draw_frames(figure, reader, split, chosen[:2])
+        many = reader.task.num_channels("state") > 1
+        _draw_frames(figure, reader, split, chosen[:1] if many else chosen)
     figure.suptitle(_title(reader), fontsize=12)
     target = Path(path)
     try:
@@ -58,9 +59,9 @@ def _draw_lines(figure: Any, reader: Reader, split: str, chosen: list[int]) -> N
     axes = figure.subplots(len(names), len(chosen) + 1, squeeze=False)
     labels = _labels(reader, "state")
     for row, name in enumerate(names):
-        style = _style(np.stack([w.state[:, row] for w in windows]))
         for column, window in enumerate(windows):
             axis = axes[row, column]
+            style = _style(window.state[:, row])  # of each trajectory: amplitudes may differ by orders
             edges = (_edges(x), _edges(times))
             image = axis.pcolormesh(*edges, window.state[:, row], shading="flat", rasterized=True, **style)
             axis.set_xlabel(_axis_label(reader, 0))
@@ -68,7 +69,7 @@ def _draw_lines(figure: Any, reader: Reader, split: str, chosen: list[int]) -> N
                 axis.set_ylabel(_time_label(reader))
             if row == 0:
                 axis.set_title(_name_of(reader, window), fontsize=9)
-        figure.colorbar(image, ax=axes[row, : len(chosen)].tolist(), label=labels[name], fraction=0.04, pad=0.01)
+            figure.colorbar(image, ax=axis, label=labels[name] if column == len(windows) - 1 else None, pad=0.01)
         _draw_profiles(axes[row, -1], windows[0].state[:, row], x, times, labels[name])
         axes[row, -1].set_xlabel(_axis_label(reader, 0))
         if row == 0:
@@ -84,7 +85,7 @@ def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> No
         axis.plot(x, values[frame], color=colour, linewidth=1.2, label=f"t = {times[frame]:.3g}")
     axis.set_ylabel(label)
     axis.grid(alpha=0.25)
-    axis.legend(fontsize=7, frameon=False)
+    axis.legend(fontsize=7, framealpha=0.7, borderpad=0.2, loc="best")
 
 
 def _draw_frames(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
@@ -126,7 +127,8 @@ def _draw_steady(figure: Any, reader: Reader, split: str, chosen: list[int]) -> 
             axis = axes[row, column]
             values = getattr(window, role)[channel]
             asked = "given" if role == "static" else "asked for"
-            axis.set_title(f"{_name_of(reader, window) if column == 0 else ''} {name} ({asked})".strip(), fontsize=9)
+            head = f"{_name_of(reader, window)}: " if column == 0 else ""
+            axis.set_title(f"{head}{name} ({asked})", fontsize=9)
             axis.set_xlabel(_axis_label(reader, 0))
             if len(reader.space) == 1:
                 axis.plot(reader.coordinates[0], values)
