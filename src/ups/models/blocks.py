@@ -10,6 +10,7 @@ size 1, so that one code path serves 1D, 2D and 3D.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -103,6 +104,35 @@ def window_mask(partition: Partition, device: torch.device) -> Tensor | None:
             side = side + (index < shift).reshape(shape).long() * 2**axis
     groups = split_windows(side.reshape(1, -1, 1), partition)[:, :, 0]  # (W, M)
     return groups[:, :, None] == groups[:, None, :]
+
+
+def neighbour(x: Tensor, axis: int, step: int, periodic: bool) -> Tensor:
+    """Grid x (B, *N, D) -> at each token the one `step` (1 or -1) further along `axis`; 0 behind an end."""
+    dim = axis + 1
+    size = x.shape[dim]
+    first, rest = (0, 1) if step > 0 else (size - 1, 0)
+    edge, inner = x.narrow(dim, first, 1), x.narrow(dim, rest, size - 1)
+    edge = edge if periodic else torch.zeros_like(edge)
+    return torch.cat([inner, edge] if step > 0 else [edge, inner], dim)
+
+
+class NeighbourMixing(nn.Module):
+    """Adds to each token a linear map of its nearest neighbours: a patch sees what stands around it at once.
+
+    weight (axes, sides, D, D): sliced by the number of axes in use.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2, width, width) * (2 * width) ** -0.5)
+
+    def forward(self, x: Tensor, periodic: Sequence[bool]) -> Tensor:
+        """x (B, *N, D), periodic for each axis -> (B, *N, D)."""
+        axes = range(len(periodic))
+        there = [neighbour(x, axis, step, periodic[axis]) for axis in axes for step in (-1, 1)]
+        weight = self.weight[: len(periodic)].flatten(0, 2)  # (axes * sides * D, D)
+        mixed: Tensor = x + torch.cat(there, dim=-1).to(weight.dtype) @ weight * len(periodic) ** -0.5
+        return mixed
 
 
 class RelativeBias(nn.Module):

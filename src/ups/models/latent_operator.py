@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from ups.config.model import LatentOperatorConfig
 from ups.models.blocks import (
     Block,
+    NeighbourMixing,
     Partition,
     RelativeBias,
     Triple,
@@ -42,6 +43,7 @@ class LatentOperator(nn.Module):
         self.config = config
         self.conditioning = Conditioning(vocabulary, config.width)
         self.positions = Positions(config.width)
+        self.entry = NeighbourMixing(config.width) if config.neighbour_mixing else None
         self.relative_bias = RelativeBias(config.depth * config.num_heads)
         self.blocks = nn.ModuleList(
             Block(config.width, config.num_heads, config.mlp, config.mlp_ratio) for _ in range(config.depth)
@@ -58,7 +60,10 @@ class LatentOperator(nn.Module):
         """tokens (B, *N, D), parameters (B, P) normalised, dt (B,) -> update (B, *N, D)."""
         grid = tokens.shape[1:-1]
         condition = self.conditioning(task, parameters, dt, [c.shape[0] for c in coordinates])
-        x = (tokens + self.positions(task, grid, coordinates)).flatten(1, -2)  # (B, L, D)
+        x = tokens + self.positions(task, grid, coordinates)
+        if self.entry is not None:
+            x = self.entry(x, [axis.boundary == "periodic" for axis in task.axes])
+        x = x.flatten(1, -2)  # (B, L, D)
         partitions = self.partitions(task, grid)
         biases = self.biases(partitions)
         for block, bias, partition in zip(self.blocks, biases, partitions, strict=True):
