@@ -86,6 +86,9 @@ def injected(phase: str, step: int, rank: int) -> None:
     elif kind == "stop_worker":
         os.kill(CHILDREN[0].pid, signal.SIGSTOP)
         time.sleep(3600)
+    elif kind == "damage":
+        newest = max((RUN_DIR / "checkpoints").glob("step_*")) / "state.json"
+        newest.write_text(newest.read_text().replace("0x1", "0x2", 1))
     elif kind == "skip_collective":
         global SKIP
         SKIP = True

@@ -73,7 +73,8 @@ class Attempt:
     notice: Callable[[dict[str, Any]], None]
     on_look: Callable[[list[RankView]], None] = lambda views: None
     _views: list[RankView] = field(default_factory=list)
-    _named: set[tuple[int, int]] = field(default_factory=set)
+    # (rank, number of the record) -> how long it had stood still when it was named
+    _named: dict[tuple[int, int], float] = field(default_factory=dict)
     _asked_ns: int = 0
     _asked: set[int] = field(default_factory=set)
     _oom_before: dict[str, int] = field(default_factory=dict)
@@ -184,13 +185,12 @@ class Attempt:
         key = (found.view.rank, found.record.number)
         if key in self._named and not found.kill:
             return None
-        noticed = time.monotonic()
-        stacks.capture(self._views)
+        stacks.capture(self._views, native=found.kill)
         view = self._who_is_not_waiting(found)
         frame = view.stack_location() or stacks.spied_location(view)
         at = frame.short() if frame else "-"
         if key not in self._named:
-            self._named.add(key)
+            self._named[key] = found.seconds
             self._tell_slow(found, view, at)
         if not found.kill:
             return None
@@ -198,7 +198,7 @@ class Attempt:
         usual = "never seen before" if found.usual_seconds is None else f"usually {found.usual_seconds:.3g} s"
         message = f"no progress for {found.seconds:.1f} s in {phase} ({usual})"
         sighting = Sighting(view.rank, found.record.time_ns, found.cause, step, phase, at, message=message)
-        return _Verdict(sighting, found.seconds + time.monotonic() - noticed)
+        return _Verdict(sighting, self._named[key])
 
     def _who_is_not_waiting(self, found: Standstill) -> RankView:
         """Among ranks that are level, the one whose own stack is not inside a collective."""
@@ -219,7 +219,8 @@ class Attempt:
         self.notice({"attempt": self.number, "time_wall": time.time(), "rank": view.rank, "line": line})
 
     def _of_mismatch(self, found: Mismatch) -> _Verdict:
-        stacks.capture(self._views)
+        noticed_ns = time.monotonic_ns()
+        stacks.capture(self._views, native=False)
         message = (
             f"collective {found.number}: rank {found.rank} issued {found.operation} of step {found.step}, "
             f"its peers {found.expected} of step {found.expected_step}"
@@ -233,7 +234,7 @@ class Attempt:
             found.phase,
             message=message,
         )
-        return _Verdict(sighting, (time.monotonic_ns() - found.time_ns) / 1e9)
+        return _Verdict(sighting, (noticed_ns - found.time_ns) / 1e9)
 
     def _failed(self, launcher: Launcher, own: _Verdict | None) -> Outcome:
         """Gather what all ranks have to say, end them, and find the first cause."""

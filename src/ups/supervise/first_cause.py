@@ -90,6 +90,9 @@ def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
     time_ns, code = int(ended["time_monotonic_ns"]), int(ended["code"])
     if ended_ns is not None and time_ns > ended_ns and code < 0:
         return None
+    if ended.get("launcher_gone"):
+        text = "torchrun was killed beside its ranks, which went with it"
+        return Sighting(view.rank, time_ns, "launcher_failed", step, phase, message=text)
     cause, at, cascade, message = causes.cause_of_exit(code), "-", False, ""
     name = causes.base_name(cause)
     if name == "signal":

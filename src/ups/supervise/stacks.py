@@ -22,13 +22,17 @@ from ups.record.location import Frame, innermost
 from ups.supervise.rank_view import RankView
 
 _ANSWER_SECONDS = 2.0
-_SPY_SECONDS = 10.0
+_SPY_SECONDS = 3.0
+_SPY_NATIVE_SECONDS = 10.0
 _MAX_SPIED = 8
 _SPY_FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<path>[^()]+\.py):(?P<line>\d+)\)\s*$", re.MULTILINE)
 
 
-def capture(views: Sequence[RankView]) -> None:
-    """Take the stacks of all living ranks into their own failure files; bounded in time, never raises."""
+def capture(views: Sequence[RankView], *, native: bool) -> None:
+    """Take the stacks of all living ranks into their own failure files; bounded in time, never raises.
+
+    `native` adds frames of C and C++, which takes seconds: for ranks that are about to be ended, not for slow ones.
+    """
     living = [view for view in views if view.alive and view.pid and process_tree.is_alive(view.pid)]
     sizes = {}
     for view in living:
@@ -40,7 +44,7 @@ def capture(views: Sequence[RankView]) -> None:
     while waiting and time.monotonic() < deadline:
         waiting = [view for view in waiting if _size(_stacks_file(view)) == sizes[view.rank]]
         time.sleep(0.02)
-    _spy(living)
+    _spy(living, native)
 
 
 def spied_location(view: RankView) -> Frame | None:
@@ -54,7 +58,7 @@ def spied_location(view: RankView) -> Frame | None:
     return innermost(reversed(frames))
 
 
-def _spy(views: Sequence[RankView]) -> None:
+def _spy(views: Sequence[RankView], native: bool) -> None:
     # Beside the interpreter first: a virtual environment need not be on the PATH.
     program = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
     if program is None:
@@ -63,10 +67,11 @@ def _spy(views: Sequence[RankView]) -> None:
     for view in views[:_MAX_SPIED]:
         with contextlib.suppress(OSError):
             file = _spy_file(view).open("ab")
-            stopped = ["--nonblocking"] if _state(view) == "T" else ["--native"]
-            command = [program, "dump", "--pid", str(view.pid), "--full-filenames", *stopped]
+            # Native frames need the process to be paused, which a stopped one does not answer to.
+            how = "--native" if native and _state(view) != "T" else "--nonblocking"
+            command = [program, "dump", "--pid", str(view.pid), "--full-filenames", how]
             running.append((subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL), file))
-    deadline = time.monotonic() + _SPY_SECONDS
+    deadline = time.monotonic() + (_SPY_NATIVE_SECONDS if native else _SPY_SECONDS)
     for process, file in running:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))

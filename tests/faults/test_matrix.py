@@ -1,0 +1,240 @@
+"""The fault matrix on toy ranks: each fault named by rank, phase and cause, survived, and nothing left running.
+
+Faults share launches: attempt after attempt meets the next one and the run must still complete with the bytes of a run
+that met none. The names m1, m2, ... are the rows of the fault matrix. The bars are the product's: a death is noticed
+within 2 s, all ranks are down within 5 s; UPS_TEST_PATIENCE multiplies them where the machine is shared.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.supervised import Result, run, start
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+PATIENCE = float(os.environ.get("UPS_TEST_PATIENCE", "1"))
+LINE_OF_PERSON_CODE = 1 + next(
+    n
+    for n, line in enumerate(Path(__file__).with_name("toy_rank.py").read_text().splitlines())
+    if "shard_0003.h5" in line
+)
+
+
+def fault(kind: str, rank: int, step: int, phase: str, **more: Any) -> dict[str, Any]:
+    return {"kind": kind, "rank": rank, "step": step, "phase": phase, **more}
+
+
+def told(result: Result) -> list[tuple[int, str, str]]:
+    return [(f["rank"], f["phase"], f["cause"]) for f in result.faults]
+
+
+def check_every_fault_was_printed_once_and_handled_in_time(result: Result) -> None:
+    assert len(result.failed_lines) == len(result.faults)
+    for line, found in zip(result.failed_lines, result.faults, strict=True):
+        assert f"rank={found['rank']}/{found['world']} " in line
+        assert f" cause={found['cause']} " in line
+        assert found["down_after_seconds"] <= 5 * PATIENCE
+        if not found["cause"].startswith(("stopped", "stalled", "deadline")):
+            assert found["noticed_after_seconds"] <= 2 * PATIENCE
+        assert found["lost_steps"] <= 10
+    assert result.orphans == []
+    assert all(attempt["orphans"] == 0 for attempt in result.document["attempts"])
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    with socket.socket() as taken:  # M13: the port that everybody's launcher would like to have
+        with contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", 29500))
+            taken.listen()
+        return run(tmp_path_factory.mktemp("clean") / "run")
+
+
+def test_m13_m22_with_its_usual_port_taken_a_clean_run_is_proven_and_raises_no_alarm(clean: Result) -> None:
+    assert clean.code == 0
+    assert clean.failed_lines == []
+    assert clean.document["notices"] == []
+    assert "state=completed" in clean.verdict
+    assert clean.orphans == []
+    assert len(clean.digests) == 1
+
+
+def test_m1_m2_m3_m4_deaths_are_named_and_survived(tmp_path: Path, clean: Result) -> None:
+    result = run(
+        tmp_path / "run",
+        fault("exception", 1, 3, "forward"),
+        fault("kill", 0, 7, "backward", signal="SIGKILL"),
+        fault("crash", 1, 11, "optimizer", signal="SIGSEGV"),
+        fault("os_exit", 0, 16, "data"),
+        fault("crash", 0, 0, "init", signal="SIGABRT"),
+        fault("sys_exit", 1, 18, "forward"),
+        restarts=3,
+        workers=1,
+        timeout_seconds=280,
+    )
+    assert result.code == 0
+    assert told(result) == [
+        (1, "forward", "exception(FileNotFoundError)"),
+        (0, "backward", "killed(SIGKILL)"),
+        (1, "optimizer", "signal(SIGSEGV)"),
+        (0, "data", "early_exit(0)"),
+        (0, "init", "signal(SIGABRT)"),
+        (1, "forward", "early_exit(0)"),
+    ]
+    places = [found["at"] for found in result.faults]
+    assert places[0].endswith(f"toy_rank.py:{LINE_OF_PERSON_CODE}")
+    assert places[1] == places[3] == "-"
+    assert all("toy_rank.py:" in places[n] for n in (2, 4, 5))
+    check_every_fault_was_printed_once_and_handled_in_time(result)
+    assert result.digests == clean.digests
+
+
+def test_m1_without_restarts_the_run_fails_with_one_line(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", fault("exception", 3, 10, "optimizer"), ranks=4, interval=4)
+    assert result.code == 6
+    assert told(result) == [(3, "optimizer", "exception(FileNotFoundError)")]
+    assert (result.faults[0]["checkpoint"], result.faults[0]["lost_steps"]) == (8, 2)
+    assert result.faults[0]["action"] == "stop(restarts_off)"
+    assert "state=failed" in result.verdict
+    check_every_fault_was_printed_once_and_handled_in_time(result)
+
+
+def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place(tmp_path: Path, clean: Result) -> None:
+    result = run(
+        tmp_path / "run",
+        fault("kill", 0, 3, "data", signal="SIGSTOP"),
+        fault("hold_the_lock", 1, 7, "backward"),
+        fault("skip_collective", 1, 12, "backward"),
+        fault("wrong_shape", 0, 16, "forward"),
+        fault("stop_worker", 1, 18, "data"),
+        restarts=3,
+        workers=1,
+        timeout_seconds=280,
+    )
+    assert result.code == 0
+    assert told(result) == [
+        (0, "data", "stopped(SIGSTOP)"),
+        (1, "backward", "stalled"),
+        (1, "sync", "collective_mismatch(all_reduce(asked,int64[1]))"),
+        (0, "sync", "collective_mismatch(all_reduce(gradient,float32[5]))"),
+        (1, "data", "stopped(SIGSTOP)"),
+    ]
+    assert all("toy_rank.py:" in result.faults[n]["at"] for n in (1, 3))
+    assert "SLOW rank=1/2 step=7 phase=backward" in result.output
+    for found in result.faults:
+        assert found["noticed_after_seconds"] <= 10 * PATIENCE
+    check_every_fault_was_printed_once_and_handled_in_time(result)
+    assert result.digests == clean.digests
+
+
+def test_m9b_lack_of_memory_is_cured_by_half_the_micro_batch(tmp_path: Path, clean: Result) -> None:
+    memory = fault("out_of_memory", 1, 7, "forward", fits=2)
+    result = run(tmp_path / "run", memory, memory, memory, restarts=3, micro_batch=8, timeout_seconds=200)
+    assert result.code == 0
+    assert [found["cause"] for found in result.faults] == ["out_of_memory", "out_of_memory"]
+    assert [found["action"] for found in result.faults] == [
+        "restart 1/3(engine.micro_batch=4)",
+        "restart 2/3(engine.micro_batch=2)",
+    ]
+    assert result.document["overrides"] == {"engine.micro_batch": 2}
+    assert result.digests == clean.digests
+
+
+def test_m10_sigterm_is_a_wish_to_save_and_leave(tmp_path: Path) -> None:
+    started = start(tmp_path / "run", step_seconds=0.05, steps=2000, interval=1000, workers=1)
+    started.wait_for(lambda: rank_is_at_step(started.run_dir, 10))
+    started.process.send_signal(signal.SIGTERM)
+    result = started.finish(30 * PATIENCE)
+    assert result.code == 143
+    assert result.failed_lines == []
+    assert "state=preempted" in result.verdict
+    assert " lost=0" in result.verdict
+    assert result.orphans == []
+    saved = result.document["checkpoint"]
+    resumed = run(tmp_path / "run", steps=saved + 3)
+    assert resumed.code == 0
+    assert resumed.document["attempts"][1]["from_checkpoint"] == saved
+
+
+def test_m15_slow_but_healthy_is_never_killed(tmp_path: Path, clean: Result) -> None:
+    result = run(
+        tmp_path / "run",
+        fault("sleep", 0, 10, "save", seconds=8),
+        deadlines={"name_floor_seconds": 0.5, "kill_floor_seconds": 2.0},
+        save_deadline=60,
+    )
+    assert result.code == 0
+    assert result.failed_lines == []
+    assert result.document["notices"] == []
+    assert result.digests == clean.digests
+
+
+def test_m15_a_straggler_is_named_and_left_alone(tmp_path: Path, clean: Result) -> None:
+    result = run(
+        tmp_path / "run",
+        fault("sleep", 1, 10, "data", seconds=4),
+        deadlines={"name_floor_seconds": 1.0, "kill_floor_seconds": 60.0},
+    )
+    assert result.code == 0
+    assert result.failed_lines == []
+    assert [notice["rank"] for notice in result.document["notices"]] == [1]
+    assert "SLOW rank=1/2 step=10 phase=data" in result.output
+    assert result.digests == clean.digests
+
+
+def test_m17_a_wedged_teardown_and_a_killed_launcher_end_in_time(tmp_path: Path) -> None:
+    result = run(
+        tmp_path / "run",
+        fault("kill_parent", 1, 7, "forward"),
+        fault("sleep", 1, 20, "teardown", seconds=3600),
+        restarts=2,
+        workers=1,
+        timeout_seconds=200,
+    )
+    assert result.code == 0
+    causes = [found["cause"] for found in result.faults]
+    assert causes == ["launcher_failed", "deadline(teardown)"]
+    assert result.faults[1]["rank"] == 1
+    assert result.orphans == []
+
+
+def test_m4_m11_a_success_that_cannot_be_proven_is_no_success(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", fault("damage", 0, 20, "teardown"))
+    assert result.code == 6
+    assert [found["cause"] for found in result.faults] == ["unproven(final_checkpoint)"]
+    assert "state=failed" in result.verdict
+
+
+def test_m17_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
+    started = start(tmp_path / "run", {"daemon": True, "kind": "", "rank": 9, "phase": ""}, steps=100_000, workers=2)
+    started.wait_for(lambda: rank_is_at_step(started.run_dir, 5))
+    started.process.kill()
+    started.process.communicate()
+    assert started.leftovers(10.0) == []
+
+
+def test_m20_the_same_crash_at_the_same_step_stops_at_the_third_time(tmp_path: Path) -> None:
+    again = fault("exception", 1, 7, "data")
+    result = run(tmp_path / "run", again, again, again, again, restarts=50, timeout_seconds=200)
+    assert result.code == 6
+    assert [found["action"] for found in result.faults] == ["restart 1/50", "restart 2/50", "stop(same_fault_3_times)"]
+    assert result.orphans == []
+
+
+def rank_is_at_step(run_dir: Path, step: int) -> bool:
+    """Whether a living rank 0 has reached `step`, by its black box."""
+    from ups.errors import UpsError
+    from ups.supervise.run_file import read_run
+    from ups.supervise.status import rank_statuses
+
+    try:
+        rows = rank_statuses(run_dir, read_run(run_dir))
+    except (UpsError, OSError):
+        return False
+    return any(row.step >= step for row in rows)
