@@ -38,6 +38,8 @@ def test_weights_come_back_bit_for_bit(tmp_path):
     ]  # fmt: skip
 
 
+@pytest.mark.processes
+@pytest.mark.timeout(120)
 def test_loading_needs_neither_training_code_nor_distributed_nor_pickle(tmp_path):
     code = (
         "import sys, ups; s = ups.Simulator.load(sys.argv[1], device='cpu'); "
@@ -46,7 +48,7 @@ def test_loading_needs_neither_training_code_nor_distributed_nor_pickle(tmp_path
         "print(bad, list(s.tasks))"
     )
     path = make_bundle(tmp_path / "b")
-    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.strip() == "[] ['advection', 'flow', 'darcy']"
 
 
