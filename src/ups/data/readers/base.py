@@ -113,9 +113,17 @@ class Reader(Protocol):
         ...
 
     def read_block(
-        self, split: str, trajectories: Sequence[int], start_frames: Sequence[int], num_frames: int
+        self,
+        split: str,
+        trajectories: Sequence[int],
+        start_frames: Sequence[int],
+        num_frames: int,
+        out: WindowBlock | None = None,
     ) -> WindowBlock:
-        """Many windows of equal length, each read straight into its place in one array."""
+        """Many windows of equal length, each read straight into its place in one array.
+
+        out: an earlier answer of the same size, to be overwritten and returned: large new arrays cost page faults.
+        """
         ...
 
     def where(self, split: str, trajectory: int) -> str:
@@ -188,14 +196,17 @@ class GridReader(ABC):
         )
 
     def read_block(
-        self, split: str, trajectories: Sequence[int], start_frames: Sequence[int], num_frames: int
+        self,
+        split: str,
+        trajectories: Sequence[int],
+        start_frames: Sequence[int],
+        num_frames: int,
+        out: WindowBlock | None = None,
     ) -> WindowBlock:
         self._check_request(split, trajectories, start_frames, num_frames)
-        num_samples, channels, stride = len(trajectories), self._num_channels, self.subsampling.time_stride
-        state = np.empty((num_samples, num_frames, channels["state"], *self._space), np.float32)
-        static = np.empty((num_samples, channels["static"], *self._space), np.float32)
-        target = np.empty((num_samples, channels["target"], *self._space), np.float32)
-        parameters = np.empty((num_samples, self._num_parameters), np.float32)
+        channels, stride = self._num_channels, self.subsampling.time_stride
+        block = self._empty_block(len(trajectories), num_frames, out)
+        state, static, target, parameters = block.state, block.static, block.target, block.parameters
         thin = self._thin if self.subsampling.space_stride > 1 else None
         for i, (trajectory, start) in enumerate(zip(trajectories, start_frames, strict=True)):
             if num_frames:
@@ -210,6 +221,22 @@ class GridReader(ABC):
                 target[i] = given if thin is None else thin(given)
             if self._num_parameters:
                 parameters[i] = self._parameters(split, trajectory)
+        return block
+
+    def _empty_block(self, num_samples: int, num_frames: int, out: WindowBlock | None) -> WindowBlock:
+        channels, space = self._num_channels, self._space
+        shapes = (
+            (num_samples, num_frames, channels["state"], *space),
+            (num_samples, channels["static"], *space),
+            (num_samples, channels["target"], *space),
+            (num_samples, self._num_parameters),
+        )
+        if out is not None:
+            arrays = (out.state, out.static, out.target, out.parameters)
+            if tuple(a.shape for a in arrays) != shapes or any(a.dtype != np.float32 for a in arrays):
+                raise ValueError(f"the arrays of `out` must be float32 of shapes {shapes}")
+            return replace(out, task=self._task, dt=self._task.dt, coordinates=self._coordinates)
+        state, static, target, parameters = (np.empty(shape, np.float32) for shape in shapes)
         return WindowBlock(self._task, state, static, target, parameters, self._task.dt, self._coordinates)
 
     def identity(self) -> str:

@@ -29,11 +29,11 @@ def read_region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
     if array.offset is not None:
         count = int(np.prod(array.shape))
         dtype = np.dtype(array.dtype)
-        mapped = _maps.get(key[0], lambda: _map_unchanged(key))
+        mapped = _maps.get((key[0], ()), lambda: _map_unchanged(key))
         data = mapped[array.offset : array.offset + count * dtype.itemsize]
         return np.asarray(data.view(dtype).reshape(array.shape)[region])
     try:
-        dataset = _files.get(key[0], lambda: _open_unchanged(key))[array.name]
+        dataset = _files.get((key[0], ()), lambda: _open_unchanged(key))[array.name]
         if "deflate" in array.filters:
             return _inflate_region(dataset, array, region)
         return np.asarray(dataset[region])

@@ -32,6 +32,7 @@ Array = npt.NDArray[Any]
 MAX_OPEN_FILES = 128
 _MISSING = np.uint64(2**64 - 1)
 _T = TypeVar("_T")
+FileKey = tuple[str, tuple[int, ...]]  # of an array or a file, and the position of a file in its grid
 
 
 class ProcessCache(Generic[_T]):
@@ -48,9 +49,9 @@ class ProcessCache(Generic[_T]):
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._items: OrderedDict[str, _T] = OrderedDict()
+        self._items: OrderedDict[FileKey, _T] = OrderedDict()
 
-    def get(self, key: str, opener: Callable[[], _T]) -> _T:
+    def get(self, key: FileKey, opener: Callable[[], _T]) -> _T:
         """The open file of that key; opened now if it is not among the recent ones."""
         if self._pid != os.getpid():
             self._reset()
@@ -68,11 +69,11 @@ class ProcessCache(Generic[_T]):
         return item
 
     def drop(self, prefix: str) -> None:
-        """Forget the files whose key starts with `prefix`; they close when the last reader lets go."""
+        """Forget the files below a path; they close when the last reader lets go."""
         if self._pid != os.getpid():
             self._reset()
         with self._lock:
-            for key in [k for k in self._items if k.startswith(prefix)]:
+            for key in [k for k in self._items if k[0].startswith(prefix)]:
                 del self._items[key]
 
 
@@ -121,8 +122,9 @@ class ShardFile:
 
 def open_shard(layout: ArrayLayout, position: tuple[int, ...]) -> ShardFile:
     """The mapped file at a grid position, from the cache of this process."""
-    path = layout.file(*position)
-    return _open_files.get(path, lambda: ShardFile(path, layout))
+    # Not the path of the file: building it costs more than finding it.
+    key = (layout.directory, position)
+    return _open_files.get(key, lambda: ShardFile(layout.file(*position), layout))
 
 
 def drop_files(directory: str) -> None:

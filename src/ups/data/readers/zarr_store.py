@@ -24,6 +24,7 @@ from ups.spec.task import Role, TaskSpec
 FORMAT = "ups-store"
 VERSION = 1
 MAX_COORDINATES = 1 << 20
+_ZEROS = (0,) * 8
 
 
 class StoreReader(GridReader):
@@ -194,6 +195,6 @@ def _read_vector(directory: Path, name: str, size: int) -> Float64:
 
 def _chunk_of(layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int) -> Array:
     rows = layout.shard_shape[0]
-    position = (trajectory // rows, frame_chunk // chunks_per_shard, *(0,) * (len(layout.shape) - 2))
+    position = (trajectory // rows, frame_chunk // chunks_per_shard, *_ZEROS[: len(layout.shape) - 2])
     number = trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
     return open_shard(layout, position).chunk(number)

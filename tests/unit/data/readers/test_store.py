@@ -146,6 +146,11 @@ def test_a_block_equals_its_windows(tmp_path: Path) -> None:
         np.testing.assert_array_equal(block.state[i], reader.read("train", which, start, 3).state)
     assert block.state.flags.c_contiguous
     assert block.state.flags.writeable
+    again = reader.read_block("train", [1, 2, 1], [0, 1, 2], 3, out=block)
+    assert again.state is block.state
+    np.testing.assert_array_equal(again.state[1], reader.read("train", 2, 1, 3).state)
+    with pytest.raises(ValueError, match="out"):
+        reader.read_block("train", [1], [0], 3, out=block)
 
 
 def test_zarr_and_xarray_open_it_with_names_and_coordinates(tmp_path: Path) -> None:
