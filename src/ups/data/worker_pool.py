@@ -32,7 +32,7 @@ import torch
 
 from ups.data.rank_source import ArrayBatch, RankSource
 from ups.data.worker_protocol import MAX_MESSAGE, REQUEST, BatchReply, ErrorReply, fault_file
-from ups.errors import ConfigError, DataError
+from ups.errors import ConfigError, DataError, MachineError
 from ups.record.causes import signal_name
 from ups.record.process_tree import read_process
 
@@ -80,6 +80,13 @@ class WorkerPool:
                 self._workers.append(worker)
                 self._by_file[worker.connection.fileno()] = worker
                 self._poll.register(worker.connection, select.POLLIN)
+        except OSError as error:
+            num_started = len(self._workers)
+            self.close()
+            raise MachineError(
+                f"only {num_started} of {num_workers} loader workers could be started: {error.strerror or error}",
+                hint="use fewer data.loader.workers, or raise the limits on processes and open files (ulimit -u, -n)",
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -251,17 +258,18 @@ class _ScanningPickler(pickle.Pickler):
 
 def _start(number: int, rank: int, payload: bytes) -> _Worker:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    source_file = os.memfd_create("ups-source", os.MFD_CLOEXEC)
+    source_file = -1
     # The death signal is tied to the thread that starts the process, so it is only asked for from the main thread,
     # which lives as long as the rank; without it the worker notices the closed socket at its next request.
     parent = os.getpid() if threading.current_thread() is threading.main_thread() else 0
-    arguments = [theirs.fileno(), source_file, parent, rank, number]
     path = os.pathsep.join(p for p in sys.path if p)
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
+        source_file = os.memfd_create("ups-source", os.MFD_CLOEXEC)
         with os.fdopen(os.dup(source_file), "wb") as file:
             file.write(payload)
         os.lseek(source_file, 0, os.SEEK_SET)
+        arguments = [theirs.fileno(), source_file, parent, rank, number]
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ups.data.worker", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
@@ -273,7 +281,8 @@ def _start(number: int, rank: int, payload: bytes) -> _Worker:
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        os.close(source_file)
+        if source_file >= 0:
+            os.close(source_file)
         theirs.close()
     return _Worker(number, process, ours)
 

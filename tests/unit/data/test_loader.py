@@ -23,7 +23,7 @@ from ups.config.schema import DataConfig
 from ups.data.loader import Loader, build_loader, evaluation_batches
 from ups.data.readers.zarr_store import StoreReader
 from ups.data.worker_pool import pickle_without_devices
-from ups.errors import CheckpointError, ConfigError, DataError
+from ups.errors import CheckpointError, ConfigError, DataError, MachineError
 from ups.spec.batch import Batch
 from ups.spec.place import Place
 
@@ -304,6 +304,21 @@ def test_few_descriptors_are_enough(wave: Path) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert [b.stage_step for b in batches] == list(range(1, 61))
+
+
+@pytest.mark.processes
+def test_workers_that_cannot_be_started_are_a_matter_of_the_machine(wave: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loader = loader_of(StoreReader(wave), workers=32)
+    before = sorted(os.listdir("/proc/self/fd"))
+    free = [n for n in range(soft) if str(n) not in before]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[8], hard))
+    try:
+        with pytest.raises(MachineError, match=r"only \d+ of 32 loader workers could be started: Too many open files"):
+            loader.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.processes
