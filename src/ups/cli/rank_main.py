@@ -20,7 +20,7 @@ from ups.record.failure import install_from_environment
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
-    from ups.record.blackbox import BlackBox
+    from ups.record.failure import Recorder
 
 
 def main(arguments: list[str]) -> int:
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     recorder = install_from_environment(run_dir)
     try:
         with recorder.watch():
-            return train(run_dir, read_recipe(run_dir), recorder.box)
+            return train(run_dir, read_recipe(run_dir), recorder)
     except Exception as error:  # noqa: BLE001 - the last handler of the process: keeps the traceback, sets the code
         traceback.print_exc()
         code = error.exit_code if isinstance(error, UpsError) else 1
@@ -54,7 +54,7 @@ def read_recipe(run_dir: Path) -> Recipe:
     return resolve(run_dir / CONFIG_NAME, overrides).recipe
 
 
-def train(run_dir: Path, recipe: Recipe, box: BlackBox | None) -> int:
+def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
     """All stages of a run from wherever it stands. Collective: all ranks."""
     from ups.cli.run_dir import read_statistics
     from ups.cli.stage_run import StageRun
@@ -65,6 +65,7 @@ def train(run_dir: Path, recipe: Recipe, box: BlackBox | None) -> int:
     from ups.training.progress import Progress
     from ups.training.wishes import Wishes
 
+    box = recorder.box
     with contextlib.ExitStack() as stack:
         runtime = stack.enter_context(Runtime.start(recipe.engine))
         readers = [open_task(task) for task in recipe.data.tasks]
@@ -79,6 +80,8 @@ def train(run_dir: Path, recipe: Recipe, box: BlackBox | None) -> int:
             runtime, run_dir, keep=recipe.checkpoint.keep, asynchronous=recipe.checkpoint.asynchronous
         )
         wishes = stack.enter_context(Wishes(recipe.engine.max_seconds))
+        # Entered last, so that it records before anything above closes a connection and misleads the peers.
+        stack.enter_context(recorder.watch())
         found = checkpointer.find()
         path, progress = found if found is not None else (None, Progress())
         while True:

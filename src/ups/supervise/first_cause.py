@@ -110,11 +110,10 @@ def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
 
 
 def clean(view: RankView) -> bool:
-    """Whether the rank left as it should: done, or asked to leave and saved."""
+    """Whether the rank left as it should: done, or asked to leave and saved. After that mark it has no duty left."""
     if view.exit is None:
         return False
-    code = int(view.exit["code"])
-    return (code == 0 and (view.finished or view.left)) or (code == 143 and view.left)
+    return view.left or (view.finished and int(view.exit["code"]) == 0)
 
 
 def exit_code_for(cause: str) -> int:

@@ -97,7 +97,8 @@ def _torchrun(ranks: int) -> list[str]:
         "--rdzv-endpoint=localhost:0",  # port 0: nothing to collide with
         "--local-addr=127.0.0.1",
         "--max-restarts=0",
-        "--shutdown-timeout=3",
+        # Ranks that were asked to leave do so one after the other; a fault's survivors are ended by the supervisor.
+        "--shutdown-timeout=30",
         "-m",
         "ups.record.rank_wrapper",
     ]
