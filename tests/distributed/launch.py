@@ -23,7 +23,7 @@ from typing import Any, Self
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.distributed.training", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["tests.distributed.training", "tests.distributed.parity", "torch._dynamo"])
 Check = Callable[[dict[str, Any]], Any]
 
 

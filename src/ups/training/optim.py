@@ -28,7 +28,8 @@ def build_optimizer(config: OptimConfig, parameters: Mapping[str, nn.Parameter])
     if config.type == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
     else:
-        optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.beta1, fused=True)
+        # Not fused: torch has no fused SGD for sharded parameters.
+        optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.beta1, foreach=True)
     for parameter in parameters.values():
         optimizer.state[parameter] = _zero_state(config.type, parameter, momentum=config.beta1 > 0)
     return optimizer

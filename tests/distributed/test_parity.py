@@ -1,0 +1,68 @@
+"""The same global batch gives the same weights, whoever computes it: on real tasks of 1D, 2D and steady kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.launch import launch
+from tests.distributed.mixture import write_mixture
+from tests.distributed.parity import LIMITS, Arrangement, distance, global_windows, run_variants
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+STEPS = 20
+# A representative part; `benchmarks/parity.py --full` runs every combination.
+KINDS = [("float64", "adamw"), ("float32", "sgd")]
+ARRANGEMENTS = [
+    Arrangement(2, "ddp", 1),
+    Arrangement(2, "ddp", 4),
+    Arrangement(2, "fsdp", 2),
+    Arrangement(4, "fsdp", 1),
+]
+
+
+def variants(*micro_batches: int) -> list[dict[str, Any]]:
+    return [{"precision": p, "optimizer": o, "micro_batch": m} for m in micro_batches for p, o in KINDS]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parity")
+
+
+@pytest.fixture(scope="module")
+def tasks(folder: Path) -> list[dict[str, Any]]:
+    return write_mixture(folder)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, tasks: list[dict[str, Any]]) -> list[Any]:
+    arguments = {"tasks": tasks, "folder": str(folder), "strategy": "single", "steps": STEPS, "label": "alone"}
+    return launch(run_variants, 1, deadline=120, arguments=arguments | {"variants": variants(8, 2)})
+
+
+def test_micro_batches_on_one_rank_change_nothing(alone: list[Any]) -> None:
+    for number, kind in enumerate(KINDS):
+        whole, cut = alone[0][number], alone[0][number + len(KINDS)]
+        assert distance(whole["weights"], cut["weights"]) <= LIMITS[kind]
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=str)
+def test_many_ranks_train_like_one(
+    arrangement: Arrangement, alone: list[Any], folder: Path, tasks: list[dict[str, Any]]
+) -> None:
+    arguments = {
+        "tasks": tasks,
+        "folder": str(folder),
+        "strategy": arrangement.strategy,
+        "steps": STEPS,
+        "label": f"{arrangement.strategy}_{arrangement.ranks}_{arrangement.accumulation}",
+        "variants": variants(arrangement.micro_batch),
+    }
+    results = launch(run_variants, arrangement.ranks, deadline=150, arguments=arguments)
+    for number, kind in enumerate(KINDS):
+        assert global_windows(results, number, STEPS) == global_windows(alone, number, STEPS)
+        assert distance(alone[0][number]["weights"], results[0][number]["weights"]) <= LIMITS[kind]
