@@ -9,10 +9,12 @@ from typing import Annotated
 
 import typer
 
+from ups.cli.data_generate import generate
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, styled, table
 
 app = new_app("Generate, inspect, validate or pack data.")
+app.command()(generate)
 
 PathsArgument = Annotated[
     list[str],

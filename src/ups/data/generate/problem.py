@@ -128,7 +128,7 @@ def stored(
 
 def cell_centres(resolution: int, extent: float) -> Float64:
     """(resolution,): the middle of each of `resolution` equal cells of [0, extent]."""
-    centres: Float64 = (np.arange(resolution) + 0.5) * (extent / resolution)
+    centres: Float64 = (np.arange(resolution, dtype=np.float64) + 0.5) * (extent / resolution)
     return centres
 
 
