@@ -27,6 +27,10 @@ class LatentOperatorConfig(Section):
     )
     mlp_ratio: float = setting(3.0, "Hidden width of the feed-forward part relative to width.", ge=0.5, le=16)
 
+    conserve: bool = setting(
+        True, "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
+    )
+
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.width % self.num_heads:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.config.model import ModelConfig
+from ups.config.model import LatentOperatorConfig, ModelConfig
 from ups.errors import ConfigError, DataError
 from ups.models.latent_operator import LatentNetwork, index_coordinates
 from ups.models.network import Network
@@ -46,6 +46,7 @@ class Stepper(nn.Module):
         self.context_frames = context_frames
         self.network: Network = network
         self.normalization = Normalization(Vocabulary.of(tasks), tasks, statistics)
+        self._conserve = isinstance(config, LatentOperatorConfig) and config.conserve
         self._known = {t.name: t for t in tasks}
 
     def forward(
@@ -94,7 +95,8 @@ class Stepper(nn.Module):
         x = wide(raw)
         if not self.network.predicts_update:
             return x
-        return x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
+        x = x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
+        return conserving(x, task) if self._conserve else x
 
     def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
         """last (B, C, *S) physical, change (B, C, *S) scaled -> the next frame, physical."""
@@ -164,6 +166,23 @@ class Stepper(nn.Module):
                 f"the model sees {self.context_frames} context frames, not {state.shape[1]}",
                 hint="give it the last frames of the trajectory, oldest first",
             )
+
+
+def conserving(change: Tensor, task: TaskSpec) -> Tensor:
+    """change (B, C, *S) without its mean over space in the fields that the task says are conserved.
+
+    Exact on uniform grids, where the mean over points is the integral.
+    """
+    kept = [
+        field.name in task.conserved
+        for field in task.fields_of("state")
+        for _ in range(field.num_channels(task.num_spatial_dims))
+    ]
+    if not any(kept):
+        return change
+    mask = torch.tensor(kept, dtype=change.dtype, device=change.device).reshape(-1, *([1] * task.num_spatial_dims))
+    mean = change.mean(tuple(range(2, change.ndim)), keepdim=True)  # (B, C, 1, ...)
+    return change - mask * mean
 
 
 def _interface(task: TaskSpec) -> tuple[object, ...]:

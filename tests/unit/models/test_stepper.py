@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,16 @@ def test_windowed_attention_commutes_with_rolls_by_windows(attention: str) -> No
     batch = batch_of(LINE, 1, dtype=torch.float64)
     rolled = stepper(batch.state.roll(8, -1), batch.static, batch.parameters, batch.dt, LINE)
     torch.testing.assert_close(rolled, step(stepper, batch).roll(8, -1), rtol=0, atol=1e-10)
+
+
+def test_declared_conserved_fields_keep_their_integral_and_others_do_not() -> None:
+    closed = replace(PLANE, conserved=("height",))
+    batch = batch_of(closed, 1, dtype=torch.float64)
+    for conserve in (True, False):
+        stepper = awake(small_model(tasks=(closed,), conserve=conserve)).double()
+        drift = (step(stepper, batch) - batch.state[:, -1]).mean((2, 3)).abs().amax(0)  # (C,)
+        assert bool(drift[0] < 1e-14) is conserve
+        assert drift[1:].min() > 1e-4
 
 
 def test_a_task_without_translation_symmetry_sees_where_it_is() -> None:
