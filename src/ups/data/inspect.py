@@ -14,7 +14,7 @@ from ups.spec.task import Role
 NUM_SAMPLED = 16
 
 
-def make_card(reader: Reader, paths: list[str], *, num_sampled: int = NUM_SAMPLED) -> dict[str, Any]:
+def make_card(reader: GridReader, paths: list[str], *, num_sampled: int = NUM_SAMPLED) -> dict[str, Any]:
     """Facts about a data set as JSON: shapes, units, ranges, size, time, boundaries, parameters, splits, identity.
 
     Ranges are of at most `num_sampled` trajectories of each split, evenly chosen; the card says of how many.
@@ -33,6 +33,7 @@ def make_card(reader: Reader, paths: list[str], *, num_sampled: int = NUM_SAMPLE
         "frames": reader.num_frames,
         "dt": task.dt,
         "time_unit": task.time_unit,
+        "start_time": reader.source.start_time,
         "duration": task.dt * max(0, reader.num_frames - 1),
         "axes": [
             {
@@ -55,7 +56,7 @@ def make_card(reader: Reader, paths: list[str], *, num_sampled: int = NUM_SAMPLE
     if isinstance(reader, StoreReader):
         card["storage"] = _storage(reader)
         card["generator"] = reader.attributes.get("generator", {})
-    elif isinstance(reader, GridReader):
+    else:
         card["first_trajectory"] = reader.where("train", 0)
     return card
 
@@ -71,7 +72,9 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("time", "steady: static fields are given, target fields are asked for"))
     else:
         unit = _unit(card["time_unit"])
-        rows.append(("time", f"{card['frames']} frames, {card['dt']:g}{unit} apart, {card['duration']:g}{unit} in all"))
+        rows.append(
+            ("time", f"{card['frames']} frames, {card['dt']:g}{unit} apart, from {card['start_time']:g}{unit} on")
+        )
     for axis in card["axes"]:
         span = f"{axis['first']:g} to {axis['last']:g}{_unit(axis['unit'])}"
         rows.append((f"axis {axis['name']}", f"{axis['points']} points, {span}, {axis['boundary']}"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.readers.base import Reader
+from ups.data.readers.base import GridReader, Reader
 from ups.data.readers.store_writer import FrameSource, StoreWriter
 from ups.record.manifest import Manifest
 
@@ -16,7 +16,7 @@ Progress = Callable[[int, int], None]
 
 
 def pack(
-    reader: Reader,
+    reader: GridReader,
     path: str | Path,
     *,
     compression: str | None = None,
@@ -32,6 +32,7 @@ def pack(
         reader.task,
         reader.coordinates,
         reader.num_frames,
+        times=reader.times,
         compression=compression,
         overwrite=overwrite,
         generator=facts,

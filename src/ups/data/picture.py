@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.readers.base import Reader
+from ups.data.readers.base import GridReader
 from ups.errors import DataError, MissingExtraError
 from ups.spec.batch import Window
 
@@ -21,7 +21,7 @@ NUM_MAPS = 3
 NUM_FRAMES = 5
 
 
-def draw(reader: Reader, path: str | Path, *, split: str = "train") -> Path:
+def draw(reader: GridReader, path: str | Path, *, split: str = "train") -> Path:
     """Write the picture of a few trajectories of a split to `path` (png, pdf or svg)."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -50,11 +50,11 @@ def draw(reader: Reader, path: str | Path, *, split: str = "train") -> Path:
     return target
 
 
-def _draw_lines(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
+def _draw_lines(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
     windows = [reader.read(split, i, 0, reader.num_frames) for i in chosen]
     names = reader.task.channel_names("state")[:MAX_CHANNELS]
     x = reader.coordinates[0]
-    times = np.arange(reader.num_frames) * reader.task.dt
+    times = reader.times
     figure.set_size_inches(3.6 * (len(chosen) + 1) + 0.6, 2.9 * len(names) + 0.8)
     axes = figure.subplots(len(names), len(chosen) + 1, squeeze=False)
     labels = _labels(reader, "state")
@@ -88,7 +88,7 @@ def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> No
     axis.legend(fontsize=7, framealpha=0.7, borderpad=0.2, loc="best")
 
 
-def _draw_frames(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
+def _draw_frames(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
     frames = _some(reader.num_frames)
     names = reader.task.channel_names("state")[:MAX_CHANNELS]
     rows = [(trajectory, channel) for trajectory in chosen for channel in range(len(names))]
@@ -106,7 +106,7 @@ def _draw_frames(figure: Any, reader: Reader, split: str, chosen: list[int]) -> 
             image = _show(axis, reader, plane, style)
             if channel == 0:
                 where = f"{_name_of(reader, shots[trajectory][0])}\n" if column == 0 else ""
-                axis.set_title(f"{where}t = {frames[column] * reader.task.dt:.3g}", fontsize=9, loc="left")
+                axis.set_title(f"{where}t = {reader.times[frames[column]]:.3g}", fontsize=9, loc="left")
             if row == len(rows) - 1:
                 axis.set_xlabel(_axis_label(reader, 0))
             if column == 0:
@@ -114,7 +114,7 @@ def _draw_frames(figure: Any, reader: Reader, split: str, chosen: list[int]) -> 
         figure.colorbar(image, ax=axes[row].tolist(), label=labels[names[channel]], fraction=0.03, pad=0.01)
 
 
-def _draw_steady(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
+def _draw_steady(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
     task = reader.task
     columns = [("static", i, n) for i, n in enumerate(task.channel_names("static")[:MAX_CHANNELS])]
     columns += [("target", i, n) for i, n in enumerate(task.channel_names("target")[:MAX_CHANNELS])]
@@ -139,7 +139,7 @@ def _draw_steady(figure: Any, reader: Reader, split: str, chosen: list[int]) -> 
             figure.colorbar(image, ax=axis, label=labels[name])
 
 
-def _show(axis: Any, reader: Reader, plane: Any, style: dict[str, Any]) -> Any:
+def _show(axis: Any, reader: GridReader, plane: Any, style: dict[str, Any]) -> Any:
     x, y = reader.coordinates[:2]
     image = axis.pcolormesh(_edges(x), _edges(y), plane.T, shading="flat", rasterized=True, **style)
     axis.set_aspect("equal")
@@ -175,12 +175,12 @@ def _edges(centres: Any) -> Any:
     return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
 
 
-def _aspect(reader: Reader) -> float:
+def _aspect(reader: GridReader) -> float:
     x, y = reader.coordinates[:2]
     return float((y[-1] - y[0]) / (x[-1] - x[0]))
 
 
-def _title(reader: Reader) -> str:
+def _title(reader: GridReader) -> str:
     task = reader.task
     plane = f", plane {task.axes[2].name} = middle" if len(task.axes) == 3 else ""
     boundary = "/".join(dict.fromkeys(a.boundary for a in task.axes))
@@ -188,12 +188,12 @@ def _title(reader: Reader) -> str:
     return f"{task.name}: {task.equation or 'no equation given'}\n{points} points, {boundary}{plane}"
 
 
-def _name_of(reader: Reader, window: Window) -> str:
+def _name_of(reader: GridReader, window: Window) -> str:
     values = [f"{p.name} = {v:.3g}" for p, v in zip(reader.task.parameters, window.parameters, strict=True)]
     return ", ".join([f"trajectory {window.trajectory}", *values[:3]])
 
 
-def _labels(reader: Reader, role: Any) -> dict[str, str]:
+def _labels(reader: GridReader, role: Any) -> dict[str, str]:
     """Channel name -> label with its unit."""
     task = reader.task
     owners = [f for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims))]
@@ -201,10 +201,10 @@ def _labels(reader: Reader, role: Any) -> dict[str, str]:
     return {n: n if f.unit == "1" else f"{n} [{f.unit}]" for n, f in zip(names, owners, strict=True)}
 
 
-def _axis_label(reader: Reader, number: int) -> str:
+def _axis_label(reader: GridReader, number: int) -> str:
     axis = reader.task.axes[number]
     return axis.name if axis.unit == "1" else f"{axis.name} [{axis.unit}]"
 
 
-def _time_label(reader: Reader) -> str:
+def _time_label(reader: GridReader) -> str:
     return "t" if reader.task.time_unit == "1" else f"t [{reader.task.time_unit}]"

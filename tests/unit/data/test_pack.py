@@ -85,5 +85,5 @@ def test_the_card_says_what_is_there(burgers: Path, tmp_path: Path) -> None:
     field = card["fields"][0]
     assert (field["minimum"] < -2, field["maximum"] > 2, abs(field["std"] - 1) < 0.1) == (True, True, True)
     text = "\n".join(f"{label} {value}" for label, value in card_lines(card))
-    for part in ("burgers1d", "9 frames, 0.01 apart", "periodic", "conserved", "8 train, 2 valid, 2 test"):
+    for part in ("burgers1d", "9 frames, 0.01 apart, from 0 on", "periodic", "conserved", "8 train, 2 valid, 2 test"):
         assert part in text

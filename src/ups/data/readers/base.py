@@ -51,12 +51,16 @@ FULL = Subsampling()
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A task as stored, before subsampling. `num_frames` is 0 for a steady task; coordinates: one (n,) per axis."""
+    """A task as stored, before subsampling.
+
+    coordinates: one (n,) per axis. num_frames: 0 for a steady task. start_time: of the first frame, in the task's unit.
+    """
 
     task: TaskSpec
     coordinates: tuple[Float64, ...]
     num_frames: int
     splits: Mapping[str, int]
+    start_time: float = 0.0
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -176,6 +180,11 @@ class GridReader(ABC):
     @property
     def coordinates(self) -> tuple[Float64, ...]:
         return self._coordinates
+
+    @property
+    def times(self) -> Float64:
+        """(num_frames,) times of the frames that `read` returns, in the unit of the task."""
+        return np.asarray(self.source.start_time + np.arange(self._num_frames) * self._task.dt, np.float64)
 
     def rename(self, name: str) -> None:
         """Call the task by another name, the one it has in a recipe."""

@@ -1,7 +1,7 @@
 """Looks at an HDF5 file of a stranger in a process of its own before this one opens it.
 
 The HDF5 library is C that follows pointers in the file: damaged metadata can end in a crash, an endless loop or a
-huge allocation, none of which Python can catch (docs/decisions/0003-hdf5-guard.md has the measurement). So the
+huge allocation, none of which Python can catch (docs/decisions/0006-hdf5-is-read-behind-a-guard.md). So the
 structure is read by a child with limits on memory and time, and this process learns only the result. Contiguous data
 is then mapped at the surveyed offset without the library; only chunked data is opened here, with metadata that the
 child walked to the last chunk.

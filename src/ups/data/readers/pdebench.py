@@ -77,7 +77,7 @@ class PdebenchReader(GridReader):
         self._ends = {split: np.cumsum(self._counts[split]).tolist() for split in SPLITS}
         task = replace(first.task, parameters=tuple(_parameter(n, [x[2] for x in layouts]) for n in names))
         totals = {split: int(self._ends[split][-1]) for split in SPLITS}
-        super().__init__(Source(task, first.coordinates, first.num_frames, totals), subsampling)
+        super().__init__(Source(task, first.coordinates, first.num_frames, totals, first.start_time), subsampling)
 
     def where(self, split: str, trajectory: int) -> str:
         file, row = self._locate(split, trajectory)

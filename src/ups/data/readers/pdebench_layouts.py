@@ -48,6 +48,7 @@ class FileLayout:
     num_trajectories: int
     parameters: dict[str, float]
     log_parameters: tuple[str, ...] = ()
+    start_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +293,8 @@ def _layout(
         symmetries=("translation",) if physics.translation else (),
         equation=physics.equation,
     )
-    return FileLayout(task, sources, coordinates, num_frames, count, found, physics.log_parameters)
+    start = 0.0 if times is None else float(times[0])
+    return FileLayout(task, sources, coordinates, num_frames, count, found, physics.log_parameters, start)
 
 
 def _coordinate(file: _File, name: str, size: int) -> Float64:

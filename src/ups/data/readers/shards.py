@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import resource
 import threading
 import zlib
 from collections import OrderedDict
@@ -36,20 +37,23 @@ FileKey = tuple[str, tuple[int, ...]]  # of an array or a file, and the position
 
 
 class ProcessCache(Generic[_T]):
-    """The most recently used open files of this process, at most `capacity`, safe under threads.
+    """The most recently used open files of this process, at most `capacity` or an eighth of what it may open.
 
-    After a fork the child starts with an empty one and a lock of its own: the parent's lock may be held by a thread
-    that does not exist in the child.
+    Safe under threads. After a fork the child starts with an empty one and a lock of its own: the parent's lock may be
+    held by a thread that does not exist in the child.
     """
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
+        self.capacity = self._wanted = capacity
         self._reset()
 
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._items: OrderedDict[FileKey, _T] = OrderedDict()
+        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if soft_limit != resource.RLIM_INFINITY:
+            self.capacity = max(2, min(self._wanted, soft_limit // 8))
 
     def get(self, key: FileKey, opener: Callable[[], _T]) -> _T:
         """The open file of that key; opened now if it is not among the recent ones."""

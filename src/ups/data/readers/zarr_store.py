@@ -50,13 +50,14 @@ class StoreReader(GridReader):
             _read_vector(self.path / first / axis.name, axis.name, size)
             for axis, size in zip(task.axes, space, strict=True)
         )
-        self.times = np.empty(0) if task.steady else _read_vector(self.path / first / "time", "time", num_frames)
-        steps = np.diff(self.times)
+        times = np.zeros(1) if task.steady else _read_vector(self.path / first / "time", "time", num_frames)
+        steps = np.diff(times)
         if len(steps) and (steps <= 0).any():
             raise DataError(f"store {self.path}: its times are not increasing")
         if len(steps) and not np.allclose(steps, task.dt, rtol=1e-3):
             raise DataError(f"store {self.path}: its times are not {task.dt:g} apart, as the task says")
-        source = Source(task, coordinates, num_frames, {s: n for s, (n, _, _) in counts.items()})
+        totals = {s: n for s, (n, _, _) in counts.items()}
+        source = Source(task, coordinates, num_frames, totals, start_time=float(times[0]))
         super().__init__(source, subsampling)
         drop_files(str(self.path))  # mapped for the coordinates; nothing stays open before a fork
 

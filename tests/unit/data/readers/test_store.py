@@ -320,3 +320,13 @@ def test_a_compressed_chunk_cannot_expand(tmp_path: Path) -> None:
     file.write_bytes(bomb + shards.encode_index(np.array([[0, len(bomb)]], np.uint64)))
     with pytest.raises(DataError, match="promises"):
         StoreReader(path).read("train", 0, 0, 1)
+
+
+def test_times_start_where_the_data_starts(tmp_path: Path) -> None:
+    path = write_flow(tmp_path / "flow.zarr", {"train": 1}, times=1.0 + np.arange(7) * 0.5)
+    assert StoreReader(path, Subsampling(time_stride=3)).times.tolist() == [1.0, 2.5, 4.0]
+
+
+def test_few_file_descriptors_mean_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards.resource, "getrlimit", lambda _: (64, 64))
+    assert shards.ProcessCache(128).capacity == 8
