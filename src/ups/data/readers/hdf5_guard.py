@@ -1,7 +1,7 @@
 """Looks at an HDF5 file of a stranger in a process of its own before this one opens it.
 
 The HDF5 library is C that follows pointers in the file: damaged metadata can end in a crash, an endless loop or a
-huge allocation, none of which Python can catch (docs/decisions/0006-hdf5-is-read-behind-a-guard.md). So the
+huge allocation, none of which Python can catch (docs/decisions/0007-hdf5-is-read-behind-a-guard.md). So the
 structure is read by a child with limits on memory and time, and this process learns only the result. Contiguous data
 is then mapped at the surveyed offset without the library; only chunked data is opened here, with metadata that the
 child walked to the last chunk.
@@ -112,12 +112,13 @@ def _wait_while_it_answers(child: subprocess.Popen[bytes], output: IO[bytes]) ->
 
 
 def main() -> None:
-    """The child: surveys the files named on standard input, one JSON line each."""
+    """The child: surveys the files that are named, one JSON line each."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for path in sys.stdin.buffer.read().decode().split("\0"):
+    # Names come through standard input when there are many: a command line has a limit.
+    for path in sys.argv[1:] or sys.stdin.buffer.read().decode().split("\0"):
         try:
             answer = survey_file(path).to_json()
         except UpsError as error:
