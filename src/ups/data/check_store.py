@@ -11,6 +11,8 @@ from ups.data.readers.zarr_store import StoreReader
 from ups.errors import DataError, IntegrityError
 from ups.record.manifest import verify
 
+MAX_FILES = 1_000_000
+
 
 def check_store(path: str | Path, *, deep: bool = True) -> list[str]:
     """What is wrong with a store, one sentence each; empty if it follows the specification.
@@ -24,14 +26,20 @@ def check_store(path: str | Path, *, deep: bool = True) -> list[str]:
     except DataError as error:
         return [error.message]
     problems: list[str] = []
-    for arrays in reader.layouts.values():
-        for layout in arrays.values():
-            problems += _check_files(layout)
-    drop_files(str(root.absolute()))
     try:
-        verify(root, deep=deep)
+        num_files = len(verify(root, deep=deep).files)
     except IntegrityError as error:
         problems.append(error.message)
+        num_files = MAX_FILES
+    for arrays in reader.layouts.values():
+        for layout in arrays.values():
+            # A shape can claim more files than could ever be looked at one by one.
+            needed = math.prod(layout.files_per_axis)
+            if needed > num_files:
+                problems.append(f"array {layout.directory} needs {needed} files; the store has {num_files} or fewer")
+            else:
+                problems += _check_files(layout)
+    drop_files(str(root.absolute()))
     return problems
 
 

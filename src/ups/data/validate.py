@@ -132,6 +132,8 @@ def validate(
             report.num_trajectories += 1
             if progress is not None:
                 progress(report.num_trajectories, total)
+            if report.counts.get("unreadable", 0) >= MAX_FINDINGS:
+                return  # the rest is claimed, not there
 
 
 class _Examiner:

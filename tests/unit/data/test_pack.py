@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import h5py
@@ -16,6 +17,7 @@ from ups.data.pack import pack
 from ups.data.readers import store_writer
 from ups.data.readers.base import Subsampling
 from ups.data.readers.zarr_store import StoreReader
+from ups.data.validate import validate_paths
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,20 @@ def test_the_checker_names_what_is_wrong(burgers: Path, tmp_path: Path) -> None:
     (path / "COMMITTED").unlink()
     assert any("not committed" in problem for problem in check_store(path))
     assert check_store(tmp_path / "nothing") != []
+
+
+def test_a_store_that_claims_a_billion_trajectories_is_checked_in_no_time(burgers: Path, tmp_path: Path) -> None:
+    path = tmp_path / "b.zarr"
+    pack(open_paths(burgers), path)
+    for file in (path / "zarr.json", path / "train/state/zarr.json", path / "train/parameters/zarr.json"):
+        data = json.loads(file.read_text())
+        if "shape" in data:
+            data["shape"][0] = 10**12
+        else:
+            data["attributes"]["ups"]["splits"]["train"] = 10**12
+        file.write_text(json.dumps(data))
+    assert any("needs" in problem for problem in check_store(path))
+    assert validate_paths(path).num_findings >= 1000
 
 
 def test_the_card_says_what_is_there(burgers: Path, tmp_path: Path) -> None:

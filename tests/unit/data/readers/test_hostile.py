@@ -215,7 +215,7 @@ def test_a_guard_that_is_killed_or_hangs_blames_the_file_and_goes_on(
     assert not isinstance(third, DataError)
 
 
-def _store(path: Path) -> None:
+def _store(path: Path, compression: str | None) -> None:
     task = TaskSpec(
         name="t",
         fields=(FieldSpec("u"), FieldSpec("f", role="static")),
@@ -223,7 +223,7 @@ def _store(path: Path) -> None:
         parameters=(ParameterSpec("p"),),
         dt=1.0,
     )
-    with StoreWriter(path, task, [np.arange(16.0)], 5) as writer:
+    with StoreWriter(path, task, [np.arange(16.0)], 5, compression=compression) as writer:
         for i in range(4):
             writer.append(
                 "train" if i < 3 else "test",
@@ -251,17 +251,20 @@ def _mutated_hdf5(folder: Path, count: int) -> list[Path]:
 
 
 def _mutated_stores(folder: Path, count: int) -> list[Path]:
-    _store(folder / "base.zarr")
-    names = sorted(p.relative_to(folder / "base.zarr") for p in (folder / "base.zarr").rglob("*") if p.is_file())
-    contents = {name: (folder / "base.zarr" / name).read_bytes() for name in names}
+    bases = [folder / "plain.zarr", folder / "packed.zarr"]
+    for base, compression in zip(bases, (None, "zstd"), strict=True):
+        _store(base, compression)
     paths = []
     for i in range(count):
+        base, turn = bases[i % 2], i // 2
+        names = sorted(p.relative_to(base) for p in base.rglob("*") if p.is_file())
         path = folder / f"{i}.zarr"
         for number, name in enumerate(names):
             (path / name).parent.mkdir(parents=True, exist_ok=True)
-            data = contents[name]
-            if number == i % len(names):
-                data = mutations.mutate(data, contents[names[(number + 1 + i // len(names)) % len(names)]], i)
+            data = (base / name).read_bytes()
+            if number == turn % len(names):
+                other = names[(number + 1 + turn // len(names)) % len(names)]
+                data = mutations.mutate(data, (base / other).read_bytes(), i)
             (path / name).write_bytes(data)
         paths.append(path)
     return paths
