@@ -100,7 +100,8 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
                 }
             ],
             engine={
-                "device": "cpu",
+                "device": variant.get("device", "cpu"),
+                "compile": variant.get("compile", False),
                 "threads": 1,
                 "strategy": strategy,
                 "precision": variant["precision"],
@@ -145,7 +146,7 @@ def whole_weights(engine: Engine) -> torch.Tensor:
     parts = []
     for _, parameter in sorted(engine.strategy.stage.named_parameters()):
         detached = parameter.detach()
-        parts.append((detached.full_tensor() if isinstance(detached, DTensor) else detached).flatten().double())
+        parts.append((detached.full_tensor() if isinstance(detached, DTensor) else detached).flatten().double().cpu())
     return torch.cat(parts)
 
 

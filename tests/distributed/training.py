@@ -47,6 +47,8 @@ class Trial:
     nan_at: list[int] = field(default_factory=list)
     nan_rank: int = 0
     width: int = 16
+    device: str = "cpu"
+    compile: bool = False
 
 
 class Act:
@@ -71,7 +73,8 @@ def engine_config(trial: Trial) -> EngineConfig:
     return EngineConfig.model_validate(
         {
             "strategy": trial.strategy,
-            "device": "cpu",
+            "device": trial.device,
+            "compile": trial.compile,
             "precision": trial.precision,
             "threads": 1,
             "timeout_seconds": 30,
@@ -133,7 +136,7 @@ def state_hash(engine: Engine) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(engine.state_tensors().items()):
         mine = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        digest.update(name.encode() + mine.contiguous().numpy().tobytes())
+        digest.update(name.encode() + mine.contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -142,5 +145,5 @@ def full_parameters(engine: Engine) -> list[float]:
     whole = []
     for _, parameter in sorted(engine.strategy.stage.named_parameters()):
         detached = parameter.detach()
-        whole.append((detached.full_tensor() if isinstance(detached, DTensor) else detached).flatten().double())
+        whole.append((detached.full_tensor() if isinstance(detached, DTensor) else detached).flatten().double().cpu())
     return torch.cat(whole).tolist()
