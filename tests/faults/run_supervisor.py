@@ -1,4 +1,4 @@
-"""`python run_supervisor.py SETTINGS TOY MARK`: one supervised toy run, as a process that tests can kill."""
+"""`python run_supervisor.py SETTINGS PROGRAM MARK`: one supervised run of a rank program, as a process to be killed."""
 
 import json
 import sys
@@ -8,9 +8,23 @@ from ups.supervise.deadlines import Deadlines
 from ups.supervise.options import Options
 from ups.supervise.supervisor import supervise
 
+
+def prepare_real(run_dir: Path, recipe: str) -> None:
+    """What `ups train` does before it starts ranks."""
+    from ups.cli.run_dir import ensure_run_statistics, prepare
+    from ups.config.recipe import resolve
+
+    resolved = resolve(recipe)
+    prepare(run_dir, resolved, 2)
+    ensure_run_statistics(run_dir, resolved.recipe)
+
+
 if __name__ == "__main__":
     settings = json.loads(sys.argv[1])
     run_dir = Path(settings.pop("run_dir"))
+    recipe = settings.pop("recipe")
+    if recipe:
+        prepare_real(run_dir, recipe)
     deadlines = Deadlines(**settings.pop("deadlines"))
     command = (sys.executable, sys.argv[2], str(run_dir))
     # The ranks and all they start carry the mark, this process does not: what carries it afterwards is left over.

@@ -6,7 +6,6 @@ within 2 s, all ranks are down within 5 s; UPS_TEST_PATIENCE multiplies them whe
 """
 
 import contextlib
-import os
 import signal
 import socket
 from pathlib import Path
@@ -14,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from tests.faults.supervised import Result, run, start
+from tests.faults.supervised import PATIENCE, Result, run, start
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-PATIENCE = float(os.environ.get("UPS_TEST_PATIENCE", "1"))
 LINE_OF_PERSON_CODE = 1 + next(
     n
-    for n, line in enumerate(Path(__file__).with_name("toy_rank.py").read_text().splitlines())
+    for n, line in enumerate(Path(__file__).with_name("strikes.py").read_text().splitlines())
     if "shard_0003.h5" in line
 )
 
@@ -88,9 +86,9 @@ def test_m1_m2_m3_m4_deaths_are_named_and_survived(tmp_path: Path, clean: Result
         (1, "forward", "early_exit(0)"),
     ]
     places = [found["at"] for found in result.faults]
-    assert places[0].endswith(f"toy_rank.py:{LINE_OF_PERSON_CODE}")
+    assert places[0].endswith(f"strikes.py:{LINE_OF_PERSON_CODE}")
     assert places[1] == places[3] == "-"
-    assert all("toy_rank.py:" in places[n] for n in (2, 4, 5))
+    assert all("strikes.py:" in places[n] for n in (2, 4, 5))
     check_every_fault_was_printed_once_and_handled_in_time(result)
     assert result.digests == clean.digests
 
@@ -125,7 +123,8 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
         (0, "sync", "collective_mismatch(all_reduce(gradient,float32[5]))"),
         (1, "data", "stopped(SIGSTOP)"),
     ]
-    assert all("toy_rank.py:" in result.faults[n]["at"] for n in (1, 3))
+    assert "strikes.py:" in result.faults[1]["at"]
+    assert "toy_rank.py:" in result.faults[3]["at"]
     assert "SLOW rank=1/2 step=7 phase=backward" in result.output
     for found in result.faults:
         assert found["noticed_after_seconds"] <= 10 * PATIENCE
@@ -191,7 +190,7 @@ def test_m15_a_straggler_is_named_and_left_alone(tmp_path: Path, clean: Result) 
 def test_m17_a_wedged_teardown_and_a_killed_launcher_end_in_time(tmp_path: Path) -> None:
     result = run(
         tmp_path / "run",
-        fault("kill_parent", 1, 7, "forward"),
+        fault("kill_launcher", 1, 7, "forward"),
         fault("sleep", 1, 20, "teardown", seconds=3600),
         restarts=2,
         workers=1,
@@ -212,7 +211,7 @@ def test_m4_m11_a_success_that_cannot_be_proven_is_no_success(tmp_path: Path) ->
 
 
 def test_m17_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
-    started = start(tmp_path / "run", {"daemon": True, "kind": "", "rank": 9, "phase": ""}, steps=100_000, workers=2)
+    started = start(tmp_path / "run", fault("", 9, 0, "", daemon=True), steps=100_000, workers=2)
     started.wait_for(lambda: rank_is_at_step(started.run_dir, 5))
     started.process.kill()
     started.process.communicate()

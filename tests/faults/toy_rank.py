@@ -5,7 +5,6 @@ all-reduces per step. The fault of each attempt comes from `TOY_FAULTS`, a JSON 
 and phase, which only this program knows. Each step maps the state exactly, so that final bytes can be compared.
 """
 
-import ctypes
 import hashlib
 import json
 import os
@@ -22,99 +21,28 @@ RECORDER = install_from_environment(RUN_DIR)
 BOX = RECORDER.box
 assert BOX is not None
 
+from strikes import FAULT, FLAGS, strike  # noqa: E402 - beside this file
+
 from ups.record import manifest  # noqa: E402
 from ups.record.blackbox import Phase  # noqa: E402
 
-FAULTS = json.loads(os.environ.get("TOY_FAULTS", "[]"))
 STEPS = int(os.environ.get("TOY_STEPS", "20"))
 INTERVAL = int(os.environ.get("TOY_INTERVAL", "5"))
 STEP_SECONDS = float(os.environ.get("TOY_STEP_SECONDS", "0.01"))
 WORKERS = int(os.environ.get("TOY_WORKERS", "0"))
-ATTEMPT = int(os.environ["UPS_ATTEMPT"])
-FAULT = dict(enumerate(FAULTS)).get(ATTEMPT, {})
 OVERRIDES = json.loads(os.environ.get("UPS_OVERRIDES", "{}"))
 MICRO_BATCH = int(OVERRIDES.get("engine.micro_batch", os.environ.get("TOY_MICRO_BATCH", "8")))
 
 
-def native(number: int) -> None:
-    """Die in native code, as a bad kernel would."""
-    getattr(ctypes.CDLL(None), "raise")(number)
-
-
-def hold_the_lock() -> None:
-    import re
-
-    re.match(r"(a+)+$", "a" * 64 + "b")
-
-
-def person_code() -> None:
-    raise FileNotFoundError("shard_0003.h5")
-
-
-class OutOfMemoryError(RuntimeError):
-    """The name by which torch's own is known."""
-
-
-def injected(phase: str, step: int, rank: int) -> None:
-    """Strike if the fault is for this rank, step, phase and attempt."""
-    if not FAULT or rank not in _targets() or phase != FAULT["phase"] or step != FAULT.get("step", 0):
-        return
-    kind = FAULT["kind"]
-    if kind == "exception":
-        person_code()
-    elif kind == "out_of_memory":
-        if FAULT.get("fits", 4) < MICRO_BATCH:
-            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    elif kind == "os_exit":
-        os._exit(FAULT.get("code", 0))
-    elif kind == "sys_exit":
-        sys.exit(0)
-    elif kind == "hold_the_lock":
-        hold_the_lock()
-    elif kind == "sleep":
-        time.sleep(FAULT["seconds"])
-    elif kind == "crash":
-        native(signal.Signals[FAULT["signal"]])
-    elif kind == "kill":
-        os.kill(os.getpid(), signal.Signals[FAULT["signal"]])
-        time.sleep(0.2)
-    elif kind == "kill_parent":
-        # The launcher: parent of the wrapper.
-        parent = int(Path(f"/proc/{os.getppid()}/stat").read_text().split()[3])
-        os.kill(parent, signal.SIGKILL)
-        time.sleep(60)
-    elif kind == "stop_worker":
-        os.kill(CHILDREN[0].pid, signal.SIGSTOP)
-        time.sleep(3600)
-    elif kind == "damage":
-        newest = max((RUN_DIR / "checkpoints").glob("step_*")) / "state.json"
-        newest.write_text(newest.read_text().replace("0x1", "0x2", 1))
-    elif kind == "skip_collective":
-        global SKIP
-        SKIP = True
-    elif kind == "wrong_shape":
-        global SHAPE
-        SHAPE = 5
-
-
-def _targets() -> list[int]:
-    chosen = FAULT["rank"]
-    return chosen if isinstance(chosen, list) else [chosen]
-
-
-SKIP = False
-SHAPE = 4
 ASKED: list[int] = []
 CHILDREN: list[subprocess.Popen[bytes]] = []
 
 
 def main() -> None:
-    rank_before_torch = int(os.environ["RANK"])
-    injected("init", 0, rank_before_torch)
+    strike("init", 0, int(os.environ["RANK"]))
     import torch
     import torch.distributed as dist
 
-    global SKIP, SHAPE
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda number, frame: ASKED.append(number))
     dist.init_process_group("gloo")
@@ -124,23 +52,28 @@ def main() -> None:
         subprocess.Popen(["setsid", "sleep", "3600"])
     step, state = load(torch)
     BOX.total_steps = STEPS
+
+    def hit(phase: str, at_step: int) -> None:
+        strike(phase, at_step, rank, micro_batch=MICRO_BATCH, run_dir=RUN_DIR)
+
     try:
         with RECORDER.watch():
             while step < STEPS:
                 BOX.record(Phase.DATA, step, batch=step * 10)
-                injected("data", step, rank)
+                hit("data", step)
                 BOX.record(Phase.FORWARD, step)
-                injected("forward", step, rank)
+                hit("forward", step)
                 time.sleep(STEP_SECONDS)
-                gradient = torch.full((SHAPE,), float(step + rank))
+                size = 5 if "wrong_shape" in FLAGS else 4
+                gradient = torch.full((size,), float(step + rank))
                 BOX.record(Phase.BACKWARD, step)
-                injected("backward", step, rank)
-                if not SKIP:
-                    BOX.issue(f"all_reduce(gradient, float32[{SHAPE}])", Phase.SYNC, step)
+                hit("backward", step)
+                if "skip_collective" not in FLAGS:
+                    BOX.issue(f"all_reduce(gradient, float32[{size}])", Phase.SYNC, step)
                     dist.all_reduce(gradient)
-                SKIP = False
+                FLAGS.clear()
                 BOX.record(Phase.OPTIMIZER, step)
-                injected("optimizer", step, rank)
+                hit("optimizer", step)
                 state = state * 1.000001 + gradient[:4].double()
                 asked = torch.tensor([len(ASKED)])
                 BOX.issue("all_reduce(asked, int64[1])", Phase.SYNC, step)
@@ -150,19 +83,19 @@ def main() -> None:
                 leave = int(asked) > 0
                 if step % INTERVAL == 0 or step == STEPS or leave:
                     BOX.record(Phase.SAVE, step, deadline_seconds=float(os.environ.get("TOY_SAVE_DEADLINE", "30")))
-                    injected("save", step, rank)
+                    hit("save", step)
                     save(step, state, rank)
                     dist.barrier()
                 if FAULT.get("phase") == "evaluate" and step % INTERVAL == 0:
                     BOX.record(Phase.EVALUATE, step, deadline_seconds=30)
-                    injected("evaluate", step, rank)
+                    hit("evaluate", step)
                 if leave and step < STEPS:
                     BOX.leave(step)
                     print(f"rank {rank} left at {step}", flush=True)
                     return
             print(f"rank {rank} done {hashlib.sha256(state.numpy().tobytes()).hexdigest()}", flush=True)
             BOX.record(Phase.TEARDOWN, step)
-            injected("teardown", step, rank)
+            hit("teardown", step)
             BOX.finish(step)
     finally:
         for child in CHILDREN:

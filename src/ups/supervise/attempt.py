@@ -58,6 +58,8 @@ class _Verdict:
 
     sighting: Sighting
     noticed_after_seconds: float = 0.0
+    # Where the rank stood when it was looked at; the place of the fault if the rank itself recorded none.
+    stood_at: str = "-"
 
 
 @dataclass(slots=True)
@@ -185,10 +187,9 @@ class Attempt:
         key = (found.view.rank, found.record.number)
         if key in self._named and not found.kill:
             return None
-        stacks.capture(self._views, native=found.kill)
+        places = stacks.capture(self._views, native=found.kill)
         view = self._who_is_not_waiting(found)
-        frame = view.stack_location() or stacks.spied_location(view)
-        at = frame.short() if frame else "-"
+        at = places[view.rank].short() if view.rank in places else "-"
         if key not in self._named:
             self._named[key] = found.seconds
             self._tell_slow(found, view, at)
@@ -220,7 +221,7 @@ class Attempt:
 
     def _of_mismatch(self, found: Mismatch) -> _Verdict:
         noticed_ns = time.monotonic_ns()
-        stacks.capture(self._views, native=False)
+        places = stacks.capture(self._views, native=False)
         message = (
             f"collective {found.number}: rank {found.rank} issued {found.operation} of step {found.step}, "
             f"its peers {found.expected} of step {found.expected_step}"
@@ -234,7 +235,8 @@ class Attempt:
             found.phase,
             message=message,
         )
-        return _Verdict(sighting, (noticed_ns - found.time_ns) / 1e9)
+        at = places[found.rank].short() if found.rank in places else "-"
+        return _Verdict(sighting, (noticed_ns - found.time_ns) / 1e9, at)
 
     def _failed(self, launcher: Launcher, own: _Verdict | None) -> Outcome:
         """Gather what all ranks have to say, end them, and find the first cause."""
@@ -272,19 +274,18 @@ class Attempt:
         if own is not None:
             # What the watch saw is the cause, unless a rank recorded its own reason before that.
             earlier = [s for s in found if not s.cascade and s.time_ns < own.sighting.time_ns]
-            return earlier[0] if earlier else self._placed(own.sighting, found)
+            return earlier[0] if earlier else self._placed(own, found)
         if self._asked_ns:
             # Asked to leave: dying of that very signal, or with a peer that did, is obedience and no fault.
             found = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
         return first_cause(found)
 
-    def _placed(self, own: Sighting, found: list[Sighting]) -> Sighting:
+    def _placed(self, own: _Verdict, found: list[Sighting]) -> Sighting:
         """A mismatch is seen from outside; the place is where the rank itself then failed, or stood."""
-        if own.at != "-":
-            return own
-        places = [s.at for s in found if s.rank == own.rank and s.at != "-"]
-        frame = self._views[own.rank].stack_location()
-        return replace(own, at=places[0] if places else frame.short() if frame else "-")
+        if own.sighting.at != "-":
+            return own.sighting
+        places = [s.at for s in found if s.rank == own.sighting.rank and s.at != "-"]
+        return replace(own.sighting, at=places[0] if places else own.stood_at)
 
     def _fault(self, first: Sighting, found: list[Sighting], noticed: float, down: float) -> Fault:
         commit = last_commit(self.options.run_dir)

@@ -94,10 +94,6 @@ class RankView:
                     return frame
         return None
 
-    def stack_location(self) -> Frame | None:
-        """Where the rank was when it last printed its stacks."""
-        return location_of_dump(tail(self.stem.with_name(f"{self.name}.stacks.txt")))
-
     def log_tail(self, limit: int = _TAIL_BYTES) -> str:
         """The end of what the rank wrote to standard error."""
         return tail(self.run_dir / self.log, limit)

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ups.record import process_tree
-from ups.record.location import Frame, innermost
+from ups.record.location import Frame, innermost, location_of_dump
 from ups.supervise.rank_view import RankView
 
 _ANSWER_SECONDS = 2.0
@@ -28,57 +28,62 @@ _MAX_SPIED = 8
 _SPY_FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<path>[^()]+\.py):(?P<line>\d+)\)\s*$", re.MULTILINE)
 
 
-def capture(views: Sequence[RankView], *, native: bool) -> None:
-    """Take the stacks of all living ranks into their own failure files; bounded in time, never raises.
+def capture(views: Sequence[RankView], *, native: bool) -> dict[int, Frame]:
+    """Take the stacks of all living ranks into their own failure files; returns where each stands, where that is known.
 
-    `native` adds frames of C and C++, which takes seconds: for ranks that are about to be ended, not for slow ones.
+    Bounded in time, never raises. `native` adds frames of C and C++, which takes seconds: for ranks that are about to
+    be ended, not for slow ones.
     """
     living = [view for view in views if view.alive and view.pid and process_tree.is_alive(view.pid)]
-    sizes = {}
-    for view in living:
-        if process_tree.catches(view.pid, signal.SIGUSR1):
-            sizes[view.rank] = _size(_stacks_file(view))
-            process_tree.send([view.pid], signal.SIGUSR1)
+    before = {view.rank: _size(_stacks_file(view)) for view in living}
+    asked = [view for view in living if process_tree.catches(view.pid, signal.SIGUSR1)]
+    process_tree.send((view.pid for view in asked), signal.SIGUSR1)
+    waiting = [view for view in asked if _state(view) != "T"]
     deadline = time.monotonic() + _ANSWER_SECONDS
-    waiting = [view for view in living if view.rank in sizes and _state(view) != "T"]
     while waiting and time.monotonic() < deadline:
-        waiting = [view for view in waiting if _size(_stacks_file(view)) == sizes[view.rank]]
         time.sleep(0.02)
-    _spy(living, native)
+        waiting = [view for view in waiting if not _complete(_since(_stacks_file(view), before[view.rank]))]
+    spied = _spy(living, native)
+    found = {}
+    for view in living:
+        frame = location_of_dump(_since(_stacks_file(view), before[view.rank])) or _location_of_spy(
+            spied.get(view.rank, "")
+        )
+        if frame is not None:
+            found[view.rank] = frame
+    return found
 
 
-def spied_location(view: RankView) -> Frame | None:
+def _location_of_spy(text: str) -> Frame | None:
     """Where the main thread was when py-spy looked; for a rank that could not print its own stack."""
-    try:
-        text = _spy_file(view).read_text(errors="replace")
-    except OSError:
-        return None
     main = text[text.index("MainThread") :].split("\nThread ")[0] if "MainThread" in text else text
     frames = [Frame(m["path"], int(m["line"]), m["function"]) for m in _SPY_FRAME.finditer(main)]
     return innermost(reversed(frames))
 
 
-def _spy(views: Sequence[RankView], native: bool) -> None:
+def _spy(views: Sequence[RankView], native: bool) -> dict[int, str]:
     # Beside the interpreter first: a virtual environment need not be on the PATH.
     program = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
     if program is None:
-        return
+        return {}
     running = []
     for view in views[:_MAX_SPIED]:
         with contextlib.suppress(OSError):
-            file = _spy_file(view).open("ab")
+            before = _size(_spy_file(view))
             # Native frames need the process to be paused, which a stopped one does not answer to.
             how = "--native" if native and _state(view) != "T" else "--nonblocking"
             command = [program, "dump", "--pid", str(view.pid), "--full-filenames", how]
-            running.append((subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL), file))
+            with _spy_file(view).open("ab") as file:
+                process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+            running.append((view, before, process))
     deadline = time.monotonic() + (_SPY_NATIVE_SECONDS if native else _SPY_SECONDS)
-    for process, file in running:
+    for _, _, process in running:
         try:
             process.wait(max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        file.close()
+    return {view.rank: _since(_spy_file(view), before) for view, before, _ in running}
 
 
 def _stacks_file(view: RankView) -> Path:
@@ -93,7 +98,22 @@ def _size(path: Path) -> int:
     try:
         return os.stat(path).st_size
     except OSError:
-        return -1
+        return 0
+
+
+def _since(path: Path, offset: int) -> str:
+    """What was added to a file after `offset`."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(1 << 20).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _complete(dump: str) -> bool:
+    """Whether a dump has at least the thread that answered, with its frames."""
+    return "Current thread" in dump and dump.endswith("\n") and "  File " in dump
 
 
 def _state(view: RankView) -> str:

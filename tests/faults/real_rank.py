@@ -1,0 +1,32 @@
+"""The real rank program with a fault planted from outside: `python real_rank.py RUN_DIR`.
+
+The loop writes a record into its black box when it enters a phase. The fault strikes right after such a record, by a
+wrapper around that one method, so the training code under test is exactly what users run.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from strikes import strike  # beside this file
+
+from ups.record.blackbox import BlackBox, Phase
+
+RANK = int(os.environ.get("RANK", "0"))
+MICRO_BATCH = int(json.loads(os.environ.get("UPS_OVERRIDES", "{}")).get("engine.micro_batch", 8))
+_write = BlackBox.record
+
+
+def _write_and_strike(box: BlackBox, phase: Phase, step: int, *arguments: Any, **named: Any) -> None:
+    _write(box, phase, step, *arguments, **named)
+    strike(phase.label, step, RANK, micro_batch=MICRO_BATCH, run_dir=Path(sys.argv[1]))
+
+
+BlackBox.record = _write_and_strike  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    from ups.cli.rank_main import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,114 @@
+"""Ways to fail, planted into rank programs of the tests: `TOY_FAULTS` is a JSON list with the fault of each attempt.
+
+A fault is an object with kind, rank (or a list of ranks), step and phase, and what its kind needs. Only the programs
+beside this file know it; the product has no special case for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ATTEMPT = int(os.environ.get("UPS_ATTEMPT", "0"))
+FAULT: dict[str, Any] = dict(enumerate(json.loads(os.environ.get("TOY_FAULTS", "[]")))).get(ATTEMPT, {})
+# What a program may look at after a strike that only changes what it does next.
+FLAGS: set[str] = set()
+
+
+class OutOfMemoryError(RuntimeError):
+    """The name by which torch's own is known."""
+
+
+def strike(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_dir: Path | None = None) -> None:
+    """Fail now if the fault of this attempt is for this rank, step and phase."""
+    if not FAULT or phase != FAULT["phase"] or step != FAULT["step"] or rank not in _targets():
+        return
+    kind = FAULT["kind"]
+    if kind in FLAGS_OF:
+        FLAGS.add(kind)
+    elif kind == "out_of_memory":
+        if micro_batch > FAULT["fits"]:
+            raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    elif kind == "damage":
+        assert run_dir is not None
+        _damage_newest(run_dir)
+    else:
+        ACTIONS[kind]()
+
+
+def _targets() -> list[int]:
+    chosen = FAULT["rank"]
+    return chosen if isinstance(chosen, list) else [chosen]
+
+
+def person_code() -> None:
+    """What a mistake in somebody's reader looks like."""
+    raise FileNotFoundError("shard_0003.h5")
+
+
+def native() -> None:
+    """Die in native code, as a bad kernel would."""
+    getattr(ctypes.CDLL(None), "raise")(signal.Signals[FAULT["signal"]])
+
+
+def hold_the_lock() -> None:
+    """Compute for ever without letting go of the interpreter lock."""
+    re.match(r"(a+)+$", "a" * 64 + "b")
+
+
+def signal_itself() -> None:
+    """Get a signal as if from outside."""
+    os.kill(os.getpid(), signal.Signals[FAULT["signal"]])
+    time.sleep(0.2)
+
+
+def kill_launcher() -> None:
+    """End the parent of the wrapper."""
+    os.kill(_parent_of(os.getppid()), signal.SIGKILL)
+    time.sleep(3600)
+
+
+def stop_worker() -> None:
+    """Halt the first child of this rank and wait for it, as a loader would."""
+    children = [
+        int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _parent_of(int(p.name)) == os.getpid()
+    ]
+    os.kill(min(children), signal.SIGSTOP)
+    time.sleep(3600)
+
+
+def _parent_of(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        text = Path(f"/proc/{pid}/stat").read_text()
+        return int(text[text.rindex(")") + 2 :].split()[1])
+    return 0
+
+
+def _damage_newest(run_dir: Path) -> None:
+    newest = max((run_dir / "checkpoints").glob("step_*"))
+    largest = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+
+
+FLAGS_OF = frozenset({"skip_collective", "wrong_shape"})
+ACTIONS = {
+    "exception": person_code,
+    "crash": native,
+    "hold_the_lock": hold_the_lock,
+    "kill": signal_itself,
+    "kill_launcher": kill_launcher,
+    "stop_worker": stop_worker,
+    "os_exit": lambda: os._exit(FAULT.get("code", 0)),
+    "sys_exit": lambda: sys.exit(0),
+    "sleep": lambda: time.sleep(FAULT["seconds"]),
+}

@@ -1,0 +1,76 @@
+"""`ups why`, `ups status` and `ups runs` on run directories as a supervisor leaves them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ups.cli.main import run
+from ups.record.blackbox import BlackBox, Phase, ring_path
+from ups.supervise.fault import KEYS, Fault
+from ups.supervise.run_file import RunFile
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    for name, state in (("good", "completed"), ("bad", "failed"), ("live", "running")):
+        run_dir = tmp_path / "runs" / name
+        run_dir.mkdir(parents=True)
+        file = RunFile(run_dir)
+        file.begin(ranks=2, max_restarts=1, box_root=run_dir / "blackbox")
+        faults = []
+        if state == "failed":
+            one = Fault(0, 1, 2, "h", 7, "data", "exception(KeyError)", "a.py:3", 5, 2, "stop(restarts_off)", "x.err")
+            faults = [one.document()]
+        file.document["attempts"].append({"number": 0, "faults": faults})
+        file.document.update(state=state, cause="exception(KeyError)" if faults else "", checkpoint=5)
+        file.save()
+        for rank in (0, 1):
+            path = ring_path(run_dir / "blackbox", rank)
+            box = BlackBox.create(path, rank=rank, world_size=2, attempt=0, capacity=16)
+            box.loss, box.total_steps = 0.25, 20
+            for step in range(1, 8):
+                box.record(Phase.FORWARD, step)
+    return tmp_path / "runs"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def test_why_begins_with_the_one_line_and_says_what_to_do(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, "why", "bad").splitlines()
+    assert lines[0].startswith(
+        "FAILED rank=1/2 step=7 phase=data host=h cause=exception(KeyError) at=a.py:3 ckpt=5 lost=2"
+    )
+    assert any(line.startswith("What to do: ") for line in lines)
+
+
+def test_why_as_json_has_the_documented_keys_first(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = json.loads(printed(capsys, "why", str(runs / "bad"), "--json"))
+    assert tuple(found)[: len(KEYS)] == KEYS
+    assert json.loads(printed(capsys, "why", "good", "--json")) == []
+
+
+def test_status_shows_the_living_run_by_default(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "status")
+    assert text.startswith("live: running, step 7/20, loss 0.25, ")
+    assert "forward" in text
+    found = json.loads(printed(capsys, "status", "live", "--json"))
+    assert (found["step"], found["total_steps"], len(found["ranks"])) == (7, 20, 2)
+    assert found["steps_per_second"] > 0
+    assert found["seconds_left"] >= 0
+
+
+def test_runs_lists_every_verdict(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "runs")
+    assert all(name in text for name in ("good", "bad", "live", "completed", "failed", "exception(KeyError)"))
+    assert {row["state"] for row in json.loads(printed(capsys, "runs", "--json"))} == {"completed", "failed", "running"}
+
+
+def test_an_unknown_run_is_wrong_use_with_a_hint(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["why", "nothing"]) == 3
+    assert "known runs: " in capsys.readouterr().err
