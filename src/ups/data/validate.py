@@ -110,7 +110,8 @@ def validate(
 ) -> None:
     """Reads every trajectory of a reader and adds what is wrong to the report.
 
-    drift_tolerance: largest change of a conserved integral, relative to the integral of the field's absolute value.
+    drift_tolerance: largest change of a conserved integral, relative to the integral of the field's absolute
+    value then or in the first frame, whichever is larger.
     """
     allowed = set(allow)
     total = sum(reader.splits.values())
@@ -159,7 +160,7 @@ class _Examiner:
             return
         names, weights = self.reader.task.channel_names("state"), _weights(self.reader.coordinates)
         last: Float32 | None = None
-        first_integral: Float64 | None = None
+        initial: tuple[Float64, Float64] | None = None  # integral and size of the first frame
         reported: set[tuple[str, str]] = set()
         for start, block in _blocks(self.reader, self.split, self.trajectory):
             self._remember(block)
@@ -174,9 +175,9 @@ class _Examiner:
                     yield finding
             integral = (block * weights).sum(axis=_space_axes(block), dtype=np.float64)  # (T, C)
             size = (np.abs(block) * weights).sum(axis=_space_axes(block), dtype=np.float64)
-            if first_integral is None:
-                first_integral = integral[0]
-            for finding in self._drift(integral, size, first_integral, names, start):
+            if initial is None:
+                initial = (integral[0], size[0])
+            for finding in self._drift(integral, size, initial, names, start):
                 if (finding.kind, finding.field) not in reported:
                     reported.add((finding.kind, finding.field))
                     yield finding
@@ -263,14 +264,16 @@ class _Examiner:
             yield self.finding("repeated_frame", "equal to the frame before", start + offset + int(frame))
 
     def _drift(
-        self, integral: Float64, size: Float64, first: Float64, names: tuple[str, ...], start: int
+        self, integral: Float64, size: Float64, initial: tuple[Float64, Float64], names: tuple[str, ...], start: int
     ) -> Iterator[Finding]:
         for channel, name in enumerate(names):
             owner = next((f for f in self.reader.task.conserved if name == f or name.startswith(f"{f}_")), None)
             if owner is None:
                 continue
+            # Relative to the larger of then and now: a field that decays to nothing keeps its rounding errors.
             with np.errstate(invalid="ignore"):
-                change = np.abs(integral[:, channel] - first[channel]) / np.maximum(size[:, channel], 1e-30)
+                scale = np.maximum(size[:, channel], max(initial[1][channel], 1e-30))
+                change = np.abs(integral[:, channel] - initial[0][channel]) / scale
             change = np.nan_to_num(change)  # what is not finite is another finding
             worst = int(np.argmax(change))
             if change[worst] > self._tolerance:

@@ -58,6 +58,11 @@ def _nan(splits: Splits) -> None:
     splits["train"][2][4:, 0, 7] = np.nan
 
 
+def _decayed(splits: Splits) -> None:
+    fading = splits["train"][0] - splits["train"][0].mean()
+    splits["train"][0] = (fading * 10.0 ** -np.arange(9)[:, None, None]).astype(np.float32)
+
+
 def _infinite(splits: Splits) -> None:
     splits["test"][1][8, 0, 0] = np.inf
 
@@ -153,3 +158,7 @@ def test_unsorted_and_mislength_coordinates_are_found(tmp_path: Path, name: str,
     report = validate_paths(path)
     assert report.counts == {"unreadable": 1}
     assert name in report.findings[0].message
+
+
+def test_rounding_of_a_field_that_decays_to_nothing_is_no_drift(tmp_path: Path) -> None:
+    assert validate_paths(write(tmp_path / "a.zarr", _decayed)).findings == []
