@@ -24,9 +24,9 @@ def train(
 ) -> None:
     """Train a recipe on one or many ranks, supervised; an interrupted run goes on where its last checkpoint is."""
     from ups.cli.run_dir import ensure_run_statistics, prepare, run_dir_of
-    from ups.config.recipe import resolve
+    from ups.config.recipe import recipe_file, resolve
 
-    resolved = resolve(recipe, set)
+    resolved = resolve(recipe_file(recipe), set)
     run_dir = run_dir_of(resolved, recipe)
     check_ranks(resolved.recipe.data.block_size, ranks)
     prepare(run_dir, resolved, ranks)

@@ -7,6 +7,7 @@ checkpoints of one's own runs are read; what is written is safetensors.
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 import torch
@@ -40,7 +41,9 @@ def read_weights(checkpoint: Path, *, averaged: bool = True) -> dict[str, Tensor
     if averaged:
         chosen |= {name.removeprefix(_AVERAGE): name for name in entries if name.startswith(_AVERAGE)}
     wanted = {name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype) for name in chosen.values()}
-    load(wanted, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        load(wanted, storage_reader=reader, no_dist=True)
     return {short: wanted[name] for short, name in chosen.items()}
 
 
