@@ -8,8 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from ups.cli.scoring import MODEL, bar_of
 
+# Enough for a card; `ups eval` scores the whole split.
+SCORED_TRAJECTORIES = 64
+
 if TYPE_CHECKING:
     from ups.cli.trained import Trained
+
+
+def bundle_of_run(
+    run: str, out: Path | None = None, max_trajectories: int = SCORED_TRAJECTORIES
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Score a run on its test split and write its bundle, by default into the run; returns its place and the scores."""
+    from ups.cli.scoring import score
+    from ups.cli.trained import find_model, load_trained
+
+    trained = load_trained(run)
+    results = score(trained, max_trajectories=max_trajectories)
+    return make_bundle(out or find_model(run) / "bundle", trained, results), results
 
 
 def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str, Any]]) -> Path:

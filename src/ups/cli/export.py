@@ -27,15 +27,13 @@ def bundle(
     """Write a bundle: weights, config, statistics and a card with scores, as plain files without pickle."""
     from pathlib import Path
 
-    from ups.cli.bundling import make_bundle
-    from ups.cli.scoring import score, score_lines
-    from ups.cli.trained import find_model, load_trained
+    from ups.cli.bundling import bundle_of_run
+    from ups.cli.scoring import score_lines
+    from ups.evaluation.results import to_json
 
-    trained = load_trained(run)
-    results = score(trained, max_trajectories=trajectories)
-    path = make_bundle(Path(out) if out is not None else find_model(run) / "bundle", trained, results)
+    path, results = bundle_of_run(run, Path(out) if out is not None else None, trajectories)
     if json:
-        report({"bundle": str(path), "step": trained.step, "identity": trained.identity})
+        report({"bundle": str(path), "results": to_json(results)})
         return
     say(score_lines(results))
     say(f"wrote {path}")

@@ -31,7 +31,10 @@ def train(
     check_ranks(resolved.recipe.data.block_size, ranks)
     prepare(run_dir, resolved, ranks)
     ensure_run_statistics(run_dir, resolved.recipe)
-    raise typer.Exit(start_ranks(run_dir, ranks))
+    code = start_ranks(run_dir, ranks)
+    if code == 0:
+        leave_bundle(run_dir)
+    raise typer.Exit(code)
 
 
 def check_ranks(block_size: int, ranks: int) -> None:
@@ -43,6 +46,17 @@ def check_ranks(block_size: int, ranks: int) -> None:
             f"data.block_size ({block_size}) cannot be cut evenly over {ranks} ranks",
             hint=f"use --set data.block_size={-(-block_size // ranks) * ranks}, or a number of ranks that divides it",
         )
+
+
+def leave_bundle(run_dir: Path) -> None:
+    """Score a completed run on its test split and write RUN/bundle. The verdict stands already: torch may come now."""
+    from ups.cli.bundling import bundle_of_run
+    from ups.cli.output import say
+    from ups.cli.scoring import score_lines
+
+    path, results = bundle_of_run(str(run_dir))
+    say(score_lines(results))
+    say(f"wrote {path}")
 
 
 def start_ranks(run_dir: Path, ranks: int) -> int:

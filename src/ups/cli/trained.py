@@ -76,8 +76,8 @@ def _from_bundle(path: Path) -> Trained:
 
 
 def _from_run(path: Path) -> Trained:
+    from ups.cli.run_dir import read_statistics
     from ups.config.recipe import resolve
-    from ups.data.normalize import load_statistics
     from ups.models.build import build_model
     from ups.training.checkpoint import Checkpointer
     from ups.training.checkpoint_store import latest_verified, read_progress
@@ -90,10 +90,7 @@ def _from_run(path: Path) -> Trained:
             f"run '{path}' has no checkpoint yet", hint=f"see what it is doing with: ups status {path}"
         )
     readers = _open(recipe)
-    statistics = {
-        reader.task.name: load_statistics(reader, task.path)
-        for reader, task in zip(readers, recipe.data.tasks, strict=True)
-    }
+    statistics = read_statistics(path, readers)
     tasks = [reader.task for reader in readers]
     stepper = build_model(recipe.model, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
     tensors = {f"model/stepper.{name}": p.data for name, p in stepper.named_parameters()}

@@ -123,20 +123,25 @@ def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
         return _space_time_png(example, channel)
     plt = pyplot()
     steps = np.unique(np.linspace(0, len(example.prediction) - 1, num_times).astype(int))
-    height = len(_rows(example, channel))
-    figure, grid = plt.subplots(
-        height, len(steps), figsize=(2.3 * len(steps) + 1.4, 2.1 * height + 0.6), squeeze=False, layout="constrained"
-    )
+    count = len(_rows(example, channel))
+    # rows of kinds and columns of times; a single time reads better as one row
+    shape = (count, len(steps)) if len(steps) > 1 else (1, count)
+    size = (2.3 * shape[1] + 1.4, 2.1 * shape[0] + 0.6) if len(steps) > 1 else (3.6 * count, 3.2)
+    figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
     for column, step in enumerate(steps):
         for row, (name, values) in enumerate(_rows(example, channel, int(step))):
-            axes = grid[row][column]
+            axes = grid[row][column] if len(steps) > 1 else grid[0][row]
             scale = _scale(example, channel, name)
             image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
-            if row == 0 and not example.task.steady:
+            if len(steps) == 1:
+                axes.set(title=name, xlabel=_axis(example, 0), ylabel=_axis(example, 1))
+                figure.colorbar(image, ax=axes, shrink=0.9)
+                continue
+            if row == 0:
                 axes.set_title(f"t = {example.time_of(int(step)):.3g}")
             if column == 0:
                 axes.set_ylabel(f"{name}\n{_axis(example, 1)}")
-            if row == height - 1:
+            if row == count - 1:
                 axes.set_xlabel(_axis(example, 0))
             if column == len(steps) - 1:
                 figure.colorbar(image, ax=list(grid[row]), shrink=0.9)
