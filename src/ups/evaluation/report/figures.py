@@ -228,6 +228,7 @@ def _film_lines(example: Example, channel: int, grid: Any) -> Any:
         lines += axes.plot(x, x * np.nan, dash, color=colour, label=name)
         bound = _error_limit(example, channel)
         axes.set(ylim=(-bound, bound) if name == "error" else (low - pad, high + pad), xlabel=_axis(example, 0))
+        axes.set_xlim(float(x[0]), float(x[-1]))
         axes.set_title(name if name == "error" else example.channels[channel])
     grid[0].legend(frameon=False, loc="upper right", fontsize=9)
 
