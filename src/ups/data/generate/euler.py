@@ -17,7 +17,7 @@ from ups.data.generate.reduce import block_mean
 from ups.spec.task import TaskSpec
 
 GAMMA = 1.4
-CFL = 0.45
+CFL = 0.7
 MIN_CELLS = 512
 MAX_PIECES = 5
 

@@ -18,7 +18,7 @@ from ups.data.generate.reduce import block_mean
 from ups.spec.task import TaskSpec
 
 GRAVITY = 1.0
-CFL = 0.4
+CFL = 0.45
 MIN_CELLS = 64
 
 

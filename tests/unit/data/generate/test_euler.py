@@ -81,7 +81,7 @@ class TestRiemann:
             x, u = two_states(*SOD, cells)
             w = euler.primitive(euler.evolve(u, 1 / cells, 0.2, 2, "open")[-1])[:, :, 0]
             errors.append(np.abs(w - exact_riemann(*SOD, (x - 0.5) / 0.2)).mean(axis=1))
-        assert (errors[-1] < 0.0015).all()
+        assert (errors[-1] < 0.002).all()
         orders = np.log2(np.array(errors[:-1]) / np.array(errors[1:]))
         # First order at shocks, less at the contact: what the theory allows for a discontinuous solution.
         assert orders.mean(axis=0).min() > 0.8
