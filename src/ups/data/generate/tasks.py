@@ -167,9 +167,9 @@ _TASKS = (
         num_frames=21,
         reduction="spectral truncation",
         choices=(
-            "Reynolds number 50 (viscosity 0.02), 4 forcing waves, drag 0.1: irregular in time, and resolved to 1e-3 by "
-            "64 x 64 points; frames differ by a fifth; the spin-up lasts 12 time units; the forcing is "
-            "stored as a static field, so that shifted and turned copies are solutions too"
+            "Reynolds number 50 (viscosity 0.02), 4 forcing waves, drag 0.1: irregular in time, and resolved to "
+            "1e-3 by 64 x 64 points; the spin-up lasts 12 time units; the forcing is stored as a "
+            "static field, so that shifted and turned copies are solutions too"
         ),
         trajectories_per_chunk=8,
         start=12.0,
