@@ -69,12 +69,14 @@ def parity(full: bool) -> tuple[list[dict[str, Any]], bool]:
                     "optimizer": kind[1],
                     "same_windows": same,
                     "distance": apart,
+                    "moved": reference[0][number]["moved"],
                     "limit": LIMITS[kind],
                 }
                 rows.append(row)
                 print(
                     f"{row['ranks']} {row['strategy']:6} x{row['accumulation']}  {kind[0]} {kind[1]:5}  "
-                    f"windows {'equal' if same else 'DIFFER'}  distance {apart:.1e} (bar {LIMITS[kind]:.0e})",
+                    f"windows {'equal' if same else 'DIFFER'}  distance {apart:.1e} (bar {LIMITS[kind]:.0e}, "
+                    f"weights moved by {row['moved']:.2f})",
                     flush=True,
                 )
     return rows, good

@@ -27,6 +27,8 @@ from ups.training.engine import Engine
 from ups.training.stages import build_stage
 
 BLOCK_SIZE = 8
+# So that 20 steps move the weights by percents: weights that stay where they are agree for nothing.
+RATES = {"adamw": 1e-3, "sgd": 0.3}
 # Largest global relative L2 distance of all parameters after 20 steps.
 LIMITS = {
     ("float64", "sgd"): 1e-10,
@@ -76,12 +78,14 @@ def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
         for number, variant in enumerate(arguments["variants"]):
             recipe = _recipe(folder, tasks, arguments["strategy"], arguments["steps"], variant)
             engine, loader = build_engine(runtime, recipe, tasks)
+            before = whole_weights(engine)
             engine.run()
             weights = whole_weights(engine)
+            moved = float((weights - before).norm() / before.norm())
             path = folder / f"{arguments['label']}_{number}.npy"
             if runtime.is_first:
                 np.save(path, weights.numpy())
-            results.append({"weights": str(path), "windows": loader.seen})
+            results.append({"weights": str(path), "windows": loader.seen, "moved": moved})
     return results
 
 
@@ -96,7 +100,7 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
                     "type": "operator",
                     "steps": steps,
                     "unroll_steps": 2,
-                    "optim": {"type": variant["optimizer"], "learning_rate": 1e-3},
+                    "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
                 }
             ],
             engine={

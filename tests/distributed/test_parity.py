@@ -65,4 +65,5 @@ def test_many_ranks_train_like_one(
     results = launch(run_variants, arrangement.ranks, deadline=150, arguments=arguments)
     for number, kind in enumerate(KINDS):
         assert global_windows(results, number, STEPS) == global_windows(alone, number, STEPS)
+        assert alone[0][number]["moved"] > 0.01
         assert distance(alone[0][number]["weights"], results[0][number]["weights"]) <= LIMITS[kind]

@@ -30,6 +30,8 @@ from ups.training.precision import autocast, weight_dtype
 from ups.training.progress import Budget, Progress
 from ups.training.wishes import Wishes
 
+COMPILE_SECONDS = 3600.0
+
 
 class BatchSource(Protocol):
     """A loader: endless micro-batches of this rank, `batches_per_step` of them for each optimiser step."""
@@ -81,6 +83,7 @@ class Engine:
         self.gradient_norm = 0.0
         self.learning_rate = 0.0
         self._dtype = weight_dtype(config.precision)
+        self._compiled: set[str] = set()
 
     def run(self) -> int:
         """Train to the end of the stage; returns 0, or the signal that all ranks agreed to leave with.
@@ -141,22 +144,25 @@ class Engine:
         """Gradients of one global batch, averaged exactly over its samples; whether their norm is finite."""
         self.optimizer.zero_grad(set_to_none=True)
         stage, last = self.progress.stage_index, self.loader.batches_per_step - 1
-        seen: list[tuple[Batch, Tensor, dict[str, Tensor]]] = []
+        seen: list[tuple[int, Tensor, dict[str, Tensor]]] = []
         for index in range(last + 1):
             self.box.record(Phase.DATA, number, stage, batch=index)
             batch = next(batches).to(self.runtime.device, self._dtype, non_blocking=True)
             with self.strategy.micro_batch(is_last=index == last):
-                self.box.record(Phase.FORWARD, number, stage, batch=index)
+                # The first pass of a task compiles: slow for once, and not stuck.
+                slow = COMPILE_SECONDS if self.config.compile and batch.task.name not in self._compiled else 0.0
+                self.box.record(Phase.FORWARD, number, stage, batch=index, deadline_seconds=slow)
                 with autocast(self.config.precision, self.runtime.device):
                     losses = self.strategy.module(batch)
                 # Strategies average over ranks; this weight makes it the mean over all samples of the global batch.
                 weight = batch.num_samples * self.runtime.world_size / self.global_batch
                 if index == last:
-                    self.box.issue("reduce(gradients)", Phase.BACKWARD, number, stage)
+                    self.box.issue("reduce(gradients)", Phase.BACKWARD, number, stage, deadline_seconds=slow)
                 else:
-                    self.box.record(Phase.BACKWARD, number, stage, batch=index)
+                    self.box.record(Phase.BACKWARD, number, stage, batch=index, deadline_seconds=slow)
                 (losses.total * weight).backward()
-            seen.append((batch, losses.total, losses.metrics))
+            seen.append((batch.num_samples, losses.total.detach(), losses.metrics))
+            self._compiled.add(batch.task.name)
 
         self.box.issue("gradient_norm", Phase.SYNC, number, stage)
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
@@ -168,8 +174,8 @@ class Engine:
         if 0 < limit < self.gradient_norm:
             with torch.no_grad():
                 torch._foreach_mul_(locals_of(gradients), limit / (self.gradient_norm + 1e-6))
-        for batch, total, metrics in seen:
-            self.meters.add(total, metrics, batch.num_samples)
+        for num_samples, total, metrics in seen:
+            self.meters.add(total, metrics, num_samples)
         return True
 
     def _update(self, number: int) -> None:
@@ -199,7 +205,7 @@ class Engine:
         """
         if not self.strategy.needs_warm_up:
             return
-        self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=3600.0)
+        self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=COMPILE_SECONDS)
         self.loader.load_state_dict({"step": 0})
         batch = next(iter(self.loader)).to(self.runtime.device, self._dtype)
         with autocast(self.config.precision, self.runtime.device):
