@@ -1,0 +1,79 @@
+"""`ups doctor [RECIPE]`: climbs the probe ladder, shows each rung as it ends, and explains the first that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ups.cli.options import JsonOption, SetOption, new_app
+from ups.cli.output import note, report, say, styled
+
+if TYPE_CHECKING:
+    from ups.supervise.doctor import Verdict
+
+app = new_app()
+
+VALIDATION = "ups.cli.validation:build_validation"
+_NAME_WIDTH = 12
+
+
+@app.command()
+def doctor(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]",
+            help="A recipe file, or a run directory. Without one only the machine is examined.",
+            show_default=False,
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", min=1, max=1024, help="Ranks to try; default one per GPU, else 2.", show_default=False),
+    ] = None,
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Probe this machine with your recipe, rung by rung, each in its own process; the first that fails is explained."""
+    from ups.supervise.doctor import Climb, examine
+
+    number = ranks if ranks is not None else default_ranks()
+    if recipe is None:
+        climb = Climb(number, Path.cwd() / "runs")
+    else:
+        from ups.cli.run_dir import run_dir_of
+        from ups.cli.train import check_ranks
+        from ups.config.recipe import resolve
+
+        resolved = resolve(recipe, set)
+        check_ranks(resolved.recipe.data.block_size, number)
+        climb = Climb(number, run_dir_of(resolved, recipe), resolved.text, VALIDATION)
+    verdicts = examine(climb, None if json else show)
+    failed = next((v for v in verdicts if not v.ok), None)
+    if json:
+        found = {"ok": failed is None, "failed": failed.rung if failed else None, "ranks": number}
+        report({**found, "rungs": [v.to_json() for v in verdicts]})
+    elif failed is None:
+        say(f"{styled('all well', 'bold', 'green')}: {len(verdicts)} rungs with {number} ranks")
+    if failed is not None:
+        raise typer.Exit(failed.exit_code)
+
+
+def default_ranks() -> int:
+    """One per GPU that this machine shows; 2 where there is none, because one rank proves nothing about many."""
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) or 2
+
+
+def show(verdict: Verdict) -> None:
+    """One line for a rung; four more for the one that failed."""
+    mark = styled("ok    ", "green") if verdict.ok else styled("FAILED", "bold", "red")
+    where = "" if verdict.rank is None else f"rank {verdict.rank}: "
+    say(f"{mark}  {verdict.rung.ljust(_NAME_WIDTH)}{where}{verdict.says}  ({verdict.seconds:.1f} s)")
+    for warning in verdict.warnings:
+        say(f"        {styled('warning', 'yellow').ljust(_NAME_WIDTH)} {warning}")
+    if not verdict.ok:
+        for title, text in (("means", verdict.means), ("try", verdict.advice), ("log", verdict.log)):
+            if text:
+                note(f"        {title.ljust(_NAME_WIDTH)}{text}")

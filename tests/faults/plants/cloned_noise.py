@@ -1,0 +1,14 @@
+"""Row 7: draws come from a generator that every rank seeds alike, instead of from the window number."""
+
+import numpy as np
+
+from ups.spec import keyed
+from ups.training import stages
+
+
+def cloned(key, numbers, num_draws=1):
+    return np.random.default_rng(key % 2**32).random((len(np.asarray(numbers)), num_draws))
+
+
+keyed.keyed_uniform = cloned
+stages.keyed_uniform = cloned

@@ -1,0 +1,14 @@
+"""Row 10: the learning rate grows with the number of ranks, and nobody asked for it."""
+
+import os
+
+from ups.training import engine
+
+_rate = engine.learning_rate
+
+
+def rate(config, done):
+    return _rate(config, done) * int(os.environ.get("WORLD_SIZE", "1"))
+
+
+engine.learning_rate = rate

@@ -1,0 +1,166 @@
+"""`ups doctor` passes a healthy recipe and refuses ten silent bugs, each by the rung that is for it, in useful words.
+
+A silent bug is one with which training runs to its end and gives a worse model: no error, no crash (rows 4 to 12 and 20
+of the catalogue of failures).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.faults.doctor_data import write_data, write_recipe
+from tests.faults.planted import PLANTS, climb, write_assignment
+from ups.config.recipe import resolve
+from ups.record import process_tree
+from ups.supervise import doctor
+from ups.supervise.ladder import LADDER, names
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+# plant -> module that climbs, rung that refuses, what its words must hold
+SILENT_BUGS = {
+    "unused_parameter": ("model", "backward", "no gradient", "stepper.network.forgotten"),
+    "same_data": ("samples", "samples", "all 2 ranks read the same windows"),
+    "same_order": ("samples", "samples", "same order in every pass"),
+    "cloned_noise": ("samples", "samples", "ranks 0 and 1 draw the same random numbers"),
+    "bypassed_ddp": ("parity", "parity", "different gradients"),
+    "unscaled_accumulation": ("parity", "parity", "is 2 times", "micro-batches of a rank in a block"),
+    "scaled_learning_rate": ("parity", "parity", "learning rates of 2 ranks"),
+    "scaled_batch": ("samples", "samples", "16 windows", "data.block_size is 8"),
+    "padded_scores": ("parity", "evaluation", "5 trajectories to score, and 6 were", "[0] twice"),
+    "unreduced_scores": ("parity", "evaluation", "valid/wave/nrmse", "on one rank"),
+    "local_batch_norm": ("parity", "equal", "different buffers", "stepper.norm.running_mean"),
+    "forked_handle": ("data", "loader", "a worker read other 'state'"),
+}
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data and recipe."""
+    folder = tmp_path_factory.mktemp("doctor")
+    write_data(folder)
+    write_recipe(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def work_dir(ground: Path) -> Path:
+    """A climb up to the rungs that compare many ranks with one, all well so far."""
+    folder = ground / "work"
+    folder.mkdir()
+    write_assignment(folder, ground / "recipe.yaml")
+    for module in ("data", "model"):
+        assert all(v.ok for v in climb(module, folder))
+    return folder
+
+
+def test_a_healthy_recipe_climbs_every_rung(ground: Path) -> None:
+    command = [sys.executable, "-m", "ups.cli.main", "doctor", str(ground / "recipe.yaml"), "--ranks", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=230, cwd=ground)
+    report = json.loads(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [v["rung"] for v in report["rungs"]] == names(recipe=True)
+    assert report["ok"]
+    assert not (ground / "run").exists(), "the doctor leaves nothing where the run will live"
+
+
+@pytest.mark.parametrize("module", ["samples", "wrap", "parity"])
+def test_without_a_plant_the_same_rungs_are_content(work_dir: Path, module: str) -> None:
+    verdicts = climb(module, work_dir)
+    assert all(v.ok for v in verdicts), verdicts
+
+
+@pytest.mark.parametrize("plant", SILENT_BUGS)
+def test_a_silent_bug_is_refused_by_its_rung(work_dir: Path, plant: str) -> None:
+    module, rung, *words = SILENT_BUGS[plant]
+    verdict = climb(module, work_dir, plant)[-1]
+    assert (verdict.rung, verdict.ok) == (rung, False), verdict
+    for word in words:
+        assert word in verdict.says
+    assert verdict.means
+    assert verdict.advice
+
+
+def test_the_death_of_a_loader_worker_is_named(work_dir: Path) -> None:
+    verdict = climb("data", work_dir, "killed_worker")[-1]
+    assert not verdict.ok
+    assert "loader worker 1" in verdict.says
+    assert "SIGKILL" in verdict.says
+
+
+def test_a_crash_in_native_code_is_named_by_rank_signal_and_line(ground: Path) -> None:
+    plant = PLANTS / "segfault_in_wrap.py"
+    examination = doctor.Climb(
+        2,
+        ground / "run",
+        resolve(ground / "recipe.yaml").text,
+        environment={"UPS_PROBE_PLANT": str(plant)},
+        only=("wrap",),
+    )
+    (verdict,) = doctor.examine(examination)
+    line = 1 + plant.read_text().splitlines().index("        ctypes.string_at(0)")
+    assert (verdict.rung, verdict.ok, verdict.rank) == ("wrap", False, 1)
+    assert "SIGSEGV" in verdict.says
+    assert verdict.at.endswith(f"segfault_in_wrap.py:{line}")
+    assert Path(verdict.log).is_dir(), "what a failed rung printed stays"
+
+
+def test_a_rung_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) -> None:
+    plant = tmp_path / "plant.py"
+    plant.write_text("import time\n\n\ndef wait_for_ever():\n    time.sleep(10_000)\n\n\nwait_for_ever()\n")
+    launch = replace(LADDER[0], seconds=9.0)
+    examination = doctor.Climb(1, tmp_path / "run", environment={"UPS_PROBE_PLANT": str(plant)})
+    work = tmp_path / "work"
+    work.mkdir()
+    doctor._write_assignment(examination, work)
+    started = time.monotonic()
+    (verdict,) = doctor._climb(launch, examination, work)
+    assert time.monotonic() - started < 30
+    assert not verdict.ok
+    assert "not done after 9 s" in verdict.says
+    assert "plant.py:5" in verdict.says
+    assert not [p for p in process_tree.descendants(os.getpid()) if "probes.machine" in _command(p.pid)]
+
+
+def test_too_low_a_limit_on_open_files_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    document = {"recipe": "", "run_dir": str(tmp_path), "ranks": 2, "validation": ""}
+    (tmp_path / "assignment.json").write_text(json.dumps(document))
+    done = subprocess.run(
+        [sys.executable, "-m", "ups.probes.machine", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
+    )
+    verdict = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 1
+    assert not verdict["ok"]
+    assert "open files, and the limit is 64" in verdict["says"]
+
+
+def test_a_rank_that_is_killed_from_outside_is_not_taken_for_a_verdict(tmp_path: Path) -> None:
+    launch = next(launch for launch in LADDER if launch.module == "group")
+    out = {0: json.dumps({"rung": "group", "ok": True, "says": "", "seconds": 1}) + "\n", 1: ""}
+    exits = {1: {"code": -signal.SIGKILL, "time_monotonic_ns": 5}}
+    verdicts = list(doctor.judge(launch, doctor.Processes(out, {0: "", 1: ""}, exits, False, tmp_path), 1.0))
+    assert [v.ok for v in verdicts] == [True, False]
+    assert verdicts[1].rung == "collective"
+    assert "rank 1" in verdicts[1].says
+    assert "SIGKILL" in verdicts[1].says
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
