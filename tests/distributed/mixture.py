@@ -28,7 +28,7 @@ DARCY = TaskSpec(
     (AxisSpec("x", boundary="dirichlet"), AxisSpec("y", boundary="dirichlet")),
     steady=True,
 )
-COUNTS = {"train": 6, "valid": 3}
+COUNTS = {"train": 6, "valid": 3, "test": 2}
 FRAMES = 7
 
 
