@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ups.probes.rung import Assignment, Refused, Report
+from ups.probes.rung import Assignment, Refused, Report, counted
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
@@ -68,7 +68,7 @@ def check_stage(recipe: Recipe, ground: Ground, index: int, report: Report) -> N
                 hint="try engine.precision=float32, and look at the data with `ups data validate`",
             )
     report.facts[f"stage_{index}"] = {"trained_tensors": len(trained)}
-    report.says = f"all {len(trained)} trained tensors get a finite gradient from each of {len(ground.readers)} tasks"
+    report.says = f"all {len(trained)} trained tensors get a finite gradient from every task"
 
 
 def train_alone(assignment: Assignment, report: Report) -> None:
@@ -85,7 +85,7 @@ def train_alone(assignment: Assignment, report: Report) -> None:
     with Runtime.start(recipe.engine, RankEnvironment()) as runtime, open_ground(assignment) as ground:
         for index in range(len(recipe.stages)):
             capture = Capture()
-            with assemble(recipe, ground, runtime, index, [capture]) as parts:
+            with assemble(recipe, ground, runtime, index, [capture], moved=True) as parts:
                 weights, plain = weights_of(parts), plain_gradient(parts)
                 if index == len(recipe.stages) - 1 and assignment.validation:
                     facts["scores"] = validation_scores(assignment, recipe, ground, parts)
@@ -96,4 +96,4 @@ def train_alone(assignment: Assignment, report: Report) -> None:
             facts[f"rates_{index}"] = capture.rates
     keep_facts(assignment.work_dir, facts)
     report.facts |= facts
-    report.says = f"one rank trains {len(recipe.stages)} stages for two steps"
+    report.says = f"one rank trained {counted(len(recipe.stages), 'stage')} for two steps, with the right gradients"

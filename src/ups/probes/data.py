@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.probes import loader
-from ups.probes.rung import Assignment, Refused, Report, rung, start
+from ups.probes.rung import Assignment, Refused, Report, counted, rung, start
 
 if TYPE_CHECKING:
     from ups.data.readers.base import Reader
@@ -53,7 +53,7 @@ def check(assignment: Assignment, report: Report) -> None:
         reader.close()
     (assignment.work_dir / STATISTICS_NAME).write_text(json.dumps(statistics))
     report.facts["tasks"] = texts
-    report.says = f"{len(texts)} tasks open and read: {', '.join(texts)}"
+    report.says = f"{counted(len(texts), 'task')} opened and read: {', '.join(texts)}"
 
 
 def check_windows(reader: Reader, split: str, trajectory: int) -> None:

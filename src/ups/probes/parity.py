@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ups.probes.rung import Assignment, Refused, Report, rung, start
+from ups.probes.rung import Assignment, Refused, Report, counted, rung, start
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -66,22 +67,23 @@ def check_parity(
             "micro-batches of a rank in a block": parts.loader.batches_per_step // recipe.data.blocks_per_step,
             "blocks in a step": recipe.data.blocks_per_step,
         }
-        what = f"the gradient of {runtime.world_size} ranks in {where}"
+        what = f"the gradient of {counted(runtime.world_size, 'rank')} in {where}"
         report.facts[f"distance_{index}"] = check_equal(found, gradients, what, counts)
 
     capture = Capture(after_first)
-    with assemble(recipe, ground, runtime, index, [capture]) as parts:
+    with assemble(recipe, ground, runtime, index, [capture], moved=True) as parts:
         check_same_start(weights_of(parts), weights, where)
         run_steps(parts)
     expected = read_facts(assignment.work_dir)[f"rates_{index}"]
     if not same_rates(capture.rates, expected):
         raise Refused(
-            f"the learning rates of {runtime.world_size} ranks are {capture.rates}, of one rank {expected} ({where})",
+            f"the learning rates of {counted(runtime.world_size, 'rank')} are {capture.rates}, of one rank {expected} "
+            f"({where})",
             means="the learning rate changes with the number of ranks: two world sizes are two experiments",
             hint="the learning rate and the global batch stand in the recipe, and nothing may scale them",
         )
     report.says = (
-        f"gradients of {runtime.world_size} ranks are those of one to {max(report.facts.values()):.1e}, "
+        f"gradients of {counted(runtime.world_size, 'rank')} are those of one to {max(report.facts.values()):.1e}, "
         "learning rates and weights too"
     )
     return parts.stage
@@ -170,7 +172,7 @@ def check_evaluation(assignment: Assignment, recipe: Recipe, ground: Ground, run
         check_once(reader.task.name, from_all(list(mine), runtime.control_group), min(limit, count))
         total += min(limit, count)
     if assignment.validation:
-        with assemble(recipe, ground, runtime, len(recipe.stages) - 1) as parts:
+        with assemble(recipe, ground, runtime, len(recipe.stages) - 1, moved=True) as parts:
             scores = validation_scores(assignment, recipe, ground, parts)
         check_scores(from_all(scores, runtime.control_group), read_facts(assignment.work_dir)["scores"])
         report.facts["scores"] = scores
@@ -197,7 +199,8 @@ def check_scores(by_rank: Sequence[dict[str, float]], alone: dict[str, float]) -
         if scores.keys() != alone.keys():
             raise Refused(f"rank {rank} reports {sorted(scores)}, one rank alone {sorted(alone)}")
         for name, value in alone.items():
-            if abs(scores[name] - value) > _SCORE_TOLERANCE * max(abs(value), 1e-12):
+            both = (scores[name], value)
+            if not math.isclose(*both, rel_tol=_SCORE_TOLERANCE, abs_tol=1e-18) and not all(map(math.isnan, both)):
                 raise Refused(
                     f"{name} is {scores[name]:.8g} on rank {rank} of {len(by_rank)}, and {value:.8g} on one rank",
                     means="validation is not reduced over ranks, or weighs samples by who scored them",

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from ups.config.schema import Recipe
 from ups.data.loader import Loader, build_loader
 from ups.data.normalize import ensure_statistics
@@ -117,12 +119,22 @@ def build_reading(recipe: Recipe, ground: Ground, place: Place, index: int, wind
     )
 
 
+@torch.no_grad()
+def move_weights(stage: Stage, seed: int) -> None:
+    """Add a little to every weight, by its name: a gate that starts at zero hides the gradients of all behind it."""
+    for name, parameter in stage.named_parameters():
+        generator = torch.Generator().manual_seed(key_of(seed, "doctor", name) >> 1)
+        parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+
+
 @contextlib.contextmanager
 def assemble(
-    recipe: Recipe, ground: Ground, runtime: Runtime, index: int, hooks: Sequence[Hook] = ()
+    recipe: Recipe, ground: Ground, runtime: Runtime, index: int, hooks: Sequence[Hook] = (), *, moved: bool = False
 ) -> Iterator[Parts]:
-    """Stage `index` on this rank, from its first step. Collective: all ranks."""
+    """Stage `index` on this rank, from its first step, with `moved` weights if asked. Collective: all ranks."""
     stepper, stage = build_bare(recipe, ground, index)
+    if moved:
+        move_weights(stage, recipe.run.seed)
     strategy = spread(stage, runtime, recipe.engine)
     frames = stage.window_frames(recipe.data.context_frames)
     with build_reading(recipe, ground, runtime.place, index, frames) as loader:

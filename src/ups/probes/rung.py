@@ -157,6 +157,11 @@ def _run_plant() -> None:
     spec.loader.exec_module(module)
 
 
+def counted(number: int, thing: str) -> str:
+    """'1 rank', '2 ranks'."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
 def named(reference: str) -> Any:
     """The object that 'package.module:name' stands for: parts of the command line, which no room may import."""
     module, _, name = reference.partition(":")

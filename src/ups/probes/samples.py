@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ups.probes.rung import Refused, Report, rung, start
+from ups.probes.rung import Refused, Report, counted, rung, start
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
@@ -64,7 +64,8 @@ def check(recipe: Recipe, ground: Ground, runtime: Runtime, index: int, report: 
     total = recipe.data.block_size * recipe.data.blocks_per_step
     report.facts[f"stage_{index}"] = {"windows": sizes, "global_batch": total, "fingerprint": sampler.fingerprint}
     report.says = (
-        f"{runtime.world_size} ranks share {total} windows a step without overlap; order and draws are as they must be"
+        f"{counted(runtime.world_size, 'rank')} read {total} windows a step without overlap; order and draws are "
+        "as they must be"
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ups.probes import checkpoint
 from ups.probes.limits import memory_limit_bytes, size_text
-from ups.probes.rung import Assignment, Refused, Report, rung, start
+from ups.probes.rung import Assignment, Refused, Report, counted, rung, start
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
@@ -59,7 +59,9 @@ def check_wrap(assignment: Assignment, recipe: Recipe, runtime: Runtime, report:
                     hint="try engine.precision=float32, and look at the data with `ups data validate`",
                 )
             report.facts[f"stage_{index}"] = {"gradient_norm": norm, "seconds": round(time.monotonic() - started, 2)}
-    report.says = f"{runtime.world_size} ranks ({runtime.strategy}, {recipe.engine.precision}) train a real step"
+    report.says = (
+        f"{counted(runtime.world_size, 'rank')} ({runtime.strategy}, {recipe.engine.precision}) trained a real step"
+    )
     return largest
 
 
@@ -83,7 +85,7 @@ def check_memory(runtime: Runtime, mine: tuple[int, int], report: Report) -> Non
 
 def judge_memory(needed: int, limit: int, ranks: int, report: Report) -> None:
     """Refuse what does not fit; warn where it is close."""
-    text = f"{ranks} ranks and their workers need {size_text(needed)} of {size_text(limit)}"
+    text = f"{counted(ranks, 'rank')} with workers need {size_text(needed)} of {size_text(limit)}"
     if needed > FULL * limit:
         raise Refused(
             text,
