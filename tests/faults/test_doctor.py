@@ -20,12 +20,14 @@ import pytest
 
 from tests.faults.doctor_data import write_data, write_recipe
 from tests.faults.planted import PLANTS, climb, write_assignment
+from ups.cli.doctor import show
+from ups.cli.main import run
 from ups.config.recipe import resolve
 from ups.record import process_tree
 from ups.supervise import doctor
 from ups.supervise.ladder import LADDER, names
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
 
 # plant -> module that climbs, rung that refuses, what its words must hold
 SILENT_BUGS = {
@@ -66,7 +68,7 @@ def work_dir(ground: Path) -> Path:
 
 def test_a_healthy_recipe_climbs_every_rung(ground: Path) -> None:
     command = [sys.executable, "-m", "ups.cli.main", "doctor", str(ground / "recipe.yaml"), "--ranks", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=230, cwd=ground)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=350, cwd=ground)
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [v["rung"] for v in report["rungs"]] == names(recipe=True)
@@ -157,6 +159,38 @@ def test_a_rank_that_is_killed_from_outside_is_not_taken_for_a_verdict(tmp_path:
     assert verdicts[1].rung == "collective"
     assert "rank 1" in verdicts[1].says
     assert "SIGKILL" in verdicts[1].says
+
+
+def test_a_peer_that_lost_its_connection_is_never_blamed_even_if_it_spoke_first(tmp_path: Path) -> None:
+    launch = next(launch for launch in LADDER if launch.module == "samples")
+    lost = {
+        "rung": "samples",
+        "ok": False,
+        "rank": 0,
+        "time_ns": 5,
+        "says": "Connection closed by peer",
+        "cascade": True,
+    }
+    dump = 'Current thread 0x00007f0000000000 (most recent call first):\n  File "/home/me/mine.py", line 7 in crash\n'
+    exits = {0: {"code": 1, "time_monotonic_ns": 8}, 1: {"code": -11, "time_monotonic_ns": 9}}
+    left = doctor.Processes({0: json.dumps(lost), 1: ""}, {0: "", 1: dump}, exits, False, tmp_path)
+    (verdict,) = doctor.judge(launch, left, 1.0)
+    assert (verdict.rank, verdict.at) == (1, "/home/me/mine.py:7")
+
+
+def test_what_is_printed_for_a_failed_rung_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
+    show(doctor.Verdict("parity", False, "it is 2 times", "a wrong denominator", "divide", log="/tmp/log"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("FAILED  parity      it is 2 times")
+    assert [line.split(maxsplit=1) for line in lines[1:]] == [
+        ["means", "a wrong denominator"],
+        ["try", "divide"],
+        ["log", "/tmp/log"],
+    ]
+
+
+def test_ranks_that_cannot_share_a_block_are_a_mistake_in_the_command(ground: Path) -> None:
+    assert run(["doctor", str(ground / "recipe.yaml"), "--ranks", "3"]) == 3
 
 
 def _command(pid: int) -> str:

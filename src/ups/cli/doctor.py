@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ups.cli.options import JsonOption, SetOption, new_app
-from ups.cli.output import note, report, say, styled
+from ups.cli.output import report, say, styled
 
 if TYPE_CHECKING:
     from ups.supervise.doctor import Verdict
@@ -71,9 +71,8 @@ def show(verdict: Verdict) -> None:
     mark = styled("ok    ", "green") if verdict.ok else styled("FAILED", "bold", "red")
     where = "" if verdict.rank is None else f"rank {verdict.rank}: "
     say(f"{mark}  {verdict.rung.ljust(_NAME_WIDTH)}{where}{verdict.says}  ({verdict.seconds:.1f} s)")
-    for warning in verdict.warnings:
-        say(f"        {styled('warning', 'yellow').ljust(_NAME_WIDTH)} {warning}")
+    rows = [("warning", text) for text in verdict.warnings]
     if not verdict.ok:
-        for title, text in (("means", verdict.means), ("try", verdict.advice), ("log", verdict.log)):
-            if text:
-                note(f"        {title.ljust(_NAME_WIDTH)}{text}")
+        rows += [("means", verdict.means), ("try", verdict.advice), ("log", verdict.log)]
+    for title, text in rows:
+        say(f"        {title.ljust(_NAME_WIDTH)}{text}")

@@ -119,7 +119,9 @@ def rung(name: str) -> Iterator[Report]:
         yield report
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the rung found
         traceback.print_exc()
-        _print({"rung": name, "ok": False, "rank": rank, "time_ns": time.monotonic_ns(), **_described(error)})
+        # What a rung refuses it has compared over all ranks: no single one of them is to blame.
+        blamed = None if isinstance(error, Refused) else rank
+        _print({"rung": name, "ok": False, "rank": blamed, "time_ns": time.monotonic_ns(), **_described(error)})
         sys.stderr.flush()
         os._exit(1)
     if rank == 0:

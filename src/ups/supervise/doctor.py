@@ -165,7 +165,7 @@ def judge(launch: Launch, left: Processes, seconds: float) -> Iterator[Verdict]:
 class _Event:
     """Something that went wrong on a rank: a verdict of its own, or its death by a signal."""
 
-    rank: int
+    rank: int | None  # None: found by all ranks together
     time_ns: int
     # Only says that another rank is gone: a consequence, whatever its time.
     cascade: bool
@@ -213,7 +213,7 @@ def _failure(rung: Rung, launch: Launch, left: Processes, said: list[dict[str, A
         return verdict(events[0].says, events[0].means, events[0].advice, events[0].rank)
     if events:
         rank = events[0].rank
-        place = location_of_dump(left.err.get(rank, ""))
+        place = location_of_dump(left.err.get(rank or 0, ""))
         at = place.short() if place else ""
         who = f"rank {rank}" if launch.ranks else "its process"
         return verdict(
