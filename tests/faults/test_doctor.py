@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +101,10 @@ def test_the_death_of_a_loader_worker_is_named(work_dir: Path) -> None:
     assert "SIGKILL" in verdict.says
 
 
-def test_a_crash_in_native_code_is_named_by_rank_signal_and_line(ground: Path) -> None:
+def test_a_crash_in_native_code_is_named_by_rank_signal_and_line(
+    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what a failed rung printed stays: here
     plant = PLANTS / "segfault_in_wrap.py"
     examination = doctor.Climb(
         2,
@@ -114,7 +118,7 @@ def test_a_crash_in_native_code_is_named_by_rank_signal_and_line(ground: Path) -
     assert (verdict.rung, verdict.ok, verdict.rank) == ("wrap", False, 1)
     assert "SIGSEGV" in verdict.says
     assert verdict.at.endswith(f"segfault_in_wrap.py:{line}")
-    assert Path(verdict.log).is_dir(), "what a failed rung printed stays"
+    assert (Path(verdict.log) / "rank_00001.err").read_text(), "what a failed rung printed stays"
 
 
 def test_a_rung_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) -> None:

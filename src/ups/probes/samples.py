@@ -88,12 +88,6 @@ def check_batch(recipe: Recipe, everyone: Sequence[Seen], reference: Seen) -> No
     size, world = recipe.data.block_size, len(everyone)
     for (step, slot), (task, expected, _) in reference.items():
         parts = [seen[step, slot] for seen in everyone]
-        if world > 1 and all(part[1] == parts[0][1] for part in parts) and len(parts[0][1]) > 1:
-            raise Refused(
-                f"all {world} ranks read the same windows at step {step}: {parts[0][1][:6]} ...",
-                means=f"{world} ranks would do the work of one: each sample is learned {world} times, the rest never",
-                hint="give every loader the Place of its own rank (ups.distributed.runtime makes it)",
-            )
         if any(part[0] != task for part in parts):
             raise Refused(f"ranks have different tasks at step {step}, slot {slot}: {[part[0] for part in parts]}")
         lengths = [len(part[1]) for part in parts]
@@ -110,6 +104,12 @@ def check_batch(recipe: Recipe, everyone: Sequence[Seen], reference: Seen) -> No
                 hint="the global batch stands in the recipe; ranks only cut it",
             )
         union, once = Counter(n for part in parts for n in part[1]), Counter(expected)
+        if union != once and all(part[1] == parts[0][1] for part in parts):
+            raise Refused(
+                f"all {world} ranks read the same windows at step {step}: {parts[0][1][:6]} ...",
+                means=f"{world} ranks would do the work of one: each sample is learned {world} times, the rest never",
+                hint="give every loader the Place of its own rank (ups.distributed.runtime makes it)",
+            )
         if union != once:
             twice, missing = sorted((union - once).elements()), sorted((once - union).elements())
             raise Refused(

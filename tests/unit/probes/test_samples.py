@@ -30,6 +30,10 @@ def test_a_fair_cut_is_accepted(recipe: Recipe) -> None:
     check_batch(recipe, [seen([0, 1, 2, 3]), seen([4, 5, 6, 7])], seen(list(range(8))))
 
 
+def test_ranks_may_read_the_same_windows_if_there_are_no_others(recipe: Recipe) -> None:
+    check_batch(recipe, [seen([0, 0, 0, 0]), seen([0, 0, 0, 0])], seen([0] * 8))
+
+
 @pytest.mark.parametrize(
     ("ranks", "words"),
     [
