@@ -1,16 +1,18 @@
 """The real rank program with a fault planted from outside: `python real_rank.py RUN_DIR`.
 
 The loop writes a record into its black box when it enters a phase. The fault strikes right after such a record, by a
-wrapper around that one method, so the training code under test is exactly what users run.
+wrapper around that one method, so the training code under test is exactly what users run. SIGUSR2 makes the rank raise
+an exception wherever it is, for faults that come at any time.
 """
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from strikes import strike  # beside this file
+from strikes import person_code, strike  # beside this file
 
 from ups.record.blackbox import BlackBox, Phase
 
@@ -27,6 +29,7 @@ def _write_and_strike(box: BlackBox, phase: Phase, step: int, *arguments: Any, *
 BlackBox.record = _write_and_strike  # type: ignore[method-assign]
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR2, lambda number, frame: person_code())
     from ups.cli.rank_main import main
 
     sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 """Ways to fail, planted into rank programs of the tests: `TOY_FAULTS` is a JSON list with the fault of each attempt.
 
-A fault is an object with kind, rank (or a list of ranks), step and phase, and what its kind needs. Only the programs
-beside this file know it; the product has no special case for it.
+A fault is an object with kind, rank and phase (one or a list), step, and what its kind needs. Only the programs beside
+this file know it; the product has no special case for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OutOfMemoryError(RuntimeError):
 
 def strike(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_dir: Path | None = None) -> None:
     """Fail now if the fault of this attempt is for this rank, step and phase."""
-    if not FAULT or phase != FAULT["phase"] or step != FAULT["step"] or rank not in _targets():
+    if not FAULT or phase not in _several("phase") or step != FAULT["step"] or rank not in _several("rank"):
         return
     kind = FAULT["kind"]
     if kind in FLAGS_OF:
@@ -39,13 +39,13 @@ def strike(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_dir: P
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     elif kind == "damage":
         assert run_dir is not None
-        _damage_newest(run_dir)
+        damage_newest(run_dir)
     else:
         ACTIONS[kind]()
 
 
-def _targets() -> list[int]:
-    chosen = FAULT["rank"]
+def _several(key: str) -> list[Any]:
+    chosen = FAULT[key]
     return chosen if isinstance(chosen, list) else [chosen]
 
 
@@ -92,9 +92,11 @@ def _parent_of(pid: int) -> int:
     return 0
 
 
-def _damage_newest(run_dir: Path) -> None:
+def damage_newest(run_dir: Path) -> None:
+    """Flip one bit in the middle of the largest file of the newest checkpoint."""
     newest = max((run_dir / "checkpoints").glob("step_*"))
-    largest = max((p for p in newest.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    files = [p for p in newest.rglob("*") if p.is_file() and p.name not in ("MANIFEST", "COMMITTED")]
+    largest = max(files, key=lambda p: p.stat().st_size)
     content = bytearray(largest.read_bytes())
     content[len(content) // 2] ^= 1
     largest.write_bytes(content)

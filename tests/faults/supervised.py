@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -109,9 +110,13 @@ class Started:
             assert time.monotonic() < deadline, "waited too long"
             time.sleep(0.02)
 
-    def commits(self) -> int:
-        """Number of committed checkpoints."""
-        return len(list(self.run_dir.glob("checkpoints/step_*/COMMITTED")))
+    def rank_pid(self, rank: int) -> int:
+        """Process number of a rank of the current attempt, 0 if it has not started."""
+        with contextlib.suppress(OSError, ValueError):
+            document = json.loads((self.run_dir / "run.json").read_text())
+            found = json.loads((Path(document["blackbox_dir"]) / f"rank_{rank:05d}.pid").read_text())
+            return int(found["rank_pid"])
+        return 0
 
 
 def start(

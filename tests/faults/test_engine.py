@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,23 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recipe(folder, write_mixture(folder))
 
 
-def write_recipe(folder: Path, tasks: list[dict[str, Any]], steps: int = 20, workers: int = 1) -> Path:
+def write_recipe(
+    folder: Path,
+    tasks: list[dict[str, Any]],
+    steps: int = 20,
+    save_every: int = 5,
+    evaluate_every: int | None = None,
+) -> Path:
     document = {
         "version": 1,
         "run": {"name": "small"},
-        "data": {"tasks": tasks, "block_size": 4, "loader": {"workers": workers}},
+        "data": {"tasks": tasks, "block_size": 4, "loader": {"workers": 1}},
         "model": {"type": "latent_operator", "width": 16, "depth": 1, "num_heads": 2},
         "stages": [{"type": "operator", "steps": steps}],
         "engine": {"device": "cpu"},
-        "checkpoint": {"interval_steps": 5},
+        "checkpoint": {"interval_steps": save_every},
         "tracking": {"log_interval_steps": 1},
-        "evaluate": {"max_trajectories": 1},
+        "evaluate": {"max_trajectories": 1, "interval_steps": evaluate_every},
     }
     path = folder / f"recipe_{steps}.yaml"
     path.write_text(yaml.safe_dump(document))
@@ -109,13 +116,15 @@ def test_lack_of_memory_halves_the_micro_batch_and_learns_the_same(tmp_path: Pat
     assert last_loss(result) == pytest.approx(last_loss(clean), abs=1e-4)
 
 
-def test_sigterm_loses_no_step(tmp_path: Path, recipe: Path) -> None:
+@pytest.mark.parametrize("to", ["supervisor", "rank"])
+def test_sigterm_loses_no_step(tmp_path: Path, recipe: Path, to: str) -> None:
     long = write_recipe(tmp_path, yaml.safe_load(recipe.read_text())["data"]["tasks"], steps=100_000)
     started = start(tmp_path / "run", recipe=long)
     started.wait_for(lambda: rank_is_at_step(started.run_dir, 7))
-    started.process.send_signal(signal.SIGTERM)
+    os.kill(started.process.pid if to == "supervisor" else started.rank_pid(1), signal.SIGTERM)
     result = started.finish(60)
     assert result.code == 143, result.output
     assert result.failed_lines == []
+    assert "state=preempted" in result.verdict
     assert " lost=0" in result.verdict
     assert result.orphans == []

@@ -24,7 +24,7 @@ LINE_OF_PERSON_CODE = 1 + next(
 )
 
 
-def fault(kind: str, rank: int, step: int, phase: str, **more: Any) -> dict[str, Any]:
+def fault(kind: str, rank: int, step: int, phase: str | list[str], **more: Any) -> dict[str, Any]:
     return {"kind": kind, "rank": rank, "step": step, "phase": phase, **more}
 
 
@@ -93,12 +93,13 @@ def test_m1_m2_m3_m4_deaths_are_named_and_survived(tmp_path: Path, clean: Result
     assert result.digests == clean.digests
 
 
-def test_m1_without_restarts_the_run_fails_with_one_line(tmp_path: Path) -> None:
-    result = run(tmp_path / "run", fault("exception", 3, 10, "optimizer"), ranks=4, interval=4)
+def test_m1_the_cause_is_named_although_all_its_consequences_were_written_first(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", fault("exception", 3, 10, "optimizer"), ranks=4, interval=4, watched=0)
     assert result.code == 6
     assert told(result) == [(3, "optimizer", "exception(FileNotFoundError)")]
     assert (result.faults[0]["checkpoint"], result.faults[0]["lost_steps"]) == (8, 2)
     assert result.faults[0]["action"] == "stop(restarts_off)"
+    assert len(result.faults[0]["consequences"]) == 3
     assert "state=failed" in result.verdict
     check_every_fault_was_printed_once_and_handled_in_time(result)
 
@@ -162,11 +163,12 @@ def test_m10_sigterm_is_a_wish_to_save_and_leave(tmp_path: Path) -> None:
 
 
 def test_m15_slow_but_healthy_is_never_killed(tmp_path: Path, clean: Result) -> None:
+    """A compilation (a step that declares its deadline), and a save on one rank while the other waits for it."""
     result = run(
         tmp_path / "run",
-        fault("sleep", 0, 10, "save", seconds=8),
-        deadlines={"name_floor_seconds": 0.5, "kill_floor_seconds": 2.0},
-        save_deadline=60,
+        fault("sleep", 0, 10, ["forward", "save"], seconds=8),
+        deadlines={"name_floor_seconds": 2.0, "kill_floor_seconds": 4.0},
+        forward_deadline=120,
     )
     assert result.code == 0
     assert result.failed_lines == []

@@ -5,6 +5,7 @@ all-reduces per step. The fault of each attempt comes from `TOY_FAULTS`, a JSON 
 and phase, which only this program knows. Each step maps the state exactly, so that final bytes can be compared.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -29,6 +30,8 @@ from ups.record.blackbox import Phase  # noqa: E402
 STEPS = int(os.environ.get("TOY_STEPS", "20"))
 INTERVAL = int(os.environ.get("TOY_INTERVAL", "5"))
 STEP_SECONDS = float(os.environ.get("TOY_STEP_SECONDS", "0.01"))
+FORWARD_DEADLINE = float(os.environ.get("TOY_FORWARD_DEADLINE", "0"))
+WATCHED = os.environ.get("TOY_WATCHED", "1") == "1"
 WORKERS = int(os.environ.get("TOY_WORKERS", "0"))
 OVERRIDES = json.loads(os.environ.get("UPS_OVERRIDES", "{}"))
 MICRO_BATCH = int(OVERRIDES.get("engine.micro_batch", os.environ.get("TOY_MICRO_BATCH", "8")))
@@ -53,15 +56,17 @@ def main() -> None:
     step, state = load(torch)
     BOX.total_steps = STEPS
 
+    watched = WATCHED or rank != FAULT.get("rank")
+
     def hit(phase: str, at_step: int) -> None:
         strike(phase, at_step, rank, micro_batch=MICRO_BATCH, run_dir=RUN_DIR)
 
     try:
-        with RECORDER.watch():
+        with RECORDER.watch() if watched else contextlib.nullcontext():
             while step < STEPS:
                 BOX.record(Phase.DATA, step, batch=step * 10)
                 hit("data", step)
-                BOX.record(Phase.FORWARD, step)
+                BOX.record(Phase.FORWARD, step, deadline_seconds=FORWARD_DEADLINE if step == FAULT.get("step") else 0)
                 hit("forward", step)
                 time.sleep(STEP_SECONDS)
                 size = 5 if "wrong_shape" in FLAGS else 4
@@ -82,9 +87,10 @@ def main() -> None:
                 step += 1
                 leave = int(asked) > 0
                 if step % INTERVAL == 0 or step == STEPS or leave:
-                    BOX.record(Phase.SAVE, step, deadline_seconds=float(os.environ.get("TOY_SAVE_DEADLINE", "30")))
+                    BOX.record(Phase.SAVE, step)
                     hit("save", step)
                     save(step, state, rank)
+                    BOX.issue("barrier", Phase.SYNC, step)
                     dist.barrier()
                 if FAULT.get("phase") == "evaluate" and step % INTERVAL == 0:
                     BOX.record(Phase.EVALUATE, step, deadline_seconds=30)
@@ -101,6 +107,8 @@ def main() -> None:
         for child in CHILDREN:
             child.kill()
         dist.destroy_process_group()
+        if not watched:
+            time.sleep(2.0)  # the peers write down what they see before this rank says why it leaves
 
 
 def load(torch: object) -> tuple[int, object]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.record import process_tree
-from ups.record.blackbox import Record
+from ups.record.blackbox import Phase, Record
 from ups.supervise import evidence, stacks
 from ups.supervise.checkpoints import last_commit
 from ups.supervise.collectives import CollectiveLog, Mismatch
@@ -31,6 +31,7 @@ from ups.supervise.standstill import Standstill, StandstillWatch
 
 _STANDSTILL_EVERY_SECONDS = 0.5
 _LAUNCHER_LEAVES_SECONDS = 5.0
+_CAUSE_SECONDS = 15.0
 
 
 @dataclass(slots=True)
@@ -50,6 +51,8 @@ class Outcome:
     last_step: int
     exits: dict[int, int]
     orphans: int
+    # When every rank was in its loop; None if that never happened.
+    training_wall: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class Attempt:
     _asked_ns: int = 0
     _asked: set[int] = field(default_factory=set)
     _oom_before: dict[str, int] = field(default_factory=dict)
+    _training_wall: float | None = None
     _times: PhaseTimes = field(init=False)
     _collectives: CollectiveLog = field(default_factory=CollectiveLog)
 
@@ -104,6 +108,8 @@ class Attempt:
         next_look = began
         while True:
             mismatch = self._refresh()
+            if self._training_wall is None and all(v.last and v.last.phase is not Phase.INIT for v in self._views):
+                self._training_wall = time.time()
             self.on_look(self._views)
             if mismatch is not None:
                 return self._failed(launcher, self._of_mismatch(mismatch))
@@ -142,7 +148,7 @@ class Attempt:
             time.sleep(0.02)
         orphans = launcher.end()
         state = "finished" if all(view.finished for view in self._views) else "left"
-        return Outcome(state, None, self._last_step(), self._exits(), len(orphans))
+        return self._outcome(state, None, orphans)
 
     def _launcher_ended(self, launcher: Launcher) -> Outcome:
         """torchrun is gone. Give the wrappers a moment to write; a rank without an exit was killed with its wrapper."""
@@ -253,22 +259,32 @@ class Attempt:
         found = sightings(self._views, out_of_memory_kill=oom, ended_ns=ended_ns)
         first = self._choose(own, found)
         if first is None:
-            return Outcome("left", None, self._last_step(), self._exits(), len(orphans))
+            return self._outcome("left", None, orphans)
         since = own.noticed_after_seconds if own else (noticed_ns - first.time_ns) / 1e9
         fault = self._fault(first, found, max(since, 0.0), (down_ns - noticed_ns) / 1e9)
         evidence.write(self.options.run_dir, self.number, fault, self._views, pictures)
-        return Outcome("failed", fault, self._last_step(), self._exits(), len(orphans))
+        return self._outcome("failed", fault, orphans)
 
     def _settle(self) -> _Verdict | None:
-        """Let the others write down what they saw; the death may turn out to be the echo of a mismatched collective."""
-        deadline = time.monotonic() + self.options.settle_seconds
+        """Let the others write down what they saw; the death may turn out to be the echo of a mismatched collective.
+
+        Where so far there are only consequences, somebody who is still busy leaving must be the cause: wait for it.
+        """
+        began = time.monotonic()
         while True:
             mismatch = self._refresh()
             if mismatch is not None:
                 return self._of_mismatch(mismatch)
-            if time.monotonic() > deadline or not any(view.alive for view in self._views):
+            seconds = time.monotonic() - began
+            if all(view.failed or not view.alive for view in self._views) or seconds > _CAUSE_SECONDS:
+                return None
+            if seconds > self.options.settle_seconds and not self._only_consequences():
                 return None
             time.sleep(0.02)
+
+    def _only_consequences(self) -> bool:
+        found = sightings(self._views, out_of_memory_kill=False, ended_ns=None)
+        return bool(found) and all(sighting.cascade for sighting in found)
 
     def _choose(self, own: _Verdict | None, found: list[Sighting]) -> Sighting | None:
         if own is not None:
@@ -312,8 +328,7 @@ class Attempt:
             consequences=[s.document() for s in found if s.rank != first.rank],
         )
 
-    def _last_step(self) -> int:
-        return max((view.last.step for view in self._views if view.last is not None), default=0)
-
-    def _exits(self) -> dict[int, int]:
-        return {view.rank: int(view.exit["code"]) for view in self._views if view.exit is not None}
+    def _outcome(self, state: str, fault: Fault | None, orphans: list[process_tree.Process]) -> Outcome:
+        last_step = max((view.last.step for view in self._views if view.last is not None), default=0)
+        exits = {view.rank: int(view.exit["code"]) for view in self._views if view.exit is not None}
+        return Outcome(state, fault, last_step, exits, len(orphans), self._training_wall)

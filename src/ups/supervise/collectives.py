@@ -7,7 +7,6 @@ carry a name (`BlackBox.issue`) are compared, and only between the ranks of this
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -70,9 +69,12 @@ class CollectiveLog:
         if most > second:
             odd = [rank for rank, entry in issued.items() if entry.key != common]
         else:
-            odd = [rank for rank in issued if self._breaks_its_own_habit(rank, number)] or [
-                max(issued, key=lambda rank: issued[rank].step)
-            ]
+            # No majority: the odd one is whose step from the collective before to this one was made least often.
+            habit = {rank: self._times_made(rank, number) for rank in issued}
+            least = min(habit.values())
+            odd = [rank for rank in issued if habit[rank] == least]
+            if len(odd) == len(issued):
+                odd = [max(issued, key=lambda rank: issued[rank].step)]
         rank = min(odd)
         others = [entry for other, entry in issued.items() if other not in odd] or [
             entry for other, entry in issued.items() if other != rank
@@ -82,16 +84,14 @@ class CollectiveLog:
             rank, number, wrong.step, wrong.phase, wrong.operation, expected.operation, expected.step, wrong.time_ns
         )
 
-    def _breaks_its_own_habit(self, rank: int, number: int) -> bool:
-        """Whether a step of this rank differs from its own step before: then it left the pattern, and not its peers."""
-        steps: dict[int, list[str]] = {}
-        for entry in self._issued[rank].values():
-            if entry.number <= number:
-                steps.setdefault(entry.step, []).append(entry.operation)
-        order = sorted(steps)
-        for previous, this in itertools.pairwise(order):
-            # The step that `number` lies in may still grow; only its beginning is compared.
-            before = steps[previous] if this != order[-1] else steps[previous][: len(steps[this])]
-            if steps[this] != before:
-                return True
-        return False
+    def _times_made(self, rank: int, number: int) -> int:
+        """How often any rank went from the same collective to the same one before, in the same or the next step."""
+
+        def move(log: dict[int, _Issued], at: int) -> tuple[str, str, int] | None:
+            if at - 1 not in log or at not in log:
+                return None
+            before, after = log[at - 1], log[at]
+            return (before.operation, after.operation, after.step - before.step)
+
+        made = move(self._issued[rank], number)
+        return sum(move(log, at) == made for log in self._issued.values() for at in log if at < number)

@@ -1,8 +1,9 @@
 """Is anybody standing still, and who is it? Judges progress, not heartbeats.
 
 Training is synchronous: when one rank stands still, the others soon wait for it in a collective. So a standstill is a
-standstill of all: as long as any rank moves, or is inside a phase with a declared deadline, nobody is judged. The
-rank to name is the one that is furthest behind; where several are level, the one that computes instead of waiting.
+standstill of all: as long as any rank moves, or is inside a phase with a declared deadline, nobody is judged. The rank
+to judge is the one that is furthest behind, by what its phase usually takes; where several are level, the one that
+computes instead of waiting.
 """
 
 from __future__ import annotations
@@ -57,10 +58,12 @@ class StandstillWatch:
             stopped = self._stopped(view, now_ns)
             if stopped is not None:
                 return stopped
-        if not living or not all(self._over(view, now_ns) for view in living):
-            return None
         level = least_advanced(living)
+        if not level or any(self._moves(view, now_ns) for view in living):
+            return None
         view = self._busiest(level, now_ns)
+        if not self._over(view, now_ns):
+            return None
         for candidate in sorted(living, key=lambda v: v is not view):
             if any(p.state == "T" for p in process_tree.descendants(candidate.pid)):
                 return self._standstill(candidate, now_ns, "stopped(SIGSTOP)", True, level)
@@ -94,6 +97,18 @@ class StandstillWatch:
         if (now_ns - since) / 1e9 < patience:
             return None
         return self._standstill(view, now_ns, "stopped(SIGSTOP)", True, [view])
+
+    def _moves(self, view: RankView, now_ns: int) -> bool:
+        """Whether a rank was heard of lately, or is busy with something whose time is not over.
+
+        What those who wait have learnt about their waiting does not count: one long save would excuse every later
+        standstill.
+        """
+        if view.last is None:
+            return False
+        limits = self.times.limits(view.last)
+        patience = limits.name if limits.declared else self.times.rules.name_floor_seconds
+        return self._seconds(view, now_ns) <= patience
 
     def _over(self, view: RankView, now_ns: int) -> bool:
         return view.last is not None and self._seconds(view, now_ns) > self.times.limits(view.last).name

@@ -104,6 +104,7 @@ class _Supervision:
         self._mirror.look([])
         self._keep_rings(box_dir)
         entry["ended"] = time.time()
+        entry["training"] = outcome.training_wall
         entry["exits"] = {str(rank): code for rank, code in outcome.exits.items()}
         entry["last_step"] = outcome.last_step
         entry["outcome"] = outcome.state

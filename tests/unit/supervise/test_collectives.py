@@ -1,5 +1,7 @@
 """Collectives compared between ranks: the rank that left the pattern is named, also where there is no majority."""
 
+import pytest
+
 from ups.record.blackbox import Mark, Phase, Record
 from ups.supervise.collectives import CollectiveLog, Mismatch
 
@@ -9,13 +11,13 @@ PATTERN = ("reduce(gradients)", "all_reduce(status)")
 def feed(
     world: int, steps: int, skip: tuple[int, int, int] | None = None, rename: tuple[int, int] | None = None
 ) -> Mismatch | None:
-    """Ranks run in lockstep; `skip` is (rank, step, position), `rename` is (rank, step)."""
+    """Ranks run in lockstep, with a third collective every five steps; `skip` is (rank, step, position)."""
     log = CollectiveLog()
     queues: list[list[tuple[int, str]]] = []
     for rank in range(world):
         queue = []
         for step in range(steps):
-            for position, name in enumerate(PATTERN):
+            for position, name in enumerate(PATTERN if step % 5 else (*PATTERN, "save")):
                 if skip == (rank, step, position):
                     continue
                 queue.append((step, f"{name}[5]" if rename == (rank, step) and position == 0 else name))
@@ -42,12 +44,13 @@ def test_a_rank_that_skips_one_is_named_by_the_majority() -> None:
     assert found.expected == "reduce(gradients)"
 
 
-def test_of_two_ranks_the_one_that_left_its_own_habit_is_named() -> None:
-    for rank in (0, 1):
-        for position in (0, 1):
-            found = feed(2, 10, skip=(rank, 6, position))
-            assert found is not None
-            assert found.rank == rank
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("step", [11, 13, 14, 15, 16])
+@pytest.mark.parametrize("position", [0, 1])
+def test_of_two_ranks_the_one_that_left_the_habit_of_both_is_named(rank: int, step: int, position: int) -> None:
+    found = feed(2, 30, skip=(rank, step, position))
+    assert found is not None
+    assert found.rank == rank
 
 
 def test_another_shape_is_another_operation() -> None:

@@ -81,6 +81,17 @@ def test_nobody_is_accused_while_anybody_moves(ranks: list[Rank]) -> None:
     assert watch.look(views(ranks), later) is None
 
 
+def test_a_long_wait_in_the_past_excuses_nobody_else(ranks: list[Rank]) -> None:
+    watch = learnt()
+    watch.times.learn(Phase.SYNC, 300.0)
+    ranks[1].box.record(Phase.DATA, 3)
+    ranks[0].box.record(Phase.DATA, 3)
+    ranks[0].box.record(Phase.SYNC, 3)
+    found = watch.look(views(ranks), time.monotonic_ns() + 61 * SECOND)
+    assert found is not None
+    assert (found.view.rank, found.kill) == (1, True)
+
+
 def test_a_declared_deadline_is_a_cause_of_its_own(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.box.record(Phase.SAVE, 3, deadline_seconds=30.0)
