@@ -62,7 +62,7 @@ def main() -> int:
         role = "target" if reader.task.steady else "state"
         by_channel = dict(zip(reader.task.channel_names(role), channels, strict=True))
         scores[name] = {"mean": float(errors.mean()), "median": float(np.median(errors)), "channels": by_channel}
-        passed = passed and LOW <= errors.mean() <= HIGH
+        passed = passed and bool(LOW <= errors.mean() <= HIGH)
         text = ", ".join(f"{channel} {value:.3f}" for channel, value in by_channel.items())
         print(f"| {name} | {errors.mean():.3f} | {np.median(errors):.3f} | {text} |")
     print(json.dumps({"benchmark": "persistence_table", "split": arguments.split, "passed": passed, "scores": scores}))

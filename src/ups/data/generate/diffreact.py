@@ -36,7 +36,7 @@ def diffreact2d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) 
     points = solver_points(resolution, MIN_POINTS)
     start = np.stack([cosine_noise(draws, name, points, extent) for name in ("activator", "inhibitor")])
     spun_up = evolve(start, extent, START_TIME, 2, max_step=SPIN_UP_STEP)[-1]
-    frames = np.stack(evolve(spun_up, extent, spec.dt, num_frames))  # (T, 2, n, N, N)
+    frames = np.stack(evolve(spun_up, extent, spec.dt, num_frames, max_step=STEP))  # (T, 2, n, N, N)
     state = np.transpose(truncate_cosine(frames, resolution), (2, 0, 1, 3, 4))
     return stored(spec, resolution, draws.parameters(spec), state=state)
 
@@ -52,7 +52,7 @@ def cosine_noise(draws: Draws, purpose: str, points: int, extent: float) -> Floa
 
 
 def evolve(
-    fields: Float64, extent: float, dt: float, num_frames: int, *, max_step: float = STEP, offset: float = OFFSET
+    fields: Float64, extent: float, dt: float, num_frames: int, *, max_step: float, offset: float = OFFSET
 ) -> list[Float64]:
     """u_t = Du lap u + u - u^3 - offset - v, v_t = Dv lap v + u - v: (2, n, N, N) at times 0, dt, ..., included.
 

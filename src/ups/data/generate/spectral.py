@@ -30,8 +30,10 @@ from ups.spec.task import TaskSpec
 # Steep Burgers fronts are 4 (nu/pi) / jump wide, at least 0.003: 341 dealiased modes resolve them to about 1e-5.
 BURGERS_MIN_POINTS = 1024
 KS_MIN_POINTS = 256
+KS_STEP = 0.05
 KS_SKIPPED_FRAMES = 50
 REACDIFF_MIN_POINTS = 256
+REACDIFF_STEP = 0.005
 NS_MIN_POINTS = 64
 NS_DRAG = 0.1
 NS_VISCOSITY = 0.02
@@ -95,7 +97,7 @@ def kuramoto_sivashinsky(
 ) -> Complex128:
     """u_t + u u_x + u_xx + u_xxxx = 0: (n, N) -> (n, T, N // 2 + 1) rfft coefficients after `skipped` frames."""
     points = start.shape[-1]
-    substeps = substeps or max(1, math.ceil(dt / 0.05))
+    substeps = substeps or max(1, math.ceil(dt / KS_STEP - 1e-9))
     run = _compiled("ks", points, extent, num_frames)
     return run(np.fft.rfft(start)[:, None], np.zeros((start.shape[0], 1)), dt, substeps, skipped)[:, :, 0]
 
@@ -123,7 +125,7 @@ def fisher_kpp(
 ) -> Complex128:
     """u_t = nu u_xx + rho u (1 - u), parameters (n, 2) = nu, rho: (n, N) -> (n, T, N // 2 + 1) rfft coefficients."""
     points = start.shape[-1]
-    substeps = substeps or max(1, math.ceil(dt / 0.005))
+    substeps = substeps or max(1, math.ceil(dt / REACDIFF_STEP - 1e-9))
     run = _compiled("fisher", points, extent, num_frames)
     return run(np.fft.rfft(start)[:, None], parameters, dt, substeps, 0)[:, :, 0]
 
