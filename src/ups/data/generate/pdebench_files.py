@@ -17,7 +17,7 @@ import numpy as np
 
 from ups.data.generate.problem import Solution, cell_centres
 from ups.data.generate.request import Request, make_request
-from ups.errors import ConfigError
+from ups.errors import ConfigError, MachineError
 from ups.record.atomic import machine_error, sync_parents, temporary_name
 
 # task -> (file name, attribute of each parameter)
@@ -92,6 +92,12 @@ class PdebenchFile:
 
     def append(self, solution: Solution) -> None:
         """Add the trajectories of a chunk."""
+        try:
+            self._append(solution)
+        except OSError as error:
+            raise machine_error(f"cannot write {self._path}", error) from error
+
+    def _append(self, solution: Solution) -> None:
         rows = slice(self._row, self._row + len(solution.parameters))
         task, file, state = self._request.task, self._file, solution.state
         if task == "darcy2d":
@@ -148,5 +154,7 @@ class PdebenchFile:
                 sync_parents(self._path)
         except OSError as failure:
             raise machine_error(f"cannot write {self._path}", failure) from failure
+        except RuntimeError as failure:  # what h5py raises if the disk is full when it flushes
+            raise MachineError(f"cannot write {self._path}: {failure}", hint="is there room on the disk?") from failure
         finally:
             self._temporary.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from ups.data.generate.workers import Job, chunk_file, read_chunk, run_jobs
 from ups.data.readers.store_writer import StoreWriter
 from ups.data.readers.zarr_store import read_store_attributes
 from ups.errors import ConfigError, DataError, MachineError, MissingExtraError
-from ups.record.atomic import write_file_atomically
+from ups.record.atomic import machine_error, write_file_atomically
 
 Format = Literal["store", "pdebench"]
 # committed chunks of a task, all chunks of it, name of the task
@@ -69,6 +69,8 @@ def generate(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise MachineError(f"cannot make the directory {out}: {error.strerror}") from error
+    if len({request.task for request in requests}) < len(requests):
+        raise ConfigError("one task is asked for twice", hint="generate the two data sets into two directories")
     with contextlib.ExitStack() as stack:
         sweeps = [_Sweep(request, out, format, overwrite) for request in requests]
         for sweep in sweeps:
@@ -145,8 +147,12 @@ class _Sweep:
         if self.kept:
             yield
             return
-        self.partial.mkdir(exist_ok=True)
-        with (self.partial / "lock").open("w") as file:
+        try:
+            self.partial.mkdir(exist_ok=True)
+            file = (self.partial / "lock").open("w")
+        except OSError as error:
+            raise machine_error(f"cannot write to {self.partial}", error) from error
+        with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:

@@ -161,6 +161,15 @@ class TestRefusals:
             generate([small()], tmp_path)
         assert "[generate]" in caught.value.hint
 
+    def test_one_task_asked_for_twice(self, tmp_path):
+        with pytest.raises(ConfigError, match="twice"):
+            generate([small(), small(seed=1)], tmp_path)
+
+    def test_a_directory_that_is_a_file(self, tmp_path):
+        (tmp_path / "data").write_text("")
+        with pytest.raises(MachineError):
+            generate([small()], tmp_path / "data")
+
     def test_no_processes(self, tmp_path):
         with pytest.raises(ConfigError):
             generate([small()], tmp_path, num_processes=0)
