@@ -20,7 +20,7 @@ from ups.training.checkpoint_store import latest_verified, list_checkpoints, rea
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-SIZE = 140_000  # bytes of the largest file of such a checkpoint
+SIZE = 137_000  # bytes; just below the size of the largest file of such a checkpoint
 OFFSETS = [int(SIZE * part / 9) for part in range(10)]
 CALLS = [("fsync", n) for n in (1, 2, 3, 4, 6, 8)] + [("rename", n) for n in (1, 2, 3, 4)]
 
@@ -88,7 +88,7 @@ def test_a_process_that_dies_anywhere_in_a_save_leaves_an_older_whole_checkpoint
         assert read_progress(found)["progress"]["step"] in (2, 4, 6)
         resumed = launch(train, 1, arguments=trial)
         assert resumed[0]["hash"] == straight[0]["hash"]
-    assert died >= len(hits) // 2 - 3
+    assert died == len(hits[int(asynchronous) :: 2])
 
 
 @pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("fsdp", 2)])
