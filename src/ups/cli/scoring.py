@@ -24,7 +24,7 @@ def score(
     tasks: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """A result (see `ups.evaluation.results`) for each task: whole rollouts from the start frame."""
+    """A result (see `ups.evaluation.results`) for each task with such a split: whole rollouts from the start frame."""
     from ups.cli.trained import alone
     from ups.evaluation.references import references
     from ups.evaluation.results import task_result
@@ -34,7 +34,7 @@ def score(
     with alone() as runtime:
         place = runtime.place
         for reader in trained.readers:
-            if tasks and reader.task.name not in tasks:
+            if (tasks and reader.task.name not in tasks) or not reader.splits.get(split, 0):
                 continue
             if progress is not None:
                 progress(reader.task.name)
@@ -68,6 +68,8 @@ def bar_of(result: Mapping[str, Any]) -> str:
 
 def score_lines(results: Sequence[Mapping[str, Any]]) -> str:
     """A table for people: one-step and rollout nRMSE and VRMSE of the model beside the reference."""
+    if not results:
+        return "nothing was scored: no task has a test split"
     rows = [("task", "one step", "reference", "", "ratio", "rollout nRMSE", "median", "VRMSE", "blown up")]
     for result in results:
         ours, bar = result["predictors"][MODEL]["summary"], bar_of(result)
@@ -86,6 +88,5 @@ def score_lines(results: Sequence[Mapping[str, Any]]) -> str:
                 f"{int(ours['num_blown_up'])} of {int(ours['num_samples'])}",
             )
         )
-    split = results[0]["split"] if results else "test"
-    title = f"nRMSE on the {split} split, in physical units; given frames are not scored"
+    title = f"nRMSE on the {results[0]['split']} split, in physical units; given frames are not scored"
     return f"{styled(title, 'bold')}\n{table(rows)}"
