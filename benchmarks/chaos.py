@@ -29,6 +29,7 @@ from tests.faults.test_engine import weights, write_recipe  # noqa: E402
 from ups.errors import UpsError  # noqa: E402
 from ups.record import process_tree  # noqa: E402
 from ups.record.blackbox import BlackBoxReader, Phase, ring_path  # noqa: E402
+from ups.supervise.checkpoints import committed_steps  # noqa: E402
 from ups.supervise.run_file import read_run  # noqa: E402
 
 RANKS = 2
@@ -70,14 +71,19 @@ def chaos(run: Started, dice: random.Random, mean_seconds: float) -> list[dict[s
         time.sleep(0.05)
         if time.monotonic() < due or not training(run):
             continue
-        kind, rank = dice.choice(list(KINDS)), dice.randrange(RANKS)
+        # A damaged checkpoint needs an older one to fall back to.
+        kinds = [kind for kind in KINDS if kind != "damage" or len(committed_steps(run.run_dir)) > 1]
+        kind, rank = dice.choice(kinds), dice.randrange(RANKS)
         attempt = len(read_run(run.run_dir)["attempts"]) - 1
         if any(entry["attempt"] == attempt for entry in planted):
             continue  # the last one has not ended its attempt yet
         number, cause = KINDS[kind]
+        pid = run.rank_pid(rank)
+        if not pid:
+            continue
         if kind == "damage":
             damage_newest(run.run_dir)
-        os.kill(run.rank_pid(rank), number)
+        os.kill(pid, number)
         planted.append({"attempt": attempt, "kind": kind, "rank": rank, "cause": cause, "time": time.time()})
         print(f"  {time.strftime('%H:%M:%S')} attempt {attempt}: {kind} rank {rank}", flush=True)
         due = time.monotonic() + dice.expovariate(1 / mean_seconds)
@@ -121,8 +127,11 @@ def main() -> int:
         free = start(folder / "free", recipe=recipe, **options).finish(arguments.minutes * 180 + 600)
         assert free.code == 0, free.output
         run = start(folder / "chaos", recipe=recipe, **options)
-        planted = chaos(run, random.Random(arguments.seed), arguments.mean_seconds)
-        result = run.finish(60)
+        try:
+            planted = chaos(run, random.Random(arguments.seed), arguments.mean_seconds)
+            result = run.finish(60)
+        finally:
+            run.process.kill()
         wrong = judge(result, planted)
         same = result.code == 0 and weights(result) == weights(free)
         summary = {

@@ -1,8 +1,8 @@
 """The real rank program with a fault planted from outside: `python real_rank.py RUN_DIR`.
 
 The loop writes a record into its black box when it enters a phase. The fault strikes right after such a record, by a
-wrapper around that one method, so the training code under test is exactly what users run. SIGUSR2 makes the rank raise
-an exception wherever it is, for faults that come at any time.
+wrapper around that one method, so the training code under test is exactly what users run. After a SIGUSR2 the rank
+raises an exception at its next record, for faults that come at any time.
 """
 
 import json
@@ -19,17 +19,20 @@ from ups.record.blackbox import BlackBox, Phase
 RANK = int(os.environ.get("RANK", "0"))
 MICRO_BATCH = int(json.loads(os.environ.get("UPS_OVERRIDES", "{}")).get("engine.micro_batch", 8))
 _write = BlackBox.record
+_asked_to_raise: list[int] = []
 
 
 def _write_and_strike(box: BlackBox, phase: Phase, step: int, *arguments: Any, **named: Any) -> None:
     _write(box, phase, step, *arguments, **named)
+    if _asked_to_raise:
+        person_code()
     strike(phase.label, step, RANK, micro_batch=MICRO_BATCH, run_dir=Path(sys.argv[1]))
 
 
 BlackBox.record = _write_and_strike  # type: ignore[method-assign]
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR2, lambda number, frame: person_code())
+    signal.signal(signal.SIGUSR2, lambda number, frame: _asked_to_raise.append(number))
     from ups.cli.rank_main import main
 
     sys.exit(main(sys.argv[1:]))
