@@ -36,11 +36,13 @@ def darcy2d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> S
 def two_phase_medium(draws: Draws, resolution: int, extent: float) -> Float64:
     """(n, R, R): 12 where a smooth Gaussian random field is positive at the cell centre, else 3.
 
-    The field has the covariance (9 - lap)^-2 with no-flux ends, cut after 24 cosine modes per axis.
+    The field has the covariance (9 - lap)^-2 with no-flux ends, cut after 24 cosine modes per axis, and no mean: with
+    its mean many media would be of one kind almost everywhere.
     """
     mode = np.arange(FIELD_MODES)
     normal = draws.normal("medium", FIELD_MODES**2).reshape(-1, FIELD_MODES, FIELD_MODES)
     spectrum = 1.0 / (np.pi**2 * (mode[:, None] ** 2 + mode[None, :] ** 2) + 9.0)
+    spectrum[0, 0] = 0.0
     basis = np.sqrt(2.0) * np.cos(np.pi / extent * mode[:, None] * cell_centres(resolution, extent))
     basis[0] /= np.sqrt(2.0)
     field = np.einsum("nij,ix,jy->nxy", normal * spectrum, basis, basis, optimize=True)

@@ -225,8 +225,8 @@ _TASKS = (
         num_frames=0,
         reduction="cell averages",
         choices=(
-            "a is constant in each stored cell: 12 where a Gaussian random field of covariance (9 - lap)^-2 is "
-            "positive, else 3"
+            "a is constant in each stored cell: 12 where a Gaussian random field of covariance (9 - lap)^-2 and mean "
+            "zero is positive, else 3"
         ),
     ),
 )

@@ -69,6 +69,10 @@ def test_the_stored_task_is_positive_linear_in_beta_and_two_phased():
     assert not np.array_equal(one.static[0], one.static[1])
 
 
-def test_half_of_the_medium_is_of_each_kind():
+def test_every_medium_has_a_good_part_of_each_kind():
     medium = darcy.two_phase_medium(Draws(0, "darcy2d", "train", tuple(range(400))), 32, 1.0)
-    assert (medium == 12.0).mean() == pytest.approx(0.5, abs=0.05)
+    share = (medium == 12.0).mean(axis=(1, 2))
+    assert share.mean() == pytest.approx(0.5, abs=0.03)
+    # No medium is of one kind almost everywhere.
+    assert share.min() > 0.15
+    assert share.max() < 0.85
