@@ -41,7 +41,7 @@ SILENT_BUGS = {
     "scaled_learning_rate": ("parity", "parity", "learning rates of 2 ranks"),
     "scaled_batch": ("samples", "samples", "16 windows", "data.block_size is 8"),
     "padded_scores": ("parity", "evaluation", "5 trajectories to score, and 6 were", "[0] twice"),
-    "unreduced_scores": ("parity", "evaluation", "valid/wave/nrmse", "on one rank"),
+    "unreduced_scores": ("parity", "evaluation", "valid/wave/one_step", "on one rank"),
     "local_batch_norm": ("parity", "equal", "different buffers", "stepper.norm.running_mean"),
     "forked_handle": ("data", "loader", "a worker read other 'state'"),
 }

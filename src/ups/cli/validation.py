@@ -26,11 +26,11 @@ def build_validation(
 ) -> Callable[[Engine], Mapping[str, float]]:
     """A validation of `stepper` on the valid split of each task that has one. Collective: all ranks call it together.
 
-    Per task: `valid/<task>/nrmse` of one step from the earliest start, and the same of persistence (for a steady task,
-    of the mean over the train split).
+    Per task: `valid/<task>/one_step`, the error of every frame predicted from the true ones before it, relative to the
+    RMS of the trajectory, and the same of persistence (for a steady task, of the mean over the train split).
     """
     held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0]
-    plans = {reader.task.name: _one_step(stepper.context_frames, reader) for reader in held_out}
+    plans = {reader.task.name: RolloutPlan.whole(reader, stepper.context_frames) for reader in held_out}
     bars: dict[str, dict[str, Predictor]] = {}  # filled at the first validation: a mean takes reading
 
     def validate(engine: Engine) -> Mapping[str, float]:
@@ -42,7 +42,7 @@ def build_validation(
             task = reader.task.name
             if task not in bars:
                 bars[task] = _bar(reader)
-            predictors: dict[str, Predictor] = {"nrmse": stepper, **bars[task]}
+            predictors: dict[str, Predictor] = {"one_step": stepper, **bars[task]}
             with autocast(engine.config.precision, device):
                 scores = score_task(
                     predictors,
@@ -53,6 +53,7 @@ def build_validation(
                     max_trajectories=config.max_trajectories,
                     device=device,
                     dtype=weight_dtype(engine.config.precision),
+                    kind="one_step",
                 )
             for name in predictors:
                 names.append(f"valid/{task}/{name}")
@@ -66,17 +67,12 @@ def build_validation(
     return validate
 
 
-def _one_step(context_frames: int, reader: Reader) -> RolloutPlan:
-    start = 0 if reader.task.steady else context_frames - 1
-    return RolloutPlan(context_frames, start, 1)
-
-
 def _bar(reader: Reader) -> dict[str, Predictor]:
     """What a trained model must beat on this task, under the name of its metric."""
     if reader.task.steady:
-        return {"training_mean_nrmse": TrainingMean({reader.task.name: mean_field(reader, max_trajectories=64)})}
-    return {"persistence_nrmse": persistence}
+        return {"training_mean": TrainingMean({reader.task.name: mean_field(reader, max_trajectories=64)})}
+    return {"persistence": persistence}
 
 
 def _sum_of_rows(scores: Accumulator) -> float:
-    return float(sum(row["first_nrmse"] for row in scores.rows.values()))
+    return float(sum(sum(row["trmse"]) / len(row["trmse"]) for row in scores.rows.values()))

@@ -18,7 +18,7 @@ from ups.errors import DataError
 from ups.evaluation import metrics
 
 # Means over samples, steps and channels of these (B, T, C) metrics make up a trajectory's row.
-ROW_METRICS = ("rmse", "nrmse", "vrmse")
+ROW_METRICS = ("rmse", "nrmse", "vrmse", "trmse")
 
 
 @dataclass
@@ -31,8 +31,8 @@ class Accumulator:
     largest: Tensor | None = None  # (T, C)
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # trajectory -> its own means
 
-    def add(self, trajectories: Sequence[int], prediction: Tensor, truth: Tensor, start: Tensor | None = None) -> None:
-        """Adds samples. prediction, truth (B, T, C, *S); start (B, C, *S) is the last frame that was given."""
+    def add(self, trajectories: Sequence[int], prediction: Tensor, truth: Tensor, given: Tensor | None = None) -> None:
+        """Adds samples. prediction, truth (B, T, C, *S); given (B, T', C, *S): the frames before, if any."""
         if tuple(prediction.shape) != tuple(truth.shape):
             raise DataError(f"prediction {tuple(prediction.shape)} and truth {tuple(truth.shape)} differ in shape")
         if tuple(truth.shape[:3]) != (len(trajectories), self.num_steps, len(self.channels)):
@@ -40,18 +40,20 @@ class Accumulator:
                 f"scores expect (samples, {self.num_steps} steps, {len(self.channels)} channels), "
                 f"not {tuple(truth.shape[:3])}"
             )
+        known = truth if given is None else torch.cat([given, truth], dim=1)
         values = {
             "rmse": metrics.rmse(prediction, truth),
             "nrmse": metrics.nrmse(prediction, truth),
             "vrmse": metrics.vrmse(prediction, truth),
+            "trmse": metrics.trmse(prediction, truth, metrics.trajectory_rms(known)),
             "brmse": metrics.boundary_rmse(prediction, truth),
             "integral_square": metrics.integral_error(prediction, truth) ** 2,
         }
         bands = metrics.band_rmse(prediction, truth)
         for number, name in enumerate(metrics.BAND_NAMES):
             values[f"frmse_{name}"] = bands[..., number]
-        if start is not None:
-            values["drift"] = metrics.conservation_drift(prediction, start)
+        if given is not None:
+            values["drift"] = metrics.conservation_drift(prediction, given[:, -1])
         self._check_new(trajectories)
         for name, value in values.items():
             total = value.sum(dim=0)
@@ -74,7 +76,6 @@ class Accumulator:
         finite = torch.isfinite(prediction).flatten(1).all(dim=1)
         for i, trajectory in enumerate(trajectories):
             row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in ROW_METRICS}  # per channel
-            row["first_nrmse"] = float(values["nrmse"][i, 0].mean())
             row["correlation_time"] = float(lasting[i])
             row["blew_up"] = not bool(finite[i])
             self.rows[int(trajectory)] = row
@@ -113,8 +114,6 @@ class Accumulator:
         result["max_error"] = float(self.largest.mean())
         for name in ROW_METRICS:
             result[f"{name}_median"] = _median([_mean(r[name]) for r in self.rows.values()])
-        result["one_step_nrmse"] = float(self.curve("nrmse")[0].mean())
-        result["one_step_vrmse"] = float(self.curve("vrmse")[0].mean())
         result["correlation_time"] = _mean([r["correlation_time"] for r in self.rows.values()])
         result["num_blown_up"] = float(sum(bool(r["blew_up"]) for r in self.rows.values()))
         result["num_samples"] = float(self.num_samples)

@@ -53,12 +53,17 @@ def vrmse(prediction: Tensor, truth: Tensor) -> Tensor:
     return _guard((_mean_square_error(prediction, truth) / (variance + WELL_EPSILON)).sqrt(), prediction)
 
 
-def trajectory_error(prediction: Tensor, truth: Tensor, trajectory_rms: Tensor) -> Tensor:
-    """(B, T): root mean square error over channels and space, relative to a trajectory's own RMS (B,)."""
-    error = ((prediction.double() - truth.double()) ** 2).flatten(2).mean(dim=2).sqrt()
-    values = error / trajectory_rms.double().clamp_min(TINY)[:, None]
-    finite = torch.isfinite(prediction).flatten(2).all(dim=2)
-    return torch.where(finite, values, torch.full_like(values, torch.inf))
+def trajectory_rms(frames: Tensor) -> Tensor:
+    """(B, C): root mean square of each channel over all frames (B, T, C, *S) of a trajectory, given ones included."""
+    return (frames.double() ** 2).mean(dim=(1, *_space(frames))).sqrt()
+
+
+def trmse(prediction: Tensor, truth: Tensor, scale: Tensor) -> Tensor:
+    """(B, T, C): RMSE relative to `trajectory_rms` (B, C).
+
+    Neither explodes on frames that have decayed nor flatters them: the scale is the same for all steps.
+    """
+    return _guard(_mean_square_error(prediction, truth).sqrt() / scale.clamp_min(TINY)[:, None], prediction)
 
 
 def boundary_rmse(prediction: Tensor, truth: Tensor) -> Tensor:

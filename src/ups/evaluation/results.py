@@ -17,14 +17,23 @@ from ups.evaluation.accumulate import Accumulator
 from ups.evaluation.rollout import RolloutPlan
 from ups.spec.keyed import key_of
 
+ONE_STEP = ("trmse", "nrmse", "vrmse")
 CURVES = ("nrmse", "vrmse", "rmse", "drift")
 NUM_RESAMPLES = 2000
 
 
 def task_result(
-    reader: Reader, plan: RolloutPlan, split: str, scores: Mapping[str, Accumulator], model: str
+    reader: Reader,
+    plan: RolloutPlan,
+    split: str,
+    scores: Mapping[str, Accumulator],
+    model: str,
+    one_step: Mapping[str, Accumulator],
 ) -> dict[str, Any]:
-    """One task's result: for every predictor its summary, curves and rows, and the model's paired differences."""
+    """One task's result: for every predictor its summary, curves and rows, and the model's paired differences.
+
+    scores are of rollouts; one_step of the same frames, each predicted from the true ones before it.
+    """
     result: dict[str, Any] = {
         "task": reader.task.name,
         "steady": reader.task.steady,
@@ -46,7 +55,7 @@ def task_result(
     }
     for name, score in scores.items():
         result["predictors"][name] = {
-            "summary": score.summary(),
+            "summary": score.summary() | {f"one_step_{k}": one_step[name].summary()[k] for k in ONE_STEP},
             "curves": {c: score.curve(c).tolist() for c in CURVES if c in score.sums},
             "rows": {str(t): row for t, row in sorted(score.rows.items())},
             "worst": score.worst(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 import torch
@@ -84,6 +84,29 @@ def rollout(
         state = torch.cat([state[:, 1:], frame[:, None]], dim=1)
 
 
+def one_steps(
+    predictor: Predictor,
+    state: Tensor,
+    static: Tensor,
+    parameters: Tensor,
+    dt: Tensor,
+    task: TaskSpec,
+    coordinates: tuple[Tensor, ...],
+    context_frames: int,
+) -> Tensor:
+    """(B, T - context, C, *S): every frame after the first ones, each predicted from the true frames before it.
+
+    state (B, T, C, *S) are all frames. A steady task has one prediction, (B, 1, C, *S).
+    """
+    if task.steady:
+        return predictor(state, static, parameters, dt, task, coordinates)[:, None]
+    frames = [
+        predictor(state[:, first : first + context_frames], static, parameters, dt, task, coordinates)
+        for first in range(state.shape[1] - context_frames)
+    ]
+    return torch.stack(frames, dim=1)
+
+
 @torch.no_grad()
 def score_task(
     predictors: dict[str, Predictor],
@@ -96,9 +119,14 @@ def score_task(
     max_trajectories: int | None = None,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
+    kind: Literal["rollout", "one_step"] = "rollout",
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Accumulator]:
-    """This rank's share of the scores of every predictor on one task; the data is read once for all of them."""
+    """This rank's share of the scores of every predictor on one task; the data is read once for all of them.
+
+    kind: `rollout` feeds predictions back from the start frame on; `one_step` predicts each of the same frames from
+    the true ones before it.
+    """
     device = device or torch.device("cpu")
     task = reader.task
     role = task.predicted
@@ -108,10 +136,14 @@ def score_task(
     for first in range(0, len(mine), batch_size):
         part = mine[first : first + batch_size]
         inputs, truth = read_inputs(reader, split, part, plan, device, dtype)
-        start = None if task.steady else inputs[0][:, -1]
+        given = None if task.steady else inputs[0]
         for name, predictor in predictors.items():
-            frames = torch.stack(list(rollout(predictor, *inputs, num_steps=plan.num_steps)), dim=1)
-            scores[name].add(list(part), frames, truth, start)
+            if kind == "one_step":
+                known = inputs[0] if task.steady else torch.cat([inputs[0], truth], dim=1)
+                frames = one_steps(predictor, known, *inputs[1:], context_frames=plan.context_frames)
+            else:
+                frames = torch.stack(list(rollout(predictor, *inputs, num_steps=plan.num_steps)), dim=1)
+            scores[name].add(list(part), frames, truth, given)
         if progress is not None:
             progress(len(part))
     return scores

@@ -64,14 +64,15 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
     if not scores:
         return ["Not scored. Run `ups eval` before you believe it."]
     lines = [
-        "nRMSE in physical units on held-out trajectories; given frames are not scored.",
+        "Errors in physical units on held-out trajectories; given frames are not scored. One step and rollout: RMSE "
+        "relative to the RMS of the trajectory; nRMSE: to that of the frame.",
         "",
-        "| task | protocol | predictor | one step | rollout mean | rollout median | VRMSE mean | blown up |",
-        "|---|---|---|---|---|---|---|---|",
+        "| task | protocol | predictor | one step | rollout | nRMSE | nRMSE median | VRMSE | blown up |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for task, result in scores.items():
         for name, values in result["predictors"].items():
-            numbers = (values[k] for k in ("one_step_nrmse", "nrmse", "nrmse_median", "vrmse"))
+            numbers = (values[k] for k in ("one_step_trmse", "trmse", "nrmse", "nrmse_median", "vrmse"))
             cells = " | ".join(_number(n) for n in numbers)
             blown = f"{_number(values['num_blown_up'])} of {_number(values['num_samples'])}"
             lines.append(f"| {task} | {result['protocol']} | {name} | {cells} | {blown} |")

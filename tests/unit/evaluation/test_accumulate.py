@@ -19,7 +19,7 @@ def data(num_samples: int = 7, num_steps: int = 3) -> tuple[torch.Tensor, torch.
     shape = (num_samples, num_steps, 2, 16)
     truth = torch.randn(shape, generator=generator, dtype=torch.float64)
     prediction = truth + 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)
-    return prediction, truth, torch.randn(num_samples, 2, 16, generator=generator, dtype=torch.float64)
+    return prediction, truth, torch.randn(num_samples, 1, 2, 16, generator=generator, dtype=torch.float64)
 
 
 def scored(samples: list[int], batch_size: int) -> Accumulator:

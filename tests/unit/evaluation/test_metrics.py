@@ -67,6 +67,12 @@ def test_bands_equal_an_independent_implementation_and_obey_parseval(space):
     np.testing.assert_allclose((ours**2).sum(axis=3), metrics.rmse(prediction, truth).numpy() ** 2, rtol=1e-12)
 
 
+def test_the_scale_of_a_trajectory_is_the_same_for_all_its_steps():
+    truth = torch.tensor([3.0, 4.0]).reshape(1, 2, 1, 1).expand(1, 2, 1, 8)
+    error = metrics.trmse(truth + 0.5, truth, metrics.trajectory_rms(truth))
+    torch.testing.assert_close(error, torch.full((1, 2, 1), 0.5 / math.sqrt(12.5), dtype=torch.float64))
+
+
 def test_a_single_wave_lands_in_its_own_band():
     x = torch.arange(64, dtype=torch.float64) / 64
     for wave, band in ((3, 0), (4, 1), (11, 1), (12, 2)):

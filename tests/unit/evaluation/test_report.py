@@ -32,7 +32,8 @@ def page() -> str:
     for reader in (MemoryReader(), MemoryReader(points=8, steady=True)):
         plan = RolloutPlan.whole(reader, 1)
         scores = score_task({"model": almost, **references(reader, plan)}, reader, Place(0, 1), plan)
-        results.append(task_result(reader, plan, "test", scores, "model"))
+        steps = score_task({"model": almost, **references(reader, plan)}, reader, Place(0, 1), plan, kind="one_step")
+        results.append(task_result(reader, plan, "test", scores, "model", steps))
         pictures[reader.task.name] = examples(almost, reader, plan, scores["model"].worst(2))
     json.dumps(to_json(results), allow_nan=False)
     return write_report(

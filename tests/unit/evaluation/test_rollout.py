@@ -33,8 +33,22 @@ def test_an_exact_model_scores_zero_and_persistence_does_not():
     assert plan.num_steps == 4
     scores = summaries(reader, {"exact": exact, "persistence": persistence}, plan)
     assert scores["exact"]["nrmse"] < 1e-6
-    assert scores["persistence"]["one_step_nrmse"] > 0.1
-    assert scores["persistence"]["nrmse"] > scores["persistence"]["one_step_nrmse"]
+    assert scores["persistence"]["nrmse"] > 0.1
+
+
+def test_one_step_scores_predict_each_frame_from_the_true_one_before_it():
+    reader = MemoryReader()
+    plan = RolloutPlan.whole(reader, context_frames=1)
+
+    def lagging(state, *rest):
+        return 0.9 * exact(state, *rest)
+
+    predictors = {"exact": exact, "lagging": lagging, "persistence": persistence}
+    step, whole = (summaries(reader, predictors, plan, kind=kind) for kind in ("one_step", "rollout"))
+    assert step["exact"]["trmse"] < 1e-6
+    assert step["lagging"]["nrmse"] == pytest.approx(0.1, rel=1e-4)
+    assert whole["lagging"]["nrmse"] > 2 * step["lagging"]["nrmse"]
+    assert whole["persistence"]["trmse"] > step["persistence"]["trmse"] > 0.1
 
 
 def test_given_frames_are_never_scored():

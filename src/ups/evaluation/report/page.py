@@ -13,7 +13,8 @@ from ups.evaluation.results import best_predictor
 
 # Columns of the score table: heading, summary key, what it is.
 COLUMNS = (
-    ("one-step nRMSE", "one_step_nrmse", "error of the first predicted frame relative to the truth's RMS"),
+    ("one step", "one_step_trmse", "each frame from the true ones before it; RMSE relative to the trajectory's RMS"),
+    ("rollout", "trmse", "RMSE relative to the trajectory's RMS, mean over all predicted frames"),
     ("rollout nRMSE", "nrmse", "mean over all predicted frames, samples and channels"),
     ("median", "nrmse_median", "median over trajectories of their mean nRMSE"),
     ("rollout VRMSE", "vrmse", "error relative to the truth's spatial standard deviation"),
@@ -80,16 +81,16 @@ def _contents(results: Sequence[Mapping[str, Any]], model: str) -> str:
     rows = []
     for result in results:
         ours = result["predictors"][model]["summary"]
-        others = {n: p["summary"]["one_step_nrmse"] for n, p in result["predictors"].items() if n != model}
+        others = {n: p["summary"]["one_step_trmse"] for n, p in result["predictors"].items() if n != model}
         name, least = min(others.items(), key=lambda item: float(item[1])) if others else ("-", math.nan)
-        factor = least / ours["one_step_nrmse"] if ours["one_step_nrmse"] > 0 and others else math.nan
+        factor = least / ours["one_step_trmse"] if ours["one_step_trmse"] > 0 and others else math.nan
         task = html.escape(result["task"])
         rows.append(
-            f"<tr><td><a href='#{task}'>{task}</a></td><td>{number(ours['one_step_nrmse'])}</td>"
+            f"<tr><td><a href='#{task}'>{task}</a></td><td>{number(ours['one_step_trmse'])}</td>"
             f"<td>{html.escape(name)} {number(least)}</td><td>{number(factor)}x</td>"
             f"<td>{number(ours['nrmse'])}</td></tr>"
         )
-    heads = "<th>task</th><th>one-step nRMSE</th><th>best reference</th><th>ratio</th><th>rollout nRMSE</th>"
+    heads = "<th>task</th><th>one-step error</th><th>best reference</th><th>ratio</th><th>rollout nRMSE</th>"
     return f"<div class='wide'><table><tr>{heads}</tr>{''.join(rows)}</table></div>"
 
 
