@@ -1,8 +1,8 @@
 """The real rank program with a fault planted from outside: `python real_rank.py RUN_DIR`.
 
 The loop writes a record into its black box when it enters a phase. The fault strikes right after such a record, by a
-wrapper around that one method, so the training code under test is exactly what users run. After a SIGUSR2 the rank
-raises an exception at its next record, for faults that come at any time.
+wrapper around that one method, so the training code under test is exactly what users run. After signal SIGRTMIN + 3
+the rank raises an exception at its next record, for faults that come at any time.
 """
 
 import json
@@ -32,7 +32,7 @@ def _write_and_strike(box: BlackBox, phase: Phase, step: int, *arguments: Any, *
 BlackBox.record = _write_and_strike  # type: ignore[method-assign]
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR2, lambda number, frame: _asked_to_raise.append(number))
+    signal.signal(signal.SIGRTMIN + 3, lambda number, frame: _asked_to_raise.append(number))
     from ups.cli.rank_main import main
 
     sys.exit(main(sys.argv[1:]))

@@ -33,7 +33,7 @@ def status(
     while True:
         document = read_run(run_dir)
         rows = live.rank_statuses(run_dir, document)
-        result = live.summary(document, rows)
+        result = live.summary(run_dir, document, rows)
         if json:
             ranks: list[dict[str, Any]] = [row.document() for row in rows]
             report({**result, "ranks": ranks})

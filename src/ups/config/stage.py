@@ -78,6 +78,13 @@ class OperatorStageConfig(StageLength):
     pushforward_steps: int = setting(
         0, "Of those, how many leading steps run without gradient (pushforward).", unit="steps", ge=0, le=63
     )
+    noise: float = setting(
+        0.02,
+        "Largest noise on the given frames of a transient task; teaches the step to damp what is not in the data.",
+        unit="standard deviations of the state",
+        ge=0,
+        le=1,
+    )
     jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
 
     @model_validator(mode="after")

@@ -70,6 +70,11 @@ class Normalization(nn.Module):
         mean, std = self._mean_std("parameter", task, x, 1)
         return (x - mean) / std
 
+    def state_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
+        """(C, 1, ...): standard deviation of the state, in physical units, for tensors (..., C, *S)."""
+        scale = self.column("state_std", task, like, task.num_channels("state"))
+        return scale.reshape(-1, *([1] * task.num_spatial_dims))
+
     def change_scale(self, task: TaskSpec, like: Tensor, num_spatial_dims: int) -> Tensor:
         """(C, 1, ...): the usual size of a change over one step, in physical units, for tensors (..., C, *S)."""
         scale = self.column("difference_scale", task, like, task.num_channels("state"))

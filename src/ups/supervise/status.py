@@ -14,6 +14,7 @@ from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Phase, Record, ring_path
 from ups.record.failure import memory_of_process
+from ups.supervise.checkpoints import last_commit
 from ups.supervise.run_file import faults_of
 
 _WINDOW = 512
@@ -54,8 +55,9 @@ def rank_statuses(run_dir: Path, document: dict[str, Any]) -> list[RankStatus]:
     return rows
 
 
-def summary(document: dict[str, Any], rows: list[RankStatus]) -> dict[str, Any]:
+def summary(run_dir: Path, document: dict[str, Any], rows: list[RankStatus]) -> dict[str, Any]:
     """The run as a whole: the slowest rank sets step and rate."""
+    running = document["state"] == "running"
     slowest = min(rows, key=lambda row: row.step, default=None)
     result: dict[str, Any] = {
         "name": document["name"],
@@ -63,7 +65,7 @@ def summary(document: dict[str, Any], rows: list[RankStatus]) -> dict[str, Any]:
         "cause": document["cause"],
         "attempt": len(document["attempts"]) - 1,
         "faults": len(faults_of(document)),
-        "checkpoint": document["checkpoint"],
+        "checkpoint": last_commit(run_dir) if running else document["checkpoint"],
         "step": slowest.step if slowest else None,
         "total_steps": slowest.total_steps if slowest else None,
         "loss": slowest.document()["loss"] if slowest else None,
@@ -71,7 +73,7 @@ def summary(document: dict[str, Any], rows: list[RankStatus]) -> dict[str, Any]:
         "seconds_left": None,
         "elapsed_seconds": (document["ended"] or time.time()) - document["started"],
     }
-    if slowest and slowest.steps_per_second > 0 and slowest.total_steps and document["state"] == "running":
+    if slowest and slowest.steps_per_second > 0 and slowest.total_steps and running:
         result["seconds_left"] = max(0, slowest.total_steps - slowest.step) / slowest.steps_per_second
     return result
 

@@ -147,7 +147,7 @@ class OperatorStage(Stage):
     def unrolled_errors(self, batch: Batch) -> Tensor:
         """(B,) errors, averaged over the steps that carry a gradient."""
         context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
-        history = batch.state[:, :context]
+        history = noisy(batch, batch.state[:, :context], self.config.noise, stepper, self.seed)
         errors: list[Tensor] = []
         for step in range(self.config.unroll_steps):
             counts = step >= self.config.pushforward_steps
@@ -247,6 +247,23 @@ def jitter(batch: Batch, seed: int) -> Batch:
         static = roll_samples(static, shift, 2 + axis)
         target = roll_samples(target, shift, 2 + axis)
     return replace(batch, state=state, static=static, target=target)
+
+
+def noisy(batch: Batch, frames: Tensor, largest: float, stepper: Stepper, seed: int) -> Tensor:
+    """frames (B, T, C, *S) with white noise; each sample has its own size of it, from none to `largest` deviations.
+
+    What errors of a rollout put into waves that the data does not contain would otherwise be left alone, or grow.
+    """
+    if largest == 0:
+        return frames
+    key = key_of(seed, "noise", batch.task.name, batch.stage_step)
+    draws = keyed_uniform(key, batch.numbers.numpy(), 2)  # (B, 2): size, and key of the sample's own generator
+    generator = torch.Generator(device=frames.device)
+    noise = torch.empty_like(frames)
+    for sample, (size, word) in enumerate(draws):
+        generator.manual_seed(int(word * 2**53))
+        noise[sample].normal_(0.0, float(size) * largest, generator=generator)
+    return frames + noise * stepper.normalization.state_scale(batch.task, frames)
 
 
 def roll_samples(x: Tensor, shift: Tensor, dim: int) -> Tensor:
