@@ -38,7 +38,7 @@ KINDS = {
     "kill": (signal.SIGKILL, "killed(SIGKILL)"),
     "stop": (signal.SIGSTOP, "stopped(SIGSTOP)"),
     "crash": (signal.SIGSEGV, "signal(SIGSEGV)"),
-    "raise": (signal.SIGUSR2, "exception(FileNotFoundError)"),
+    "raise": (signal.SIGRTMIN + 3, "exception(FileNotFoundError)"),
     "damage": (signal.SIGKILL, "killed(SIGKILL)"),
 }
 
@@ -132,6 +132,8 @@ def main() -> int:
             result = run.finish(60)
         finally:
             run.process.kill()
+        if result.code:
+            print(result.output, flush=True)
         wrong = judge(result, planted)
         same = result.code == 0 and weights(result) == weights(free)
         summary = {
@@ -140,7 +142,7 @@ def main() -> int:
             "kinds": {kind: sum(entry["kind"] == kind for entry in planted) for kind in KINDS},
             "fault_free_seconds": round(free.seconds, 1),
             "chaos_seconds": round(result.seconds, 1),
-            "effective_time": round(free.seconds / result.seconds, 4),
+            "effective_time": round(free.seconds / result.seconds, 4) if result.code == 0 else 0.0,
             "completed": result.code == 0,
             "same_bytes": same,
             "wrongly_told": wrong,
