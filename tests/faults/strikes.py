@@ -40,6 +40,8 @@ def strike(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_dir: P
     elif kind == "damage":
         assert run_dir is not None
         damage_newest(run_dir)
+        if "signal" in FAULT:
+            signal_itself()
     else:
         ACTIONS[kind]()
 

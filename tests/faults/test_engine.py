@@ -78,13 +78,16 @@ def test_a_clean_run_raises_no_alarm(clean: Result) -> None:
     assert weights(clean)
 
 
-def test_a_run_that_met_every_death_ends_with_the_same_bytes(tmp_path: Path, recipe: Path, clean: Result) -> None:
+def test_a_run_that_met_every_death_and_a_damaged_checkpoint_ends_with_the_same_bytes(
+    tmp_path: Path, recipe: Path, clean: Result
+) -> None:
     result = run(
         tmp_path / "run",
         fault("crash", 1, 0, "init", signal="SIGSEGV"),
         fault("exception", 1, 4, "forward"),
         fault("kill", 0, 8, "backward", signal="SIGKILL"),
         fault("crash", 1, 13, "optimizer", signal="SIGABRT"),
+        fault("damage", 1, 14, "forward", signal="SIGKILL"),
         fault("os_exit", 0, 15, "save"),
         fault("kill", 1, 18, "data", signal="SIGSTOP"),
         fault("exception", 0, 20, "evaluate"),
@@ -98,11 +101,12 @@ def test_a_run_that_met_every_death_ends_with_the_same_bytes(tmp_path: Path, rec
         (1, "forward", "exception(FileNotFoundError)"),
         (0, "backward", "killed(SIGKILL)"),
         (1, "optimizer", "signal(SIGABRT)"),
+        (1, "forward", "killed(SIGKILL)"),
         (0, "save", "early_exit(0)"),
         (1, "data", "stopped(SIGSTOP)"),
         (0, "evaluate", "exception(FileNotFoundError)"),
     ]
-    assert all("strikes.py:" in result.faults[n]["at"] for n in (0, 1, 3, 6))
+    assert all("strikes.py:" in result.faults[n]["at"] for n in (0, 1, 3, 7))
     check_every_fault_was_printed_once_and_handled_in_time(result)
     assert weights(result) == weights(clean)
 
