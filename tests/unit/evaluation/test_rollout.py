@@ -116,7 +116,7 @@ def test_a_start_frame_that_leaves_nothing_is_refused():
 
 
 GROWTH = """
-import resource
+from pathlib import Path
 from tests.unit.evaluation.memory_reader import MemoryReader
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.models.baselines import persistence
@@ -125,7 +125,8 @@ from ups.spec.place import Place
 def peak(num_trajectories):
     reader = MemoryReader(num_trajectories, num_frames=3, points=1024)
     score_task({"p": persistence}, reader, Place(0, 1), RolloutPlan(1, 0, 2), batch_size=50)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
 
 peak(100)
 few = peak(500)
