@@ -79,8 +79,8 @@ def _from_run(path: Path) -> Trained:
     from ups.cli.run_dir import read_statistics
     from ups.config.recipe import resolve
     from ups.models.build import build_model
-    from ups.training.checkpoint import Checkpointer
     from ups.training.checkpoint_store import latest_verified, read_progress
+    from ups.training.export import read_weights
 
     resolved = resolve(path / "config.yaml")
     recipe = resolved.recipe
@@ -93,9 +93,11 @@ def _from_run(path: Path) -> Trained:
     statistics = read_statistics(path, readers)
     tasks = [reader.task for reader in readers]
     stepper = build_model(recipe.model, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
-    tensors = {f"model/stepper.{name}": p.data for name, p in stepper.named_parameters()}
-    with alone() as runtime:
-        Checkpointer(runtime, path).load(found, tensors)
+    weights = {name.removeprefix("stepper."): tensor for name, tensor in read_weights(found).items()}
+    wrong = sorted(weights.keys() ^ dict(stepper.named_parameters()).keys())
+    if wrong:
+        raise CheckpointError(f"{found} does not hold the model of the run's config.yaml: '{wrong[0]}' differs")
+    stepper.load_state_dict(weights, strict=False)  # the statistics came with the run, not with the checkpoint
     stepper.requires_grad_(False)
     step = int(read_progress(found)["progress"]["step"])
     identity = {"run": recipe.run.name, "recipe": resolved.hash, "checkpoint": found.name, "step": str(step)}
