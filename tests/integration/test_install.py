@@ -6,9 +6,7 @@ tested here do not need it. `.ci/run` installs the project with torch, through p
 """
 
 import json
-import os
 import re
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -16,27 +14,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.integration.environments import ROOT, run
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
-
-def run(*command: str | Path, cwd: Path, timeout: float = 240) -> str:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    environment |= {"HOME": str(cwd), "PIP_CACHE_DIR": str(Path.home() / ".cache" / "pip"), "NO_COLOR": "1"}
-    done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    where = tmp_path_factory.mktemp("wheel")
-    # The build backend is part of the dev extra: no isolated environment needs to be fetched for it.
-    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", where, ROOT, cwd=where)
-    (built,) = where.glob("*.whl")
-    return built
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,13 +26,17 @@ DEFAULT_STEPS = 40
 
 @app.command()
 def rollout(
-    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="A bundle, or a run that has one.")],
-    source: Annotated[str, typer.Argument(metavar="INPUT", help="Store, PDEBench file, or NetCDF file.")],
-    out: Annotated[str | None, typer.Option("--out", "-o", help="Zarr store for the result.")] = None,
-    film: Annotated[str | None, typer.Option(help="MP4 file.")] = None,
-    picture: Annotated[str | None, typer.Option(help="PNG file.")] = None,
-    task: Annotated[str | None, typer.Option(help="Task, if the bundle knows several.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Steps; default as many as the input has, else 40.")] = None,
+    bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="Where to start: a store, PDEBench or NetCDF file.")],
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE.zarr", help="Write the result as a new Zarr store.")
+    ] = None,
+    film: Annotated[str | None, typer.Option(metavar="FILE.mp4", help="Make a film (extra: report).")] = None,
+    picture: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a picture (extra: report).")] = None,
+    task: Annotated[str | None, typer.Option(help="Which task, if the bundle knows several.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="How many steps; default as many as the input has, else 40.")
+    ] = None,
     every: Annotated[int, typer.Option(help="Keep every n-th frame.", min=1)] = 1,
     split: Annotated[str, typer.Option(help="Split of the input to take the trajectory from.")] = "test",
     trajectory: Annotated[int, typer.Option(help="Which trajectory of the split.", min=0)] = 0,
@@ -39,25 +44,36 @@ def rollout(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Roll a simulator out. Truth, prediction and error stand side by side where the input has the truth."""
+    """Simulate step by step from a state of INPUT, and write the result, a picture or a film.
+
+    Where INPUT has the frames that follow, truth, prediction and error stand side by side.
+    """
     from ups import Simulator
     from ups.errors import ConfigError
 
     if out is None and film is None and picture is None:
         raise ConfigError("nothing to write", hint="give -o RESULT.zarr, --film FILM.mp4 or --picture PICTURE.png")
-    path = Path(bundle) / "bundle" if (Path(bundle) / "bundle" / "bundle.json").is_file() else Path(bundle)
-    simulator = Simulator.load(path, device=device)
+    if film is not None or picture is not None:
+        from ups.evaluation.report.figures import check_packages
+
+        check_packages(film=film is not None)
+    simulator = Simulator.load(_find_bundle(bundle), device=device)
     spec = simulator.task(task)
     start = _read_input(simulator, spec, source, split, trajectory, start_frame)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
     with _bar(count, quiet=json) as tick:
         result = simulator.rollout(**start.arguments, steps=count, task=spec.name, every=every, out=out, progress=tick)
     written = [out] if out is not None else []
-    if film is not None or picture is not None:
-        written += _draw(_example(spec, result, start, every), film, picture)
+    example = None
+    if film is not None or picture is not None or start.num_true_steps >= count:
+        example = _example(spec, result, start, every)
+        written += _draw(example, film, picture)
+    errors = {} if example is None else _errors(example, start)
     if json:
-        report({"task": spec.name, "steps": count, "written": written, "attributes": dict(result.attrs)})
+        facts = {"task": spec.name, "steps": count, "errors": errors, "written": written}
+        report(facts | {"attributes": dict(result.attrs)})
         return
+    say(_summary(spec, start, count, errors))
     if result.attrs["warnings"] != "none":
         note(f"warning: {result.attrs['warnings']}")
     if result.attrs["blew_up"] != "no":
@@ -66,15 +82,36 @@ def rollout(
         say(f"wrote {name}")
 
 
-class _Input:
-    """Arguments of `Simulator.rollout`, the frames that follow them where the input has them, and where they end."""
+def _find_bundle(name: str) -> Path:
+    """A bundle by path, the bundle of a run by its path, or of a run under runs/ by its name."""
+    for path in (Path(name), Path(name) / "bundle", Path("runs") / name / "bundle"):
+        if (path / "bundle.json").is_file():
+            return path
+    return Path(name)
 
-    def __init__(self, arguments: dict[str, Any], truth: Any = None, trajectory: int = -1) -> None:
-        self.arguments, self.truth, self.trajectory = arguments, truth, trajectory
+
+@dataclass(frozen=True)
+class _Input:
+    """Arguments of `Simulator.rollout`, and where they come from.
+
+    given (T, C, *S) and truth (T, C, *S): the frames up to the start and those that follow, where the input has them;
+    time: of the last given frame.
+    """
+
+    arguments: dict[str, Any]
+    source: str
+    trajectory: int = -1
+    given: Any = None
+    truth: Any = None
+    time: float = 0.0
 
     @property
     def num_true_steps(self) -> int:
         return 0 if self.truth is None else len(self.truth)
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        return dict(self.arguments.get("parameters") or {})
 
 
 def _read_input(
@@ -94,17 +131,18 @@ def _read_input(
     parameters = [p.name for p in reader.task.parameters]
     if spec.steady:
         window = reader.read(split, trajectory, 0, 0)
-        given: dict[str, Any] = {"static": window.static}
-        truth = window.target[None]
+        arguments: dict[str, Any] = {"static": window.static}
+        frames, truth, time = None, window.target[None], 0.0
     else:
         context = simulator.context_frames
         first = 0 if start_frame is None else start_frame - context + 1
         window = reader.read(split, trajectory, first, reader.num_frames - first)
         frames = window.state[:context]
-        given = {"state": frames if context > 1 else frames[0], "static": window.static if window.static.size else None}
-        truth = window.state[context:]
-    given["parameters"] = dict(zip(parameters, window.parameters.tolist(), strict=True))
-    return _Input(given, truth, trajectory)
+        static = window.static if window.static.size else None
+        arguments = {"state": frames if context > 1 else frames[0], "static": static}
+        truth, time = window.state[context:], (first + context - 1) * spec.dt
+    arguments["parameters"] = dict(zip(parameters, window.parameters.tolist(), strict=True))
+    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time)
 
 
 def _read_netcdf(source: str) -> _Input:
@@ -116,7 +154,7 @@ def _read_netcdf(source: str) -> _Input:
         dataset = xarray.load_dataset(source, engine="h5netcdf")
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"'{source}' cannot be read as NetCDF: {str(error)[:200]}") from error
-    return _Input({"state": dataset})
+    return _Input({"state": dataset}, Path(source).name)
 
 
 def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
@@ -139,7 +177,7 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
     if start.truth is not None:
         kept = start.truth if spec.steady else start.truth[every - 1 :: every]
         truth = kept[: len(prediction)].astype(np.float64) if len(kept) >= len(prediction) else None
-    first = 0.0 if spec.steady else float(result["time"][0])
+    first = 0.0 if spec.steady else start.time + float(result["time"][0])
     return Example(
         task=spec,
         trajectory=start.trajectory,
@@ -150,7 +188,39 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
         coordinates=tuple(result[axis.name].values for axis in spec.axes),
         prediction=prediction,
         truth=truth,
+        parameters=start.parameters,
     )
+
+
+def _errors(example: Example, start: _Input) -> dict[str, float]:
+    """Predictor -> error over the rollout, relative to the RMS of the trajectory, as `ups eval` defines it."""
+    if example.truth is None:
+        return {}
+    import torch
+
+    from ups.evaluation.metrics import trajectory_rms, trmse
+
+    def frames(array: Any) -> torch.Tensor:
+        return torch.from_numpy(array).double()[None]
+
+    truth, whole = frames(example.truth), frames(start.truth)
+    predictions = {"model": frames(example.prediction)}
+    if start.given is not None:
+        given = frames(start.given)
+        whole = torch.cat([given, whole], dim=1)
+        predictions["persistence"] = given[:, -1:].expand_as(truth)
+    scale = trajectory_rms(whole)
+    return {name: float(trmse(p, truth, scale).mean()) for name, p in predictions.items()}
+
+
+def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]) -> str:
+    values = ", ".join(f"{name} = {value:.3g}" for name, value in start.parameters.items())
+    what = spec.name if spec.steady else f"{spec.name}, {steps} steps"
+    text = f"{what} from {start.source}" + (f" ({values})" if values else "")
+    if not errors:
+        return text
+    beside = f" (persistence {errors['persistence']:.3g})" if "persistence" in errors else ""
+    return f"{text}: error {errors['model']:.3g}{beside}, relative to the RMS of the trajectory"
 
 
 def _draw(example: Example, film: str | None, picture: str | None) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,10 @@ from ups.spec.task import TaskSpec
 
 @dataclass(frozen=True)
 class Example:
-    """One trajectory. prediction, and truth where it is known: (T, C, *S), the predicted steps only."""
+    """One trajectory. prediction, and truth where it is known: (T, C, *S), the predicted steps only.
+
+    parameters: name -> value, for the title.
+    """
 
     task: TaskSpec
     trajectory: int
@@ -27,6 +30,7 @@ class Example:
     coordinates: tuple[npt.NDArray[np.float64], ...]
     prediction: npt.NDArray[np.float64]
     truth: npt.NDArray[np.float64] | None = None
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
     def time_of(self, step: int) -> float:
         return self.first_step_time + step * self.step_time
@@ -53,6 +57,7 @@ def examples(
             coordinates=reader.coordinates,
             prediction=frames[i].double().numpy(),
             truth=truth[i].double().numpy(),
+            parameters={p.name: float(v) for p, v in zip(task.parameters, inputs[2][i], strict=True)},
         )
         for i, trajectory in enumerate(trajectories)
     ]

@@ -23,6 +23,22 @@ LINE_STYLES = ("-", "--", "-.", ":", "-", "--", "-.")
 FILM_STYLES = {"truth": ("-", "#000000"), "prediction": ("--", "#D55E00"), "error": ("-", "#0072B2")}
 FIELD_MAP, ERROR_MAP = "viridis", "PuOr"
 MAX_FILM_FRAMES = 120
+FILM_DPI = 120
+
+
+def check_packages(*, film: bool) -> None:
+    """Raises MissingExtraError without what pictures (or films too) need: to be asked before long work, not after."""
+    pyplot()
+    if film:
+        _ffmpeg()
+
+
+def _ffmpeg() -> Any:
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise MissingExtraError.of("report", "imageio[ffmpeg]", "making a film") from error
+    return imageio_ffmpeg
 
 
 def pyplot() -> Any:
@@ -30,7 +46,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise MissingExtraError.of("report", "matplotlib", "drawing a report") from error
+        raise MissingExtraError.of("report", "matplotlib", "drawing pictures") from error
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -135,16 +151,16 @@ def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
             image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
             if len(steps) == 1:
                 axes.set(title=name, xlabel=_axis(example, 0), ylabel=_axis(example, 1))
-                figure.colorbar(image, ax=axes, shrink=0.9)
+                figure.colorbar(image, ax=axes, shrink=0.9, label=_label(example, channel, name))
                 continue
             if row == 0:
-                axes.set_title(f"t = {example.time_of(int(step)):.3g}")
+                axes.set_title(_time(example, int(step)))
             if column == 0:
                 axes.set_ylabel(f"{name}\n{_axis(example, 1)}")
             if row == count - 1:
                 axes.set_xlabel(_axis(example, 0))
             if column == len(steps) - 1:
-                figure.colorbar(image, ax=list(grid[row]), shrink=0.9)
+                figure.colorbar(image, ax=list(grid[row]), shrink=0.9, label=_label(example, channel, name))
     figure.suptitle(_title(example, channel))
     return _png(figure)
 
@@ -153,15 +169,16 @@ def _space_time_png(example: Example, channel: int) -> bytes:
     plt = pyplot()
     rows = _rows(example, channel)
     figure, grid = plt.subplots(
-        1, len(rows), figsize=(3.5 * len(rows) + 0.5, 3.4), layout="constrained", sharey=True, squeeze=False
+        1, len(rows), figsize=(3.5 * len(rows) + 0.8, 3.5), layout="constrained", sharey=True, squeeze=False
     )
-    axis = example.coordinates[0]
-    extent = (float(axis[0]), float(axis[-1]), example.time_of(0), example.time_of(len(example.prediction) - 1))
+    last = len(example.prediction) - 1
+    extent = (*_edges(example.coordinates[0]), *_edges(np.array([example.time_of(0), example.time_of(last)]), last + 1))
     for axes, (name, values) in zip(grid[0], rows, strict=True):
-        scale = _scale(example, channel, name)
-        image = axes.imshow(values, origin="lower", aspect="auto", extent=extent, **scale)
+        image = axes.imshow(values, origin="lower", aspect="auto", extent=extent, **_scale(example, channel, name))
         axes.set(title=name, xlabel=_axis(example, 0))
-        figure.colorbar(image, ax=axes)
+        if name != "truth":  # which shares the scale of the prediction, and so its bar
+            beside = list(grid[0][:2]) if name == "prediction" and len(rows) > 1 else axes
+            figure.colorbar(image, ax=beside, pad=0.02, label=_label(example, channel, name))
     grid[0][0].set_ylabel("time" + _unit(example.task.time_unit))
     figure.suptitle(_title(example, channel))
     return _png(figure)
@@ -171,9 +188,16 @@ def _slice(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return field[:, :, field.shape[2] // 2] if field.ndim == 3 else field
 
 
+def _edges(centres: npt.NDArray[np.float64], count: int | None = None) -> tuple[float, float]:
+    """The outer borders of the cells around equally spaced points, given all of them or the ends of `count`."""
+    first, last = float(centres[0]), float(centres[-1])
+    half = (last - first) / max(1, (count or len(centres)) - 1) / 2
+    return (first - half, last + half) if half > 0 else (first - 0.5, last + 0.5)
+
+
 def _extent(example: Example) -> tuple[float, float, float, float]:
     x, y = example.coordinates[:2]
-    return float(x[0]), float(x[-1]), float(y[0]), float(y[-1])
+    return (*_edges(x), *_edges(y))
 
 
 def _unit(unit: str) -> str:
@@ -185,10 +209,20 @@ def _axis(example: Example, number: int) -> str:
     return axis.name + _unit(axis.unit)
 
 
+def _time(example: Example, step: int) -> str:
+    return f"t = {example.time_of(step):.3g}{_unit(example.task.time_unit)}"
+
+
+def _label(example: Example, channel: int, name: str) -> str:
+    """What the numbers of a panel are: the field, or the difference of two, with the unit."""
+    what = "prediction − truth" if name == "error" else example.channels[channel]
+    return what + _unit(example.units[channel])
+
+
 def _title(example: Example, channel: int) -> str:
-    name = example.channels[channel] + _unit(example.units[channel])
     which = f", trajectory {example.trajectory}" if example.trajectory >= 0 else ""
-    return f"{example.task.name}: {name}{which}"
+    values = ", ".join(f"{name} = {value:.3g}" for name, value in list(example.parameters.items())[:3])
+    return f"{example.task.name}: {example.channels[channel]}{which}" + (f" ({values})" if values else "")
 
 
 def film(example: Example, channel: int, frames_per_second: int = 8) -> bytes | None:
@@ -198,39 +232,40 @@ def film(example: Example, channel: int, frames_per_second: int = 8) -> bytes | 
     """
     if len(example.prediction) < 2:
         return None
-    try:
-        import imageio_ffmpeg
-    except ImportError as error:
-        raise MissingExtraError.of("report", "imageio[ffmpeg]", "making a film") from error
-    plt = pyplot()
+    ffmpeg, plt = _ffmpeg(), pyplot()
     steps = np.unique(np.linspace(0, len(example.prediction) - 1, MAX_FILM_FRAMES).astype(int))
     one_dimensional = example.prediction.ndim == 3
     panels = len(_rows(example, channel)) if not one_dimensional else 1 if example.truth is None else 2
-    figure, grid = plt.subplots(
-        1, panels, figsize=(3 * panels + 1 if panels > 1 else 5, 3.4), layout="constrained", dpi=100, squeeze=False
-    )
+    size = (3.4 * panels + 1.2 if panels > 1 else 5.6, 3.8)
+    figure, grid = plt.subplots(1, panels, figsize=size, layout="constrained", dpi=FILM_DPI, squeeze=False)
     draw = _film_lines(example, channel, grid[0]) if one_dimensional else _film_maps(example, channel, figure, grid[0])
+    figure.suptitle(f"{_title(example, channel)}, {_time(example, int(steps[-1]))}")
     figure.canvas.draw()
+    figure.set_layout_engine("none")  # laid out once: panels that move between frames would distract
     width, height = (n // 2 * 2 for n in figure.canvas.get_width_height())
-    data = _encode(imageio_ffmpeg, figure, draw, steps, (width, height), frames_per_second, example, channel)
+    data = _encode(ffmpeg, figure, draw, steps, (width, height), frames_per_second, example, channel)
     plt.close(figure)
     return data
 
 
 def _film_lines(example: Example, channel: int, grid: Any) -> Any:
-    x = example.coordinates[0]
     low, high = _limits(example, channel)
-    pad = 0.1 * (high - low)
+    height = high - low
     lines = []
-    for name, _ in _rows(example, channel, 0):
+    for name, values in _rows(example, channel, 0):
         axes = grid[1] if name == "error" else grid[0]
         dash, colour = FILM_STYLES[name]
-        lines += axes.plot(x, x * np.nan, dash, color=colour, label=name)
-        bound = _error_limit(example, channel)
-        axes.set(ylim=(-bound, bound) if name == "error" else (low - pad, high + pad), xlabel=_axis(example, 0))
-        axes.set_xlim(float(x[0]), float(x[-1]))
-        axes.set_title(name if name == "error" else example.channels[channel])
-    grid[0].legend(frameon=False, loc="upper right", fontsize=9)
+        lines += axes.plot(example.coordinates[0], values, dash, color=colour, label=name)
+        bound = 1.05 * _error_limit(example, channel)
+        # room for the legend above the highest curve
+        limits = (-bound, bound) if name == "error" else (low - 0.08 * height, high + 0.25 * height)
+        axes.set(ylim=limits, xlim=_edges(example.coordinates[0]), xlabel=_axis(example, 0))
+        axes.set_ylabel(_label(example, channel, name))
+        axes.grid(True, alpha=0.3)
+    grid[0].set_title("truth and prediction" if len(lines) > 1 else "prediction")
+    if len(lines) > 1:
+        grid[0].legend(frameon=False, loc="upper center", ncols=2)
+        grid[1].set_title("error")
 
     def draw(step: int) -> None:
         for line, (_, values) in zip(lines, _rows(example, channel, step), strict=True):
@@ -245,7 +280,7 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> Any:
         scale = _scale(example, channel, name)
         image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), animated=True, **scale)
         axes.set(title=name, xlabel=_axis(example, 0), ylabel=_axis(example, 1))
-        figure.colorbar(image, ax=axes, shrink=0.8)
+        figure.colorbar(image, ax=axes, shrink=0.8, label=_label(example, channel, name))
         images.append(image)
 
     def draw(step: int) -> None:
@@ -283,7 +318,7 @@ def _encode(
         writer.send(None)
         for step in steps:
             draw(int(step))
-            figure.suptitle(f"{_title(example, channel)}, t = {example.time_of(int(step)):.3g}")
+            figure.suptitle(f"{_title(example, channel)}, {_time(example, int(step))}")
             figure.canvas.draw()
             pixels = np.asarray(figure.canvas.buffer_rgba())[: size[1], : size[0], :3]
             writer.send(np.ascontiguousarray(pixels))

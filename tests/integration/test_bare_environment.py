@@ -1,0 +1,86 @@
+"""Who was given a bundle needs the core package only: no extra, no training data, no drawing library.
+
+The environment holds the wheel, its core dependencies with all that these require (torch among them), and nothing
+else; they are links to the packages of the running environment (`environments.core_environment`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.integration.environments import ROOT, core_environment, run, start
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+STORED = ROOT / "tests" / "unit" / "inference" / "bundles" / "v1" / "latent_operator"
+EXTRAS = ("matplotlib", "imageio", "imageio_ffmpeg", "scipy", "exponax", "jax", "neuralop", "pytest")
+PROGRAM = """
+import sys
+import numpy as np, xarray, ups
+arrays = np.load(sys.argv[2])
+simulator = ups.Simulator.load(sys.argv[1], device="cpu")
+state, beta = arrays["advection.state"], arrays["advection.parameters.beta"]
+result = simulator.rollout(state, 8, {"beta": beta}, task="advection")
+np.testing.assert_allclose(result.u.values, arrays["advection.answer.u"], rtol=1e-5, atol=1e-5)
+x = result.x.values
+xarray.Dataset({"u": (("x",), state[0, 0]), "beta": beta[0]}, {"x": x}).to_netcdf("start.nc", engine="h5netcdf")
+print("same")
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return core_environment(tmp_path_factory.mktemp("bare") / "environment", wheel, PROJECT["dependencies"])
+
+
+@pytest.fixture(scope="module")
+def desk(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with nothing but a copy of the stored bundle and the start of a simulation, start.nc."""
+    desk = tmp_path_factory.mktemp("desk")
+    shutil.copytree(STORED, desk / "bundle")
+    program = (environment / "python", "-c", PROGRAM, "bundle", STORED.with_suffix(".npz"))
+    assert run(*program, cwd=desk) == "same\n"
+    return desk
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_no_package_of_an_extra_can_be_imported_here(environment: Path, tmp_path: Path) -> None:
+    code = f"import importlib.util as u; print([n for n in {EXTRAS} if u.find_spec(n) is not None])"
+    assert run(environment / "python", "-c", code, cwd=tmp_path) == "[]\n"
+    found = json.loads(run(environment / "ups", "--version", "--verbose", "--json", cwd=tmp_path))
+    assert found["libraries"]["torch"] is not None
+    assert all(found["extras"][name]["missing"] for name in ("generate", "report", "baselines"))
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_a_kept_bundle_is_rolled_out_in_python_and_by_the_command_alike(environment: Path, desk: Path) -> None:
+    command = ("rollout", "bundle", "start.nc", "--task", "advection", "--steps", "8", "-o", "result.zarr", "--json")
+    facts = json.loads(run(environment / "ups", *command, cwd=desk))
+    assert facts["written"] == ["result.zarr"]
+    assert facts["attributes"]["blew_up"] == "no"
+    code = "import sys, xarray, numpy; numpy.save('u.npy', xarray.open_zarr('result.zarr', chunks=None).u.values)"
+    run(environment / "python", "-c", code, cwd=desk)
+    expected = np.load(STORED.with_suffix(".npz"))["advection.answer.u"][0]
+    np.testing.assert_allclose(np.load(desk / "u.npy"), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("option", ["--picture", "--film"])
+def test_a_picture_is_refused_before_any_work_with_the_name_of_the_extra(
+    environment: Path, desk: Path, option: str
+) -> None:
+    command = ("rollout", "bundle", "start.nc", "--task", "advection", "-o", "unwanted.zarr", option, "picture.png")
+    done = start(environment / "ups", *command, cwd=desk)
+    assert done.returncode == 5, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: missing_extra: ")
+    assert "pip install 'universal-simulator[report]'" in line
+    assert not (desk / "unwanted.zarr").exists()
