@@ -1,8 +1,9 @@
 """Sums of scores in memory that does not grow with fields or steps of past trajectories, exact over any ranks.
 
-A rank adds its own trajectories; `merge` joins the accumulators of all ranks. Per step and channel only sums are kept;
-per trajectory one short row (for medians, bootstrap intervals and the worst five), some hundred bytes each.
-A trajectory that is added twice is an error, so a sample can not be counted twice.
+A rank adds its own trajectories; `merge` joins the accumulators of all ranks. Per step and channel only sums are kept,
+and of the energy spectra those of the first and the last step; per trajectory one short row (for medians, bootstrap
+intervals and the worst five), some hundred bytes each. A trajectory that is added twice is an error, so a sample can
+not be counted twice.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ class Accumulator:
     sums: dict[str, Tensor] = field(default_factory=dict)  # metric -> (T, C) sums over samples
     largest: Tensor | None = None  # (T, C)
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # trajectory -> its own means
+    energy: dict[str, Tensor] = field(default_factory=dict)  # of prediction and truth: (steps, C, shells) sums
+
+    @property
+    def spectrum_steps(self) -> tuple[int, ...]:
+        """The predicted steps, from 1, whose energy spectra are kept: the first and the last."""
+        return (1, self.num_steps) if self.num_steps > 1 else (1,)
 
     def add(self, trajectories: Sequence[int], prediction: Tensor, truth: Tensor, given: Tensor | None = None) -> None:
         """Adds samples. prediction, truth (B, T, C, *S); given (B, T', C, *S): the frames before, if any."""
@@ -60,7 +67,16 @@ class Accumulator:
             self.sums[name] = self.sums[name] + total if name in self.sums else total
         peak = metrics.max_error(prediction, truth).amax(dim=0)
         self.largest = peak if self.largest is None else torch.maximum(self.largest, peak)
+        self._add_energy(prediction, truth)
         self._add_rows(trajectories, values, prediction, truth)
+
+    def _add_energy(self, prediction: Tensor, truth: Tensor) -> None:
+        chosen = [step - 1 for step in self.spectrum_steps]
+        for name, frames in (("prediction", prediction), ("truth", truth)):
+            energy = metrics.shell_energy(frames[:, chosen])
+            # a blow-up counts: its spectrum, and so the mean, is infinite
+            total = torch.where(torch.isfinite(energy), energy, torch.inf).sum(dim=0)
+            self.energy[name] = self.energy[name] + total if name in self.energy else total
 
     def _check_new(self, trajectories: Iterable[int]) -> None:
         seen: set[int] = set(self.rows)
@@ -82,13 +98,16 @@ class Accumulator:
 
     def merge(self, others: Iterable[Accumulator]) -> Accumulator:
         """This accumulator joined with those of other ranks; a trajectory that two ranks scored is an error."""
-        merged = Accumulator(self.num_steps, self.channels, dict(self.sums), self.largest, dict(self.rows))
+        merged = Accumulator(
+            self.num_steps, self.channels, dict(self.sums), self.largest, dict(self.rows), dict(self.energy)
+        )
         for other in others:
             if (other.num_steps, other.channels) != (self.num_steps, self.channels):
                 raise DataError("accumulators of different tasks or lengths can not be merged")
             merged._check_new(other.rows)
-            for name, total in other.sums.items():
-                merged.sums[name] = merged.sums[name] + total if name in merged.sums else total
+            for ours, theirs in ((merged.sums, other.sums), (merged.energy, other.energy)):
+                for name, total in theirs.items():
+                    ours[name] = ours[name] + total if name in ours else total
             if other.largest is not None:
                 merged.largest = (
                     other.largest if merged.largest is None else torch.maximum(merged.largest, other.largest)
@@ -105,6 +124,15 @@ class Accumulator:
         if not self.rows:
             raise DataError("nothing was scored")
         return self.sums[name] / self.num_samples
+
+    def spectra(self, of: str = "prediction") -> Tensor:
+        """(steps, C, shells): mean over samples of the energy in each wave number shell at `spectrum_steps`.
+
+        of: `prediction` or `truth`.
+        """
+        if not self.rows:
+            raise DataError("nothing was scored")
+        return self.energy[of] / self.num_samples
 
     def summary(self) -> dict[str, float]:
         """Scores over all samples, steps and channels: means of every metric, medians of the per-trajectory means."""

@@ -18,7 +18,7 @@ from ups.evaluation.rollout import RolloutPlan
 from ups.spec.keyed import key_of
 
 ONE_STEP = ("trmse", "nrmse", "vrmse")
-CURVES = ("nrmse", "vrmse", "rmse", "drift")
+CURVES = ("trmse", "nrmse", "vrmse", "rmse", "drift")
 NUM_RESAMPLES = 2000
 
 
@@ -34,6 +34,7 @@ def task_result(
 
     scores are of rollouts; one_step of the same frames, each predicted from the true ones before it.
     """
+    first = next(iter(scores.values()))
     result: dict[str, Any] = {
         "task": reader.task.name,
         "steady": reader.task.steady,
@@ -46,10 +47,12 @@ def task_result(
             "context_frames": plan.context_frames,
             "start_frame": plan.start_frame,
             "num_steps": plan.num_steps,
-            "num_trajectories": next(iter(scores.values())).num_samples,
+            "num_trajectories": first.num_samples,
         },
-        "channels": list(next(iter(scores.values())).channels),
+        "channels": list(first.channels),
         "conserved": list(reader.task.conserved),
+        "spectrum_steps": list(first.spectrum_steps),
+        "truth": {"spectra": first.spectra("truth").tolist()},
         "predictors": {},
         "differences": {},
     }
@@ -57,6 +60,7 @@ def task_result(
         result["predictors"][name] = {
             "summary": score.summary() | {f"one_step_{k}": one_step[name].summary()[k] for k in ONE_STEP},
             "curves": {c: score.curve(c).tolist() for c in CURVES if c in score.sums},
+            "spectra": score.spectra().tolist(),
             "rows": {str(t): row for t, row in sorted(score.rows.items())},
             "worst": score.worst(),
         }

@@ -42,6 +42,29 @@ def test_ranks_and_batches_do_not_change_a_score(world_size, batch_size):
         assert merged[name] == pytest.approx(value, rel=1e-12, abs=1e-15), name
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_spectra_are_means_over_samples_whatever_ranks_saw_them(world_size):
+    prediction, truth, _ = data()
+    parts = [scored(list(range(rank, 7, world_size)), 2) for rank in range(world_size)]
+    merged = parts[0].merge(parts[1:])
+    assert merged.spectrum_steps == (1, 3)
+    for of, frames in (("prediction", prediction), ("truth", truth)):
+        energy = np.abs(np.fft.fft(frames[:, [0, 2]].numpy())) ** 2 / 16**2
+        folded = energy[..., :9].copy()
+        folded[..., 1:8] += energy[..., :8:-1]
+        np.testing.assert_allclose(merged.spectra(of).numpy(), folded.mean(axis=0), rtol=1e-12)
+
+
+def test_a_blow_up_makes_the_spectrum_of_its_step_and_channel_infinite():
+    prediction, truth, start = data()
+    prediction[4, 2, 1, 3] = math.nan
+    result = Accumulator(3, CHANNELS)
+    result.add(list(range(7)), prediction, truth, start)
+    assert torch.isinf(result.spectra()[1, 1]).all()
+    assert torch.isfinite(result.spectra()[0]).all()
+    assert torch.isfinite(result.spectra("truth")).all()
+
+
 def test_summary_is_the_formula_of_the_protocol():
     prediction, truth, _ = data()
     p, y = prediction.numpy(), truth.numpy()

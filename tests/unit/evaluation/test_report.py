@@ -58,6 +58,20 @@ def test_the_page_shows_references_films_and_protocol(page):
         assert text in page
 
 
+def test_the_page_draws_errors_over_time_and_spectra_with_the_truth(page):
+    titles = ("error relative to the trajectory over time", "nRMSE over time", "Spectrum of u, step 5", ">truth<")
+    for text in titles:
+        assert text in page
+    assert page.index(titles[0]) < page.index(titles[1])
+
+
+def test_a_chart_of_nothing_finite_is_drawn():
+    from ups.evaluation.report.charts import curve_figure, spectrum_figure
+
+    assert "<svg" in curve_figure({"model": [math.inf, math.inf]}, "t", "y", "x")
+    assert "<svg" in spectrum_figure([1.0, 0.0, 0.0], {"model": [math.inf] * 3}, "t")
+
+
 def test_a_difference_knows_its_uncertainty():
     ours = {t: 0.1 + 0.001 * t for t in range(20)}
     theirs = {t: value + 0.05 for t, value in ours.items()}

@@ -1,4 +1,4 @@
-"""Pictures of results: curves as SVG, fields as PNG, films as MP4.
+"""Pictures of fields as PNG, films as MP4, and how lines look; the charts themselves are in `charts`.
 
 Where the truth is known it stands beside the prediction, with their difference; else the prediction stands alone.
 Colours: Okabe and Ito's palette for lines (told apart by colour-blind people, and by line style too), viridis for
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,8 @@ def pyplot() -> Any:
     return plt
 
 
-def _svg(figure: Any) -> str:
+def svg_text(figure: Any) -> str:
+    """The figure as text that a page holds directly; closes the figure."""
     text = io.StringIO()
     figure.savefig(text, format="svg", bbox_inches="tight")
     pyplot().close(figure)
@@ -72,31 +72,6 @@ def _png(figure: Any) -> bytes:
 def data_address(kind: str, data: bytes) -> str:
     """Bytes as an address that a page can show by itself."""
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def curve_figure(
-    curves: Mapping[str, Sequence[float]], title: str, y_label: str, x_label: str, *, x: Sequence[float] | None = None
-) -> str:
-    """Lines on a logarithmic scale, one per predictor, as SVG. Steps that blew up are missing from a line."""
-    plt = pyplot()
-    figure, axes = plt.subplots(figsize=(5.6, 3.4))
-    for number, (name, values) in enumerate(curves.items()):
-        line = np.asarray(values, np.float64)
-        at = np.arange(1, len(line) + 1) if x is None else np.asarray(x, np.float64)
-        line = np.where(np.isfinite(line) & (line > 0), line, np.nan)
-        axes.plot(
-            at,
-            line,
-            LINE_STYLES[number % 7],
-            color=LINE_COLOURS[number % 7],
-            label=name,
-            linewidth=2 if number == 0 else 1.5,
-            marker="o" if len(line) == 1 else "",
-        )
-    axes.set(yscale="log", xlabel=x_label, ylabel=y_label, title=title)
-    axes.grid(True, which="major", alpha=0.3)
-    axes.legend(frameon=False, fontsize=9)
-    return _svg(figure)
 
 
 def _limits(example: Example, channel: int) -> tuple[float, float]:

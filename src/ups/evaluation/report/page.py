@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ups.evaluation.gallery import Example
-from ups.evaluation.report.figures import curve_figure, data_address, fields_png, film
+from ups.evaluation.report.charts import curve_figure, spectrum_figure
+from ups.evaluation.report.figures import data_address, fields_png, film
 from ups.evaluation.results import best_predictor
 
 # Columns of the score table: heading, summary key, what it is.
@@ -108,11 +109,7 @@ def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str) ->
         f"<h2 id='{name}'>{name}</h2><p class='soft'>{html.escape(result['equation'])}<br>{protocol}</p>",
         _scores(result, model),
     ]
-    if not result["steady"]:
-        parts.append(f"<div class='plots'>{_curves(result, 'nrmse', 'nRMSE')}{_curves(result, 'vrmse', 'VRMSE')}")
-        if result["conserved"]:
-            parts.append(_curves(result, "drift", "drift of conserved fields", result["conserved"]))
-        parts.append("</div>")
+    parts.append(f"<div class='plots'>{''.join(_plots(result))}</div>")
     parts.append(_bands(result))
     if pictures:
         parts.append(f"<h3>Worst trajectories of {html.escape(model)}, worst first</h3>")
@@ -156,6 +153,35 @@ def _curves(result: Mapping[str, Any], metric: str, label: str, only: Sequence[s
         if metric in predictor["curves"] and channels
     }
     return f"<div>{curve_figure(curves, f'{label} over time', label, 'predicted step')}</div>" if curves else ""
+
+
+def _plots(result: Mapping[str, Any]) -> list[str]:
+    """Errors over time, relative to the trajectory first: relative to a frame they explode as frames decay."""
+    plots = []
+    if not result["steady"]:
+        plots += [
+            _curves(result, "trmse", "error relative to the trajectory"),
+            _curves(result, "nrmse", "nRMSE"),
+            _curves(result, "vrmse", "VRMSE"),
+        ]
+        if result["conserved"]:
+            plots.append(_curves(result, "drift", "drift of conserved fields", result["conserved"]))
+    return plots + _spectra(result)
+
+
+def _spectra(result: Mapping[str, Any]) -> list[str]:
+    """Spectra of the last step for each channel, at most three; of the first step, too, where there is one channel."""
+    steps, channels = result["spectrum_steps"], result["channels"]
+    last = len(steps) - 1
+    chosen = [(k, 0) for k in range(len(steps))] if len(channels) == 1 else [(last, c) for c in range(len(channels))]
+    shells = min(result["space"]) // 2 + 1  # beyond that shells have only corners
+    plots = []
+    for place, channel in chosen[:3]:
+        predicted = {name: p["spectra"][place][channel][:shells] for name, p in result["predictors"].items()}
+        truth = result["truth"]["spectra"][place][channel][:shells]
+        title = f"Spectrum of {channels[channel]}" + ("" if result["steady"] else f", step {steps[place]}")
+        plots.append(f"<div>{spectrum_figure(truth, predicted, title)}</div>")
+    return plots
 
 
 def _bands(result: Mapping[str, Any]) -> str:

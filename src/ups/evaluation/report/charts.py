@@ -1,0 +1,96 @@
+"""Charts of results as SVG: errors over time, energy spectra, error against cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ups.evaluation.report.figures import LINE_COLOURS, LINE_STYLES, pyplot, svg_text
+
+SIZE = (5.6, 3.6)
+# Below this part of the largest energy a spectrum is round-off of float32 fields.
+LEAST_ENERGY = 1e-16
+
+
+def curve_figure(
+    curves: Mapping[str, Sequence[float]], title: str, y_label: str, x_label: str, *, x: Sequence[float] | None = None
+) -> str:
+    """Lines on a logarithmic scale, one per predictor, as SVG. Steps that blew up are missing from a line."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=SIZE)
+    for number, (name, values) in enumerate(curves.items()):
+        line = np.asarray(values, np.float64)
+        at = np.arange(1, len(line) + 1) if x is None else np.asarray(x, np.float64)
+        line = np.where(np.isfinite(line) & (line > 0), line, np.nan)
+        axes.plot(at, line, marker="o" if len(line) == 1 else "", **_look(number, name))
+    axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    return _finish(figure, axes, columns=len(curves))
+
+
+def spectrum_figure(truth: Sequence[float], predicted: Mapping[str, Sequence[float]], title: str) -> str:
+    """Energy in each shell of wave numbers, both axes logarithmic, as SVG; the truth in black.
+
+    truth, predicted: energies of the shells 0, 1, 2, ...; shell 0 (the mean) has no place on a logarithmic axis, and
+    what is round-off beside the whole energy of the truth is left out.
+    """
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=SIZE)
+    lines = {"truth": truth, **predicted}
+    energies = {name: np.asarray(values, np.float64) for name, values in lines.items()}
+    least = max(float(energies["truth"].sum()) * LEAST_ENERGY, np.finfo(np.float64).tiny)
+    for number, (name, values) in enumerate(energies.items()):
+        line = np.where(np.isfinite(values) & (values > least), values, np.nan)[1:]
+        look = {"color": "#000000", "linewidth": 4, "alpha": 0.4, "label": name} if name == "truth" else {}
+        axes.plot(np.arange(1, len(line) + 1), line, **(look or _look(number - 1, name)))
+    axes.set(xscale="log", xlabel="wave number", ylabel="energy", title=title)
+    return _finish(figure, axes, columns=len(lines))
+
+
+def cost_figure(
+    settings: Sequence[tuple[float, float, str]], model: tuple[float, float], model_name: str, title: str
+) -> str:
+    """Error against cost, both logarithmic, as SVG. settings: (milliseconds, error, family); model: the same two.
+
+    Settings of one family (one grid) are joined by a line; the model is a star.
+    """
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=SIZE)
+    families = list(dict.fromkeys(family for _, _, family in settings))
+    for number, family in enumerate(families):
+        points = sorted((c, e) for c, e, f in settings if f == family and np.isfinite(e) and e > 0)
+        if points:
+            # the first colour is the model's; after six the markers change too
+            look = _look(1 + number % 6, family)
+            marker = "osD^vP"[number % 6]
+            axes.plot(*zip(*points, strict=True), marker=marker, markersize=5, **look)
+    if np.isfinite(model[1]) and model[1] > 0:
+        axes.plot(*model, "*", color=LINE_COLOURS[0], markersize=15, label=model_name, linestyle="none")
+        axes.axhline(model[1], color=LINE_COLOURS[0], linewidth=0.8, alpha=0.5)
+    axes.set(
+        xscale="log",
+        xlabel="CPU milliseconds per step and trajectory",
+        ylabel="rollout error",
+        title=title,
+    )
+    return _finish(figure, axes, columns=3)
+
+
+def _look(number: int, name: str) -> dict[str, Any]:
+    return {
+        "linestyle": LINE_STYLES[number % 7],
+        "color": LINE_COLOURS[number % 7],
+        "label": name,
+        "linewidth": 2 if number == 0 else 1.5,
+    }
+
+
+def _finish(figure: Any, axes: Any, columns: int) -> str:
+    """Logarithmic errors, grid, and the legend below the axes, where it can not cover a line."""
+    # matplotlib has no logarithmic axis for nothing: all may have blown up, or all be exact
+    if any(np.isfinite(np.asarray(line.get_ydata(), np.float64)).any() for line in axes.lines):
+        axes.set_yscale("log")
+    axes.grid(True, which="major", alpha=0.3)
+    axes.legend(frameon=False, fontsize=10, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=min(columns, 3))
+    return svg_text(figure)
