@@ -76,16 +76,16 @@ def diff(
     from ups.config.recipe import plain_data
 
     first, second = _resolve(a, []), _resolve(b, [])
-    changes = _changes(plain_data(first.recipe), plain_data(second.recipe))
+    changes = changes_between(plain_data(first.recipe), plain_data(second.recipe))
     if json:
         rows = [
-            {"field": field} | {side: value for side, value in (("a", old), ("b", new)) if value is not _ABSENT}
+            {"field": field} | {side: value for side, value in (("a", old), ("b", new)) if value is not ABSENT}
             for field, old, new in changes
         ]
         report({"a": first.hash, "b": second.hash, "changes": rows})
         return
     for field, old, new in changes:
-        say(f"{styled(field, 'cyan')}: {styled(_shown(old), 'red')} -> {styled(_shown(new), 'green')}")
+        say(f"{styled(field, 'cyan')}: {styled(shown_value(old), 'red')} -> {styled(shown_value(new), 'green')}")
     if not changes:
         say(f"no difference (hash {first.hash[:12]})")
 
@@ -106,30 +106,31 @@ def _count(items: list[str], word: str) -> str:
     return f"{len(items)} {word}{'s' if len(items) != 1 else ''} ({', '.join(shown)})"
 
 
-_ABSENT = object()
+ABSENT = object()
 
 
-def _changes(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """(field, value in a, value in b) for each leaf that differs; _ABSENT for what one of them lacks."""
+def changes_between(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """(field, value in a, value in b) for each leaf of two recipes that differs; ABSENT for what one of them lacks."""
     if isinstance(a, dict) and isinstance(b, dict):
         keys = list(a) + [key for key in b if key not in a]
-        pairs = [(str(key), a.get(key, _ABSENT), b.get(key, _ABSENT)) for key in keys]
+        pairs = [(str(key), a.get(key, ABSENT), b.get(key, ABSENT)) for key in keys]
     elif isinstance(a, list) and isinstance(b, list):
         size = max(len(a), len(b))
-        pairs = [(str(i), a[i] if i < len(a) else _ABSENT, b[i] if i < len(b) else _ABSENT) for i in range(size)]
+        pairs = [(str(i), a[i] if i < len(a) else ABSENT, b[i] if i < len(b) else ABSENT) for i in range(size)]
     else:
         same = type(a) is type(b) and a == b
         return [] if same else [(path, a, b)]
-    return [change for key, old, new in pairs for change in _changes(old, new, f"{path}.{key}" if path else key)]
+    return [change for key, old, new in pairs for change in changes_between(old, new, f"{path}.{key}" if path else key)]
 
 
-def _shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
+    """A value of a recipe as it would be written there, on one line."""
     from ups.config.yaml_subset import scalar_text
 
-    if value is _ABSENT:
+    if value is ABSENT:
         return "(absent)"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {shown_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_shown(item) for item in value) + "]"
+        return "[" + ", ".join(shown_value(item) for item in value) + "]"
     return scalar_text(value)

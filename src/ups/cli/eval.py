@@ -21,6 +21,9 @@ def evaluate(
     trajectories: Annotated[int | None, typer.Option(help="At most so many trajectories of each task.", min=1)] = None,
     out: Annotated[str | None, typer.Option(help="Directory for the report; default RUN/report.")] = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Draw report/index.html too.")] = True,
+    solver_cost: Annotated[
+        bool, typer.Option("--solver-cost", help="Also measure what the same error costs the solver; takes minutes.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Score a model beside persistence and the training mean, and write scores.json and a report.
@@ -48,6 +51,7 @@ def evaluate(
         start_frame=start_frame,
         max_trajectories=trajectories,
         tasks=task,
+        solver_cost=solver_cost,
         progress=None if json else lambda name: note(f"scoring {name}"),
     )
     folder = Path(out) if out is not None else find_model(model) / "report"

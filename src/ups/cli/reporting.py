@@ -13,19 +13,30 @@ if TYPE_CHECKING:
     from ups.cli.trained import Trained
 
 
+def scores_data(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What scores.json holds: whose scores, of what recipe, and the results."""
+    from ups.evaluation.results import to_json
+
+    identity = {"model": trained.name, "identity": trained.identity, "config": trained.config_text}
+    return identity | {"results": to_json(results)}
+
+
 def write_scores(folder: Path, trained: Trained, results: Sequence[Mapping[str, Any]], *, page: bool) -> list[Path]:
     """Write scores.json, and with `page` index.html, into `folder`; returns what was written."""
-    from ups.evaluation.results import to_json
     from ups.record.manifest import write_file_atomically
 
     folder.mkdir(parents=True, exist_ok=True)
-    data = {"model": trained.name, "identity": trained.identity, "results": to_json(results)}
+    data = scores_data(trained, results)
     scores = folder / "scores.json"
     write_file_atomically(scores, json.dumps(data, indent=1, allow_nan=False).encode())
     written = [scores]
     if page:
+        import warnings
+
         from ups.evaluation.report.page import write_report
 
+        # JAX, if a solver was measured, warns of every fork; the one that makes films replaces itself at once.
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
         text = write_report(
             results,
             worst_examples(trained, results),

@@ -9,7 +9,9 @@ from ups.cli.output import styled, table
 
 if TYPE_CHECKING:
     from ups.cli.trained import Trained
+    from ups.data.readers.base import Reader
     from ups.evaluation.gallery import Example
+    from ups.evaluation.rollout import RolloutPlan
 
 MODEL = "model"
 NUM_WORST = 5
@@ -22,10 +24,15 @@ def score(
     start_frame: int | None = None,
     max_trajectories: int | None = None,
     tasks: Sequence[str] = (),
+    solver_cost: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """A result (see `ups.evaluation.results`) for each task with such a split: whole rollouts from the start frame."""
+    """A result (see `ups.evaluation.results`) for each task with such a split: whole rollouts from the start frame.
+
+    solver_cost: also measure what the same error costs the solver that made the data (takes minutes).
+    """
     from ups.cli.trained import alone
+    from ups.data.leakage import trajectories_in_train
     from ups.evaluation.references import references
     from ups.evaluation.results import task_result
     from ups.evaluation.rollout import Predictor, RolloutPlan, score_task
@@ -43,8 +50,28 @@ def score(
             common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories}
             scores = score_task(predictors, reader, place, plan, **common)
             steps = score_task(predictors, reader, place, plan, kind="one_step", **common)
-            results.append(task_result(reader, plan, split, scores, MODEL, steps))
+            shared = trajectories_in_train(reader, split)
+            result = task_result(reader, plan, split, scores, MODEL, steps, shared)
+            if solver_cost:
+                result["solver_cost"] = _solver_cost(trained, reader, plan, result, progress)
+            results.append(result)
     return results
+
+
+def _solver_cost(
+    trained: Trained,
+    reader: Reader,
+    plan: RolloutPlan,
+    result: Mapping[str, Any],
+    progress: Callable[[str], None] | None,
+) -> dict[str, Any]:
+    from ups.evaluation.solver_cost import solver_cost
+
+    error = float(result["predictors"][MODEL]["summary"]["trmse"])
+    count = int(result["protocol"]["num_trajectories"])
+    return solver_cost(
+        reader, plan, trained.stepper, error, split=result["split"], max_trajectories=count, progress=progress
+    )
 
 
 def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, list[Example]]:
@@ -70,6 +97,8 @@ def bar_of(result: Mapping[str, Any]) -> str:
 
 def score_lines(results: Sequence[Mapping[str, Any]]) -> str:
     """A table for people: one-step and rollout nRMSE and VRMSE of the model beside the reference."""
+    from ups.evaluation.results import leak_words
+
     if not results:
         return "nothing was scored: no task has a test split"
     rows = [("task", "one step", "reference", "", "ratio", "rollout", "nRMSE", "median", "VRMSE", "blown up")]
@@ -93,4 +122,12 @@ def score_lines(results: Sequence[Mapping[str, Any]]) -> str:
         )
     title = f"Errors on the {results[0]['split']} split, in physical units; given frames are not scored"
     note = "one step, rollout: RMSE relative to the RMS of the trajectory; nRMSE: of the frame; VRMSE: to its deviation"
-    return f"{styled(title, 'bold')}\n{table(rows)}\n  {styled(note, 'dim')}"
+    lines = [styled(title, "bold"), table(rows), f"  {styled(note, 'dim')}"]
+    lines += [styled(f"warning: {leak_words(result)}", "yellow") for result in results if result.get("in_train")]
+    lines += [f"{r['task']}: {cost_words(r['solver_cost'])}" for r in results if "solver_cost" in r]
+    return "\n".join(lines)
+
+
+def cost_words(cost: Mapping[str, Any]) -> str:
+    """What the same error costs a solver, or why that is not known."""
+    return str(cost.get("sentence") or cost["reason"])

@@ -29,10 +29,12 @@ def task_result(
     scores: Mapping[str, Accumulator],
     model: str,
     one_step: Mapping[str, Accumulator],
+    in_train: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
     """One task's result: for every predictor its summary, curves and rows, and the model's paired differences.
 
-    scores are of rollouts; one_step of the same frames, each predicted from the true ones before it.
+    scores are of rollouts; one_step of the same frames, each predicted from the true ones before it. in_train: what
+    `ups.data.leakage` found, trajectory -> the same one in the train split.
     """
     first = next(iter(scores.values()))
     result: dict[str, Any] = {
@@ -51,6 +53,7 @@ def task_result(
         },
         "channels": list(first.channels),
         "conserved": list(reader.task.conserved),
+        "in_train": {str(t): twin for t, twin in (in_train or {}).items()},
         "spectrum_steps": list(first.spectrum_steps),
         "truth": {"spectra": first.spectra("truth").tolist()},
         "predictors": {},
@@ -104,6 +107,27 @@ def to_json(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [to_json(v) for v in value]
     return value
+
+
+def from_json(value: Any) -> Any:
+    """What `to_json` wrote, with its texts for infinities and NaN as numbers again."""
+    if isinstance(value, str):
+        return float(value) if value in ("inf", "-inf", "nan") else value
+    if isinstance(value, Mapping):
+        return {k: from_json(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [from_json(v) for v in value]
+    return value
+
+
+def leak_words(result: Mapping[str, Any]) -> str:
+    """What to say about scored trajectories that the model has been trained on."""
+    shared = list(result["in_train"].items())
+    shown = ", ".join(f"{mine} (train {theirs})" for mine, theirs in shared[:5]) + (", ..." if len(shared) > 5 else "")
+    return (
+        f"{len(shared)} {result['split']} trajectories of '{result['task']}' are also in the train split: {shown}; "
+        "scores on them say nothing"
+    )
 
 
 def best_predictor(result: Mapping[str, Any], metric: str) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ups.evaluation.gallery import Example
-from ups.evaluation.report.charts import curve_figure, spectrum_figure
+from ups.evaluation.report.charts import cost_figure, curve_figure, spectrum_figure
 from ups.evaluation.report.figures import data_address, fields_png, film
-from ups.evaluation.results import best_predictor
+from ups.evaluation.results import best_predictor, leak_words
 
 # Columns of the score table: heading, summary key, what it is.
 COLUMNS = (
@@ -37,6 +37,7 @@ th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
 th { font-weight: 600; font-size: .85rem; color: var(--soft); }
 tr.model td:first-child { color: var(--blue); font-weight: 600; }
+.warning { border-left: 4px solid #D55E00; padding-left: .8rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
 .plots svg, img, video { width: 100%; height: auto; }
 figure { margin: 1rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
@@ -109,7 +110,11 @@ def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str) ->
         f"<h2 id='{name}'>{name}</h2><p class='soft'>{html.escape(result['equation'])}<br>{protocol}</p>",
         _scores(result, model),
     ]
+    if result.get("in_train"):
+        parts.insert(1, f"<p class='warning'>Warning: {html.escape(leak_words(result))}.</p>")
     parts.append(f"<div class='plots'>{''.join(_plots(result))}</div>")
+    if "solver_cost" in result:
+        parts.append(_solver_cost(result, model))
     parts.append(_bands(result))
     if pictures:
         parts.append(f"<h3>Worst trajectories of {html.escape(model)}, worst first</h3>")
@@ -182,6 +187,30 @@ def _spectra(result: Mapping[str, Any]) -> list[str]:
         title = f"Spectrum of {channels[channel]}" + ("" if result["steady"] else f", step {steps[place]}")
         plots.append(f"<div>{spectrum_figure(truth, predicted, title)}</div>")
     return plots
+
+
+def _solver_cost(result: Mapping[str, Any], model: str) -> str:
+    cost = result["solver_cost"]
+    head = "<h3>What the same error costs a solver</h3>"
+    if "settings" not in cost:
+        return f"{head}<p>{html.escape(cost['reason'])}</p>"
+    ours = cost["model"]
+    points = [(s["milliseconds"], s["error"], f"{s['points']} points") for s in cost["settings"]]
+    chart = cost_figure(points, (ours["milliseconds"], ours["error"]), model, "Solver and model: error against cost")
+    rows = "".join(
+        f"<tr><td>{s['points']}</td><td>{s['substeps'] or '-'}</td><td>{number(s['error'])}</td>"
+        f"<td>{number(s['milliseconds'])}</td></tr>"
+        for s in cost["settings"]
+    )
+    heads = "<th>points per axis</th><th>steps per frame</th><th>rollout error</th><th>CPU ms</th>"
+    return (
+        f"{head}<p>{html.escape(cost['sentence'])}</p>"
+        "<p class='soft'>The solver that made the data, from the same stored frames and scored on the same grid; CPU "
+        f"time of one thread, {cost['batch_size']} trajectories at once. On the grid on which the data was made "
+        "a solver only repeats it.</p>"
+        f"<div class='plots'><div>{chart}</div><details><summary>All solver settings</summary><div class='wide'>"
+        f"<table><tr>{heads}</tr>{rows}</table></div></details></div>"
+    )
 
 
 def _bands(result: Mapping[str, Any]) -> str:

@@ -1,0 +1,136 @@
+"""Scores of several models side by side, and the refusal to compare what was not scored alike.
+
+A `Scored` is what `ups eval` wrote for one model. The first model of a task is what the others are held against, paired
+over the trajectories.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.errors import ConfigError, DataError
+from ups.evaluation.results import from_json, paired_difference
+
+# heading, summary key
+COLUMNS = (("one step", "one_step_trmse"), ("rollout", "trmse"), ("nRMSE", "nrmse"), ("VRMSE", "vrmse"))
+# Everything in which two results must agree before their numbers mean the same.
+_SAME = ("split", "data_identity", "steady", "space", "dt", "channels")
+MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One model's scores: label, task -> result (see `ups.evaluation.results`), recipe as text where it is known."""
+
+    label: str
+    model: str
+    results: Mapping[str, Mapping[str, Any]]
+    config_text: str = ""
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """One task: label -> result of the models that have it, label -> rollout difference to the first of them."""
+
+    task: str
+    results: Mapping[str, Mapping[str, Any]]
+    differences: Mapping[str, Mapping[str, float]]
+    model: Mapping[str, str]
+
+    def summary(self, label: str) -> Mapping[str, float]:
+        """Scores of a model on this task."""
+        found: Mapping[str, float] = self.results[label]["predictors"][self.model[label]]["summary"]
+        return found
+
+    def best(self, key: str) -> str:
+        """Label of the model with the smallest value."""
+        return min(self.results, key=lambda label: float(self.summary(label)[key]))
+
+    def curve(self, label: str) -> list[float]:
+        """Error relative to the trajectory at each predicted step, mean over channels."""
+        steps = self.results[label]["predictors"][self.model[label]]["curves"]["trmse"]
+        return [sum(step) / len(step) for step in steps]
+
+
+def read_scores(path: Path, label: str) -> Scored:
+    """The scores of one file. Raises DataError if it is not one that this version of `ups eval` wrote."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DataError(f"{path} is too large to be scores")
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return scored_from(data, label)
+    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path} does not hold scores that can be compared ({type(error).__name__}: {error})",
+            hint="write them anew with: ups eval RUN",
+        ) from error
+
+
+def scored_from(data: Mapping[str, Any], label: str, model: str = "model") -> Scored:
+    """Scores from the content of a scores.json; looks up every part that a comparison needs."""
+    results = {}
+    for result in from_json(data["results"]):
+        predictor = result["predictors"][model]
+        for _, key in COLUMNS:
+            float(predictor["summary"][key])
+        _means(predictor["rows"])
+        predictor["curves"]["trmse"]
+        dict(result["protocol"])
+        for key in _SAME:
+            result[key]
+        results[str(result["task"])] = result
+    return Scored(label, model, results, str(data.get("config", "")))
+
+
+def compare(scored: Sequence[Scored]) -> tuple[list[TaskComparison], list[str]]:
+    """Comparisons of all tasks that two models or more have, and a line about each task that only one has.
+
+    Raises ConfigError if a task was scored on other data or by another protocol.
+    """
+    tasks = dict.fromkeys(task for one in scored for task in one.results)
+    found, notes = [], []
+    for task in tasks:
+        having = [one for one in scored if task in one.results]
+        if len(having) == 1:
+            notes.append(f"only {having[0].label} has scores of {task}")
+            continue
+        first = having[0]
+        for other in having[1:]:
+            check_alike(task, first, other)
+        means = {one.label: _means(one.results[task]["predictors"][one.model]["rows"]) for one in having}
+        differences = {one.label: paired_difference(means[one.label], means[first.label]) for one in having[1:]}
+        models = {one.label: one.model for one in having}
+        found.append(TaskComparison(task, {one.label: one.results[task] for one in having}, differences, models))
+    if not found:
+        raise ConfigError(
+            "there is no task that two of them have: " + "; ".join(f"{s.label}: {', '.join(s.results)}" for s in scored)
+        )
+    return found, notes
+
+
+def check_alike(task: str, a: Scored, b: Scored) -> None:
+    """Raises ConfigError that names each part of data and protocol in which two results of a task differ."""
+    ours, theirs = a.results[task], b.results[task]
+    pairs = [(key, ours[key], theirs[key]) for key in _SAME]
+    plans = ours["protocol"], theirs["protocol"]
+    pairs += [(key, plans[0].get(key), plans[1].get(key)) for key in dict.fromkeys([*plans[0], *plans[1]])]
+    wrong = [f"{key} {_short(x)} and {_short(y)}" for key, x, y in pairs if x != y]
+    if wrong:
+        raise ConfigError(
+            f"scores of '{task}' by {a.label} and {b.label} do not mean the same: {'; '.join(wrong)}",
+            hint="score both on the same data in the same way with `ups eval`, or choose tasks with --task",
+        )
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 24 else f"{text[:12]}..."
+
+
+def _means(rows: Mapping[str, Mapping[str, Any]]) -> dict[int, float]:
+    """Mean rollout error (tRMSE) of each trajectory."""
+    return {int(t): sum(row["trmse"]) / len(row["trmse"]) for t, row in rows.items()}

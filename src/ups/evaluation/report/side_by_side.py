@@ -1,0 +1,77 @@
+"""The page of a comparison: one table and one chart per task, and what differs in the recipes; one file."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+
+from ups.evaluation.comparison import COLUMNS, TaskComparison
+from ups.evaluation.report.charts import curve_figure
+from ups.evaluation.report.page import STYLE, number
+
+
+def write_comparison(
+    tasks: Sequence[TaskComparison],
+    notes: Sequence[str],
+    *,
+    title: str,
+    changes: Mapping[str, Sequence[tuple[str, str, str]]],
+) -> str:
+    """The page as text. changes: label -> (field, value in the first, value in this one) of each differing field."""
+    parts = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}</h1>",
+        "<p>Scores on the same held-out trajectories, in physical units; lower is better, the best of a column is "
+        "<b>bold</b>. A difference is of rollout errors, paired over trajectories, with its 95 % bootstrap interval; "
+        "below 0 it is better than the first.</p>",
+    ]
+    parts += [f"<p class='soft'>{html.escape(note)}</p>" for note in notes]
+    parts += [_task(task) for task in tasks]
+    parts += [_changes(label, rows, next(iter(tasks[0].results))) for label, rows in changes.items()]
+    parts.append("</body></html>")
+    return "\n".join(parts)
+
+
+def _task(task: TaskComparison) -> str:
+    best = {key: task.best(key) for _, key in COLUMNS}
+    rows = []
+    for label in task.results:
+        cells = []
+        for _, key in COLUMNS:
+            text = number(float(task.summary(label)[key]))
+            cells.append(f"<td><b>{text}</b></td>" if best[key] == label else f"<td>{text}</td>")
+        difference = task.differences.get(label)
+        words = "-" if difference is None else difference_words(difference)
+        rows.append(f"<tr><td>{html.escape(label)}</td>{''.join(cells)}<td>{words}</td></tr>")
+    heads = "".join(f"<th>{head}</th>" for head, _ in COLUMNS)
+    name = html.escape(task.task)
+    first = next(iter(task.results.values()))
+    plan = first["protocol"]
+    protocol = f"{first['split']} split, {plan['num_trajectories']} trajectories"
+    chart = ""
+    if not first["steady"]:
+        protocol += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
+        curves = {label: task.curve(label) for label in task.results}
+        figure = curve_figure(curves, "Rollout error over time", "error relative to the trajectory", "predicted step")
+        chart = f"<div class='plots'><div>{figure}</div></div>"
+    return (
+        f"<h2>{name}</h2><p class='soft'>{html.escape(protocol)}</p><div class='wide'><table><tr><th>model</th>{heads}"
+        f"<th>minus {html.escape(next(iter(task.results)))}</th></tr>{''.join(rows)}</table></div>{chart}"
+    )
+
+
+def difference_words(difference: Mapping[str, float]) -> str:
+    """Mean and interval of a paired difference."""
+    return f"{number(difference['mean'])} [{number(difference['low'])}, {number(difference['high'])}]"
+
+
+def _changes(label: str, rows: Sequence[tuple[str, str, str]], first: str) -> str:
+    cells = "".join(
+        f"<tr><td>{html.escape(field)}</td><td>{html.escape(old)}</td><td>{html.escape(new)}</td></tr>"
+        for field, old, new in rows
+    )
+    body = f"<div class='wide'><table><tr><th>field</th><th>{html.escape(first)}</th><th>{html.escape(label)}</th></tr>"
+    body = f"{body}{cells}</table></div>" if rows else "<p>none</p>"
+    return f"<h2>Recipe: {html.escape(label)} against {html.escape(first)}</h2>{body}"

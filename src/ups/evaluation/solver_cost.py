@@ -1,0 +1,172 @@
+"""What the model's error costs without the model: the solver that made the data, on coarser grids, with larger steps.
+
+Each setting starts from the same stored frames as the model, is scored on the stored grid by the same metric, and is
+timed in CPU-seconds of one thread, over the same number of trajectories at once. A setting that blows up has an
+infinite error. The data is itself a solution on some grid: on that grid a solver only repeats it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from ups.data.generate.problem import Float64
+from ups.data.generate.restart import Given, Restart, Setting, own_task, restart_of
+from ups.data.readers.base import Reader
+from ups.evaluation.accumulate import Accumulator
+from ups.evaluation.rollout import Predictor, RolloutPlan, read_inputs, rollout
+
+CPU = torch.device("cpu")
+# Grids finer than the first that is so many times more accurate than the model only cost more.
+ENOUGH = 10.0
+LEAST_SECONDS = 0.3
+MAX_REPEATS = 10
+
+
+def solver_cost(
+    reader: Reader,
+    plan: RolloutPlan,
+    model: Predictor,
+    model_error: float,
+    *,
+    split: str = "test",
+    batch_size: int = 32,
+    max_trajectories: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Error and cost of each solver setting and of the model, and a sentence that says where the model lies.
+
+    model_error: rollout error of the model over the same trajectories (tRMSE, see `ups.evaluation.metrics`).
+    """
+    task, reason = own_task(reader)
+    if task is None:
+        return {"reason": f"no solver can start from a frame of this task: {reason}"}
+    count = min(reader.splits[split], max_trajectories or reader.splits[split])
+    size = min(batch_size, count)
+    restart = restart_of(task)
+    settings: list[dict[str, Any]] = []
+    with _one_thread():
+        for grid in restart.settings(reader.space[0], reader.task.dt):
+            for setting in grid:
+                if progress is not None:
+                    progress(f"{reader.task.name}: solver with {_words(setting)}")
+                error, milliseconds = _measure(restart, setting, reader, plan, split, count, size)
+                settings.append(
+                    {
+                        "points": setting.points,
+                        "substeps": setting.substeps,
+                        "error": error,
+                        "milliseconds": milliseconds,
+                    }
+                )
+            if any(s["error"] * ENOUGH < model_error for s in settings):
+                break
+        ours = {"error": model_error, "milliseconds": _model_milliseconds(model, reader, plan, split, size)}
+    result: dict[str, Any] = {"batch_size": size, "num_trajectories": count, "settings": settings, "model": ours}
+    return result | verdict(settings, ours, steady=reader.task.steady)
+
+
+def verdict(settings: Sequence[dict[str, Any]], model: dict[str, float], *, steady: bool) -> dict[str, Any]:
+    """The cheapest setting at least as accurate as the model, how many times faster the model is, and the sentence."""
+    unit = "per sample" if steady else "per step and trajectory"
+    mine = model["milliseconds"]
+    able = [s for s in settings if s["error"] <= model["error"]]
+    if not able:
+        best = min(settings, key=lambda s: float(s["error"]))
+        words = _words(Setting(best["points"], best["substeps"]))
+        return {
+            "cheapest": None,
+            "speedup": None,
+            "sentence": (
+                f"None of {len(settings)} solver settings is as accurate as the model (error {model['error']:.3g}); "
+                f"the most accurate ({words}, error {best['error']:.3g}) costs {best['milliseconds']:.3g} ms {unit}, "
+                f"the model {mine:.3g} ms."
+            ),
+        }
+    cheapest = min(able, key=lambda s: float(s["milliseconds"]))
+    speedup = cheapest["milliseconds"] / mine
+    factor = f"{speedup:.3g} times faster" if speedup >= 1 else f"{1 / speedup:.3g} times slower"
+    words = _words(Setting(cheapest["points"], cheapest["substeps"]))
+    return {
+        "cheapest": cheapest,
+        "speedup": speedup,
+        "sentence": (
+            f"At the model's error of {model['error']:.3g} the cheapest solver setting that is at least as accurate "
+            f"({words}, error {cheapest['error']:.3g}) costs {cheapest['milliseconds']:.3g} ms {unit}; "
+            f"the model costs {mine:.3g} ms: {factor}."
+        ),
+    }
+
+
+def _words(setting: Setting) -> str:
+    steps = f", {setting.substeps} steps per frame" if setting.substeps else ""
+    return f"{setting.points} points per axis{steps}"
+
+
+def _measure(
+    restart: Restart, setting: Setting, reader: Reader, plan: RolloutPlan, split: str, count: int, size: int
+) -> tuple[float, float]:
+    """Rollout error over all trajectories, and CPU milliseconds per step and trajectory of the first batch."""
+    task = reader.task
+    score = Accumulator(plan.num_steps, task.channel_names(task.predicted))
+    milliseconds = math.nan
+    for first in range(0, count, size):
+        part = range(first, min(first + size, count))
+        # always `size` of them: compiled solvers would compile again for another number
+        inputs, truth = read_inputs(reader, split, [part[i % len(part)] for i in range(size)], plan, CPU, torch.float64)
+        given = Given(*(np.ascontiguousarray(t.numpy()) for t in (_last(inputs[0]), inputs[1], inputs[2])))
+
+        def run(given: Given = given) -> Float64:
+            with np.errstate(all="ignore"):
+                return restart.run(task, given, task.dt, plan.num_steps, setting)
+
+        found = torch.from_numpy(run())
+        kept = slice(0, len(part))
+        score.add(list(part), found[kept], truth[kept], None if task.steady else inputs[0][kept])
+        if first == 0:
+            milliseconds = 1e3 * cpu_seconds(run) / (size * plan.num_steps)
+    return score.summary()["trmse"], milliseconds
+
+
+def _last(state: torch.Tensor) -> torch.Tensor:
+    """(B, C, *S): the last given frame; nothing for a steady task."""
+    return state[:, -1] if state.shape[1] else state[:, :0].flatten(1, 2)
+
+
+@torch.no_grad()
+def _model_milliseconds(model: Predictor, reader: Reader, plan: RolloutPlan, split: str, size: int) -> float:
+    inputs, _ = read_inputs(reader, split, range(size), plan, CPU, torch.float32)
+
+    def run() -> None:
+        for _ in rollout(model, *inputs, num_steps=plan.num_steps):
+            pass
+
+    run()  # the first call pays for what later ones find in memory
+    return 1e3 * cpu_seconds(run) / (size * plan.num_steps)
+
+
+def cpu_seconds(run: Callable[[], object]) -> float:
+    """The least CPU time of a call over repeats of together at least 0.3 s; all threads of the process count."""
+    spent: list[float] = []
+    while sum(spent) < LEAST_SECONDS and len(spent) < MAX_REPEATS:
+        started = time.process_time()
+        run()
+        spent.append(time.process_time() - started)
+    return min(spent)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch on one thread. The solvers take one, too, but for what JAX starts, whose CPU time counts like any."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
