@@ -57,7 +57,9 @@ def compare(
     for line in notes:
         note(line)
     for label, rows in changes.items():
-        say(f"recipe of {label}: " + ("the same" if not rows else "; ".join(f"{f}: {a} -> {b}" for f, a, b in rows)))
+        say(f"recipe of {label} against {scored[0].label}:" + ("" if rows else " no difference known"))
+        for field, old, new in rows:
+            say(f"  {field}: {old} -> {new}")
     if written is not None:
         say(f"wrote {written}")
 

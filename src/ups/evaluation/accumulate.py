@@ -148,9 +148,12 @@ class Accumulator:
         return result
 
     def worst(self, count: int = 5) -> list[int]:
-        """Trajectories with the largest mean nRMSE, worst first; one that blew up is worse than any that did not."""
+        """Trajectories with the largest mean error relative to themselves, worst first; a blow-up is worse than any.
+
+        Not by nRMSE: then a trajectory that has decayed to nothing is worse than one that is visibly wrong.
+        """
         ranked = sorted(
-            self.rows, key=lambda t: (self.rows[t]["blew_up"], _mean(self.rows[t]["nrmse"]), t), reverse=True
+            self.rows, key=lambda t: (self.rows[t]["blew_up"], _mean(self.rows[t]["trmse"]), t), reverse=True
         )
         return ranked[:count]
 

@@ -73,8 +73,8 @@ def task_result(
 
 
 def trajectory_means(score: Accumulator) -> dict[int, float]:
-    """Mean nRMSE over steps and channels of each trajectory."""
-    return {t: sum(row["nrmse"]) / len(row["nrmse"]) for t, row in score.rows.items()}
+    """Mean rollout error (tRMSE) over steps and channels of each trajectory."""
+    return {t: sum(row["trmse"]) / len(row["trmse"]) for t, row in score.rows.items()}
 
 
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, float]:

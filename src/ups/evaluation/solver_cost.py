@@ -105,7 +105,7 @@ def verdict(settings: Sequence[dict[str, Any]], model: dict[str, float], *, stea
 
 
 def _words(setting: Setting) -> str:
-    steps = f", {setting.substeps} steps per frame" if setting.substeps else ""
+    steps = f", {setting.substeps} step{'s' if setting.substeps > 1 else ''} per frame" if setting.substeps else ""
     return f"{setting.points} points per axis{steps}"
 
 

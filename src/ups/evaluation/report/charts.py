@@ -26,6 +26,7 @@ def curve_figure(
         line = np.where(np.isfinite(line) & (line > 0), line, np.nan)
         axes.plot(at, line, marker="o" if len(line) == 1 else "", **_look(number, name))
     axes.set(xlabel=x_label, ylabel=y_label, title=title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     return _finish(figure, axes, columns=len(curves))
 
 

@@ -32,14 +32,17 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); margin: 0 auto; 
 h1 { font-size: 1.6rem; margin: .5rem 0; }
 h2 { margin-top: 2.5rem; border-top: 2px solid var(--line); padding-top: 1rem; }
 h3 { margin-bottom: .3rem; } .soft { color: var(--soft); font-size: .9rem; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; }
+table { border-collapse: separate; border-spacing: 0; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
-th { font-weight: 600; font-size: .85rem; color: var(--soft); }
+th { font-weight: 600; font-size: .85rem; color: var(--soft); white-space: normal; vertical-align: bottom; }
 tr.model td:first-child { color: var(--blue); font-weight: 600; }
 .warning { border-left: 4px solid #D55E00; padding-left: .8rem; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
-.plots svg, img, video { width: 100%; height: auto; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
+.words td { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 6rem; vertical-align: top; }
+.words th { text-align: left; }
+.plots svg, img, video { width: 100%; height: auto; } video { max-width: 46rem; }
 figure { margin: 1rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
 pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: .8rem; } details summary { cursor: pointer; }
 """
@@ -90,9 +93,9 @@ def _contents(results: Sequence[Mapping[str, Any]], model: str) -> str:
         rows.append(
             f"<tr><td><a href='#{task}'>{task}</a></td><td>{number(ours['one_step_trmse'])}</td>"
             f"<td>{html.escape(name)} {number(least)}</td><td>{number(factor)}x</td>"
-            f"<td>{number(ours['nrmse'])}</td></tr>"
+            f"<td>{number(ours['trmse'])}</td></tr>"
         )
-    heads = "<th>task</th><th>one-step error</th><th>best reference</th><th>ratio</th><th>rollout nRMSE</th>"
+    heads = "<th>task</th><th>one-step error</th><th>best reference</th><th>ratio</th><th>rollout error</th>"
     return f"<div class='wide'><table><tr>{heads}</tr>{''.join(rows)}</table></div>"
 
 
@@ -140,7 +143,8 @@ def _scores(result: Mapping[str, Any], model: str) -> str:
         cells.append(f"<td>{_difference(difference)}</td>")
         kind = " class='model'" if name == model else ""
         rows.append(f"<tr{kind}><td>{html.escape(name)}</td>{''.join(cells)}</tr>")
-    last = f"<th title='paired over trajectories; 95 % bootstrap interval'>{html.escape(model)} minus this</th>"
+    words = "rollout errors, paired over trajectories, with 95 % bootstrap interval"
+    last = f"<th title='{words}'>rollout of {html.escape(model)} minus this</th>"
     return f"<div class='wide'><table><tr><th>predictor</th>{heads}{last}</tr>{''.join(rows)}</table></div>"
 
 
@@ -150,14 +154,14 @@ def _difference(difference: Mapping[str, float] | None) -> str:
     return f"{number(difference['mean'])} [{number(difference['low'])}, {number(difference['high'])}]"
 
 
-def _curves(result: Mapping[str, Any], metric: str, label: str, only: Sequence[str] | None = None) -> str:
+def _curves(result: Mapping[str, Any], metric: str, title: str, only: Sequence[str] | None = None) -> str:
     channels = [i for i, c in enumerate(result["channels"]) if only is None or c in only]
     curves = {
         name: [sum(step[c] for c in channels) / len(channels) for step in predictor["curves"][metric]]
         for name, predictor in result["predictors"].items()
         if metric in predictor["curves"] and channels
     }
-    return f"<div>{curve_figure(curves, f'{label} over time', label, 'predicted step')}</div>" if curves else ""
+    return f"<div>{curve_figure(curves, title, 'mean over trajectories', 'predicted step')}</div>" if curves else ""
 
 
 def _plots(result: Mapping[str, Any]) -> list[str]:
@@ -165,12 +169,12 @@ def _plots(result: Mapping[str, Any]) -> list[str]:
     plots = []
     if not result["steady"]:
         plots += [
-            _curves(result, "trmse", "error relative to the trajectory"),
+            _curves(result, "trmse", "Error relative to the trajectory"),
             _curves(result, "nrmse", "nRMSE"),
             _curves(result, "vrmse", "VRMSE"),
         ]
         if result["conserved"]:
-            plots.append(_curves(result, "drift", "drift of conserved fields", result["conserved"]))
+            plots.append(_curves(result, "drift", "Drift of conserved fields", result["conserved"]))
     return plots + _spectra(result)
 
 

@@ -72,6 +72,6 @@ def _changes(label: str, rows: Sequence[tuple[str, str, str]], first: str) -> st
         f"<tr><td>{html.escape(field)}</td><td>{html.escape(old)}</td><td>{html.escape(new)}</td></tr>"
         for field, old, new in rows
     )
-    body = f"<div class='wide'><table><tr><th>field</th><th>{html.escape(first)}</th><th>{html.escape(label)}</th></tr>"
-    body = f"{body}{cells}</table></div>" if rows else "<p>none</p>"
+    heads = f"<tr><th>field</th><th>{html.escape(first)}</th><th>{html.escape(label)}</th></tr>"
+    body = f"<div class='wide'><table class='words'>{heads}{cells}</table></div>" if rows else "<p>none known</p>"
     return f"<h2>Recipe: {html.escape(label)} against {html.escape(first)}</h2>{body}"

@@ -1,0 +1,156 @@
+"""Each well-known way to a score that is too good is planted, and the check that watches for it must fail.
+
+The checks are the tests and guards themselves: a check that passes with the bug in place would be worth nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tests.unit.data import test_leakage as leakage_checks
+from tests.unit.evaluation import test_rollout as rollout_checks
+from tests.unit.evaluation.memory_reader import MemoryReader
+from ups.errors import DataError
+from ups.evaluation import accumulate, rollout
+from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.models.baselines import persistence
+
+read_inputs = rollout.read_inputs
+
+
+def test_without_a_bug_all_checks_pass(tmp_path: Path) -> None:
+    rollout_checks.test_given_frames_are_never_scored()
+    rollout_checks.test_an_exact_model_scores_zero_and_persistence_does_not()
+    rollout_checks.test_a_steady_task_is_held_against_the_mean_of_the_train_split()
+    for world_size in (2, 3):
+        rollout_checks.test_every_trajectory_is_scored_once_over_the_ranks(world_size)
+    leakage_checks.test_a_test_trajectory_that_is_in_train_is_named_with_its_twin(tmp_path)
+
+
+def test_scoring_all_given_frames_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_context(reader, split, part, plan, device, dtype):
+        inputs, truth = read_inputs(reader, split, part, plan, device, dtype)
+        return inputs, torch.cat([inputs[0], truth], dim=1)
+
+    def copying(predictor, state, *rest, num_steps):
+        yield from state.unbind(1)
+        yield from original(predictor, state, *rest, num_steps=num_steps)
+
+    original = rollout.rollout
+    monkeypatch.setattr(rollout, "read_inputs", with_context)
+    monkeypatch.setattr(rollout, "rollout", copying)
+    with pytest.raises(DataError, match="scores expect"):
+        rollout_checks.test_given_frames_are_never_scored()
+
+
+def test_scoring_the_last_given_frame_in_place_of_the_last_predicted_one_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def one_early(reader, split, part, plan, device, dtype):
+        inputs, truth = read_inputs(reader, split, part, plan, device, dtype)
+        return inputs, torch.cat([inputs[0][:, -1:], truth[:, :-1]], dim=1)
+
+    monkeypatch.setattr(rollout, "read_inputs", one_early)
+    with pytest.raises(AssertionError):
+        rollout_checks.test_given_frames_are_never_scored()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_sample_that_two_ranks_score_is_refused(world_size: int) -> None:
+    """Planted: ranks that believe in a smaller world, as with a stale environment."""
+    reader, plan = MemoryReader(num_trajectories=7), RolloutPlan(1, 0, 3)
+    places = [SimpleNamespace(rank=rank, world_size=world_size - 1) for rank in range(world_size)]
+    parts = [score_task({"p": persistence}, reader, place, plan)["p"] for place in places]
+    with pytest.raises(DataError, match="was scored twice"):
+        parts[0].merge(parts[1:])
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_padding_ranks_to_equal_shares_is_seen_even_without_the_guard(
+    world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: what torch's DistributedSampler does to 7 samples, and no one who looks for a sample seen twice."""
+
+    def padded(*bounds: int) -> range | list[int]:
+        if len(bounds) < 3 or bounds[1] != 7:
+            return range(*bounds)
+        rank, count, world = bounds
+        return [number % count for number in range(rank, -(-count // world) * world, world)]
+
+    monkeypatch.setattr(rollout, "range", padded, raising=False)
+    with pytest.raises(DataError, match="was scored twice"):
+        rollout_checks.test_every_trajectory_is_scored_once_over_the_ranks(world_size)
+    monkeypatch.setattr(accumulate.Accumulator, "_check_new", lambda self, trajectories: None)
+    with pytest.raises(AssertionError):
+        rollout_checks.test_every_trajectory_is_scored_once_over_the_ranks(world_size)
+
+
+def test_a_wrong_channel_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def swapped(reader, split, part, plan, device, dtype):
+        inputs, truth = read_inputs(reader, split, part, plan, device, dtype)
+        return inputs, truth.flip(2)
+
+    monkeypatch.setattr(rollout, "read_inputs", swapped)
+    with pytest.raises(AssertionError):
+        rollout_checks.test_an_exact_model_scores_zero_and_persistence_does_not()
+
+
+def test_scores_in_normalised_units_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: prediction and truth are both divided by a scale before they are scored, so that nRMSE hides it."""
+
+    class Normalised(accumulate.Accumulator):
+        def add(self, trajectories, prediction, truth, given=None):
+            scale = 7.0
+            super().add(trajectories, prediction / scale, truth / scale, None if given is None else given / scale)
+
+    monkeypatch.setattr(rollout, "Accumulator", Normalised)
+    with pytest.raises(AssertionError):
+        rollout_checks.test_a_steady_task_is_held_against_the_mean_of_the_train_split()
+
+
+def test_a_model_whose_output_stays_normalised_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def normalised(state, *rest):
+        frame = exact(state, *rest)
+        return (frame - frame.mean(dim=(0, 2), keepdim=True)) / frame.std(dim=(0, 2), keepdim=True)
+
+    exact = rollout_checks.exact
+    monkeypatch.setattr(rollout_checks, "exact", normalised)
+    with pytest.raises(AssertionError):
+        rollout_checks.test_an_exact_model_scores_zero_and_persistence_does_not()
+
+
+def test_a_blind_search_for_test_trajectories_in_train_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ups.data.leakage._digest", lambda windows: repr(id(windows[0])).encode())
+    with pytest.raises(AssertionError):
+        leakage_checks.test_a_test_trajectory_that_is_in_train_is_named_with_its_twin(tmp_path)
+
+
+def test_test_trajectories_in_train_are_said_wherever_scores_are_shown(tmp_path: Path) -> None:
+    from ups.cli.scoring import score_lines
+    from ups.data.leakage import trajectories_in_train
+    from ups.data.validate import validate_paths
+    from ups.evaluation.references import references
+    from ups.evaluation.report.page import write_report
+    from ups.evaluation.results import task_result
+
+    def shown(train: list[int], test: list[int], name: str) -> tuple[str, str]:
+        reader = leakage_checks.store(tmp_path / name, train, test)
+        plan = RolloutPlan.whole(reader, 1)
+        predictors = {"model": persistence, **references(reader, plan)}
+        scores = score_task(predictors, reader, rollout_checks.ALONE, plan)
+        steps = score_task(predictors, reader, rollout_checks.ALONE, plan, kind="one_step")
+        found = trajectories_in_train(reader, "test")
+        results = [task_result(reader, plan, "test", scores, "model", steps, found)]
+        page = write_report(results, {}, title="t", model="model", identity={}, config_text="")
+        return score_lines(results), page
+
+    for text in shown([1, 2, 3], [4, 2], "leaky.zarr"):
+        assert "1 test trajectories of" in text
+        assert "1 (train 1); scores on them say nothing" in text
+    assert validate_paths(tmp_path / "leaky.zarr").counts.get("leakage") == 1
+    for text in shown([1, 2, 3], [4, 5], "sound.zarr"):
+        assert "say nothing" not in text
