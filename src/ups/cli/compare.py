@@ -81,6 +81,7 @@ def _short_name(name: str) -> str:
 
 
 def _load(name: str, label: str) -> Scored:
+    from ups.cli.reporting import report_folder
     from ups.cli.trained import find_model
     from ups.evaluation.comparison import read_scores
 
@@ -90,14 +91,14 @@ def _load(name: str, label: str) -> Scored:
     if (path / "scores.json").is_file():
         return read_scores(path / "scores.json", label)
     folder = find_model(name)
-    known = folder / "report" / "scores.json"
+    known = report_folder(folder) / "scores.json"
     if known.is_file() and _is_current(folder, known):
         return read_scores(known, label)
     return _score(name, label)
 
 
 def _is_current(folder: Path, scores: Path) -> bool:
-    """Whether scores in a run are of its newest checkpoint, whole, on the test split."""
+    """Whether scores that were kept are of the newest checkpoint of a run, or of this bundle."""
     import json
 
     from ups.record.manifest import read_manifest
@@ -114,16 +115,14 @@ def _is_current(folder: Path, scores: Path) -> bool:
 
 
 def _score(name: str, label: str) -> Scored:
-    from ups.cli.reporting import scores_data, write_scores
+    from ups.cli.reporting import report_folder, scores_data, write_scores
     from ups.cli.scoring import score
     from ups.cli.trained import find_model, load_trained
     from ups.evaluation.comparison import scored_from
 
     trained = load_trained(name)
     results = score(trained, progress=lambda what: note(f"{label}: scoring {what}"))
-    folder = find_model(name)
-    if not (folder / "bundle.json").is_file():  # a bundle is committed: nothing is written into it
-        write_scores(folder / "report", trained, results, page=False)
+    write_scores(report_folder(find_model(name)), trained, results, page=False)
     return scored_from(scores_data(trained, results), label)
 
 

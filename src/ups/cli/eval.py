@@ -19,7 +19,7 @@ def evaluate(
     task: Annotated[list[str], typer.Option(help="Only this task; may be given many times.")] = [],  # noqa: B006
     start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
     trajectories: Annotated[int | None, typer.Option(help="At most so many trajectories of each task.", min=1)] = None,
-    out: Annotated[str | None, typer.Option(help="Directory for the report; default RUN/report.")] = None,
+    out: Annotated[str | None, typer.Option(help="For the report; default RUN/report or BUNDLE-report.")] = None,
     page: Annotated[bool, typer.Option("--report/--no-report", help="Draw report/index.html too.")] = True,
     solver_cost: Annotated[
         bool, typer.Option("--solver-cost", help="Also measure what the same error costs the solver; takes minutes.")
@@ -32,7 +32,7 @@ def evaluate(
     """
     from pathlib import Path
 
-    from ups.cli.reporting import write_scores
+    from ups.cli.reporting import report_folder, write_scores
     from ups.cli.scoring import score, score_lines
     from ups.cli.trained import find_model, load_trained
     from ups.errors import ConfigError
@@ -54,7 +54,7 @@ def evaluate(
         solver_cost=solver_cost,
         progress=None if json else lambda name: note(f"scoring {name}"),
     )
-    folder = Path(out) if out is not None else find_model(model) / "report"
+    folder = Path(out) if out is not None else report_folder(find_model(model))
     written = write_scores(folder, trained, results, page=page)
     if json:
         report({"model": trained.name, "identity": trained.identity, "results": to_json(results)})

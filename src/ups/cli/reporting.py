@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from ups.cli.trained import Trained
 
 
+def report_folder(model: Path) -> Path:
+    """Where the report of a run or bundle goes: RUN/report, or beside a bundle, in which any new file is damage."""
+    if not (model / "bundle.json").is_file():
+        return model / "report"
+    named = model.resolve() if model.name in ("", "..") else model
+    return named.with_name(f"{named.name}-report")
+
+
 def scores_data(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What scores.json holds: whose scores, of what recipe, and the results."""
     from ups.evaluation.results import to_json
