@@ -57,6 +57,14 @@ def test_a_steady_task_is_solved_from_its_medium(tmp_path: Path) -> None:
     assert "per sample" in found["sentence"]
 
 
+def test_grids_that_would_take_too_long_are_left_out_and_named(tmp_path: Path) -> None:
+    reader = store(tmp_path / "a.zarr", "diffreact2d", 4)
+    found = solver_cost(reader, RolloutPlan.whole(reader, 1), persistence, 1e-9, budget_seconds=0.0)
+    assert [s["points"] for s in found["settings"]] == [4] * 3, "the first grid is always tried"
+    assert found["left_out"] == [6, 8, 12, 16, 32, 64]
+    assert found["cheapest"] is None
+
+
 def test_a_task_without_a_solver_says_why():
     reader = MemoryReader()
     found = solver_cost(reader, RolloutPlan.whole(reader, 1), persistence, 0.1)

@@ -206,12 +206,14 @@ def _solver_cost(result: Mapping[str, Any], model: str) -> str:
         f"<td>{number(s['milliseconds'])}</td></tr>"
         for s in cost["settings"]
     )
+    grids = ", ".join(str(points) for points in cost["left_out"])
+    left_out = f" Left out, because they would take too long: {grids} points." if grids else ""
     heads = "<th>points per axis</th><th>steps per frame</th><th>rollout error</th><th>CPU ms</th>"
     return (
         f"{head}<p>{html.escape(cost['sentence'])}</p>"
         "<p class='soft'>The solver that made the data, from the same stored frames and scored on the same grid; CPU "
         f"time of one thread, {cost['batch_size']} trajectories at once. On the grid on which the data was made "
-        "a solver only repeats it.</p>"
+        f"a solver only repeats it.{left_out}</p>"
         f"<div class='plots'><div>{chart}</div><details><summary>All solver settings</summary><div class='wide'>"
         f"<table><tr>{heads}</tr>{rows}</table></div></details></div>"
     )
