@@ -62,9 +62,9 @@ def cost_figure(
     for number, family in enumerate(families):
         points = sorted((c, e) for c, e, f in settings if f == family and np.isfinite(e) and e > 0)
         if points:
-            # the first colour is the model's; after six the markers change too
+            # the first colour is the model's; with more than six grids the markers still tell them apart
             look = _look(1 + number % 6, family)
-            marker = "osD^vP"[number % 6]
+            marker = "osD^vPX<"[number % 8]
             axes.plot(*zip(*points, strict=True), marker=marker, markersize=5, **look)
     if np.isfinite(model[1]) and model[1] > 0:
         axes.plot(*model, "*", color=LINE_COLOURS[0], markersize=15, label=model_name, linestyle="none")
