@@ -74,6 +74,21 @@ def _solver_cost(
     )
 
 
+def score_references(reader: Reader, context_frames: int = 1, split: str = "test") -> dict[str, Any]:
+    """The result of the untrained predictors alone on one task."""
+    from ups.cli.trained import alone
+    from ups.evaluation.references import references
+    from ups.evaluation.results import task_result
+    from ups.evaluation.rollout import RolloutPlan, score_task
+
+    plan = RolloutPlan.whole(reader, context_frames)
+    predictors = references(reader, plan)
+    with alone() as runtime:
+        scores = score_task(predictors, reader, runtime.place, plan, split=split)
+        steps = score_task(predictors, reader, runtime.place, plan, split=split, kind="one_step")
+    return task_result(reader, plan, split, scores, bar_of({"steady": reader.task.steady}), steps)
+
+
 def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, list[Example]]:
     """Truth and prediction of the model's worst trajectories of each task, worst first."""
     from ups.evaluation.gallery import examples

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from ups.config.model import FnoConfig
@@ -15,6 +16,21 @@ from ups.models.network import Network
 from ups.models.single_task import num_inputs, num_outputs, with_parameters
 from ups.models.vocabulary import Channels
 from ups.spec.task import TaskSpec
+
+
+class _ComplexWeight(nn.Module):
+    """Complex weights kept as pairs of real numbers (..., 2), in the place of the library's own container.
+
+    A cast of a module to float32 drops imaginary parts without a word, and neither fused optimisers nor every backend
+    of collectives takes complex numbers: nothing outside this file sees one.
+    """
+
+    def __init__(self, values: Tensor) -> None:
+        super().__init__()
+        self.pairs = nn.Parameter(torch.view_as_real(values.detach()).clone())
+
+    def __getitem__(self, part: tuple[slice, ...]) -> Tensor:
+        return torch.view_as_complex(self.pairs)[part]
 
 
 class FnoNetwork(Network):
@@ -33,6 +49,8 @@ class FnoNetwork(Network):
             hidden_channels=config.width,
             n_layers=config.depth,
         )
+        for convolution in self.fno.fno_blocks.convs:
+            convolution.weight = _ComplexWeight(convolution.weight.to_tensor())
 
     def forward(
         self,

@@ -35,6 +35,12 @@ def pad(x: Tensor, width: int, periodic: Sequence[bool]) -> Tensor:
     return x
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """x with the channels of a point side by side in memory: more than twice the speed of these blocks on a CPU."""
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats.get(x.ndim, torch.contiguous_format))
+
+
 class ChannelNorm(nn.Module):
     """Layer norm over the channels of each point: no statistics over samples, so ranks do not matter."""
 
@@ -55,15 +61,16 @@ class ConvNextBlock(nn.Module):
         convolution = CONVOLUTIONS[len(periodic)]
         self.periodic = tuple(periodic)
         self.depthwise = convolution(width, width, KERNEL, groups=width)
-        self.norm = ChannelNorm(width)
-        self.wide = convolution(width, 4 * width, 1)
-        self.narrow = convolution(4 * width, width, 1)
-        self.scale = nn.Parameter(torch.full((width, *[1] * len(periodic)), 0.1))
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width,), 0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm(self.depthwise(pad(x, KERNEL // 2, self.periodic)))
-        result: Tensor = x + self.scale * self.narrow(F.gelu(self.wide(y)))
-        return result
+        y = self.depthwise(channels_last(pad(x, KERNEL // 2, self.periodic)))
+        y = self.norm(y.movedim(1, -1))
+        y = self.scale * self.narrow(F.gelu(self.wide(y)))
+        return x + y.movedim(-1, 1)
 
 
 class UnetNetwork(Network):
@@ -102,7 +109,7 @@ class UnetNetwork(Network):
                 f"a U-Net of {self.levels} levels needs a grid that {factor} divides, not {tuple(fields.shape[2:])}",
                 hint="use fewer model.levels",
             )
-        x = self.lift(with_parameters(fields, parameters))
+        x = self.lift(channels_last(with_parameters(fields, parameters)))
         passed = []
         for level, blocks in enumerate(self.down):
             x = blocks(x)

@@ -118,6 +118,7 @@ class Engine:
             agreed = agreement.read()
             if not progress.total_steps:
                 done, progress.total_steps = agreed.elapsed_ppm / 1e6, agreed.total_steps
+            if self.length.budget_seconds is not None:
                 progress.budget_used_seconds = budget.used_seconds
             self.box.total_steps = progress.step - progress.stage_step + progress.total_steps
             for hook in self.hooks:

@@ -89,3 +89,12 @@ def test_padding_goes_around_periodic_axes_and_repeats_the_edge_of_others():
 def test_a_grid_that_cannot_be_halved_is_named():
     with pytest.raises(DataError, match="needs a grid that 2 divides, not"):
         build(CONFIGS[0], ADVECTION)(*inputs(ADVECTION, points=15))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.type)
+def test_no_parameter_is_complex_and_a_change_of_precision_loses_nothing(config):
+    stepper = build(config, ADVECTION)
+    assert not any(p.is_complex() for p in stepper.parameters())
+    before = stepper(*inputs(ADVECTION))
+    after = stepper.to(torch.float64).to(torch.float32)(*inputs(ADVECTION))
+    assert torch.equal(before, after)

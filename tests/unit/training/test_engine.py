@@ -175,7 +175,7 @@ def test_a_time_budget_fixes_the_length_and_the_schedule_runs_to_its_end(runtime
     engine.run()
     progress = engine.progress
     assert progress.stage_step == progress.total_steps == len(rates) > 5
-    assert 0.05 <= progress.budget_used_seconds < 0.5
+    assert 0.3 < progress.budget_used_seconds < 5
     assert rates[-1] == pytest.approx(0.01)
     assert max(rates) <= 1.0
 

@@ -1,0 +1,40 @@
+"""`ups bench` from data to table with real trainings, and again without repeating one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+
+
+def bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ups", "bench", "--small", "--cpu-seconds", "1", "--task", "advection1d", *options]
+    return subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=200)
+
+
+def test_every_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None:
+    done = bench(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["model"]: row for row in json.loads((tmp_path / "bench/bench.json").read_text())["rows"]}
+    assert set(rows) == {"reference", "fno", "unet", "ups"}
+    assert rows["reference"]["predictor"] == "persistence"
+    assert all(row["scores"]["num_samples"] == 8 for row in rows.values())
+    assert all(0 < rows[name]["cpu_seconds"] < 5 for name in ("fno", "unet", "ups"))
+    assert "### Whole rollout, VRMSE (mean)" in done.stdout
+    again = bench(tmp_path, "--json")
+    assert again.returncode == 0, again.stderr
+    assert "training" not in again.stderr
+    assert json.loads(again.stdout)["rows"] == list(rows.values())
+
+
+def test_what_the_protocol_does_not_know_is_refused_before_any_work(tmp_path: Path) -> None:
+    done = bench(tmp_path, "--model", "pinn")
+    assert done.returncode == 2
+    assert "ups-bench has no model 'pinn' -> choose from reference, fno, unet, ups" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,82 @@
+"""ups-bench v1: budgets, recipes and tables follow from the asked models and tasks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ups.config.recipe import resolve
+from ups.config.yaml_subset import dump
+from ups.data.generate.tasks import TASKS
+from ups.evaluation.protocol import CPU_SECONDS, KEPT, MODELS, REFERENCE, entries, markdown, number, row
+
+
+def budget(entry):
+    return entry.recipe["stages"][0]["budget_seconds"]
+
+
+def test_a_model_of_one_task_gets_the_budget_and_a_model_of_all_tasks_the_sum():
+    found = entries(list(MODELS), list(TASKS), "data")
+    single, joint = [e for e in found if len(e.tasks) == 1], [e for e in found if len(e.tasks) > 1]
+    assert len(single) == 2 * len(TASKS)
+    assert {budget(entry) for entry in single} == {CPU_SECONDS}
+    assert [budget(entry) for entry in joint] == [CPU_SECONDS * len(TASKS)]
+    assert sum(budget(e) for e in found if e.model == "fno") == budget(joint[0])
+
+
+@pytest.mark.parametrize("entry", entries(list(MODELS), list(TASKS), "data"), ids=lambda e: e.name)
+def test_every_recipe_is_sound_and_counts_the_cpu_time_of_one_thread(entry, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(dump(entry.recipe))
+    recipe = resolve(path).recipe
+    assert recipe.stages[0].budget_clock == "cpu"
+    assert recipe.engine.threads == 1
+    assert [task.name for task in recipe.data.tasks] == list(entry.tasks)
+
+
+def test_names_are_unique_because_they_are_directories():
+    found = entries(list(MODELS), list(TASKS), "data")
+    assert len({entry.name for entry in found}) == len(found)
+
+
+def document(*rows):
+    return {
+        "protocol": "ups-bench v1",
+        "command": "ups bench",
+        "cpu_seconds_per_task": 240.0,
+        "machine": {"cpu": "one"},
+        "data": dict.fromkeys(TASKS, "0123456789abcdef0123"),
+        "failures": [],
+        "rows": list(rows),
+    }
+
+
+def scored(model, value, task="ks1d", **more):
+    return row(model, task, dict.fromkeys(KEPT, value), **more)
+
+
+def test_the_best_of_a_line_is_bold_and_a_gap_stays_a_gap():
+    trained = {"parameters": 10, "steps": 5, "cpu_seconds": 239.6}
+    page = markdown(
+        document(
+            scored(REFERENCE, 0.2),
+            scored("fno", 0.1, **trained),
+            scored("ups", math.inf, **trained),
+            scored(REFERENCE, 0.3, "darcy2d"),
+        )
+    )
+    assert "| ks1d | 0.2 | **0.1** | blew up |" in page
+    assert "| darcy2d | **0.3** | - | - |" in page
+    assert "| fno | ks1d | 10 | 5 | 240 |" in page
+    assert "| ks1d | `0123456789abcdef` |" in page
+
+
+def test_numbers_have_three_digits():
+    assert [number(v) for v in (0.0, 0.012345, 1.5e-7, 123456.0, math.nan)] == [
+        "0",
+        "0.0123",
+        "1.5e-07",
+        "1.2e+05",
+        "blew up",
+    ]
