@@ -70,7 +70,8 @@ class ConvNextBlock(nn.Module):
         y = self.depthwise(channels_last(pad(x, KERNEL // 2, self.periodic)))
         y = self.norm(y.movedim(1, -1))
         y = self.scale * self.narrow(F.gelu(self.wide(y)))
-        return x + y.movedim(-1, 1)
+        result: Tensor = x + y.movedim(-1, 1)
+        return result
 
 
 class UnetNetwork(Network):
