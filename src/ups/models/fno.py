@@ -6,6 +6,7 @@ A baseline: whatever it scores here, it was trained by the same engine on the sa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,8 @@ class FnoNetwork(Network):
         )
         for convolution in self.fno.fno_blocks.convs:
             convolution.weight = _ComplexWeight(convolution.weight.to_tensor())
+        # The library puts its constructor's arguments, which are not tensors, among the weights.
+        self.register_state_dict_post_hook(_only_tensors)
 
     def forward(
         self,
@@ -69,3 +72,7 @@ class FnoNetwork(Network):
     def shard_units(self) -> list[nn.Module]:
         """The library applies all layers inside one module: it is one unit."""
         return [self.fno.fno_blocks]
+
+
+def _only_tensors(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+    state.pop("_metadata", None)

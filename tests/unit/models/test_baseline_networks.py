@@ -95,6 +95,7 @@ def test_a_grid_that_cannot_be_halved_is_named():
 def test_no_parameter_is_complex_and_a_change_of_precision_loses_nothing(config):
     stepper = build(config, ADVECTION)
     assert not any(p.is_complex() for p in stepper.parameters())
+    assert all(isinstance(value, torch.Tensor) for value in stepper.state_dict().values())
     before = stepper(*inputs(ADVECTION))
     after = stepper.to(torch.float64).to(torch.float32)(*inputs(ADVECTION))
     assert torch.equal(before, after)
