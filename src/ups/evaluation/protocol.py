@@ -59,7 +59,7 @@ _NETWORKS: dict[str, dict[int, dict[str, Any]]] = {
     },
     "unet": {
         1: {"type": "unet", "width": 32, "levels": 3, "blocks": 2},
-        2: {"type": "unet", "width": 32, "levels": 3, "blocks": 2},
+        2: {"type": "unet", "width": 32, "levels": 3, "blocks": 1},
     },
     "ups": {
         0: {
