@@ -65,14 +65,14 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
         return ["Not scored. Run `ups eval` before you believe it."]
     lines = [
         "Errors in physical units on held-out trajectories; given frames are not scored. One step and rollout: RMSE "
-        "relative to the RMS of the trajectory; nRMSE: to that of the frame.",
+        "relative to the RMS of the trajectory; nRMSE: to that of the frame; VRMSE: to its deviation.",
         "",
-        "| task | protocol | predictor | one step | rollout | nRMSE | nRMSE median | VRMSE | blown up |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| task | protocol | predictor | one step | rollout | median nRMSE | median VRMSE | blown up |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for task, result in scores.items():
         for name, values in result["predictors"].items():
-            numbers = (values[k] for k in ("one_step_trmse", "trmse", "nrmse", "nrmse_median", "vrmse"))
+            numbers = (values[k] for k in ("one_step_trmse", "trmse", "nrmse_median", "vrmse_median"))
             cells = " | ".join(_number(n) for n in numbers)
             blown = f"{_number(values['num_blown_up'])} of {_number(values['num_samples'])}"
             lines.append(f"| {task} | {result['protocol']} | {name} | {cells} | {blown} |")

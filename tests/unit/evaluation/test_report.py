@@ -6,14 +6,16 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 from tests.unit.evaluation.memory_reader import MemoryReader
-from ups.evaluation.gallery import examples
+from ups.evaluation.gallery import Example, examples
 from ups.evaluation.references import references
 from ups.evaluation.results import paired_difference, task_result, to_json
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.spec.place import Place
+from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 pytest.importorskip("matplotlib")
 
@@ -79,3 +81,23 @@ def test_a_difference_knows_its_uncertainty():
     assert difference["mean"] == pytest.approx(-0.05)
     assert difference["low"] == pytest.approx(-0.05)
     assert paired_difference({0: math.inf}, {0: 1.0})["mean"] == math.inf
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+@pytest.mark.parametrize("with_truth", [True, False])
+def test_a_film_shows_fields_that_move(tmp_path, dims, with_truth):
+    """Every frame is decoded and looked at: the panels of a film can be empty, and everything around them right."""
+    imageio = pytest.importorskip("imageio.v3")
+    from ups.evaluation.report.figures import film
+
+    space = tuple(np.meshgrid(*[np.arange(8) / 8] * dims, indexing="ij"))
+    waves = np.stack([np.sin(2 * np.pi * (space[0] - 0.2 * step)) for step in range(3)])[:, None]
+    task = TaskSpec("wave", (FieldSpec("u", unit="m"),), tuple(AxisSpec(n) for n in "xyz"[:dims]), dt=0.1)
+    grid = (np.arange(8) / 8,) * dims
+    example = Example(task, 0, 0.1, 0.1, ("u",), ("m",), grid, waves, 1.1 * waves if with_truth else None)
+    (tmp_path / "film.mp4").write_bytes(film(example, 0))
+    frames = imageio.imread(tmp_path / "film.mp4")[:3].astype(int)
+    assert len(frames) == 3
+    inside = frames[:, 100:-100, 120:300]  # of the first panel, right of the numbers of its axis
+    assert (np.abs(inside - 255).max(axis=-1) > 40).mean() > (0.005 if dims == 1 else 0.2), "an empty panel"
+    assert (np.abs(np.diff(inside, axis=0)) > 40).mean() > 0.001, "nothing moves"

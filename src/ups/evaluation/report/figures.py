@@ -151,12 +151,18 @@ def _space_time_png(example: Example, channel: int) -> bytes:
     for axes, (name, values) in zip(grid[0], rows, strict=True):
         image = axes.imshow(values, origin="lower", aspect="auto", extent=extent, **_scale(example, channel, name))
         axes.set(title=name, xlabel=_axis(example, 0))
-        if name != "truth":  # which shares the scale of the prediction, and so its bar
-            beside = list(grid[0][:2]) if name == "prediction" and len(rows) > 1 else axes
-            figure.colorbar(image, ax=beside, pad=0.02, label=_label(example, channel, name))
+        _add_bar(figure, image, grid[0], name, _label(example, channel, name))
     grid[0][0].set_ylabel("time" + _unit(example.task.time_unit))
     figure.suptitle(_title(example, channel))
     return _png(figure)
+
+
+def _add_bar(figure: Any, image: Any, panels: Any, name: str, label: str, shrink: float = 1.0) -> None:
+    """A colour bar beside panels in a row: truth and prediction share a scale, and so one bar."""
+    if name == "error":
+        figure.colorbar(image, ax=panels[2], pad=0.02, shrink=shrink, label=label)
+    elif name == "prediction":
+        figure.colorbar(image, ax=list(panels[:2]), pad=0.02, shrink=shrink, label=label)
 
 
 def _slice(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -253,9 +259,9 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> Any:
     images = []
     for axes, (name, values) in zip(grid, _rows(example, channel, 0), strict=True):
         scale = _scale(example, channel, name)
-        image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), animated=True, **scale)
+        image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
         axes.set(title=name, xlabel=_axis(example, 0), ylabel=_axis(example, 1))
-        figure.colorbar(image, ax=axes, shrink=0.8, label=_label(example, channel, name))
+        _add_bar(figure, image, grid, name, _label(example, channel, name), shrink=0.75)
         images.append(image)
 
     def draw(step: int) -> None:

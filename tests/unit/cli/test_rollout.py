@@ -1,0 +1,85 @@
+"""`ups rollout` as a person runs it, with a stored bundle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.inference.bundles.make import HERE
+from tests.unit.inference.make_bundle import ADVECTION, DARCY, grid
+from ups.cli.main import run
+from ups.data.readers.store_writer import StoreWriter
+
+FRAMES = 7
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a run that has a bundle, and a store for two of its tasks."""
+    shutil.copytree(HERE / "v1" / "latent_operator", tmp_path / "runs" / "mine" / "bundle")
+    draw = np.random.default_rng(0)
+    (x,) = grid(ADVECTION)
+    with StoreWriter(tmp_path / "wave.zarr", ADVECTION, [x], FRAMES) as writer:
+        for split in ("train", "valid", "test"):
+            place = x[None] - 0.05 * np.arange(FRAMES)[:, None] + draw.uniform()
+            writer.append(split, state=np.sin(2 * np.pi * place)[:, None].astype(np.float32), parameters=[1.0])
+    with StoreWriter(tmp_path / "darcy.zarr", DARCY, grid(DARCY), 0) as writer:
+        for split in ("train", "valid", "test"):
+            fields = draw.normal(size=(2, 1, 16, 16)).astype(np.float32)
+            writer.append(split, static=fields[0], target=fields[1])
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_rollout_says_what_it_did_with_its_error_beside_persistence(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["rollout", "mine", "wave.zarr", "--task", "advection", "-o", "out.zarr"]) == 0
+    first, last = capsys.readouterr().out.splitlines()
+    assert first.startswith("advection, 6 steps from test trajectory 0 (beta = 1): error ")
+    # a wave that has moved by a part p of its length differs by 2 sin(pi p) times its RMS
+    expected = np.mean(2 * np.sin(np.pi * 0.05 * np.arange(1, FRAMES)))
+    assert f"(persistence {expected:.3g})" in first
+    assert first.endswith("relative to the RMS of the trajectory")
+    assert last == "wrote out.zarr"
+
+
+def test_a_run_is_found_by_name_by_path_and_by_its_bundle(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = []
+    for name in ("mine", "runs/mine", "runs/mine/bundle"):
+        store = f"{name.replace('/', '-')}.zarr"
+        assert run(["rollout", name, "wave.zarr", "--task", "advection", "-o", store, "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["errors"])
+    assert answers[0] == answers[1] == answers[2]
+    assert set(answers[0]) == {"model", "persistence"}
+    assert run(["rollout", "yours", "wave.zarr", "-o", "x.zarr"]) == 10
+    assert "there is no bundle at 'yours'" in capsys.readouterr().err
+
+
+def test_a_steady_task_and_steps_beyond_the_truth_have_no_persistence(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["rollout", "mine", "darcy.zarr", "--task", "darcy", "-o", "d.zarr"]) == 0
+    assert capsys.readouterr().out.startswith("darcy from test trajectory 0: error ")
+    assert run(["rollout", "mine", "wave.zarr", "--task", "advection", "--steps", "9", "-o", "w.zarr"]) == 0
+    assert capsys.readouterr().out.startswith("advection, 9 steps from test trajectory 0 (beta = 1)\n")
+
+
+def test_a_picture_shows_the_time_of_the_data(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From frame 3 on, the first predicted frame is that of four steps after the start of the trajectory."""
+    pytest.importorskip("matplotlib")
+    from ups.evaluation.report import figures
+
+    drawn = []
+    real = figures.fields_png
+    monkeypatch.setattr(figures, "fields_png", lambda example, channel: drawn.append(example) or real(example, channel))
+    options = ["--start-frame", "3", "--picture", "p.png"]
+    assert run(["rollout", "mine", "wave.zarr", "--task", "advection", *options]) == 0
+    assert (desk / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert drawn[0].time_of(0) == pytest.approx(4 * ADVECTION.dt)
+    assert len(drawn[0].truth) == 3
+    assert drawn[0].parameters == {"beta": 1.0}
