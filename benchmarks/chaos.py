@@ -4,6 +4,9 @@ First the fault-free run, which gives rate and final bytes. Then the same run ag
 killed, stopped, crashed, made to raise, or the newest checkpoint is damaged, at random times with a mean of 60 s in
 between. Effective time is the fault-free time over the time it took. The final weights must be the same bytes, and
 every fault must stand in run.json under its right name.
+
+`--harsh` also makes the loss of a rank NaN and takes its memory away. A NaN step is skipped by all ranks and counted, it
+is no fault; lack of memory halves the micro-batch. Both change the sums, so the final loss is compared, not the bytes.
 """
 
 from __future__ import annotations
@@ -25,11 +28,12 @@ sys.path.insert(0, str(ROOT))
 from tests.distributed.mixture import write_mixture  # noqa: E402
 from tests.faults.strikes import damage_newest  # noqa: E402
 from tests.faults.supervised import Result, Started, start  # noqa: E402
-from tests.faults.test_engine import weights, write_recipe  # noqa: E402
+from tests.faults.test_engine import rows, weights, write_recipe  # noqa: E402
 from ups.errors import UpsError  # noqa: E402
 from ups.record import process_tree  # noqa: E402
 from ups.record.blackbox import BlackBoxReader, Phase, ring_path  # noqa: E402
 from ups.supervise.checkpoints import committed_steps  # noqa: E402
+from ups.supervise.restart import MICRO_BATCH  # noqa: E402
 from ups.supervise.run_file import read_run  # noqa: E402
 
 RANKS = 2
@@ -41,6 +45,11 @@ KINDS = {
     "raise": (signal.SIGRTMIN + 3, "exception(FileNotFoundError)"),
     "damage": (signal.SIGKILL, "killed(SIGKILL)"),
 }
+# What --harsh adds. A NaN is no fault: its cause is empty.
+HARSH = {"nan": (signal.SIGRTMIN + 4, ""), "memory": (signal.SIGRTMIN + 5, "out_of_memory")}
+# Of windows: halved at each lack of memory, 1 being the last that can be.
+BLOCK_SIZE, HARSH_BLOCK_SIZE = 4, 16
+LAST_STEPS = 100
 
 
 def training(run: Started) -> bool:
@@ -62,7 +71,7 @@ def training(run: Started) -> bool:
     return document["state"] == "running"
 
 
-def chaos(run: Started, dice: random.Random, mean_seconds: float) -> list[dict[str, Any]]:
+def chaos(run: Started, dice: random.Random, mean_seconds: float, every_kind: dict[str, Any]) -> list[dict[str, Any]]:
     """Strike until the run ends; returns what was planted."""
     planted: list[dict[str, Any]] = []
     wait = dice.expovariate(1 / mean_seconds)
@@ -71,13 +80,17 @@ def chaos(run: Started, dice: random.Random, mean_seconds: float) -> list[dict[s
         time.sleep(0.05)
         if time.monotonic() < due or not training(run):
             continue
-        # A damaged checkpoint needs an older one to fall back to.
-        kinds = [kind for kind in KINDS if kind != "damage" or len(committed_steps(run.run_dir)) > 1]
-        kind, rank = dice.choice(kinds), dice.randrange(RANKS)
-        attempt = len(read_run(run.run_dir)["attempts"]) - 1
-        if any(entry["attempt"] == attempt for entry in planted):
+        document = read_run(run.run_dir)
+        kinds = set(every_kind)
+        if len(committed_steps(run.run_dir)) < 2:
+            kinds.discard("damage")  # needs an older one to fall back to
+        if document["overrides"].get(MICRO_BATCH) == 1:
+            kinds.discard("memory")  # a single window that does not fit ends a run, rightly
+        kind, rank = dice.choice(sorted(kinds)), dice.randrange(RANKS)
+        attempt = len(document["attempts"]) - 1
+        if any(entry["attempt"] == attempt and entry["cause"] for entry in planted):
             continue  # the last one has not ended its attempt yet
-        number, cause = KINDS[kind]
+        number, cause = every_kind[kind]
         pid = run.rank_pid(rank)
         if not pid:
             continue
@@ -94,7 +107,7 @@ def judge(result: Result, planted: list[dict[str, Any]]) -> list[str]:
     """What was told wrongly; nothing if all is well."""
     told = {fault["attempt"]: fault for fault in result.faults}
     wrong = []
-    for entry in planted:
+    for entry in (entry for entry in planted if entry["cause"]):
         fault = told.pop(entry["attempt"], None)
         if fault is None:
             # A strike in the last moment can meet a rank that has just finished.
@@ -107,11 +120,19 @@ def judge(result: Result, planted: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     """Fault-free run, chaotic run, verdict."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0, help="length of the fault-free run")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=20.0,
+        help="length of the fault-free run; the run under faults comes after it and lasts longer",
+    )
     parser.add_argument("--mean-seconds", type=float, default=60.0, help="mean time between faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--interval", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--harsh", action="store_true", help="NaN and lack of memory, too; compares the final loss")
     arguments = parser.parse_args()
+    kinds = {**KINDS, **(HARSH if arguments.harsh else {})}
+    block_size = HARSH_BLOCK_SIZE if arguments.harsh else BLOCK_SIZE
     with tempfile.TemporaryDirectory(prefix="ups-chaos-") as name:
         folder = Path(name)
         tasks = write_mixture(folder)
@@ -119,16 +140,17 @@ def main() -> int:
             "ranks": RANKS,
             "restarts": 10,
             "deadlines": {"name_floor_seconds": 10.0, "kill_floor_seconds": 60.0},
+            "micro_batch": block_size // RANKS,
         }
-        rate = calibrate(folder, tasks, arguments.interval, options)
+        rate = calibrate(folder, tasks, arguments.interval, block_size, options)
         steps = max(100, int(rate * 60 * arguments.minutes) // 10 * 10)
-        recipe = write_recipe(folder, tasks, steps=steps, save_every=arguments.interval)
+        recipe = write_recipe(folder, tasks, steps=steps, save_every=arguments.interval, block_size=block_size)
         print(f"seed {arguments.seed}: {rate:.1f} steps/s, {steps} steps", flush=True)
         free = start(folder / "free", recipe=recipe, **options).finish(arguments.minutes * 180 + 600)
         assert free.code == 0, free.output
         run = start(folder / "chaos", recipe=recipe, **options)
         try:
-            planted = chaos(run, random.Random(arguments.seed), arguments.mean_seconds)
+            planted = chaos(run, random.Random(arguments.seed), arguments.mean_seconds, kinds)
             result = run.finish(60)
         finally:
             run.process.kill()
@@ -138,8 +160,8 @@ def main() -> int:
         same = result.code == 0 and weights(result) == weights(free)
         summary = {
             "steps": steps,
-            "faults": len(planted),
-            "kinds": {kind: sum(entry["kind"] == kind for entry in planted) for kind in KINDS},
+            "faults": sum(bool(entry["cause"]) for entry in planted),
+            "kinds": {kind: sum(entry["kind"] == kind for entry in planted) for kind in kinds},
             "fault_free_seconds": round(free.seconds, 1),
             "chaos_seconds": round(result.seconds, 1),
             "effective_time": round(free.seconds / result.seconds, 4) if result.code == 0 else 0.0,
@@ -149,19 +171,37 @@ def main() -> int:
             "orphans": len(result.orphans),
             "seed": arguments.seed,
         }
+        if arguments.harsh and result.code == 0:
+            summary |= compare(free, result)
     print(json.dumps(summary))
-    return 0 if same and not wrong and summary["effective_time"] >= 0.8 and not summary["orphans"] else 1
+    right = summary.get("loss_difference", 1.0) <= 1e-3 if arguments.harsh else same
+    return 0 if right and not wrong and summary["effective_time"] >= 0.8 and not summary["orphans"] else 1
 
 
-def calibrate(folder: Path, tasks: list[dict[str, Any]], interval: int, options: dict[str, Any]) -> float:
+def compare(free: Result, result: Result) -> dict[str, Any]:
+    """Relative difference of the loss over the last steps, on the same windows in both runs; skipped steps."""
+    before, after = ({row["step"]: row for row in rows(one)} for one in (free, result))
+    last = sorted(before.keys() & after.keys())[-LAST_STEPS:]
+    one, other = (sum(of[step]["loss"] for step in last) for of in (before, after))
+    return {
+        "loss_fault_free": round(one / len(last), 8),
+        "loss_difference": round(abs(other - one) / one, 8),
+        "micro_batch": result.document["overrides"].get(MICRO_BATCH, 0),
+        # Steps that a later fault took back are repeated without the NaN.
+        "skipped_steps_kept": rows(result)[-1]["skipped"],
+    }
+
+
+def calibrate(
+    folder: Path, tasks: list[dict[str, Any]], interval: int, block_size: int, options: dict[str, Any]
+) -> float:
     """Steps per second in the loop of a short fault-free run."""
-    recipe = write_recipe(folder, tasks, steps=300, save_every=interval)
+    recipe = write_recipe(folder, tasks, steps=300, save_every=interval, block_size=block_size)
     run = start(folder / "calibrate", recipe=recipe, **options)
     result = run.finish(600)
     assert result.code == 0, result.output
-    rows = [json.loads(line) for line in (folder / "calibrate/metrics.jsonl").read_text().splitlines()]
-    rows = [row for row in rows if "steps_per_second" in row]
-    return float((rows[-1]["step"] - rows[50]["step"]) / (rows[-1]["time"] - rows[50]["time"]))
+    found = rows(result)
+    return float((found[-1]["step"] - found[50]["step"]) / (found[-1]["time"] - found[50]["time"]))
 
 
 if __name__ == "__main__":

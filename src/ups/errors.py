@@ -52,6 +52,13 @@ class DataError(UpsError):
     exit_code = 4
 
 
+class WorkerError(DataError):
+    """A process that reads for a rank was killed, crashed or left; the data may be well."""
+
+    cause = "worker_killed"
+    exit_code = 6
+
+
 class MachineError(UpsError):
     """The machine lacks something: a limit, a library, a device, room on a disk."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from tests.distributed.training import train
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
+# One of the two kills comes at a drawn step on a drawn rank; the seed is printed when it fails.
+SEED = int(os.environ.get("UPS_TEST_SEED") or time.time_ns() % 1_000_000)
 SETUPS = [("single", 1), ("ddp", 2), ("ddp", 3), ("fsdp", 2)]
 
 
@@ -28,8 +33,11 @@ def windows(results: list[Any]) -> dict[int, list[tuple[str, int]]]:
 def test_a_run_killed_with_sigkill_resumes_bitwise(strategy: str, ranks: int, tmp_path: Path) -> None:
     base = {"strategy": strategy, "steps": 9, "block_size": 12, "interval": 2, "asynchronous": True}
     whole = launch(train, ranks, arguments=base | {"run_dir": str(tmp_path / "whole")})
-    for kill_at, victim in ((3, 0), (6, ranks - 1)):
-        run_dir = tmp_path / f"killed_{kill_at}"
+    dice = random.Random(f"{SEED}/{strategy}/{ranks}")
+    drawn = (dice.randint(1, 8), dice.randrange(ranks))
+    print(f"UPS_TEST_SEED={SEED}: kill at step {drawn[0]}, rank {drawn[1]}")
+    for number, (kill_at, victim) in enumerate(((3, 0), drawn)):
+        run_dir = tmp_path / f"killed_{number}"
         broken = base | {"run_dir": str(run_dir), "kill_at": kill_at, "kill_rank": victim}
         with Launched(train, ranks, broken) as launched:
             launched.processes[victim].join(60)

@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -39,7 +40,7 @@ def strike(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_dir: P
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     elif kind == "damage":
         assert run_dir is not None
-        damage_newest(run_dir)
+        damage_newest(run_dir, FAULT.get("how", "flip"))
         if "signal" in FAULT:
             signal_itself()
     else:
@@ -78,13 +79,49 @@ def kill_launcher() -> None:
     time.sleep(3600)
 
 
+def kill_wrapper() -> None:
+    """End the parent of this rank, which goes with it; what the rank has started is then nobody's child."""
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(3600)
+
+
 def stop_worker() -> None:
     """Halt the first child of this rank and wait for it, as a loader would."""
-    children = [
-        int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _parent_of(int(p.name)) == os.getpid()
-    ]
-    os.kill(min(children), signal.SIGSTOP)
+    os.kill(min(_children()), signal.SIGSTOP)
     time.sleep(3600)
+
+
+def kill_worker() -> None:
+    """End the first child of this rank and go on, as if the kernel had chosen it."""
+    os.kill(min(_children()), signal.SIGKILL)
+
+
+def open_files() -> None:
+    """Open more files than the usual limit allows, and keep them."""
+    KEPT.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(FAULT["count"]))
+
+
+def die_in_save() -> None:
+    """From now on the kernel ends this process at a byte of a file that it writes, or it kills itself at a call."""
+    if "offset" in FAULT:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FAULT["offset"], FAULT["offset"]))
+        return
+    name, left = FAULT["call"], [FAULT["count"]]
+    real = getattr(os, name)
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **named)
+
+    setattr(os, name, counted)
+
+
+def _children() -> list[int]:
+    return [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _parent_of(int(p.name)) == os.getpid()]
 
 
 def _parent_of(pid: int) -> int:
@@ -94,24 +131,33 @@ def _parent_of(pid: int) -> int:
     return 0
 
 
-def damage_newest(run_dir: Path) -> None:
-    """Flip one bit in the middle of the largest file of the newest checkpoint."""
+def damage_newest(run_dir: Path, how: str = "flip") -> None:
+    """Flip one bit in the middle of the largest file of the newest checkpoint, or cut the file there."""
     newest = max((run_dir / "checkpoints").glob("step_*"))
     files = [p for p in newest.rglob("*") if p.is_file() and p.name not in ("MANIFEST", "COMMITTED")]
     largest = max(files, key=lambda p: p.stat().st_size)
     content = bytearray(largest.read_bytes())
-    content[len(content) // 2] ^= 1
+    middle = len(content) // 2
+    if how == "truncate":
+        del content[middle:]
+    else:
+        content[middle] ^= 1
     largest.write_bytes(content)
 
 
-FLAGS_OF = frozenset({"skip_collective", "wrong_shape"})
+FLAGS_OF = frozenset({"skip_collective", "wrong_shape", "end_of_data", "nan"})
+KEPT: list[int] = []
 ACTIONS = {
     "exception": person_code,
     "crash": native,
     "hold_the_lock": hold_the_lock,
     "kill": signal_itself,
     "kill_launcher": kill_launcher,
+    "kill_wrapper": kill_wrapper,
     "stop_worker": stop_worker,
+    "kill_worker": kill_worker,
+    "open_files": open_files,
+    "die_in_save": die_in_save,
     "os_exit": lambda: os._exit(FAULT.get("code", 0)),
     "sys_exit": lambda: sys.exit(0),
     "sleep": lambda: time.sleep(FAULT["seconds"]),

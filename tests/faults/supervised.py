@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -127,11 +128,12 @@ def start(
     deadlines: dict[str, float] | None = None,
     micro_batch: int = 0,
     recipe: Path | None = None,
+    open_files: tuple[int, int] | None = None,
     **variables: object,
 ) -> Started:
     """Start a supervisor over toy ranks, with `recipe` over real ones.
 
-    `faults` are those of attempts 0, 1, ...; `variables` become TOY_*.
+    `faults` are those of attempts 0, 1, ...; `variables` become TOY_*; `open_files` are the limits, soft and hard.
     """
     settings = {
         "run_dir": str(run_dir),
@@ -155,6 +157,7 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         env=environment,
+        preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, open_files)) if open_files else None,
     )
     return Started(run_dir, process, mark, time.monotonic())
 

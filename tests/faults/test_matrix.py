@@ -8,12 +8,14 @@ within 2 s, all ranks are down within 5 s; UPS_TEST_PATIENCE multiplies them whe
 import contextlib
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faults.supervised import PATIENCE, Result, run, start
+from ups.record.blackbox import BlackBoxReader, Mark, ring_path
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -193,8 +195,9 @@ def test_m17_a_wedged_teardown_and_a_killed_launcher_end_in_time(tmp_path: Path)
     result = run(
         tmp_path / "run",
         fault("kill_launcher", 1, 7, "forward"),
+        fault("kill_wrapper", 1, 12, "forward", daemon=True),
         fault("sleep", 1, 20, "teardown", seconds=3600),
-        restarts=2,
+        restarts=3,
         workers=1,
         timeout_seconds=200,
     )
@@ -210,6 +213,31 @@ def test_m4_m11_a_success_that_cannot_be_proven_is_no_success(tmp_path: Path) ->
     assert result.code == 6
     assert [found["cause"] for found in result.faults] == ["unproven(final_checkpoint)"]
     assert "state=failed" in result.verdict
+
+
+def test_m12_a_low_limit_on_open_files_is_raised_or_named(tmp_path: Path) -> None:
+    many = fault("open_files", 1, 7, "data", count=200)
+    raised = run(tmp_path / "raised", many, open_files=(64, 4096))
+    assert raised.code == 0, raised.output
+    named = run(tmp_path / "named", many, open_files=(64, 64))
+    assert named.code == 6
+    assert told(named) == [(1, "data", "exception(OSError)")]
+    assert "Too many open files" in named.faults[0]["message"]
+    assert "strikes.py:" in named.faults[0]["at"]
+
+
+@pytest.mark.timeout(400)
+def test_m22_ten_clean_runs_raise_no_alarm_and_leave_in_time(tmp_path: Path) -> None:
+    for number in range(10):
+        result = run(tmp_path / str(number))
+        left_ns = time.monotonic_ns()
+        with BlackBoxReader(ring_path(result.run_dir / "blackbox", 0)) as reader:
+            finished = reader.latest()
+        assert (result.code, result.failed_lines, result.document["notices"]) == (0, [], []), result.output
+        assert finished is not None
+        assert finished.mark is Mark.FINISHED
+        assert (left_ns - finished.time_ns) / 1e9 <= 5 * PATIENCE
+        assert result.orphans == []
 
 
 def test_m17_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:

@@ -28,31 +28,34 @@ from typing import Any
 from ups.data.rank_source import ArrayBatch, RankSource
 from ups.data.worker_protocol import REQUEST, ArrayPlace, BatchReply, ErrorReply, fault_file
 from ups.errors import UpsError
-from ups.record.failure import install_in_worker
+from ups.record.failure import Recorder, install_in_worker
+from ups.record.location import location_of_error
 from ups.record.process_tree import bound_to
 
 _ALIGNMENT = 64
 _MAX_TEXT = 8_000
 
 
-def serve(connection: socket.socket, source: RankSource | ErrorReply) -> None:
-    """Answers requests until the other end closes."""
+def serve(connection: socket.socket, source: RankSource | ErrorReply, recorder: Recorder | None = None) -> None:
+    """Answers requests until the other end closes; `recorder` keeps the first error with this process's memory."""
     with suppress(BrokenPipeError, ConnectionResetError):
         while request := connection.recv(REQUEST.size):
             (number,) = REQUEST.unpack(request)
             if isinstance(source, ErrorReply):
                 connection.send(pickle.dumps(source))
             else:
-                _answer(connection, source, number)
+                _answer(connection, source, number, recorder)
 
 
-def _answer(connection: socket.socket, source: RankSource, number: int) -> None:
+def _answer(connection: socket.socket, source: RankSource, number: int, recorder: Recorder | None) -> None:
     try:
         batch = source.read(number)
         _send_batch(connection, number, batch)
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:  # noqa: BLE001 - every failure belongs to the rank that asked
+        if recorder is not None:
+            recorder.record(error)
         connection.send(pickle.dumps(_error_reply(number, error)))
 
 
@@ -102,7 +105,8 @@ def _error_reply(number: int, error: BaseException) -> ErrorReply:
     message = error.message if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
     hint = error.hint if isinstance(error, UpsError) else ""
     text = "".join(traceback.format_exception(error))
-    return ErrorReply(number, message[:_MAX_TEXT], hint[:_MAX_TEXT], text[-_MAX_TEXT:], expected)
+    at = location_of_error(error)
+    return ErrorReply(number, message[:_MAX_TEXT], hint[:_MAX_TEXT], text[-_MAX_TEXT:], expected, at)
 
 
 def _load(source_file: int) -> RankSource | ErrorReply:
@@ -125,15 +129,14 @@ def main(arguments: list[str]) -> None:
     connection_file, source_file, parent, rank, worker = map(int, arguments)
     if parent:
         bound_to(parent)()
+    recorder = install_in_worker(worker)
     fault = fault_file(rank, worker)
-    if fault is None:
-        install_in_worker(worker)
-    else:
+    if fault is not None:
         stacks = fault.open("a", encoding="utf-8")
         faulthandler.enable(stacks)
         faulthandler.register(signal.SIGUSR1, stacks)
     with socket.socket(fileno=connection_file) as connection:
-        serve(connection, _load(source_file))
+        serve(connection, _load(source_file), recorder)
 
 
 if __name__ == "__main__":

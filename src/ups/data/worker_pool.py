@@ -24,6 +24,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,10 @@ import numpy.typing as npt
 import torch
 
 from ups.data.rank_source import ArrayBatch, RankSource
-from ups.data.worker_protocol import MAX_MESSAGE, REQUEST, BatchReply, ErrorReply, fault_file
-from ups.errors import ConfigError, DataError, MachineError
-from ups.record.causes import signal_name
+from ups.data.worker_protocol import MAX_MESSAGE, REQUEST, BatchReply, ErrorReply, stack_file
+from ups.errors import ConfigError, DataError, MachineError, WorkerError
+from ups.record.causes import CRASH_SIGNALS, signal_name
+from ups.record.location import Frame, location_of_dump, set_origin
 from ups.record.process_tree import read_process
 
 # Requests on the way to one worker: more might fill the socket of a stopped worker, and asking would block the rank.
@@ -127,6 +129,7 @@ class WorkerPool:
             return reply
         error = DataError(reply.message, hint=reply.hint)
         error.add_note(f"in {worker.name}:\n{reply.traceback}")
+        set_origin(error, reply.at)
         raise error
 
     def _wait(self, worker: _Worker) -> None:
@@ -190,34 +193,40 @@ class WorkerPool:
         return self._source.describe(worker.asked[0]) if worker.asked else "nothing"
 
     def _stuck(self, worker: _Worker, seconds: float, why: str) -> DataError:
-        stacks = fault_file(self._rank, worker.number)
+        stacks = stack_file(self._rank, worker.number)
         if stacks is not None:
             with suppress(ProcessLookupError):
                 os.kill(worker.process.pid, signal.SIGUSR1)
             time.sleep(0.2)  # for the stack to be written before the worker is killed by whoever handles this error
-        return DataError(
+        error = DataError(
             f"{worker.name} has delivered nothing for {seconds:.1f} s while reading {self._reading(worker)}: {why}",
             hint=(f"its stack is in {stacks}; " if stacks else "")
             + "check that the storage answers; raise data.loader.timeout_seconds if it is only slow",
         )
+        set_origin(error, _frame_of(stacks))
+        return error
 
-    def _dead(self, worker: _Worker) -> DataError:
+    def _dead(self, worker: _Worker) -> WorkerError:
         try:
             code = worker.process.wait(_KILL_SECONDS)
         except subprocess.TimeoutExpired:
-            return DataError(f"{worker.name} closed its connection while reading {self._reading(worker)}")
+            return WorkerError(f"{worker.name} closed its connection while reading {self._reading(worker)}")
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with code {code}"
         hints = {
             -signal.SIGKILL: "the machine may be out of memory: use fewer data.loader.workers or a smaller prefetch",
             -signal.SIGBUS: "a file was cut while it was mapped, or memory ran out: try `ups data validate`",
             -signal.SIGSEGV: "a file may have crashed its library: check it with `ups data validate`",
         }
-        stacks = fault_file(self._rank, worker.number)
+        stacks = stack_file(self._rank, worker.number)
+        # A kill from outside leaves no stack; what the file then has is older.
+        frame = _frame_of(stacks) if code < 0 and signal_name(-code) in CRASH_SIGNALS else None
         hint = hints.get(code, "its own output is in the log of this rank")
-        return DataError(
-            f"{worker.name} {how} while reading {self._reading(worker)}",
-            hint=hint + (f"; its stack is in {stacks}" if stacks and stacks.exists() and stacks.stat().st_size else ""),
+        error = WorkerError(
+            f"{worker.name} {how}{f' at {frame.short()}' if frame else ''} while reading {self._reading(worker)}",
+            hint=hint + (f"; its stack is in {stacks}" if frame else ""),
         )
+        set_origin(error, frame)
+        return error
 
     def close(self) -> None:
         """End all workers within seconds: they leave when their socket closes, and are killed if they do not."""
@@ -295,6 +304,15 @@ def _map(reply: BatchReply, file: int) -> ArrayBatch:
         place.name: np.ndarray(place.shape, place.dtype, memory, place.offset) for place in reply.places
     }
     return ArrayBatch(reply.task, reply.step, arrays)
+
+
+def _frame_of(stacks: Path | None) -> Frame | None:
+    """Where a worker was by the last stack in its file, if there is one."""
+    if stacks is None:
+        return None
+    with suppress(OSError):
+        return location_of_dump(stacks.read_text(errors="replace"))
+    return None
 
 
 def _is_stopped(pid: int) -> bool:

@@ -7,6 +7,9 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+from ups.record.failure import worker_stem
+from ups.record.location import Frame
+
 FAULT_DIR = "UPS_FAULT_DIR"
 REQUEST = struct.Struct("<q")  # a batch number
 MAX_MESSAGE = 64 * 1024
@@ -35,16 +38,23 @@ class BatchReply:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """A batch that could not be read: `expected` if it was an error that ups raises on purpose."""
+    """A batch that could not be read: `expected` if it was an error that ups raises on purpose, `at` where."""
 
     number: int
     message: str
     hint: str
     traceback: str
     expected: bool
+    at: Frame | None = None
 
 
 def fault_file(rank: int, worker: int) -> Path | None:
-    """Where a worker writes its stack when it crashes or is sent SIGUSR1; None if nobody asked for it."""
+    """Where a worker writes its stack if a person asked for a place of their own (UPS_FAULT_DIR), else None."""
     directory = os.environ.get(FAULT_DIR)
     return Path(directory) / f"worker_{rank}_{worker}.txt" if directory and Path(directory).is_dir() else None
+
+
+def stack_file(rank: int, worker: int) -> Path | None:
+    """Where a worker writes its stack when it crashes or is sent SIGUSR1; None outside a recorded run."""
+    stem = worker_stem(worker)
+    return fault_file(rank, worker) or (None if stem is None else stem.with_name(f"{stem.name}.crash.txt"))

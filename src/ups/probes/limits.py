@@ -1,10 +1,12 @@
-"""What this process may use: memory, open files, shared memory, processors. Read from the kernel, no torch."""
+"""What this process may use: memory, shared memory, processors. Read from the kernel, no torch.
+
+Open files are in `ups.record.open_files`, because the supervisor raises that limit too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -41,17 +43,6 @@ def usable_processors(cgroups: Path = CGROUPS, proc: Path = PROC) -> float:
             if quota != "max":
                 count = min(count, int(quota) / int(period))
     return count
-
-
-def raise_open_files(needed: int) -> tuple[int, int]:
-    """Raise the soft limit of this process to `needed` where the hard limit allows it; returns (soft, hard)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft if soft != resource.RLIM_INFINITY else 2**62, hard if hard != resource.RLIM_INFINITY else 2**62
 
 
 def free_bytes(path: Path) -> int:

@@ -13,11 +13,11 @@ from ups.probes.limits import (
     free_bytes,
     memory_available_bytes,
     memory_limit_bytes,
-    raise_open_files,
     size_text,
     usable_processors,
 )
 from ups.probes.rung import Assignment, Refused, Report, rung, start
+from ups.record.open_files import raise_open_files
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
 # A ring of a rank (ups.record.blackbox) with room to spare, and what NCCL takes for its buffers between two GPUs.
@@ -121,7 +121,7 @@ def open_files_needed(assignment: Assignment) -> int:
 
 
 def check_open_files(assignment: Assignment, report: Report) -> int:
-    """Raise the soft limit to what a rank needs, or say that even the hard limit is too low."""
+    """Say if even the hard limit is too low; the soft one is raised here and, before ranks start, by a run itself."""
     needed, (before, _) = open_files_needed(assignment), resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = raise_open_files(needed)
     report.facts["open_files_limit"] = before
@@ -130,11 +130,6 @@ def check_open_files(assignment: Assignment, report: Report) -> int:
             f"a rank needs about {needed} open files, and the limit is {hard}",
             means="the run would end with 'Too many open files', perhaps hours after its start",
             hint=f"raise it (ulimit -Hn {2 * needed}, or LimitNOFILE of the service), or use fewer loader workers",
-        )
-    if before < needed:
-        report.warnings.append(
-            f"the soft limit on open files is {before}, a rank needs about {needed}: before training run "
-            f"`ulimit -n {min(hard, 2 * needed)}` in the same shell"
         )
     return needed
 

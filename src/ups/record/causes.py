@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 
-from ups.errors import UpsError
+from ups.errors import UpsError, WorkerError
 
 # name -> meaning; docs/failures.md has a section for each, and a test holds the two together.
 CAUSES: dict[str, str] = {
@@ -23,7 +23,7 @@ CAUSES: dict[str, str] = {
     "stalled": "the rank stood still for far longer than this phase has ever taken",
     "deadline": "a phase took longer than the time declared for it",
     "collective_mismatch": "the rank issued another collective than its peers, or skipped one",
-    "worker_killed": "a loader worker of the rank was killed",
+    "worker_killed": "a loader worker of the rank was killed, crashed or left",
     "connection_lost": "ranks lost each other, and none of them recorded a reason",
     "launcher_failed": "the launcher of the ranks failed before or beside them",
     "unproven": "all ranks left with exit code 0, but the success could not be proven",
@@ -66,6 +66,8 @@ _NO_MEMORY = re.compile(
 )
 _WORKER_DEAD = re.compile(r"DataLoader worker \(pid.*?\) (?:is killed by signal: ([\w ]+)|exited unexpectedly)")
 
+_OWN_WORKER_DEAD = re.compile(r"was killed by (SIG\w+)")
+
 
 def cause_of_error(error: BaseException) -> str:
     """The cause name of an exception."""
@@ -73,6 +75,9 @@ def cause_of_error(error: BaseException) -> str:
     names = {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, SystemExit):
         return cause_of_exit(exit_code_of(error))
+    if isinstance(error, WorkerError):
+        ended = _OWN_WORKER_DEAD.search(text)
+        return f"{error.cause}({ended[1]})" if ended else error.cause
     if isinstance(error, UpsError):
         return error.cause
     if (

@@ -8,6 +8,7 @@ the rank's own files:
     failures/attempt_0/rank_00003.crash.txt     faulthandler: SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL
     failures/attempt_0/rank_00003.stacks.txt    answers to SIGUSR1
     failures/attempt_0/rank_00003.exit.json     exit code and time of death (written by `rank_wrapper`)
+    failures/attempt_0/rank_00003.worker_00.*   the same of a loader worker: .json, and .crash.txt for both dumps
 
 Names of causes are in `causes.py`; the first cause among the ranks is found by `ups.supervise`.
 """
@@ -36,6 +37,7 @@ from ups.record.manifest import write_file_atomically
 
 FORMAT_VERSION = 1
 _MAX_TEXT = 20_000
+_RESERVED_DESCRIPTORS = 4
 _STEM_VARIABLE = "UPS_FAILURE_STEM"
 
 
@@ -56,6 +58,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._written = False
         self._files: list[IO[str]] = []
+        self._reserve: list[int] = []
 
     def record(self, error: BaseException, trace: TracebackType | None = None, *, fatal: bool = True) -> None:
         """Write the failure record of `error`; the first fatal one stays, later ones are its consequences.
@@ -67,6 +70,7 @@ class Recorder:
             if fatal and self._written:
                 return
             self._written = self._written or fatal
+            self._free_descriptors()
             try:
                 document = self._describe(error, trace, fatal)
                 content = (json.dumps(document, indent=1) + "\n").encode()
@@ -95,6 +99,11 @@ class Recorder:
                 write_file_atomically(Path(shared) / path.name, content)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file_atomically(path, content)
+
+    def _free_descriptors(self) -> None:
+        """Make room to write: "too many open files" is a reason to die, too, and must not be lost by itself."""
+        while self._reserve:
+            os.close(self._reserve.pop())
 
     def _describe(self, error: BaseException, trace: TracebackType | None, fatal: bool) -> dict[str, Any]:
         frame = location_of_error(error if trace is None else error.with_traceback(trace))
@@ -147,12 +156,14 @@ class Recorder:
             self.record(args.exc_value, args.exc_traceback, fatal=False)
         threading.__excepthook__(args)
 
-    def open_dumps(self) -> None:
-        """Point faulthandler at this rank's own files."""
+    def open_dumps(self, *, one_file: bool = False) -> None:
+        """Point faulthandler at this process's own files."""
         self.stem.parent.mkdir(parents=True, exist_ok=True)
         crash = self.stem.with_name(self.stem.name + ".crash.txt").open("a")
-        stacks = self.stem.with_name(self.stem.name + ".stacks.txt").open("a")
+        stacks = crash if one_file else self.stem.with_name(self.stem.name + ".stacks.txt").open("a")
         self._files = [crash, stacks]  # faulthandler keeps only the descriptors
+        with contextlib.suppress(OSError):
+            self._reserve = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_RESERVED_DESCRIPTORS)]
         faulthandler.enable(file=crash, all_threads=True)
         faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
 
@@ -181,21 +192,25 @@ def install_from_environment(run_dir: Path) -> Recorder:
     return recorder
 
 
-def install_in_worker(number: int) -> None:
-    """Give a loader worker its own crash file beside those of its rank; does nothing outside a recorded rank."""
+def worker_stem(number: int) -> Path | None:
+    """The common beginning of the failure files of a loader worker of this rank; None outside a recorded rank."""
     stem = os.environ.get(_STEM_VARIABLE)
-    if not stem:
-        return
-    path = Path(f"{stem}.worker_{number:02d}.crash.txt")
-    with contextlib.suppress(OSError):
-        # Stays open for the life of the worker: faulthandler keeps only the descriptor.
-        file = path.open("a")
-        faulthandler.enable(file=file, all_threads=True)
-        faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
-        _open_for_life.append(file)
+    return Path(f"{stem}.worker_{number:02d}") if stem else None
 
 
-_open_for_life: list[IO[str]] = []
+def install_in_worker(number: int) -> Recorder | None:
+    """Make a loader worker record its own failure beside its rank; does nothing outside a recorded rank.
+
+    One file takes both crashes and answers to SIGUSR1: there may be many workers, and almost none ever writes.
+    """
+    stem = worker_stem(number)
+    if stem is None:
+        return None
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    recorder = Recorder(stem, rank, world_size, int(os.environ.get("UPS_ATTEMPT", "0")), None)
+    recorder.open_dumps(one_file=True)
+    sys.excepthook = recorder._hook
+    return recorder
 
 
 def read_failure(stem: Path, shared: Path | None = None) -> dict[str, Any] | None:

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from ups.errors import UpsError
+
 PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple({str(Path(p).resolve()) for key in ("stdlib", "platstdlib") if (p := sysconfig.get_path(key))})
+_ORIGIN = "ups_origin"
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 _FRAME_TEXT = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)(?:,)? in (?P<function>.+?)\s*$', re.MULTILINE)
 _CURRENT_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+", re.MULTILINE)
@@ -72,7 +75,18 @@ def innermost(frames: Iterable[Frame]) -> Frame | None:
 
 
 def location_of_error(error: BaseException) -> Frame | None:
-    """Where an exception was raised; for one that crossed from a loader worker, where the worker raised it."""
+    """Where an exception was raised; for one that crossed from a loader worker, where the worker raised it.
+
+    An error that ups raised `from` another one is told at the place of that other one, if somebody can change it: what
+    wraps a reader's mistake is not the mistake.
+    """
+    origin = getattr(error, _ORIGIN, None)
+    if isinstance(origin, Frame):
+        return origin
+    if isinstance(error, UpsError) and error.__cause__ is not None:
+        frame = location_of_error(error.__cause__)
+        if frame is not None and frame.ours:
+            return frame
     text = str(error)
     if "Original Traceback" in text:
         # torch prints the worker's traceback, outermost frame first, inside the message.
@@ -80,6 +94,12 @@ def location_of_error(error: BaseException) -> Frame | None:
         if frame is not None:
             return frame
     return innermost(frames_of_traceback(error.__traceback__))
+
+
+def set_origin(error: BaseException, frame: Frame | None) -> None:
+    """Say where an error that reports another process was really raised; `location_of_error` then names that."""
+    if frame is not None:
+        setattr(error, _ORIGIN, frame)
 
 
 def location_of_dump(text: str) -> Frame | None:

@@ -18,7 +18,7 @@ from typing import Any
 from ups.record import process_tree
 from ups.record.blackbox import Phase, Record
 from ups.supervise import evidence, stacks
-from ups.supervise.checkpoints import last_commit
+from ups.supervise.checkpoints import usable_commit
 from ups.supervise.collectives import CollectiveLog, Mismatch
 from ups.supervise.deadlines import PhaseTimes
 from ups.supervise.fault import Fault
@@ -304,7 +304,7 @@ class Attempt:
         return replace(own.sighting, at=places[0] if places else own.stood_at)
 
     def _fault(self, first: Sighting, found: list[Sighting], noticed: float, down: float) -> Fault:
-        commit = last_commit(self.options.run_dir)
+        commit = usable_commit(self.options.run_dir)
         view = self._views[first.rank]
         return Fault(
             attempt=self.number,

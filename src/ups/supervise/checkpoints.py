@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from ups.errors import UpsError
 from ups.record import manifest
 
 _NAME = re.compile(r"step_(\d+)")
+HASH_BELOW_BYTES = 2 * 2**30
 
 
 def committed_steps(run_dir: Path) -> list[int]:
@@ -17,9 +19,24 @@ def committed_steps(run_dir: Path) -> list[int]:
 
 
 def last_commit(run_dir: Path) -> int | None:
-    """Step of the newest checkpoint that a restart can use; bytes are not re-hashed here, loading does that."""
+    """Step of the newest committed checkpoint by the sizes of its files: cheap, for who only shows it."""
     for step, path in _candidates(run_dir):
         if _whole(path, deep=False):
+            return step
+    return None
+
+
+def usable_commit(run_dir: Path, hash_below_bytes: int = HASH_BELOW_BYTES) -> int | None:
+    """Step of the checkpoint from which a restart will go on.
+
+    A restart re-hashes the newest checkpoint and takes the one before if a byte differs, so the same is done here:
+    otherwise the line of a fault would name a checkpoint that nobody will use, and too few lost steps. Above
+    `hash_below_bytes` only sizes are compared, because reading it twice would delay the restart.
+    """
+    for step, path in _candidates(run_dir):
+        with contextlib.suppress(UpsError):
+            deep = manifest.read_manifest(path).total_bytes <= hash_below_bytes
+            manifest.verify(path, deep=deep)
             return step
     return None
 

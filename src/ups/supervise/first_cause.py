@@ -72,7 +72,9 @@ def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
     failure, ended = view.failure(), view.exit
     step, phase = position(view)
     if failure is not None:
-        cause = str(failure["cause"])
+        cause, message = str(failure["cause"]), str(failure["message"])
+        if cause == "worker_killed(SIGKILL)" and out_of_memory_kill:
+            message += "; the kernel's oom_kill counter moved"
         return Sighting(
             view.rank,
             int(failure["time_monotonic_ns"]),
@@ -81,7 +83,7 @@ def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
             str(failure["phase"]),
             str(failure["at"]),
             bool(failure["cascade"]),
-            str(failure["message"]),
+            message,
             str(failure["hint"]),
             exit_code_for(cause),
         )

@@ -24,6 +24,7 @@ from ups.supervise.options import Options
 TOKEN_VARIABLE = "UPS_SUPERVISOR_TOKEN"  # noqa: S105 - a mark, not a secret
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory with a random name is made inside
 _PREFIX = "ups-box"
+FLIGHT_PREFIX = "nccl_trace_rank_"
 
 
 class Launcher:
@@ -43,6 +44,7 @@ class Launcher:
             "UPS_BLACKBOX_DIR": str(box_dir),
             "UPS_OVERRIDES": json.dumps(dict(overrides)),
             TOKEN_VARIABLE: self.token,
+            **_flight_recorder(options.run_dir, attempt),
         }
         with self._log.open("ab") as log:
             try:
@@ -102,6 +104,18 @@ def _torchrun(ranks: int) -> list[str]:
         "-m",
         "ups.record.rank_wrapper",
     ]
+
+
+def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
+    """Where torch's flight recorder dumps, for who has turned it on: into the run, not into everybody's /tmp.
+
+    It is not turned on here: on NCCL nothing of it has been tried, and the black box does the same for every backend.
+    """
+    prefix = str((run_dir / "failures" / f"attempt_{attempt}" / FLIGHT_PREFIX).absolute())
+    if not any(os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")):
+        return {}
+    names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    return {name: prefix for name in names if name not in os.environ}
 
 
 def make_box_root(run_dir: Path) -> Path:

@@ -22,8 +22,9 @@ from typing import Any
 
 from ups.errors import ConfigError
 from ups.record import process_tree
+from ups.record.open_files import raise_open_files
 from ups.supervise.attempt import Attempt, Outcome, Wish
-from ups.supervise.checkpoints import last_commit, verify_step
+from ups.supervise.checkpoints import usable_commit, verify_step
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.launcher import make_box_root
@@ -44,6 +45,7 @@ def supervise(options: Options, say: Callable[[str], None] | None = None) -> int
     options.run_dir.mkdir(parents=True, exist_ok=True)
     with _only_supervisor(options.run_dir), _listen() as wish:
         process_tree.adopt_orphans()
+        raise_open_files()  # inherited by every rank and loader worker
         box_root = make_box_root(options.run_dir)
         try:
             return _Supervision(options, wish, box_root, say or _print).run()
@@ -81,7 +83,7 @@ class _Supervision:
         entry: dict[str, Any] = {
             "number": number,
             "started": time.time(),
-            "from_checkpoint": last_commit(self._options.run_dir),
+            "from_checkpoint": usable_commit(self._options.run_dir),
             "overrides": dict(document["overrides"]),
             "faults": [],
         }
@@ -114,14 +116,15 @@ class _Supervision:
     def _judge(self, outcome: Outcome) -> tuple[str, str, int, str]:
         """State ('again' for another attempt), cause, exit code and a detail for the verdict line."""
         run_dir, asked = self._options.run_dir, self._wish.number
-        commit = last_commit(run_dir)
-        self._file.document["checkpoint"] = commit
         fault = outcome.fault
         if outcome.state == "finished":
             problem = verify_step(run_dir, outcome.last_step)
             if not problem:
-                return "completed", "", 0, f"step={outcome.last_step} ckpt={commit} verified"
-            fault = self._unproven(outcome, commit, problem)
+                self._file.document["checkpoint"] = outcome.last_step
+                return "completed", "", 0, f"step={outcome.last_step} ckpt={outcome.last_step} verified"
+            fault = self._unproven(outcome, usable_commit(run_dir), problem)
+        commit = usable_commit(run_dir) if fault is None else fault.checkpoint
+        self._file.document["checkpoint"] = commit
         if fault is None:
             lost = max(0, outcome.last_step - (commit or 0))
             state, code = ("stopped", INTERRUPTED) if asked == signal.SIGINT else ("preempted", PREEMPTED)

@@ -12,6 +12,7 @@ from ups.record.failure import failure_stem
 from ups.record.location import frames_of_text
 from ups.supervise.advice import meaning, what_to_do
 from ups.supervise.fault import KEYS, Fault
+from ups.supervise.launcher import FLIGHT_PREFIX
 from ups.supervise.rank_view import tail
 from ups.supervise.run_file import faults_of
 
@@ -78,6 +79,8 @@ def _of_fault(run_dir: Path, fault: Fault, *, several: bool) -> Iterator[str]:
     for other in fault.consequences[:_MAX_RANKS_SHOWN]:
         yield f"  consequence on rank {other['rank']}: {other['cause']} at {other['at']}"
     yield from _stacks(run_dir, fault)
+    yield from _worker_stacks(run_dir, fault)
+    yield from _flight_dumps(run_dir, fault)
     text = next((entry.get("log_tail", "") for entry in shown if entry["rank"] == fault.rank), "")
     text = text or tail(run_dir / fault.log, 4000)
     if text.strip():
@@ -125,6 +128,30 @@ def _stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
             start = max(text.rfind("Fatal Python error"), text.rfind("Current thread"), text.rfind("Process "), 0)
             yield from (f"  {line}" for line in text[start:].rstrip().splitlines()[:_STACK_LINES])
             return
+
+
+def _worker_stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
+    """The crash of a loader worker of the rank, if one left a dump."""
+    stem = failure_stem(run_dir, fault.attempt, fault.rank)
+    for path in sorted(stem.parent.glob(f"{stem.name}.worker_*.crash.txt")):
+        text = tail(path)
+        if "Fatal Python error" in text:
+            yield from ("", f"Crash in a loader worker of rank {fault.rank} ({path.name}):")
+            lines = text[text.rindex("Fatal Python error") :].rstrip().splitlines()
+            yield from (f"  {line}" for line in lines[:_STACK_LINES])
+
+
+def _flight_dumps(run_dir: Path, fault: Fault) -> Iterator[str]:
+    """Dumps of torch's flight recorder are pickles: listed here, opened only by torch's own program."""
+    folder = failure_stem(run_dir, fault.attempt, fault.rank).parent
+    dumps = sorted(path for path in folder.glob(f"{FLIGHT_PREFIX}*") if path.is_file())
+    if not dumps:
+        return
+    yield from ("", f"Dumps of torch's flight recorder, from {len(dumps)} of {fault.world} ranks:")
+    yield from (f"  {path.name}  {path.stat().st_size} bytes" for path in dumps[:_MAX_RANKS_SHOWN])
+    if len(dumps) > _MAX_RANKS_SHOWN:
+        yield f"  and {len(dumps) - _MAX_RANKS_SHOWN} more"
+    yield f"  read them (pickles: only of your own runs) with: torchfrtrace --prefix {FLIGHT_PREFIX} {folder}"
 
 
 def _load(path: Path) -> dict[str, Any] | None:

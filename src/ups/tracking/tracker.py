@@ -13,6 +13,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -60,7 +61,7 @@ class JsonlTracker:
 class FanOut:
     """Writes the local record at once and hands each row to the others through a bounded queue each.
 
-    A full queue drops the row and counts it; a tracker that raises is left out from then on, aloud.
+    A full queue drops the row and counts it, aloud; a tracker that raises is left out from then on, aloud.
     """
 
     def __init__(self, local: Tracker, others: Sequence[Tracker] = (), *, queue_rows: int = 1000) -> None:
@@ -85,9 +86,12 @@ class FanOut:
         return {lane.tracker.name: lane.dropped for lane in self._lanes}
 
     def close(self, timeout_seconds: float = 5.0) -> None:
-        """Flush what can be flushed in time; a hung tracker is left behind."""
+        """Flush what can be flushed in time, over all trackers together; a hung one is left behind."""
+        deadline = time.monotonic() + timeout_seconds
         for lane in self._lanes:
-            lane.close(timeout_seconds)
+            lane.ask_to_close()
+        for lane in self._lanes:
+            lane.wait_closed(max(0.0, deadline - time.monotonic()))
         self._local.close()
 
 
@@ -98,7 +102,7 @@ class _Lane:
         self.tracker = tracker
         self.dropped = 0
         self._queue: queue.Queue[Row | None] = queue.Queue(maxsize=rows)
-        self._broken = False
+        self._broken = self._closing = False
         self._thread = threading.Thread(target=self._run, name=f"ups-track-{tracker.name}", daemon=True)
         self._thread.start()
 
@@ -108,9 +112,12 @@ class _Lane:
                 raise queue.Full
             self._queue.put_nowait(dict(row))
         except queue.Full:
+            if not self.dropped and not self._broken:
+                _say(f"tracker '{self.tracker.name}' does not keep up: rows are dropped there, metrics.jsonl has all")
             self.dropped += 1
 
     def _run(self) -> None:
+        """The thread of the lane: everything that a foreign tracker does happens here, its end too."""
         while (row := self._queue.get()) is not None:
             try:
                 self.tracker.log(row)
@@ -118,17 +125,25 @@ class _Lane:
                 self._broken = True
                 self.dropped += 1
                 _say(f"tracker '{self.tracker.name}' failed and is left out from now on: {error}")
-                return
-
-    def close(self, timeout_seconds: float) -> None:
-        with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=0.1)
-        self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
-            _say(f"tracker '{self.tracker.name}' did not take its last rows within {timeout_seconds:.0f} s")
-            return
+                break
+            if self._closing and self._queue.empty():
+                break
         with contextlib.suppress(Exception):
             self.tracker.close()
+
+    def ask_to_close(self) -> None:
+        self._closing = True
+        # In a full queue there is no room for the end mark, and no need: the thread looks after its last row.
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)
+
+    def wait_closed(self, timeout_seconds: float) -> None:
+        self._thread.join(timeout_seconds)
+        waiting = self._queue.qsize()
+        if self._thread.is_alive():
+            _say(f"tracker '{self.tracker.name}' did not take its last rows in time: {waiting} were still waiting")
+        if self.dropped:
+            _say(f"tracker '{self.tracker.name}' missed {self.dropped} rows; metrics.jsonl has all of them")
 
 
 def _say(text: str) -> None:

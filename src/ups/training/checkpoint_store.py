@@ -93,7 +93,7 @@ def retain(run_dir: Path, keep: int) -> list[Path]:
 def wait_until_visible(
     path: Path, files: Mapping[str, FileHash] | None = None, seconds: float = VISIBLE_SECONDS
 ) -> None:
-    """Wait until this host sees the files (default: of the manifest in `path`) with their sizes.
+    """Wait until this host sees the directory and the files (default: of its manifest) with their sizes.
 
     A shared file system may show another host's files late. Raises CheckpointError at the deadline.
     """
@@ -102,9 +102,9 @@ def wait_until_visible(
         try:
             expected = read_manifest(path).files if files is None else files
             missing = [n for n, f in expected.items() if not _has_size(path / n, f.size)]
-            if not missing:
+            if not missing and path.is_dir():
                 return
-            what = f"{missing[0]} of {path}"
+            what = f"{missing[0]} of {path}" if missing else str(path)
         except UpsError as error:
             what = error.message
         if time.monotonic() > deadline:

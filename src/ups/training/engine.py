@@ -19,7 +19,7 @@ from ups.config.stage import StageLength
 from ups.distributed.agreement import OPERATION, Agreement, Status
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, locals_of
-from ups.errors import TrainingError
+from ups.errors import DataError, TrainingError
 from ups.record.blackbox import Phase
 from ups.spec.batch import Batch
 from ups.training.box import Box, NullBox
@@ -148,7 +148,7 @@ class Engine:
         seen: list[tuple[int, Tensor, dict[str, Tensor]]] = []
         for index in range(last + 1):
             self.box.record(Phase.DATA, number, stage, batch=index)
-            batch = next(batches).to(self.runtime.device, self._dtype, non_blocking=True)
+            batch = self._next(batches, number).to(self.runtime.device, self._dtype, non_blocking=True)
             with self.strategy.micro_batch(is_last=index == last):
                 # The first pass of a task compiles: slow for once, and not stuck.
                 slow = COMPILE_SECONDS if self.config.compile and batch.task.name not in self._compiled else 0.0
@@ -179,6 +179,16 @@ class Engine:
             self.meters.add(total, metrics, num_samples)
         return True
 
+    def _next(self, batches: Iterator[Batch], number: int) -> Batch:
+        """The next micro-batch. A loader has no end; one that ends has another number of batches than its peers."""
+        try:
+            return next(batches)
+        except StopIteration:
+            raise DataError(
+                f"the loader of rank {self.runtime.rank} ended at step {number}, and other ranks may have more batches",
+                hint="every rank must get the same number of batches: a loader repeats its data and never ends",
+            ) from None
+
     def _update(self, number: int) -> None:
         self.box.record(Phase.OPTIMIZER, number, self.progress.stage_index)
         self.optimizer.step()
@@ -208,7 +218,7 @@ class Engine:
             return
         self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=COMPILE_SECONDS)
         self.loader.load_state_dict({"step": 0})
-        batch = next(iter(self.loader)).to(self.runtime.device, self._dtype)
+        batch = self._next(iter(self.loader), 0).to(self.runtime.device, self._dtype)
         with autocast(self.config.precision, self.runtime.device):
             self.strategy.module(batch).total.backward()
         self.optimizer.zero_grad(set_to_none=True)

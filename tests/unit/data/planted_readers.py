@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,17 @@ class SleepingReader(StoreReader):
         if self.num_blocks > 1:
             time.sleep(10_000)
         return super().read_block(split, trajectories, start_frames, num_frames)
+
+
+class CrashingReader(StoreReader):
+    """Dies in native code."""
+
+    def read_block(self, split: str, trajectories: Any, start_frames: Any, num_frames: int) -> Any:
+        return crash()
+
+
+def crash() -> int:
+    return ctypes.string_at(0)[0]
 
 
 class TensorReader(StoreReader):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import re
 import resource
@@ -24,6 +25,8 @@ from ups.data.loader import Loader, build_loader, evaluation_batches
 from ups.data.readers.zarr_store import StoreReader
 from ups.data.worker_pool import pickle_without_devices
 from ups.errors import CheckpointError, ConfigError, DataError, MachineError
+from ups.record.causes import cause_of_error
+from ups.record.location import location_of_error
 from ups.spec.batch import Batch
 from ups.spec.place import Place
 
@@ -259,7 +262,7 @@ def test_a_killed_worker_is_named_at_once(wave: Path) -> None:
         assert f"loader worker 1 (pid {loader.worker_pids[1]}) was killed by SIGKILL while reading" in error.message
         # Worker 1 reads the odd steps; those it had sent before it died are still delivered.
         assert re.search(r"8 windows of task 'wave' for step \d*[13579], the first at .*wave.zarr train", error.message)
-        assert error.cause == "data"
+        assert cause_of_error(error) == "worker_killed(SIGKILL)"
 
 
 @pytest.mark.processes
@@ -346,6 +349,38 @@ def test_a_crash_leaves_its_stack(wave: Path, tmp_path: Path, monkeypatch: pytes
     stack = (tmp_path / "worker_0_0.txt").read_text()
     assert "Segmentation fault" in stack
     assert "ups/data/worker.py" in stack
+
+
+@pytest.mark.processes
+def test_a_crash_in_a_recorded_rank_is_told_at_the_line_of_the_reader(
+    wave: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPS_FAILURE_STEM", str(tmp_path / "rank_00003"))
+    with loader_of(planted.CrashingReader(wave), workers=1) as loader:
+        error = failure_of(loader)
+    frame = location_of_error(error)
+    assert frame is not None
+    assert (Path(frame.path).name, frame.function) == ("planted_readers.py", "crash")
+    assert cause_of_error(error) == "worker_killed(SIGSEGV)"
+    assert f"was killed by SIGSEGV at {frame.short()} while reading" in error.message
+    assert "Segmentation fault" in (tmp_path / "rank_00003.worker_00.crash.txt").read_text()
+
+
+@pytest.mark.processes
+def test_an_exception_in_a_recorded_rank_is_told_at_the_line_of_the_reader(
+    wave: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UPS_FAILURE_STEM", str(tmp_path / "rank_00003"))
+    with loader_of(planted.RaisingReader(wave), workers=1) as loader:
+        error = failure_of(loader)
+    alone = failure_of(loader_of(planted.RaisingReader(wave)))
+    for told in (error, alone):  # with and without workers
+        frame = location_of_error(told)
+        assert frame is not None
+        assert (Path(frame.path).name, frame.function) == ("planted_readers.py", "_frames")
+    record = json.loads((tmp_path / "rank_00003.worker_00.json").read_text())
+    assert record["cause"] == "data"
+    assert "ValueError: planted" in record["message"]
 
 
 @pytest.mark.processes

@@ -172,6 +172,21 @@ def test_a_full_disk_does_not_lose_the_record_because_it_also_lies_beside_the_bl
     assert record["cause"] == "exception(ValueError)"
 
 
+def test_too_many_open_files_is_recorded_although_the_record_itself_needs_one(tmp_path: Path) -> None:
+    body = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    kept = []
+    while True:
+        kept.append(open(os.devnull))
+    """
+    _, _, record = run(tmp_path, body)
+    assert record is not None
+    assert record["cause"] == "exception(OSError)"
+    assert "Too many open files" in record["message"]
+    assert record["at"] == f"person.py:{line_of(tmp_path, 'kept.append')}"
+
+
 def test_a_workers_own_line_is_found_in_the_message_of_the_rank() -> None:
     text = (
         "Caught KeyError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 from ups.record.causes import CAUSES
+from ups.record.failure import failure_stem
 from ups.supervise.advice import ADVICE, meaning, what_to_do
 from ups.supervise.fault import KEYS, Fault
 from ups.supervise.run_file import RunFile, read_run
@@ -38,6 +39,21 @@ def test_a_run_without_its_evidence_is_still_explained(tmp_path: Path) -> None:
     assert text.splitlines()[0] == fault.one_line()
     assert "What to do:" in text
     assert list(faults_as_json(document)[0])[: len(KEYS)] == list(KEYS)
+
+
+def test_dumps_of_the_flight_recorder_are_listed_and_never_opened(tmp_path: Path) -> None:
+    file = RunFile(tmp_path)
+    file.begin(ranks=2, max_restarts=1, box_root=tmp_path)
+    fault = Fault(0, 1, 2, "h", 7, "sync", "stalled", log="logs/attempt_0/rank_00001.err")
+    file.document["attempts"].append({"number": 0, "faults": [fault.document()]})
+    dump = failure_stem(tmp_path, 0, 0).parent / "nccl_trace_rank_0"
+    dump.parent.mkdir(parents=True)
+    dump.write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
+    text = explain(tmp_path, file.document)
+    assert "Dumps of torch's flight recorder, from 1 of 2 ranks:" in text
+    assert f"nccl_trace_rank_0  {dump.stat().st_size} bytes" in text
+    assert f"torchfrtrace --prefix nccl_trace_rank_ {dump.parent}" in text
+    assert not Path("opened").exists()
 
 
 def test_a_run_without_faults_says_so(tmp_path: Path) -> None:

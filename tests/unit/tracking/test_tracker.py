@@ -42,7 +42,7 @@ class Hanging:
         self.release.wait(30)
 
     def close(self) -> None:
-        return
+        self.release.wait(30)
 
 
 class Failing:
@@ -89,6 +89,40 @@ def test_a_hung_and_a_broken_tracker_cost_no_time_and_no_local_row(
     told = capsys.readouterr().err
     assert "tracker 'failing' failed and is left out" in told
     assert "tracker 'hanging' did not take its last rows" in told
+    assert f"tracker 'hanging' missed {fan.dropped['hanging']} rows" in told
+
+
+class Slow(Keeping):
+    name = "slow"
+
+    def log(self, row: Row) -> None:
+        time.sleep(0.02)
+        super().log(row)
+
+
+def test_a_slow_tracker_is_flushed_and_closed_although_its_queue_is_full(tmp_path: Path) -> None:
+    slow = Slow()
+    fan = FanOut(JsonlTracker(tmp_path / "m.jsonl"), [slow], queue_rows=5)
+    for step in range(30):
+        fan.log({"step": step})
+    fan.close()
+    assert slow.closed
+    assert len(slow.rows) + fan.dropped["slow"] == 30
+
+
+class HangingAtClose(Keeping):
+    name = "farewell"
+
+    def close(self) -> None:
+        time.sleep(30)
+
+
+def test_trackers_that_hang_in_their_farewell_cost_the_time_limit_once(tmp_path: Path) -> None:
+    fan = FanOut(JsonlTracker(tmp_path / "m.jsonl"), [HangingAtClose(), HangingAtClose(), HangingAtClose()])
+    fan.log({"step": 1})
+    started = time.monotonic()
+    fan.close(timeout_seconds=0.3)
+    assert time.monotonic() - started < 1
 
 
 def test_a_full_disk_does_not_stop_training(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,41 @@
+"""The checkpoint that the line of a fault names is the one that a restart will use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ups.record.manifest import commit_directory, make_temporary
+from ups.supervise.checkpoints import last_commit, usable_commit
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    for step in (5, 10, 15):
+        final = tmp_path / "checkpoints" / f"step_{step:08d}"
+        temporary = make_temporary(final)
+        (temporary / "data").write_bytes(bytes(1000))
+        commit_directory(temporary, final)
+    return tmp_path
+
+
+def test_the_newest_whole_checkpoint_is_used(run_dir: Path) -> None:
+    assert usable_commit(run_dir) == last_commit(run_dir) == 15
+
+
+def test_one_flipped_bit_means_the_older_one(run_dir: Path) -> None:
+    (run_dir / "checkpoints/step_00000015/data").write_bytes(bytes(999) + b"1")
+    assert usable_commit(run_dir) == 10
+    assert last_commit(run_dir) == 15
+    assert usable_commit(run_dir, hash_below_bytes=999) == 15
+
+
+def test_what_is_cut_or_not_committed_is_passed_over(run_dir: Path) -> None:
+    (run_dir / "checkpoints/step_00000015/data").write_bytes(bytes(999))
+    (run_dir / "checkpoints/step_00000010/COMMITTED").unlink()
+    assert usable_commit(run_dir) == 5
+
+
+def test_a_run_without_checkpoints_has_none(tmp_path: Path) -> None:
+    assert usable_commit(tmp_path) is None
