@@ -5,8 +5,8 @@ killed, stopped, crashed, made to raise, or the newest checkpoint is damaged, at
 between. Effective time is the fault-free time over the time it took. The final weights must be the same bytes, and
 every fault must stand in run.json under its right name.
 
-`--harsh` also makes the loss of a rank NaN and takes its memory away. A NaN step is skipped by all ranks and counted, it
-is no fault; lack of memory halves the micro-batch. Both change the sums, so the final loss is compared, not the bytes.
+`--harsh` also makes the loss of a rank NaN and takes its memory away. A NaN step is skipped by all ranks and counted,
+and is no fault; lack of memory halves the micro-batch. Both change the sums, so the final loss is compared, not bytes.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ ADVICE: dict[str, str] = {
     "deadline": "The phase took longer than it declared. Look at the stack; if it is only slow, raise the deadline.",
     "collective_mismatch": "Code that all ranks must run alike ran differently on the named rank: look for a branch "
     "on the rank or the data, or a caught exception, around the named operation.",
-    "worker_killed": "A reader process of the loader was killed: for lack of memory (fewer data.loader.workers, a "
-    "smaller data.loader.prefetch), or because /dev/shm is too small.",
+    "worker_killed": "A reader process of the loader died. After a crash the line of the reader is named: check the "
+    "file with `ups data validate`. After SIGKILL: fewer data.loader.workers, or a smaller data.loader.prefetch.",
     "connection_lost": "No rank on this host failed by itself. Look at the other hosts, then at the network between.",
     "launcher_failed": "torchrun did not start the ranks, or was killed: see logs/attempt_*/torchrun.log.",
     "unproven": "All ranks left without an error, but the last checkpoint is missing or damaged. Do not use the "

@@ -132,6 +132,7 @@ class Attempt:
     def _refresh(self) -> Mismatch | None:
         found: Mismatch | None = None
         for view in self._views:
+            view.notice_lost_wrapper()
             before: Record | None = view.last
             for record in view.refresh():
                 if before is not None and record.number == before.number + 1:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ups.errors import UpsError
+from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Mark, Record, ring_path
 from ups.record.failure import failure_stem, read_failure
 from ups.record.location import Frame, location_of_dump
@@ -60,6 +63,20 @@ class RankView:
                 self.step_began_at = record.number
             self.last = record
         return fresh
+
+    def notice_lost_wrapper(self) -> None:
+        """Write down the death of a rank whose wrapper was killed and could not: the kernel has ended the rank too.
+
+        Not for an attempt that is being ended: there it is our own doing.
+        """
+        if self.exit is not None or not self.wrapper_pid or process_tree.is_alive(self.wrapper_pid):
+            return
+        # It may have written in its last moment.
+        self.exit = _read_json(self._box_dir / f"{self.name}.exit.json") or {
+            "code": -signal.SIGKILL,
+            "time_monotonic_ns": time.monotonic_ns(),
+            "peak_resident_bytes": 0,
+        }
 
     @property
     def alive(self) -> bool:
