@@ -154,7 +154,7 @@ def test_m8_m12_what_ends_a_loader_is_named_by_the_line_of_the_worker(
         fault("end_of_data", 1, 19, "data"),
         restarts=4,
         recipe=recipe,
-        timeout_seconds=200,
+        timeout_seconds=280,
     )
     assert result.code == 0, result.output
     assert told(result) == [
@@ -193,7 +193,7 @@ def test_m11_a_kill_inside_a_save_and_a_cut_file_never_lead_to_a_bad_load(
         fault("damage", 1, 18, "forward", how="truncate", signal="SIGKILL"),
         restarts=6,
         recipe=recipe,
-        timeout_seconds=200,
+        timeout_seconds=280,
     )
     assert result.code == 0, result.output
     assert [found["cause"] for found in result.faults] == ["killed(SIGXFSZ)", *["killed(SIGKILL)"] * 3]
