@@ -40,6 +40,8 @@ def strike(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_dir: P
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     elif kind == "damage":
         assert run_dir is not None
+        while "newest" in FAULT and not (run_dir / "checkpoints" / f"step_{FAULT['newest']:08d}").exists():
+            time.sleep(0.05)  # a save in the background is committed a little later
         damage_newest(run_dir, FAULT.get("how", "flip"))
         if "signal" in FAULT:
             signal_itself()

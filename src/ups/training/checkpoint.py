@@ -212,7 +212,7 @@ class Checkpointer:
             save(staged, storage_writer=writer, process_group=group, no_dist=group is None)
             mine = (hash_files(temporary, self._own_files(temporary)), "")
         except (Exception, CheckpointException) as problem:  # noqa: BLE001  the other ranks must learn of it, not wait
-            told = _short(problem)
+            told = _short(problem) + _lack_of_room(temporary, staged)
             mine = ({}, told if isinstance(problem, CheckpointException) else f"rank {self._runtime.rank}: {told}")
         everything = from_all(mine, group)
         errors = [text for _, text in everything if text]
@@ -268,6 +268,16 @@ def _check_shapes(path: Path, wanted: Mapping[str, Tensor], known: Mapping[str, 
                 f"{path}: '{name}' has the shape {shape}, the model has {list(tensor.shape)}",
                 hint="the recipe has changed since this run was started: use its own config.yaml, or a new run.dir",
             )
+
+
+def _lack_of_room(folder: Path, staged: Mapping[str, Tensor]) -> str:
+    """What torch's writer often does not tell: on a full disk it says "unexpected pos" of a container."""
+    needed = sum(local(tensor).nbytes for tensor in staged.values())
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    return f" (no space left on the disk: {free} bytes are free, a save needs up to {needed})" if free < needed else ""
 
 
 def _short(error: BaseException) -> str:
