@@ -39,8 +39,8 @@ METRICS = (
 )
 KEPT = (*(key for _, key in METRICS), "num_blown_up", "num_samples")
 
-# One step of training on the scaled difference, AdamW with warm-up and cosine, one thread. A window in 2D costs as much as
-# several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error).
+# One step of training on the scaled difference, AdamW with warm-up and cosine, one thread. A window in 2D costs as
+# much as several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error).
 _WINDOWS = {1: 32, 2: 8}
 _COMMON: dict[str, Any] = {
     "version": 1,
