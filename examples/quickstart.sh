@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From an empty directory to a film: makes an environment, data, a trained simulator and a film of what it predicts, with
-# the commands of docs/quickstart.md. Run it in an empty directory; it takes less than ten minutes on two CPU cores.
+# the commands of docs/quickstart.md. Run it in an empty directory; it is made for ten minutes on two free CPU cores.
 #
 #   mkdir first-film && cd first-film && bash PATH/TO/CHECKOUT/examples/quickstart.sh
 #
