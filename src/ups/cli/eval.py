@@ -40,6 +40,10 @@ def evaluate(
 
     if split not in ("test", "valid"):
         raise ConfigError(f"'{split}' is not a held-out split", hint="use --split test or --split valid")
+    if solver_cost:
+        from ups.data.generate.restart import require_solvers
+
+        require_solvers()
     trained = load_trained(model)
     known = [reader.task.name for reader in trained.readers]
     wrong = [name for name in task if name not in known]

@@ -10,6 +10,7 @@ Shapes: n trajectories, T frames after the given one, C channels, R stored and N
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from ups.data.generate.reduce import (
 )
 from ups.data.generate.tasks import TASKS, BenchTask
 from ups.data.readers.base import GridReader, Reader
+from ups.errors import MissingExtraError
 from ups.spec.task import TaskSpec
 
 # Grids to try, as parts of the stored one.
@@ -87,6 +89,13 @@ class Restart:
             steps = sorted({max(1, most >> halving) for halving in range(MAX_HALVINGS + 1)}) if most else [0]
             grids.append([Setting(points, n) for n in steps])
         return grids
+
+
+def require_solvers() -> None:
+    """Raises MissingExtraError if what the solvers need is not installed: better before a long score than after it."""
+    for package in ("scipy", "exponax"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError.of("generate", package, "starting a solver from stored frames")
 
 
 def own_task(reader: Reader) -> tuple[BenchTask | None, str]:

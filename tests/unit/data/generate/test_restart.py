@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from ups.data.generate.problem import Draws
-from ups.data.generate.restart import RESTARTS, Given, Setting, own_task, restart_of
+from ups.data.generate.restart import RESTARTS, Given, Setting, own_task, require_solvers, restart_of
 from ups.data.generate.tasks import TASKS
 from ups.data.readers.base import Source
+from ups.errors import MissingExtraError
 from ups.spec.task import TaskSpec
 
 pytest.importorskip("exponax")
@@ -62,6 +63,12 @@ def test_settings_begin_coarse_and_with_large_steps(name):
     assert points[-1] >= 2 * task.resolution
     for grid in grids:
         assert [s.substeps for s in grid] == sorted({s.substeps for s in grid})
+
+
+def test_a_missing_library_is_named_before_anything_is_scored(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "exponax" else object())
+    with pytest.raises(MissingExtraError, match="exponax"):
+        require_solvers()
 
 
 def test_data_of_others_has_no_solver_and_says_so():
