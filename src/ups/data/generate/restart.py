@@ -281,15 +281,16 @@ def _resample_cosine(fields: Float64, wanted: int) -> Float64:
 
 
 def _regrid(averages: Float64, wanted: int, num_spatial_dims: int) -> Float64:
-    """Cell averages (..., *S) on another grid: means over whole blocks, or limited slopes within a cell.
+    """Cell averages (..., *S) on a grid that divides theirs (means over blocks) or is a multiple (limited slopes).
 
-    A grid that does not divide the other goes through their least common multiple. Integrals are kept to round-off.
+    Integrals are kept to round-off.
     """
     points = averages.shape[-1]
-    common = math.lcm(points, wanted)
+    if wanted < points:
+        return block_mean(averages, wanted, num_spatial_dims)
     for axis in range(averages.ndim - num_spatial_dims, averages.ndim):
-        averages = _refine(averages, common // points, axis)
-    return averages if common == wanted else block_mean(averages, wanted, num_spatial_dims)
+        averages = _refine(averages, wanted // points, axis)
+    return averages
 
 
 def _refine(averages: Float64, factor: int, axis: int) -> Float64:
@@ -325,9 +326,9 @@ RESTARTS: dict[str, Restart] = {
         partial(_spectral_1d, averages=True, solve=_fisher),
         lambda points, dt: max(1, math.ceil(dt / spectral.REACDIFF_STEP - 1e-9)),
     ),
-    "euler1d": Restart(_euler),
+    "euler1d": Restart(_euler, whole_cells=True),
     "ns2d": Restart(_navier_stokes, lambda points, dt: max(1, math.ceil(dt * points / 1.6 - 1e-9))),
-    "swe2d": Restart(_shallow_water),
+    "swe2d": Restart(_shallow_water, whole_cells=True),
     "diffreact2d": Restart(_diffusion_reaction, lambda points, dt: max(1, math.ceil(dt / diffreact.STEP - 1e-9))),
     "darcy2d": Restart(_darcy, whole_cells=True),
 }
