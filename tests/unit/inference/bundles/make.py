@@ -1,4 +1,4 @@
-"""Writes the stored bundles of the current format and what they answer. Run once for each format version:
+"""Writes stored bundles of the current format and what they answer. Run for a new format version or a new kind:
 
     python tests/unit/inference/bundles/make.py
 
@@ -81,12 +81,12 @@ def inputs_of(task: TaskSpec, context_frames: int, draw: np.random.Generator) ->
 
 def main() -> int:
     directory = HERE / f"v{VERSION}"
-    if directory.exists():
-        print(f"{directory} is there already, and stays as it is")
-        return 1
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     for name in STORED:
-        write(name, directory)
+        if (directory / name).exists():
+            print(f"{directory / name} is there already, and stays as it is")
+        else:
+            write(name, directory)
     return 0
 
 
