@@ -18,16 +18,17 @@ def bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=400)
 
 
-def test_every_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None:
-    done = bench(tmp_path)
+def test_a_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None:
+    # The FNO: its complex weights are what an engine, an optimiser and a bundle stumble over.
+    done = bench(tmp_path, "--model", "reference", "--model", "fno")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["model"]: row for row in json.loads((tmp_path / "bench/bench.json").read_text())["rows"]}
-    assert set(rows) == {"reference", "fno", "unet", "ups"}
+    assert set(rows) == {"reference", "fno"}
     assert rows["reference"]["predictor"] == "persistence"
     assert all(row["scores"]["num_samples"] == 8 for row in rows.values())
-    assert all(0 < rows[name]["cpu_seconds"] < 5 for name in ("fno", "unet", "ups"))
+    assert 0 < rows["fno"]["cpu_seconds"] < 5
     assert "### Whole rollout, VRMSE (mean)" in done.stdout
-    again = bench(tmp_path, "--json")
+    again = bench(tmp_path, "--model", "fno", "--model", "reference", "--json")
     assert again.returncode == 0, again.stderr
     assert "training" not in again.stderr
     assert json.loads(again.stdout)["rows"] == list(rows.values())
