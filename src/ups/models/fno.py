@@ -53,7 +53,7 @@ class FnoNetwork(Network):
         for convolution in self.fno.fno_blocks.convs:
             convolution.weight = _ComplexWeight(convolution.weight.to_tensor())
         # The library puts its constructor's arguments, which are not tensors, among the weights.
-        self.register_state_dict_post_hook(_only_tensors)
+        self.register_state_dict_post_hook(_only_tensors)  # type: ignore[no-untyped-call]
 
     def forward(
         self,
