@@ -6,9 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from ups.record import process_tree
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -32,6 +35,28 @@ def test_a_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None
     assert again.returncode == 0, again.stderr
     assert "training" not in again.stderr
     assert json.loads(again.stdout)["rows"] == list(rows.values())
+
+
+def test_who_is_asked_to_leave_leaves_no_training_behind(tmp_path: Path) -> None:
+    options = ["--small", "--cpu-seconds", "600", "--task", "advection1d", "--model", "unet", "--model", "fno"]
+    command = [sys.executable, "-m", "ups", "bench", *options]
+    metrics = tmp_path / "bench/runs/fno-advection1d/metrics.jsonl"
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            deadline = time.monotonic() + 200
+            while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+                assert process.poll() is None
+                time.sleep(0.1)
+            process.terminate()
+            told = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 143, told
+    assert "training unet-advection1d" not in told
+    run = json.loads((tmp_path / "bench/runs/fno-advection1d/run.json").read_text())
+    assert run["state"] == "preempted"
+    assert run["checkpoint"] > 0
+    assert not process_tree.is_alive(run["supervisor_pid"])
 
 
 def test_what_the_protocol_does_not_know_is_refused_before_any_work(tmp_path: Path) -> None:

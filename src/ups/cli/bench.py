@@ -16,9 +16,10 @@ app = new_app()
 @app.command()
 def bench(
     model: Annotated[
-        list[str], typer.Option(help="reference, fno, unet or ups; may be given many times. [default: all]")
+        list[str],
+        typer.Option(metavar="NAME", help="reference, fno, unet or ups; may be given many times. [default: all]"),
     ] = [],  # noqa: B006 - typer copies it
-    task: Annotated[list[str], typer.Option(help="Only this task; may be given many times.")] = [],  # noqa: B006
+    task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
     data: Annotated[str, typer.Option(help="Directory of the data sets; what is missing is generated.")] = "data",
     out: Annotated[str, typer.Option(help="Directory for runs and results.")] = "bench",
     cpu_seconds: Annotated[

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from ups import __version__
@@ -20,6 +22,7 @@ from ups.config.yaml_subset import dump
 from ups.errors import DataError
 from ups.evaluation.protocol import REFERENCE, VERSION, Entry, entries, markdown, row
 from ups.evaluation.results import to_json
+from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
 
 
@@ -33,6 +36,7 @@ class Bench:
         self.data = data.resolve()
         self.cpu_seconds, self.small = cpu_seconds, small
         self.page, self.result = self.out / "bench.md", self.out / "bench.json"
+        self._working: set[subprocess.Popen[bytes]] = set()
 
     def run(self, jobs: int, tell: Callable[[str], None]) -> dict[str, Any]:
         """Whatever is not there yet, then the result (also written to disk). A failed training leaves a gap."""
@@ -42,8 +46,7 @@ class Bench:
         wanted = entries(self.models, self.tasks, os.path.relpath(self.data, self.out), self.cpu_seconds)
         # The longest first: the others fill the time beside it.
         wanted.sort(key=lambda entry: -len(entry.tasks))
-        with ThreadPoolExecutor(jobs) as pool:
-            failed = list(pool.map(lambda entry: self._train(entry, tell), wanted))
+        failed = self._train_all(wanted, jobs, tell)
         rows, identities = self._references()
         for entry, code in zip(wanted, failed, strict=True):
             if not code:
@@ -85,6 +88,21 @@ class Bench:
 
         generate(requests, self.data, num_processes=len(os.sched_getaffinity(0)), on_progress=progress)
 
+    def _train_all(self, wanted: list[Entry], jobs: int, tell: Callable[[str], None]) -> list[int]:
+        """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave."""
+        pool = ThreadPoolExecutor(jobs)
+        before = signal.signal(signal.SIGTERM, _leave)
+        try:
+            return list(pool.map(lambda entry: self._train(entry, tell), wanted))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(self._working):
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown()
+            signal.signal(signal.SIGTERM, before)
+
     def _train(self, entry: Entry, tell: Callable[[str], None]) -> int:
         """Train one entry unless it is finished; returns the exit code of `ups train`."""
         recipe = self.out / "recipes" / f"{entry.name}.yaml"
@@ -97,14 +115,19 @@ class Bench:
         tell(f"training {entry.name}, log {log}")
         command = [sys.executable, "-m", "ups", "train", str(recipe)]
         with log.open("ab") as file:
-            code = subprocess.call(
+            process = subprocess.Popen(
                 command,
                 cwd=self.out,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
+                start_new_session=True,  # Ctrl-C reaches it once, through us
+                preexec_fn=process_tree.bound_to(os.getpid()),
             )
+            self._working.add(process)
+            code = process.wait()
+            self._working.discard(process)
         tell(f"{entry.name} is trained" if not code else f"{entry.name} failed with exit code {code}, see {log}")
         return code
 
@@ -146,6 +169,10 @@ class Bench:
                 rows.append(row(REFERENCE, task, result["predictors"][bar]["summary"], predictor=bar))
             reader.close()
         return rows, identities
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def machine() -> dict[str, str]:

@@ -23,7 +23,7 @@ def compare(
         list[str],
         typer.Argument(metavar="A B...", help="Runs, bundles, reports or scores.json files.", show_default=False),
     ],
-    task: Annotated[list[str], typer.Option(help="Only this task; may be given many times.")] = [],  # noqa: B006
+    task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
     out: Annotated[str | None, typer.Option(help="Directory for a page with tables and curves.")] = None,
     json: JsonOption = False,
 ) -> None:

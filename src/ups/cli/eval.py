@@ -16,7 +16,7 @@ app = new_app()
 def evaluate(
     model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A run, or a bundle.", show_default=False)],
     split: Annotated[str, typer.Option(help="Which trajectories: test or valid.")] = "test",
-    task: Annotated[list[str], typer.Option(help="Only this task; may be given many times.")] = [],  # noqa: B006
+    task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
     start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
     trajectories: Annotated[int | None, typer.Option(help="At most so many trajectories of each task.", min=1)] = None,
     out: Annotated[str | None, typer.Option(help="For the report; default RUN/report or BUNDLE-report.")] = None,
