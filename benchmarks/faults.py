@@ -2,7 +2,8 @@
 
 Cells are drawn at random from rank {first, second, last} x phase x {2, 4} ranks x fault x {toy, real} ranks. Several
 cells share a run: attempt after attempt meets the next fault, and the run must still complete, with the bytes of a run
-that met none. The seed is printed; results are appended to a file, and a second call goes on where the first stopped.
+that met none. What concerns a whole run (a wish to leave, a crash loop, a clean run) is a scene of its own. The seed is
+printed; results are appended to a file, and a second call goes on where the first stopped.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.fault_scenes import SCENES  # noqa: E402
 from tests.distributed.mixture import write_mixture  # noqa: E402
 from tests.faults.supervised import Result, run  # noqa: E402
 from tests.faults.test_engine import weights, write_recipe  # noqa: E402
@@ -44,12 +46,36 @@ FAULTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "stopped_worker": ({"kind": "stop_worker"}, "stopped(SIGSTOP)", ("data",)),
     "skipped_collective": ({"kind": "skip_collective"}, "collective_mismatch", ("backward",)),
     "wrong_shape": ({"kind": "wrong_shape"}, "collective_mismatch", ("forward",)),
+    "worker_killed": ({"kind": "kill_worker"}, "worker_killed(SIGKILL)", ("data",)),
+    "loader_ended": ({"kind": "end_of_data"}, "data", ("data",)),
+    "damaged_checkpoint": ({"kind": "damage", "signal": "SIGKILL"}, "killed(SIGKILL)", LOOP),
+    "wrapper_killed": ({"kind": "kill_wrapper"}, "killed(SIGKILL)", LOOP),
+    "wedged_teardown": ({"kind": "sleep", "seconds": 3600}, "deadline(teardown)", ("teardown",)),
     "slow_save": ({"kind": "sleep", "seconds": 15}, "", ("save",)),
     "straggler": ({"kind": "sleep", "seconds": 12}, "", LOOP),
 }
+# fault -> row of the matrix in docs/fault-matrix.md
+ROWS = {
+    **dict.fromkeys(("exception",), "M1"),
+    **dict.fromkeys(("sigkill",), "M2"),
+    **dict.fromkeys(("sigsegv", "sigabrt", "sigbus"), "M3"),
+    **dict.fromkeys(("os_exit_0", "os_exit_3", "sys_exit_0"), "M4"),
+    **dict.fromkeys(("sigstop", "stopped_worker", "stalled"), "M5"),
+    "interpreter_lock": "M6",
+    **dict.fromkeys(("skipped_collective", "wrong_shape"), "M7"),
+    "loader_ended": "M8",
+    "out_of_memory": "M9b",
+    "damaged_checkpoint": "M11",
+    "worker_killed": "M12",
+    **dict.fromkeys(("slow_save", "straggler"), "M15"),
+    **dict.fromkeys(("wrapper_killed", "wedged_teardown"), "M17"),
+    **{name: rows for name, (rows, _) in SCENES.items()},
+}
 ONLY_TOY = frozenset({"skipped_collective", "wrong_shape"})
+ONLY_REAL = frozenset({"worker_killed", "loader_ended", "damaged_checkpoint"})
+SCENE_EVERY = 3  # runs
 # What is not a death is noticed by silence: the floor for naming is 10 s here, as in real runs.
-BY_SILENCE = frozenset({"sigstop", "interpreter_lock", "stalled", "stopped_worker"})
+BY_SILENCE = frozenset({"sigstop", "interpreter_lock", "stalled", "stopped_worker", "wedged_teardown"})
 DEADLINES = {"name_floor_seconds": 10.0, "kill_floor_seconds": 20.0, "teardown_seconds": 30.0, "unseen_seconds": 60.0}
 
 
@@ -57,7 +83,8 @@ def draw(seed: int, number: int) -> dict[str, Any]:
     """The run with this number: its ranks, its program and its cells, in the order in which they are met."""
     dice = random.Random(f"{seed}/{number}")
     ranks, real = dice.choice((2, 2, 4)), dice.random() < 0.6
-    names = [name for name, (_, cause, _) in FAULTS.items() if cause and not (real and name in ONLY_TOY)]
+    other = ONLY_TOY if real else ONLY_REAL
+    names = [name for name, (_, cause, _) in FAULTS.items() if cause and name not in other]
     cells: list[dict[str, Any]] = []
     step = 0
     for position in range(CELLS_PER_RUN - 1):
@@ -67,6 +94,8 @@ def draw(seed: int, number: int) -> dict[str, Any]:
         phase = dice.choice(FAULTS[name][2])
         if phase not in ("init", "teardown"):
             step += dice.randint(2, 4)
+            if name == "damaged_checkpoint":
+                step = max(step, 2 * INTERVAL + 3)  # an older one must be there
             if phase in ("save", "evaluate"):
                 step = -(-step // INTERVAL) * INTERVAL
             if step >= STEPS:
@@ -82,6 +111,33 @@ def draw(seed: int, number: int) -> dict[str, Any]:
         if at < STEPS:
             cells.append(_cell_of(name, phase, at, dice.choice((0, 1, ranks - 1))))
     return {"number": number, "ranks": ranks, "real": real, "cells": cells}
+
+
+def scene(seed: int, number: int, folder: Path, recipe: Path) -> dict[str, Any]:
+    """Play one of the scenes, in turn; a row like those of `play`."""
+    dice = random.Random(f"{seed}/scene/{number}")
+    name = list(SCENES)[number // SCENE_EVERY % len(SCENES)]
+    ranks = dice.choice((2, 2, 4))
+    rank, result, wrong = SCENES[name][1](folder / f"scene_{number}", recipe, ranks, dice)
+    good = not wrong
+    return {
+        "run": number,
+        "ranks": ranks,
+        "program": "scene",
+        "fault": name,
+        "rank": rank,
+        "phase": "any",
+        "step": -1,
+        "expected": "",
+        "lines": 0 if good else len(result.failed_lines),
+        "orphans": len(result.orphans),
+        "right_rank": good,
+        "right_phase": good,
+        "right_cause": good,
+        "completed": good,
+        "same_bytes": good,
+        "wrong": wrong,
+    }
 
 
 def _cell_of(name: str, phase: str, step: int, rank: int) -> dict[str, Any]:
@@ -166,7 +222,8 @@ def _bytes_of(result: Result, real: bool) -> Any:
 def report(rows: list[dict[str, Any]], out: Path | None) -> dict[str, Any]:
     """Figures over all cells and, with `out`, a table for the documentation."""
     faults = [row for row in rows if row["expected"]]
-    healthy = [row for row in rows if not row["expected"]]
+    healthy = [row for row in rows if not row["expected"] and row["program"] != "scene"]
+    scenes = [row for row in rows if row["program"] == "scene"]
     deaths = [row for row in faults if row["fault"] not in BY_SILENCE]
     silent = [row for row in faults if row["fault"] in BY_SILENCE]
 
@@ -186,6 +243,7 @@ def report(rows: list[dict[str, Any]], out: Path | None) -> dict[str, Any]:
         "down_seconds": _spread(seconds(faults, "down_seconds")),
         "training_again_seconds": _spread(seconds(deaths, "training_again_seconds")),
         "lost_steps_worst": max(seconds(faults, "lost_steps"), default=0),
+        "scenes_as_asked": _share(scenes, "right_cause"),
         "orphans": sum(row["orphans"] for row in rows),
         "completed": _share(rows, "completed"),
         "same_bytes": _share([row for row in rows if row["completed"]], "same_bytes"),
@@ -217,17 +275,18 @@ def _page(rows: list[dict[str, Any]], summary: dict[str, Any]) -> str:
         "|---|---|",
         *(f"| {key.replace('_', ' ')} | {_cell(value)} |" for key, value in summary.items()),
         "",
-        "| fault | cells | right rank | right phase | right cause | noticed s (median, worst) | training again s |",
-        "|---|---|---|---|---|---|---|",
+        "| fault | row | cells | right rank | right phase | right cause | noticed, worst (s) | training again (s) |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for name in FAULTS:
+    for name in (*FAULTS, *SCENES):
         own = [row for row in rows if row["fault"] == name]
         if own:
             noticed = _spread([row["noticed_seconds"] for row in own if row.get("noticed_seconds") is not None])
             again = _spread([row["training_again_seconds"] for row in own if row.get("training_again_seconds")])
             lines.append(
-                f"| {name} | {len(own)} | {_share(own, 'right_rank'):.0%} | {_share(own, 'right_phase'):.0%} "
-                f"| {_share(own, 'right_cause'):.0%} | {noticed['median']}, {noticed['worst']} | {again['median']} |"
+                f"| {name} | {ROWS[name]} | {len(own)} | {_share(own, 'right_rank'):.0%} "
+                f"| {_share(own, 'right_phase'):.0%} | {_share(own, 'right_cause'):.0%} "
+                f"| {noticed['median']}, {noticed['worst']} | {again['median']} |"
             )
     lines += ["", "| phase | cells | right rank | right cause |", "|---|---|---|---|"]
     for phase in PHASES:
@@ -271,6 +330,8 @@ def main() -> int:
                 assert free.code == 0, free.output
                 clean[key] = _bytes_of(free, plan["real"])
             fresh = play(plan, folder, recipe, clean)
+            if number % SCENE_EVERY == 0:
+                fresh.append(scene(arguments.seed, number, folder, recipe))
             with arguments.results.open("a") as file:
                 file.writelines(json.dumps(row) + "\n" for row in fresh)
             rows += fresh
@@ -284,6 +345,7 @@ def main() -> int:
         and summary["death_noticed_seconds"]["worst"] <= 2.0
         and summary["orphans"] == 0
         and summary["false_alarms"] == 0
+        and summary["scenes_as_asked"] == 1.0
     )
     print(json.dumps(summary))
     return 0 if good else 1
