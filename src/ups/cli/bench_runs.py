@@ -19,8 +19,9 @@ from typing import Any
 
 from ups import __version__
 from ups.config.yaml_subset import dump
+from ups.data.generate.tasks import TASKS
 from ups.errors import DataError
-from ups.evaluation.protocol import REFERENCE, VERSION, Entry, entries, markdown, row
+from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, markdown, row
 from ups.evaluation.results import to_json
 from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
@@ -68,9 +69,9 @@ class Bench:
     def _command(self, jobs: int) -> str:
         """What repeats this result on another machine."""
         words = ["ups bench"]
-        words += [f"--model {name}" for name in self.models] if len(self.models) < 4 else []
-        words += [f"--task {name}" for name in self.tasks] if len(self.tasks) < 9 else []
-        words += [f"--cpu-seconds {self.cpu_seconds:g}"] if self.cpu_seconds != 240 else []
+        words += [f"--model {name}" for name in self.models] if len(self.models) < len(MODELS) else []
+        words += [f"--task {name}" for name in self.tasks] if len(self.tasks) < len(TASKS) else []
+        words += [f"--cpu-seconds {self.cpu_seconds:g}"] if self.cpu_seconds != CPU_SECONDS else []
         words += ["--small"] if self.small else []
         words += [f"--jobs {jobs}"] if jobs > 1 else []
         return " ".join(words)

@@ -92,9 +92,9 @@ def _load(name: str, label: str) -> Scored:
         return read_scores(path / "scores.json", label)
     folder = find_model(name)
     known = report_folder(folder) / "scores.json"
-    if known.is_file() and _is_current(folder, known):
-        return read_scores(known, label)
-    return _score(name, label)
+    if not (known.is_file() and _is_current(folder, known)):
+        _score(name, label, known.parent)
+    return read_scores(known, label)
 
 
 def _is_current(folder: Path, scores: Path) -> bool:
@@ -114,16 +114,15 @@ def _is_current(folder: Path, scores: Path) -> bool:
     return newest is not None and identity.get("checkpoint") == newest.name
 
 
-def _score(name: str, label: str) -> Scored:
-    from ups.cli.reporting import report_folder, scores_data, write_scores
+def _score(name: str, label: str, folder: Path) -> None:
+    """Score a model and leave scores.json in `folder`."""
+    from ups.cli.reporting import write_scores
     from ups.cli.scoring import score
-    from ups.cli.trained import find_model, load_trained
-    from ups.evaluation.comparison import scored_from
+    from ups.cli.trained import load_trained
 
     trained = load_trained(name)
     results = score(trained, progress=lambda what: note(f"{label}: scoring {what}"))
-    write_scores(report_folder(find_model(name)), trained, results, page=False)
-    return scored_from(scores_data(trained, results), label)
+    write_scores(folder, trained, results, page=False)
 
 
 def _only(one: Scored, tasks: Sequence[str]) -> Scored:
@@ -148,15 +147,14 @@ def _changes(a: Scored, b: Scored) -> list[tuple[str, str, str]]:
 def _lines(found: TaskComparison) -> str:
     """A table for people; the best of a column carries a star, and is bold on a terminal."""
     from ups.evaluation.comparison import COLUMNS
-    from ups.evaluation.report.side_by_side import difference_words
+    from ups.evaluation.report.page import difference_words
 
     first = next(iter(found.results))
     best = {key: found.best(key) for _, key in COLUMNS}
     rows = [["model", *(head for head, _ in COLUMNS), f"rollout minus {first} [95 %]"]]
     for label in found.results:
         cells = [f"{found.summary(label)[key]:.4g}" + ("*" if best[key] == label else "") for _, key in COLUMNS]
-        difference = found.differences.get(label)
-        rows.append([label, *cells, "-" if difference is None else difference_words(difference)])
+        rows.append([label, *cells, difference_words(found.differences.get(label))])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -21,20 +21,14 @@ def report_folder(model: Path) -> Path:
     return named.with_name(f"{named.name}-report")
 
 
-def scores_data(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What scores.json holds: whose scores, of what recipe, and the results."""
-    from ups.evaluation.results import to_json
-
-    identity = {"model": trained.name, "identity": trained.identity, "config": trained.config_text}
-    return identity | {"results": to_json(results)}
-
-
 def write_scores(folder: Path, trained: Trained, results: Sequence[Mapping[str, Any]], *, page: bool) -> list[Path]:
     """Write scores.json, and with `page` index.html, into `folder`; returns what was written."""
+    from ups.evaluation.results import to_json
     from ups.record.manifest import write_file_atomically
 
     folder.mkdir(parents=True, exist_ok=True)
-    data = scores_data(trained, results)
+    data = {"model": trained.name, "identity": trained.identity, "config": trained.config_text}
+    data["results"] = to_json(results)
     scores = folder / "scores.json"
     write_file_atomically(scores, json.dumps(data, indent=1, allow_nan=False).encode())
     written = [scores]

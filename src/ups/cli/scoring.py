@@ -10,8 +10,9 @@ from ups.cli.output import styled, table
 if TYPE_CHECKING:
     from ups.cli.trained import Trained
     from ups.data.readers.base import Reader
+    from ups.evaluation.accumulate import Accumulator
     from ups.evaluation.gallery import Example
-    from ups.evaluation.rollout import RolloutPlan
+    from ups.evaluation.rollout import Predictor, RolloutPlan
 
 MODEL = "model"
 NUM_WORST = 5
@@ -31,31 +32,40 @@ def score(
 
     solver_cost: also measure what the same error costs the solver that made the data (takes minutes).
     """
-    from ups.cli.trained import alone
     from ups.data.leakage import trajectories_in_train
     from ups.evaluation.references import references
     from ups.evaluation.results import task_result
-    from ups.evaluation.rollout import Predictor, RolloutPlan, score_task
+    from ups.evaluation.rollout import RolloutPlan
 
     results = []
-    with alone() as runtime:
-        place = runtime.place
-        for reader in trained.readers:
-            if (tasks and reader.task.name not in tasks) or not reader.splits.get(split, 0):
-                continue
-            if progress is not None:
-                progress(reader.task.name)
-            plan = RolloutPlan.whole(reader, trained.stepper.context_frames, start_frame)
-            predictors: dict[str, Predictor] = {MODEL: trained.stepper, **references(reader, plan)}
-            common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories}
-            scores = score_task(predictors, reader, place, plan, **common)
-            steps = score_task(predictors, reader, place, plan, kind="one_step", **common)
-            shared = trajectories_in_train(reader, split)
-            result = task_result(reader, plan, split, scores, MODEL, steps, shared)
-            if solver_cost:
-                result["solver_cost"] = _solver_cost(trained, reader, plan, result, progress)
-            results.append(result)
+    for reader in trained.readers:
+        if (tasks and reader.task.name not in tasks) or not reader.splits.get(split, 0):
+            continue
+        if progress is not None:
+            progress(reader.task.name)
+        plan = RolloutPlan.whole(reader, trained.stepper.context_frames, start_frame)
+        predictors: dict[str, Predictor] = {MODEL: trained.stepper, **references(reader, plan)}
+        scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories)
+        shared = trajectories_in_train(reader, split)
+        result = task_result(reader, plan, split, scores, MODEL, steps, shared)
+        if solver_cost:
+            result["solver_cost"] = _solver_cost(trained, reader, plan, result, progress)
+        results.append(result)
     return results
+
+
+def _rollouts_and_steps(
+    predictors: dict[str, Predictor], reader: Reader, plan: RolloutPlan, split: str, max_trajectories: int | None = None
+) -> tuple[dict[str, Accumulator], dict[str, Accumulator]]:
+    """Scores of whole rollouts, and of the same frames each predicted from the true ones before it."""
+    from ups.cli.trained import alone
+    from ups.evaluation.rollout import score_task
+
+    common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories}
+    with alone() as runtime:
+        rollouts = score_task(predictors, reader, runtime.place, plan, **common)
+        steps = score_task(predictors, reader, runtime.place, plan, kind="one_step", **common)
+    return rollouts, steps
 
 
 def _solver_cost(
@@ -76,16 +86,12 @@ def _solver_cost(
 
 def score_references(reader: Reader, context_frames: int = 1, split: str = "test") -> dict[str, Any]:
     """The result of the untrained predictors alone on one task."""
-    from ups.cli.trained import alone
     from ups.evaluation.references import references
     from ups.evaluation.results import task_result
-    from ups.evaluation.rollout import RolloutPlan, score_task
+    from ups.evaluation.rollout import RolloutPlan
 
     plan = RolloutPlan.whole(reader, context_frames)
-    predictors = references(reader, plan)
-    with alone() as runtime:
-        scores = score_task(predictors, reader, runtime.place, plan, split=split)
-        steps = score_task(predictors, reader, runtime.place, plan, split=split, kind="one_step")
+    scores, steps = _rollouts_and_steps(references(reader, plan), reader, plan, split)
     return task_result(reader, plan, split, scores, bar_of({"steady": reader.task.steady}), steps)
 
 

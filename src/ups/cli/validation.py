@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from ups.config.schema import EvaluateConfig
 from ups.data.readers.base import Reader
-from ups.evaluation.accumulate import Accumulator
 from ups.evaluation.references import mean_field
+from ups.evaluation.results import trajectory_means
 from ups.evaluation.rollout import Predictor, RolloutPlan, score_task
 from ups.models.baselines import TrainingMean, persistence
 from ups.models.stepper import Stepper
@@ -57,7 +57,7 @@ def build_validation(
                 )
             for name in predictors:
                 names.append(f"valid/{task}/{name}")
-                sums.append(_sum_of_rows(scores[name]))
+                sums.append(sum(trajectory_means(scores[name].rows).values()))
                 counts.append(float(len(scores[name].rows)))
         packed = torch.tensor([sums, counts], dtype=torch.float64, device=device)
         if engine.runtime.control_group is not None:
@@ -72,7 +72,3 @@ def _bar(reader: Reader) -> dict[str, Predictor]:
     if reader.task.steady:
         return {"training_mean": TrainingMean({reader.task.name: mean_field(reader, max_trajectories=64)})}
     return {"persistence": persistence}
-
-
-def _sum_of_rows(scores: Accumulator) -> float:
-    return float(sum(sum(row["trmse"]) / len(row["trmse"]) for row in scores.rows.values()))

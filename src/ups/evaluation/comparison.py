@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError, DataError
-from ups.evaluation.results import from_json, paired_difference
+from ups.evaluation.results import from_json, paired_difference, trajectory_means
 
 # heading, summary key
 COLUMNS = (("one step", "one_step_trmse"), ("rollout", "trmse"), ("nRMSE", "nrmse"), ("VRMSE", "vrmse"))
@@ -77,7 +77,7 @@ def scored_from(data: Mapping[str, Any], label: str, model: str = "model") -> Sc
         predictor = result["predictors"][model]
         for _, key in COLUMNS:
             float(predictor["summary"][key])
-        _means(predictor["rows"])
+        trajectory_means(predictor["rows"])
         predictor["curves"]["trmse"]
         dict(result["protocol"])
         for key in _SAME:
@@ -101,7 +101,7 @@ def compare(scored: Sequence[Scored]) -> tuple[list[TaskComparison], list[str]]:
         first = having[0]
         for other in having[1:]:
             check_alike(task, first, other)
-        means = {one.label: _means(one.results[task]["predictors"][one.model]["rows"]) for one in having}
+        means = {o.label: trajectory_means(o.results[task]["predictors"][o.model]["rows"]) for o in having}
         differences = {one.label: paired_difference(means[one.label], means[first.label]) for one in having[1:]}
         models = {one.label: one.model for one in having}
         found.append(TaskComparison(task, {one.label: one.results[task] for one in having}, differences, models))
@@ -129,8 +129,3 @@ def check_alike(task: str, a: Scored, b: Scored) -> None:
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 24 else f"{text[:12]}..."
-
-
-def _means(rows: Mapping[str, Mapping[str, Any]]) -> dict[int, float]:
-    """Mean rollout error (tRMSE) of each trajectory."""
-    return {int(t): sum(row["trmse"]) / len(row["trmse"]) for t, row in rows.items()}

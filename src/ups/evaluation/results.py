@@ -59,6 +59,7 @@ def task_result(
         "predictors": {},
         "differences": {},
     }
+    ours = trajectory_means(scores[model].rows)
     for name, score in scores.items():
         result["predictors"][name] = {
             "summary": score.summary() | {f"one_step_{k}": one_step[name].summary()[k] for k in ONE_STEP},
@@ -68,13 +69,13 @@ def task_result(
             "worst": score.worst(),
         }
         if name != model:
-            result["differences"][name] = paired_difference(trajectory_means(scores[model]), trajectory_means(score))
+            result["differences"][name] = paired_difference(ours, trajectory_means(score.rows))
     return result
 
 
-def trajectory_means(score: Accumulator) -> dict[int, float]:
-    """Mean rollout error (tRMSE) over steps and channels of each trajectory."""
-    return {t: sum(row["trmse"]) / len(row["trmse"]) for t, row in score.rows.items()}
+def trajectory_means(rows: Mapping[Any, Mapping[str, Any]]) -> dict[int, float]:
+    """Mean error (tRMSE) over steps and channels of each trajectory. rows: of an accumulator, or of a scores.json."""
+    return {int(t): sum(row["trmse"]) / len(row["trmse"]) for t, row in rows.items()}
 
 
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, float]:

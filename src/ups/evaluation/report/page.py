@@ -68,18 +68,24 @@ def write_report(
 ) -> str:
     """The page as text. results: one per task; pictures: task -> examples, worst first; identity: label -> value."""
     parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{html.escape(title)}</h1>",
         "<p>Scores on held-out trajectories, in physical units. Given frames are never scored. "
         "Lower is better except where said; the best of a column is <b>bold</b>.</p>",
         _contents(results, model),
     ]
     parts += [_task(result, pictures.get(result["task"], ()), model) for result in results]
     parts.append(_identity(identity, config_text))
-    parts.append("</body></html>")
-    return "\n".join(parts)
+    return whole_page(title, parts)
+
+
+def whole_page(title: str, parts: Sequence[str]) -> str:
+    """One self-contained file: head with the style of all our pages, title, then `parts`."""
+    head = [
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
+        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}</h1>",
+    ]
+    return "\n".join([*head, *parts, "</body></html>"])
 
 
 def _contents(results: Sequence[Mapping[str, Any]], model: str) -> str:
@@ -140,7 +146,7 @@ def _scores(result: Mapping[str, Any], model: str) -> str:
                 f"<td><b>{text}</b></td>" if best[key] == name and key != "num_blown_up" else f"<td>{text}</td>"
             )
         difference = result["differences"].get(name)
-        cells.append(f"<td>{_difference(difference)}</td>")
+        cells.append(f"<td>{difference_words(difference)}</td>")
         kind = " class='model'" if name == model else ""
         rows.append(f"<tr{kind}><td>{html.escape(name)}</td>{''.join(cells)}</tr>")
     words = "rollout errors, paired over trajectories, with 95 % bootstrap interval"
@@ -148,7 +154,8 @@ def _scores(result: Mapping[str, Any], model: str) -> str:
     return f"<div class='wide'><table><tr><th>predictor</th>{heads}{last}</tr>{''.join(rows)}</table></div>"
 
 
-def _difference(difference: Mapping[str, float] | None) -> str:
+def difference_words(difference: Mapping[str, float] | None) -> str:
+    """Mean and interval of a paired difference; a dash where a model stands beside itself."""
     if difference is None:
         return "-"
     return f"{number(difference['mean'])} [{number(difference['low'])}, {number(difference['high'])}]"

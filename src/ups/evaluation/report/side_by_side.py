@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ups.evaluation.comparison import COLUMNS, TaskComparison
 from ups.evaluation.report.charts import curve_figure
-from ups.evaluation.report.page import STYLE, number
+from ups.evaluation.report.page import difference_words, number, whole_page
 
 
 def write_comparison(
@@ -19,10 +19,6 @@ def write_comparison(
 ) -> str:
     """The page as text. changes: label -> (field, value in the first, value in this one) of each differing field."""
     parts = [
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>",
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>",
-        f"<h1>{html.escape(title)}</h1>",
         "<p>Scores on the same held-out trajectories, in physical units; lower is better, the best of a column is "
         "<b>bold</b>. A difference is of rollout errors, paired over trajectories, with its 95 % bootstrap interval; "
         "below 0 it is better than the first.</p>",
@@ -30,8 +26,7 @@ def write_comparison(
     parts += [f"<p class='soft'>{html.escape(note)}</p>" for note in notes]
     parts += [_task(task) for task in tasks]
     parts += [_changes(label, rows, next(iter(tasks[0].results))) for label, rows in changes.items()]
-    parts.append("</body></html>")
-    return "\n".join(parts)
+    return whole_page(title, parts)
 
 
 def _task(task: TaskComparison) -> str:
@@ -42,8 +37,7 @@ def _task(task: TaskComparison) -> str:
         for _, key in COLUMNS:
             text = number(float(task.summary(label)[key]))
             cells.append(f"<td><b>{text}</b></td>" if best[key] == label else f"<td>{text}</td>")
-        difference = task.differences.get(label)
-        words = "-" if difference is None else difference_words(difference)
+        words = difference_words(task.differences.get(label))
         rows.append(f"<tr><td>{html.escape(label)}</td>{''.join(cells)}<td>{words}</td></tr>")
     heads = "".join(f"<th>{head}</th>" for head, _ in COLUMNS)
     name = html.escape(task.task)
@@ -60,11 +54,6 @@ def _task(task: TaskComparison) -> str:
         f"<h2>{name}</h2><p class='soft'>{html.escape(protocol)}</p><div class='wide'><table><tr><th>model</th>{heads}"
         f"<th>minus {html.escape(next(iter(task.results)))}</th></tr>{''.join(rows)}</table></div>{chart}"
     )
-
-
-def difference_words(difference: Mapping[str, float]) -> str:
-    """Mean and interval of a paired difference."""
-    return f"{number(difference['mean'])} [{number(difference['low'])}, {number(difference['high'])}]"
 
 
 def _changes(label: str, rows: Sequence[tuple[str, str, str]], first: str) -> str:
