@@ -6,15 +6,21 @@ of what did not. `benchmarks/faults.py` draws them beside its other cells.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.faults.doctor_data import write_data
+from tests.faults.doctor_data import write_recipe as write_doctor_recipe
+from tests.faults.planted import climb, write_assignment
 from tests.faults.supervised import Result, run, start
+from tests.faults.test_doctor import SILENT_BUGS
 from tests.faults.test_engine import weights
 from tests.faults.test_matrix import rank_is_at_step
 
@@ -24,9 +30,29 @@ LOOP = ("data", "forward", "backward", "optimizer")
 
 
 def clean(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
-    """M13, M22: nothing is planted, and nothing is told."""
-    result = run(folder, ranks=ranks, recipe=recipe, timeout_seconds=300)
+    """M13, M22: nothing is planted but a taken port, and nothing is told."""
+    with socket.socket() as taken:  # the port that everybody's launcher would like to have
+        with contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", 29500))
+            taken.listen()
+        result = run(folder, ranks=ranks, recipe=recipe, timeout_seconds=300)
     return -1, result, _wrong(code=result.code == 0, silent=not result.failed_lines)
+
+
+def silent_bug(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
+    """M14: a bug with which training would run to its end is refused by its rung of the doctor, in useful words."""
+    plant = dice.choice(sorted(SILENT_BUGS))
+    module, rung, *words = SILENT_BUGS[plant]
+    folder.mkdir()
+    write_data(folder)
+    write_doctor_recipe(folder)
+    write_assignment(folder, folder / "recipe.yaml")
+    healthy = all(verdict.ok for before in ("data", "model") for verdict in climb(before, folder))
+    last = climb(module, folder, plant)[-1]
+    held = _wrong(
+        healthy=healthy, refused=(last.rung, last.ok) == (rung, False), words=all(word in last.says for word in words)
+    )
+    return -1, Result(folder, 0, "", 0.0, []), [f"{plant}: {word}" for word in held]
 
 
 def nan(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
@@ -122,6 +148,7 @@ def crash_loop(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> t
 # name -> (rows of the matrix, scene)
 SCENES: dict[str, tuple[str, Scene]] = {
     "clean run": ("M13, M22", clean),
+    "silent bug": ("M14", silent_bug),
     "nan": ("M9", nan),
     "sigterm": ("M10", sigterm),
     "damage at the end": ("M4, M11", unproven),

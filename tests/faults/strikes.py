@@ -147,7 +147,7 @@ def damage_newest(run_dir: Path, how: str = "flip") -> None:
     largest.write_bytes(content)
 
 
-FLAGS_OF = frozenset({"skip_collective", "wrong_shape", "end_of_data", "nan"})
+FLAGS_OF = frozenset({"skip_collective", "wrong_shape", "end_of_data", "nan", "done_too_early"})
 KEPT: list[int] = []
 ACTIONS = {
     "exception": person_code,

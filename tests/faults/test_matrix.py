@@ -112,6 +112,8 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
         fault("kill", 0, 3, "data", signal="SIGSTOP"),
         fault("hold_the_lock", 1, 7, "backward"),
         fault("skip_collective", 1, 12, "backward"),
+        # Level with the rank that waits for it: only the stacks tell them apart.
+        fault("sleep", 1, 13, "sync", seconds=3600),
         fault("wrong_shape", 0, 16, "forward"),
         fault("stop_worker", 1, 18, "data"),
         restarts=3,
@@ -123,11 +125,13 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
         (0, "data", "stopped(SIGSTOP)"),
         (1, "backward", "stalled"),
         (1, "sync", "collective_mismatch(all_reduce(asked,int64[1]))"),
+        (1, "sync", "stalled"),
         (0, "sync", "collective_mismatch(all_reduce(gradient,float32[5]))"),
         (1, "data", "stopped(SIGSTOP)"),
     ]
     assert "strikes.py:" in result.faults[1]["at"]
-    assert "toy_rank.py:" in result.faults[3]["at"]
+    assert "strikes.py:" in result.faults[3]["at"]
+    assert "toy_rank.py:" in result.faults[4]["at"]
     assert "SLOW rank=1/2 step=7 phase=backward" in result.output
     for found in result.faults:
         assert found["noticed_after_seconds"] <= 10 * PATIENCE
@@ -216,6 +220,13 @@ def test_m4_m11_a_success_that_cannot_be_proven_is_no_success(tmp_path: Path) ->
     result = run(tmp_path / "run", fault("damage", 0, 20, "teardown"))
     assert result.code == 6
     assert [found["cause"] for found in result.faults] == ["unproven(final_checkpoint)"]
+    assert "state=failed" in result.verdict
+
+
+def test_m4_ranks_that_are_done_at_different_steps_are_no_success(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", fault("done_too_early", 1, 20, "teardown"))
+    assert result.code == 6
+    assert told(result) == [(1, "teardown", "unproven(last_step)")]
     assert "state=failed" in result.verdict
 
 

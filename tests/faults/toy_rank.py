@@ -76,6 +76,7 @@ def main() -> None:
                 hit("backward", step)
                 if "skip_collective" not in FLAGS:
                     BOX.issue(f"all_reduce(gradient, float32[{size}])", Phase.SYNC, step)
+                    hit("sync", step)
                     dist.all_reduce(gradient)
                 FLAGS.clear()
                 BOX.record(Phase.OPTIMIZER, step)
@@ -106,7 +107,7 @@ def main() -> None:
             print(f"rank {rank} done {hashlib.sha256(state.numpy().tobytes()).hexdigest()}", flush=True)
             BOX.record(Phase.TEARDOWN, step)
             hit("teardown", step)
-            BOX.finish(step)
+            BOX.finish(step - 1 if "done_too_early" in FLAGS else step)
     finally:
         for child in CHILDREN:
             child.kill()

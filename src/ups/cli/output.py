@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ups.errors import MachineError, UpsError
+from ups.record.foreign import printable
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _MAX_LOG_BYTES = 1_000_000
@@ -65,15 +66,11 @@ def print_error(error: UpsError, *, as_json: bool = False) -> None:
     head = styled("error:", "bold", "red", stream=sys.stderr)
     others: tuple[str, ...] = getattr(error, "others", ())
     for line in (error.one_line(), *others):
-        note(f"{head} {_printable(line)}")
+        # A name in a stranger's file must not write to the terminal.
+        note(f"{head} {printable(line)}")
     if as_json:
         details = {"cause": error.cause, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
         report({"error": {**details, "others": list(others)}})
-
-
-def _printable(line: str) -> str:
-    """A line without control characters: a name in a stranger's file must not write to the terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def log_path() -> Path:

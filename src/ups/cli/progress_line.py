@@ -5,6 +5,7 @@ On a terminal one line is rewritten in place; in a log there is one line for eac
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -48,15 +49,18 @@ class ProgressLine:
     def _follow(self) -> None:
         while True:
             last = self._end.wait(0.25)
-            for row in self._new_rows():
-                text = describe(row, self._stages)
-                if text:
-                    self._show(text)
+            # Nobody reads any more, or the terminal is gone: the run goes on.
+            with contextlib.suppress(OSError, ValueError):
+                for row in self._new_rows():
+                    text = describe(row, self._stages)
+                    if text:
+                        self._show(text)
+                if last:
+                    with self._lock:
+                        if self._live and self._shown:
+                            self._stream.write("\n")
+                            self._stream.flush()
             if last:
-                with self._lock:
-                    if self._live and self._shown:
-                        self._stream.write("\n")
-                        self._stream.flush()
                 return
 
     def _new_rows(self) -> list[dict[str, Any]]:

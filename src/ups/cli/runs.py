@@ -10,6 +10,7 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, table
+from ups.record.foreign import printable
 
 app = new_app()
 
@@ -47,4 +48,4 @@ def runs(
         checkpoint = "-" if document["checkpoint"] is None else str(document["checkpoint"])
         counts = [str(len(document["attempts"])), str(len(faults_of(document)))]
         cells.append([path.name, document["state"], *counts, checkpoint, started, took, document["cause"] or "-"])
-    say(table(cells))
+    say(table([[printable(cell) for cell in row] for row in cells]))

@@ -10,6 +10,7 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, table
+from ups.record.foreign import printable
 
 _MAX_ROWS = 64
 
@@ -38,7 +39,7 @@ def status(
             ranks: list[dict[str, Any]] = [row.document() for row in rows]
             report({**result, "ranks": ranks})
         else:
-            say(live.one_line(result))
+            say(printable(live.one_line(result)))
             cells = live.rows_of_table(rows)
             say(table(cells[: _MAX_ROWS + 1]))
             if len(cells) > _MAX_ROWS + 1:

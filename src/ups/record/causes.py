@@ -28,6 +28,7 @@ CAUSES: dict[str, str] = {
     "launcher_failed": "the launcher of the ranks failed before or beside them",
     "unproven": "all ranks left with exit code 0, but the success could not be proven",
     "supervisor_died": "the supervisor itself was killed; all ranks went with it",
+    "supervisor_error": "the supervisor itself met an error; it ended all ranks before it left",
     "config": "the recipe or an override is wrong",
     "data": "a file, store or batch is not what it claims to be",
     "environment": "the machine lacks something: a limit, a library, a device, room on a disk",

@@ -54,8 +54,9 @@ def adopt_orphans() -> None:
 def read_process(pid: int) -> Process | None:
     """A process by its number; None if it is gone."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except (OSError, UnicodeDecodeError):
+        # The kernel cuts a name at 15 bytes, also in the middle of a character.
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
         return None
     # The name in parentheses may itself hold spaces and parentheses.
     fields = text[text.rindex(")") + 2 :].split()

@@ -38,8 +38,6 @@ def main(arguments: list[str]) -> int:
     name = f"rank_{rank:05d}"
     failures, logs = run_dir / "failures" / f"attempt_{attempt}", run_dir / "logs" / f"attempt_{attempt}"
     box_dir = Path(os.environ.get("UPS_BLACKBOX_DIR") or run_dir / "blackbox")
-    for directory in (failures, logs, box_dir):
-        directory.mkdir(parents=True, exist_ok=True)
 
     state = _State()
     signal.signal(_LAUNCHER_GONE, state.launcher_gone)
@@ -51,29 +49,28 @@ def main(arguments: list[str]) -> int:
     if os.getppid() != launcher or launcher == 1:
         return 1
 
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-    with (logs / f"{name}.out").open("ab") as out, (logs / f"{name}.err").open("ab") as err:
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=environment,
-            # Its own group, so that a signal for the group of the wrapper reaches the rank once: forwarded.
-            process_group=0,
-            preexec_fn=process_tree.bound_to(os.getpid()),
-        )
-    started_ns = time.monotonic_ns()
-    write_json(box_dir / f"{name}.pid", {"rank_pid": child.pid, "wrapper_pid": os.getpid(), "time_ns": started_ns})
+    known: dict[str, Any] = {"format": 1, "rank": rank, "attempt": attempt, "host": os.uname().nodename}
+    try:
+        for directory in (failures, logs, box_dir):
+            directory.mkdir(parents=True, exist_ok=True)
+        child = _start(command, logs / f"{name}.out", logs / f"{name}.err")
+        started_ns = time.monotonic_ns()
+        write_json(box_dir / f"{name}.pid", {"rank_pid": child.pid, "wrapper_pid": os.getpid(), "time_ns": started_ns})
+    except OSError as error:
+        # A limit on processes, a full disk. Said here, because torchrun ends all others for it; the rank goes with us.
+        nothing = {"pid": 0, "code": 1, "signal": 0, "peak_resident_bytes": 0, "cpu_seconds": 0.0}
+        text = f"rank {rank} could not be started: {error}"
+        times = {"time_monotonic_ns": time.monotonic_ns(), "time_wall": time.time()}
+        _tell(name, (box_dir, failures), {**known, **nothing, **times, "not_started": text})
+        sys.stderr.write(text + "\n")
+        return 1
     state.attach(child.pid)
     _, status, usage = os.wait4(child.pid, 0)
+    state.child = 0  # its number may soon be somebody else's
     died_ns = time.monotonic_ns()
     child.returncode = code = os.waitstatus_to_exitcode(status)
     document = {
-        "format": 1,
-        "rank": rank,
-        "attempt": attempt,
-        "host": os.uname().nodename,
+        **known,
         "pid": child.pid,
         "code": code,
         "signal": -code if code < 0 else 0,
@@ -83,11 +80,30 @@ def main(arguments: list[str]) -> int:
         "peak_resident_bytes": usage.ru_maxrss * 1024,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }
-    for place in (box_dir, failures):  # shared memory first: it answers at once, also when the disk does not
-        with contextlib.suppress(OSError):
-            write_json(place / f"{name}.exit.json", document)
+    _tell(name, (box_dir, failures), document)
     _end_stragglers()
     return _leave_like(code)
+
+
+def _start(command: list[str], out_path: Path, err_path: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    with out_path.open("ab") as out, err_path.open("ab") as err:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=environment,
+            # Its own group, so that a signal for the group of the wrapper reaches the rank once: forwarded.
+            process_group=0,
+            preexec_fn=process_tree.bound_to(os.getpid()),
+        )
+
+
+def _tell(name: str, places: tuple[Path, ...], document: dict[str, Any]) -> None:
+    for place in places:  # shared memory first: it answers at once, also when the disk does not
+        with contextlib.suppress(OSError):
+            write_json(place / f"{name}.exit.json", document)
 
 
 class _State:

@@ -16,7 +16,8 @@ ADVICE: dict[str, str] = {
     "exit": "The program left with this code by itself: look for sys.exit and os._exit, and at the log.",
     "stopped": "Somebody sent SIGSTOP to the process, or a debugger held it. Find out who; the run restarts by itself.",
     "stalled": "Look at the stack of the named rank: it shows what it waits for, often a file system or a lock.",
-    "deadline": "The phase took longer than it declared. Look at the stack; if it is only slow, raise the deadline.",
+    "deadline": "A save may take half an hour, an evaluation an hour, the end of a run a minute. Look at the stack: "
+    "the usual reason is a file system that does not answer.",
     "collective_mismatch": "Code that all ranks must run alike ran differently on the named rank: look for a branch "
     "on the rank or the data, or a caught exception, around the named operation.",
     "worker_killed": "A reader process of the loader died. After a crash the line of the reader is named: check the "
@@ -26,6 +27,8 @@ ADVICE: dict[str, str] = {
     "unproven": "All ranks left without an error, but the last checkpoint is missing or damaged. Do not use the "
     "result; start the run again, it goes on from the last whole checkpoint.",
     "supervisor_died": "The supervisor was killed, and all ranks with it. Start the same command again: it resumes.",
+    "supervisor_error": "The supervisor itself met an error and ended all ranks; the message is in the verdict. "
+    "Start the same command again: it resumes. If it is no lack of room or of processes, please report it.",
     "config": "Correct the recipe; `ups config check RECIPE` tests it without starting anything.",
     "data": "Check the file that is named with `ups data validate`.",
     "environment": "The machine lacks something: see the message; `ups doctor` checks all of it before a run.",

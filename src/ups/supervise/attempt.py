@@ -24,12 +24,12 @@ from ups.supervise.deadlines import PhaseTimes
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import Sighting, clean, exit_code_for, first_cause, position, sightings
 from ups.supervise.launcher import Launcher
-from ups.supervise.memory import moved, oom_kill_counters
+from ups.supervise.memory import MemoryKills
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
 from ups.supervise.standstill import Standstill, StandstillWatch
 
-_STANDSTILL_EVERY_SECONDS = 0.5
+_STANDSTILL_EVERY_SECONDS = 0.25
 _LAUNCHER_LEAVES_SECONDS = 5.0
 _CAUSE_SECONDS = 15.0
 
@@ -51,6 +51,8 @@ class Outcome:
     last_step: int
     exits: dict[int, int]
     orphans: int
+    # A rank that says it is done at an earlier step than the others.
+    behind: int | None = None
     # When every rank was in its loop; None if that never happened.
     training_wall: float | None = None
 
@@ -82,7 +84,7 @@ class Attempt:
     _named: dict[tuple[int, int], float] = field(default_factory=dict)
     _asked_ns: int = 0
     _asked: set[int] = field(default_factory=set)
-    _oom_before: dict[str, int] = field(default_factory=dict)
+    _memory_kills: MemoryKills = field(default_factory=MemoryKills)
     _training_wall: float | None = None
     _times: PhaseTimes = field(init=False)
     _collectives: CollectiveLog = field(default_factory=CollectiveLog)
@@ -93,7 +95,7 @@ class Attempt:
         self._times = PhaseTimes(self.options.deadlines)
         run_dir = self.options.run_dir
         self._views = [RankView(run_dir, self.box_dir, self.number, rank) for rank in range(self.options.ranks)]
-        self._oom_before = oom_kill_counters()
+        self._memory_kills.look(time.monotonic())
         launcher = Launcher(self.options, self.number, self.box_dir, self.overrides)
         try:
             return self._watch(launcher)
@@ -120,6 +122,7 @@ class Attempt:
             if launcher.ended():
                 return self._launcher_ended(launcher)
             now = time.monotonic()
+            self._memory_kills.look(now)
             if self.wish.number and self._pass_on_wish(now):
                 return self._failed(launcher, None)
             if now >= next_look:
@@ -136,7 +139,7 @@ class Attempt:
             before: Record | None = view.last
             for record in view.refresh():
                 if before is not None and record.number == before.number + 1:
-                    self._times.learn(before.phase, (record.time_ns - before.time_ns) / 1e9)
+                    self._times.learn(before.phase, (record.time_ns - before.time_ns) / 1e9, before.stage)
                 before = record
                 if record.operation and view.reader is not None:
                     name = view.reader.operation(record.operation)
@@ -173,12 +176,25 @@ class Attempt:
         )
 
     def _pass_on_wish(self, now: float) -> bool:
-        """Tell each rank once, also those that only come up now, to save and leave; True when their time is over."""
+        """Tell each rank once, also those that only come up now, to save and leave; True when their time is over.
+
+        A rank in a save or an evaluation can only leave after it: it has the time that it declared.
+        """
         self._asked_ns = self._asked_ns or time.monotonic_ns()
         waiting = {view.pid for view in self._views if view.alive and view.pid} - self._asked
         process_tree.send(waiting, signal.SIGTERM)
         self._asked |= waiting
-        return self.wish.urgent or now - self._asked_ns / 1e9 > self.options.deadlines.grace_seconds
+        if self.wish.urgent:
+            return True
+        return now - self._asked_ns / 1e9 > self.options.deadlines.grace_seconds and not self._somebody_must_finish(now)
+
+    def _somebody_must_finish(self, now: float) -> bool:
+        records = [view.last for view in self._views if view.alive and view.last is not None]
+        return any(
+            record.phase in (Phase.SAVE, Phase.EVALUATE)
+            and now - record.time_ns / 1e9 <= self._times.limits(record).kill
+            for record in records
+        )
 
     def _late_start(self, seconds: float) -> _Verdict | None:
         missing = [view for view in self._views if view.reader is None and view.alive]
@@ -192,16 +208,25 @@ class Attempt:
         if found is None:
             return None
         key = (found.view.rank, found.record.number)
-        if key in self._named and not found.kill:
+        named = key in self._named
+        if named and not found.kill:
             return None
-        places = stacks.capture(self._views, native=found.kill)
+        # Native frames take seconds: the rank is named without them.
+        places = stacks.capture(self._views, native=named)
         view = self._who_is_not_waiting(found)
         at = places[view.rank].short() if view.rank in places else "-"
-        if key not in self._named:
-            self._named[key] = found.seconds
+        watch.busy_until(time.monotonic_ns())
+        if found.view.moved_since(found.record):
+            return None  # slow, and on its way again
+        if not named:
+            self._named[key] = (time.monotonic_ns() - found.record.time_ns) / 1e9
             self._tell_slow(found, view, at)
         if not found.kill:
             return None
+        if not named and found.cause != "stopped(SIGSTOP)":
+            stacks.capture(self._views, native=True)
+            if found.view.moved_since(found.record):
+                return None
         step, phase = position(view)
         usual = "never seen before" if found.usual_seconds is None else f"usually {found.usual_seconds:.3g} s"
         message = f"no progress for {found.seconds:.1f} s in {phase} ({usual})"
@@ -256,7 +281,7 @@ class Attempt:
         for view in self._views:
             view.refresh()
         down_ns = time.monotonic_ns()
-        oom = moved(self._oom_before, oom_kill_counters())
+        oom = self._memory_kills.happened()
         found = sightings(self._views, out_of_memory_kill=oom, ended_ns=ended_ns)
         first = self._choose(own, found)
         if first is None:
@@ -292,10 +317,21 @@ class Attempt:
             # What the watch saw is the cause, unless a rank recorded its own reason before that.
             earlier = [s for s in found if not s.cascade and s.time_ns < own.sighting.time_ns]
             return earlier[0] if earlier else self._placed(own, found)
+        if not self._asked_ns and (missing := self._never_started()):
+            # torchrun ends the others with SIGTERM when one cannot be started.
+            found = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")] or [missing]
         if self._asked_ns:
             # Asked to leave: dying of that very signal, or with a peer that did, is obedience and no fault.
             found = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
         return first_cause(found)
+
+    def _never_started(self) -> Sighting | None:
+        """The first rank whose wrapper left neither a process nor an exit."""
+        view = next((view for view in self._views if not view.pid and view.exit is None), None)
+        if view is None:
+            return None
+        message = "this rank was never started; logs/attempt_*/torchrun.log has the reason"
+        return Sighting(view.rank, time.monotonic_ns(), "launcher_failed", 0, Phase.INIT.label, message=message)
 
     def _placed(self, own: _Verdict, found: list[Sighting]) -> Sighting:
         """A mismatch is seen from outside; the place is where the rank itself then failed, or stood."""
@@ -332,4 +368,5 @@ class Attempt:
     def _outcome(self, state: str, fault: Fault | None, orphans: list[process_tree.Process]) -> Outcome:
         last_step = max((view.last.step for view in self._views if view.last is not None), default=0)
         exits = {view.rank: int(view.exit["code"]) for view in self._views if view.exit is not None}
-        return Outcome(state, fault, last_step, exits, len(orphans), self._training_wall)
+        behind = next((view.rank for view in self._views if view.last is not None and view.last.step < last_step), None)
+        return Outcome(state, fault, last_step, exits, len(orphans), behind, self._training_wall)

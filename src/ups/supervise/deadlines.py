@@ -28,7 +28,8 @@ class Limits:
 class Deadlines:
     """The rules. Times in seconds; factors multiply the 99th percentile of what the phase took so far."""
 
-    name_floor_seconds: float = 10.0
+    # Who stands still is to be named within ten seconds: one of them goes to looking, and to taking stacks.
+    name_floor_seconds: float = 9.0
     name_factor: float = 5.0
     kill_floor_seconds: float = 60.0
     kill_factor: float = 20.0
@@ -55,18 +56,21 @@ class Deadlines:
 
 @dataclass(slots=True)
 class PhaseTimes:
-    """What each phase took so far in this attempt, over all ranks of this host."""
+    """What each phase took so far in this attempt, over all ranks of this host.
+
+    For each stage of training anew: another stage reads other files and may unroll many steps.
+    """
 
     rules: Deadlines
-    _seen: dict[Phase, deque[float]] = field(default_factory=dict)
+    _seen: dict[tuple[int, Phase], deque[float]] = field(default_factory=dict)
 
-    def learn(self, phase: Phase, seconds: float) -> None:
+    def learn(self, phase: Phase, seconds: float, stage: int = 0) -> None:
         """Add one completed stay in a phase."""
-        self._seen.setdefault(phase, deque(maxlen=_MEMORY)).append(seconds)
+        self._seen.setdefault((stage, phase), deque(maxlen=_MEMORY)).append(seconds)
 
-    def p99(self, phase: Phase) -> float | None:
+    def p99(self, phase: Phase, stage: int = 0) -> float | None:
         """The 99th percentile in seconds (the longest, while there are few); None if the phase was never completed."""
-        seen = self._seen.get(phase)
+        seen = self._seen.get((stage, phase))
         if not seen:
             return None
         ordered = sorted(seen)
@@ -80,7 +84,7 @@ class PhaseTimes:
         floor = rules.own_floor(record.phase)
         if floor is not None:
             return Limits(floor, floor, True)
-        p99 = self.p99(record.phase)
+        p99 = self.p99(record.phase, record.stage)
         if p99 is None:
             return Limits(rules.unseen_seconds, rules.unseen_seconds, False)
         return Limits(

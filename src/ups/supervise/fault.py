@@ -80,6 +80,21 @@ class Fault:
         """As JSON: the documented keys first."""
         return asdict(self)
 
+    @staticmethod
+    def is_document(value: object) -> bool:
+        """Whether `value` has the documented keys, each of its kind: it may come from a stranger's file."""
+        whole = ("attempt", "rank", "world", "step", "lost_steps")
+        texts = ("host", "phase", "cause", "at", "action", "log", "message", "hint", "evidence")
+        return (
+            isinstance(value, dict)
+            and all(key in value for key in KEYS)
+            and all(isinstance(value[key], int) for key in whole)
+            and all(isinstance(value.get(key, ""), str) for key in texts)
+            and isinstance(value["checkpoint"], int | None)
+            and isinstance(value.get("time_wall", 0.0), int | float)
+            and isinstance(value.get("consequences", []), list)
+        )
+
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Fault:
         """Read back what `document` gave; unknown keys of a newer version are left out."""

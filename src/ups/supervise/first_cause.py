@@ -95,6 +95,8 @@ def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
     if ended.get("launcher_gone"):
         text = "torchrun was killed beside its ranks, which went with it"
         return Sighting(view.rank, time_ns, "launcher_failed", step, phase, message=text)
+    if ended.get("not_started"):
+        return Sighting(view.rank, time_ns, "launcher_failed", step, phase, message=str(ended["not_started"])[:500])
     cause, at, cascade, message = causes.cause_of_exit(code), "-", False, ""
     name = causes.base_name(cause)
     if name == "signal":

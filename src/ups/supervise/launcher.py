@@ -24,6 +24,7 @@ from ups.supervise.options import Options
 TOKEN_VARIABLE = "UPS_SUPERVISOR_TOKEN"  # noqa: S105 - a mark, not a secret
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory with a random name is made inside
 _PREFIX = "ups-box"
+_BOX_BYTES = 2**20  # a ring, what a rank says when it fails, and some room
 FLIGHT_PREFIX = "nccl_trace_rank_"
 
 
@@ -33,7 +34,6 @@ class Launcher:
     def __init__(self, options: Options, attempt: int, box_dir: Path, overrides: Mapping[str, int]) -> None:
         self.token = secrets.token_hex(16)
         self._log = options.run_dir / "logs" / f"attempt_{attempt}" / "torchrun.log"
-        self._log.parent.mkdir(parents=True, exist_ok=True)
         environment = {
             **os.environ,
             # torchrun's restarts and a second run on the host would otherwise meet a stale store.
@@ -46,8 +46,9 @@ class Launcher:
             TOKEN_VARIABLE: self.token,
             **_flight_recorder(options.run_dir, attempt),
         }
-        with self._log.open("ab") as log:
-            try:
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab") as log:
                 self.process = subprocess.Popen(
                     [*_torchrun(options.ranks), str(options.run_dir), *options.rank_command()],
                     stdin=subprocess.DEVNULL,
@@ -58,8 +59,10 @@ class Launcher:
                     start_new_session=True,
                     preexec_fn=process_tree.bound_to(os.getpid()),
                 )
-            except OSError as error:
-                raise MachineError(f"cannot start torchrun: {error}", hint="check the limit on processes") from error
+        except OSError as error:
+            raise MachineError(
+                f"cannot start torchrun: {error}", hint="check room on the disk and the limit on processes"
+            ) from error
 
     @property
     def log_tail(self) -> str:
@@ -118,15 +121,20 @@ def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
     return {name: prefix for name in names if name not in os.environ}
 
 
-def make_box_root(run_dir: Path) -> Path:
-    """A directory for the rings: shared memory where there is some, else inside the run."""
+def make_box_root(run_dir: Path, ranks: int) -> Path:
+    """A directory for the rings: shared memory where there is enough, else inside the run."""
     sweep_box_roots()
-    if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
+    if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK) and _room(_SHARED_MEMORY) >= ranks * _BOX_BYTES:
         root = _SHARED_MEMORY / f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
     else:
         root = run_dir / "blackbox" / "live"
     root.mkdir(parents=True, mode=0o700, exist_ok=True)
     return root
+
+
+def _room(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
 
 
 def sweep_box_roots() -> None:

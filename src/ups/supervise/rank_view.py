@@ -6,7 +6,6 @@ Reads only; a file that is not there yet, or is damaged, is simply not seen.
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import time
 from collections.abc import Iterable
@@ -17,6 +16,7 @@ from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Mark, Record, ring_path
 from ups.record.failure import failure_stem, read_failure
+from ups.record.foreign import read_end, read_object
 from ups.record.location import Frame, location_of_dump
 
 _TAIL_BYTES = 16_384
@@ -44,12 +44,12 @@ class RankView:
     def refresh(self) -> list[Record]:
         """Look again; returns the records that are new since the last look, oldest first."""
         if not self.pid:
-            found = _read_json(self._box_dir / f"{self.name}.pid")
+            found = read_object(self._box_dir / f"{self.name}.pid")
             if found is not None:
                 self.pid, self.wrapper_pid = int(found["rank_pid"]), int(found["wrapper_pid"])
         if self.exit is None:
             # The exit is read before the ring, so that the last record of a dead rank is certainly among the new ones.
-            self.exit = _read_json(self._box_dir / f"{self.name}.exit.json")
+            self.exit = read_object(self._box_dir / f"{self.name}.exit.json")
         # A rank may need seconds to leave after its exception; it is known as soon as it is recorded.
         self.failed = self.failed or (self._box_dir / f"{self.name}.json").exists()
         if self.reader is None:
@@ -71,12 +71,25 @@ class RankView:
         """
         if self.exit is not None or not self.wrapper_pid or process_tree.is_alive(self.wrapper_pid):
             return
-        # It may have written in its last moment.
-        self.exit = _read_json(self._box_dir / f"{self.name}.exit.json") or {
-            "code": -signal.SIGKILL,
-            "time_monotonic_ns": time.monotonic_ns(),
-            "peak_resident_bytes": 0,
-        }
+        # It may have written in its last moment, and only into the run if shared memory was full.
+        self.exit = (
+            self._own_exit(self._box_dir)
+            or self._own_exit(self.stem.parent)
+            or {
+                "code": -signal.SIGKILL,
+                "time_monotonic_ns": time.monotonic_ns(),
+                "peak_resident_bytes": 0,
+            }
+        )
+
+    def _own_exit(self, directory: Path) -> dict[str, Any] | None:
+        found = read_object(directory / f"{self.name}.exit.json")
+        return found if found is not None and found.get("pid") == self.pid else None
+
+    def moved_since(self, record: Record) -> bool:
+        """Whether the rank has written a newer record; consumes nothing."""
+        latest = self.reader.latest() if self.reader is not None else None
+        return latest is not None and latest.number != record.number
 
     @property
     def alive(self) -> bool:
@@ -133,18 +146,4 @@ def least_advanced(views: Iterable[RankView]) -> list[RankView]:
 
 def tail(path: Path, limit: int = _TAIL_BYTES) -> str:
     """The last bytes of a text file, '' if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - limit))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        document = json.loads(path.read_bytes())
-        if isinstance(document, dict):
-            return document
-    return None
+    return (read_end(path, limit) or b"").decode(errors="replace")

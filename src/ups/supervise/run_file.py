@@ -15,10 +15,13 @@ from typing import Any
 
 from ups.errors import ConfigError, UpsError
 from ups.record import process_tree
+from ups.record.foreign import read_object
 from ups.record.manifest import write_file_atomically
+from ups.supervise.fault import Fault
 
 FORMAT_VERSION = 1
 MAX_NOTICES = 100
+MAX_RANKS = 100_000
 STATES = ("running", "completed", "failed", "preempted", "stopped", "died")
 
 
@@ -58,12 +61,17 @@ class RunFile:
         }
         self.save()
 
-    def save(self) -> None:
-        """Write the state; a full disk must not end the run that is being watched."""
+    def save(self) -> str:
+        """Write the state; a full disk must not end the run that is being watched. Returns what went wrong, or ''."""
         self.document["updated"] = time.time()
-        self.document["notices"] = self.document["notices"][-MAX_NOTICES:]
-        with contextlib.suppress(UpsError, OSError):
+        self.document["notices"] = self.document.get("notices", [])[-MAX_NOTICES:]
+        try:
             write_file_atomically(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
+        except UpsError as error:
+            return error.message
+        except OSError as error:
+            return str(error)
+        return ""
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
@@ -133,15 +141,36 @@ def _supervisor_is_gone(document: dict[str, Any]) -> bool:
 
 def _start_time(pid: int) -> int:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return 0
     return int(text[text.rindex(")") + 2 :].split()[19])
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        document = json.loads(path.read_bytes())
-        if isinstance(document, dict) and document.get("format") == FORMAT_VERSION:
-            return document
-    return None
+    document = read_object(path)
+    return document if document is not None and document.get("format") == FORMAT_VERSION and _is_run(document) else None
+
+
+def _is_run(document: dict[str, Any]) -> bool:
+    """Whether the parts that readers rely on are there and are what they should be: the file may be a stranger's."""
+    texts, numbers = ("name", "state", "cause", "verdict", "blackbox_dir"), ("started",)
+    attempts, notices, ranks = (document.get(key) for key in ("attempts", "notices", "ranks"))
+    return (
+        all(isinstance(document.get(key), str) for key in texts)
+        and all(isinstance(document.get(key), int | float) for key in numbers)
+        and all(isinstance(document.get(key, 0), int | float | None) for key in ("ended", "checkpoint", "exit_code"))
+        and isinstance(ranks, int)
+        and 0 <= ranks <= MAX_RANKS
+        and isinstance(notices, list)
+        and all(isinstance(notice, dict) and isinstance(notice.get("line"), str) for notice in notices)
+        and isinstance(attempts, list)
+        and all(_is_attempt(attempt) for attempt in attempts)
+    )
+
+
+def _is_attempt(attempt: object) -> bool:
+    if not isinstance(attempt, dict) or not isinstance(attempt.get("number"), int):
+        return False
+    faults = attempt.get("faults", [])
+    return isinstance(faults, list) and all(Fault.is_document(fault) for fault in faults)

@@ -18,6 +18,8 @@ from ups.supervise.rank_view import RankView, least_advanced
 
 # Part of the time that a rank must have computed to count as busy; low, because cores may be shared.
 _BUSY = 0.1
+# Who did not look for so long was frozen itself, and its ranks most likely with it.
+_FROZEN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,21 @@ class StandstillWatch:
 
     times: PhaseTimes
     _watched: dict[int, _Watched] = field(default_factory=dict)
+    _looked_ns: int = 0
+    _awake_since_ns: int = 0
+
+    def busy_until(self, now_ns: int) -> None:
+        """Say that the watcher itself was busy until now, so that this is not taken for a frozen machine."""
+        self._looked_ns = now_ns
 
     def look(self, views: Sequence[RankView], now_ns: int) -> Standstill | None:
-        """The rank that stands still, if one does; None is the usual answer."""
+        """The rank that stands still, if one does; None is the usual answer.
+
+        After a pause of the whole job (a frozen container, a suspended allocation) time begins anew for all.
+        """
+        if self._looked_ns and now_ns - self._looked_ns > _FROZEN_SECONDS * 1e9:
+            self._awake_since_ns = now_ns
+        self._looked_ns = now_ns
         living = [view for view in views if view.alive and view.last is not None]
         for view in living:
             self._observe(view, now_ns)
@@ -114,7 +128,7 @@ class StandstillWatch:
         return view.last is not None and self._seconds(view, now_ns) > self.times.limits(view.last).name
 
     def _seconds(self, view: RankView, now_ns: int) -> float:
-        return 0.0 if view.last is None else (now_ns - view.last.time_ns) / 1e9
+        return 0.0 if view.last is None else (now_ns - max(view.last.time_ns, self._awake_since_ns)) / 1e9
 
     def _busiest(self, level: Sequence[RankView], now_ns: int) -> RankView:
         """Of level ranks the one that computes while the others wait; the first where that is not clear."""
@@ -130,7 +144,7 @@ class StandstillWatch:
             view,
             view.last,
             self._seconds(view, now_ns),
-            self.times.p99(view.last.phase),
+            self.times.p99(view.last.phase, view.last.stage),
             self.times.limits(view.last).kill,
             cause,
             kill,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ups.errors import ConfigError
+from ups.errors import ConfigError, UpsError
 from ups.record import process_tree
 from ups.record.open_files import raise_open_files
 from ups.supervise.attempt import Attempt, Outcome, Wish
@@ -32,8 +33,11 @@ from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
 from ups.supervise.restart import MICRO_BATCH, RestartPolicy
 from ups.supervise.run_file import RunFile
+from ups.supervise.speaker import Speaker
 
 PREEMPTED, INTERRUPTED = 143, 130
+_WISHES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SAME_WISH_SECONDS = 0.5
 
 
 def supervise(options: Options, say: Callable[[str], None] | None = None) -> int:
@@ -43,12 +47,12 @@ def supervise(options: Options, say: Callable[[str], None] | None = None) -> int
     already watches this run.
     """
     options.run_dir.mkdir(parents=True, exist_ok=True)
-    with _only_supervisor(options.run_dir), _listen() as wish:
+    with _only_supervisor(options.run_dir), _listen() as wish, Speaker(say or _print) as speaker:
         process_tree.adopt_orphans()
         raise_open_files()  # inherited by every rank and loader worker
-        box_root = make_box_root(options.run_dir)
+        box_root = make_box_root(options.run_dir, options.ranks)
         try:
-            return _Supervision(options, wish, box_root, say or _print).run()
+            return _Supervision(options, wish, box_root, speaker.say).run()
         finally:
             shutil.rmtree(box_root, ignore_errors=True)
 
@@ -64,6 +68,21 @@ class _Supervision:
         self._mirror = _Mirror(options)
 
     def run(self) -> int:
+        try:
+            return self._run()
+        except BaseException as error:
+            if not self._file.document:
+                raise
+            # The ranks are gone by now. Somebody will ask why, so it is written down before the error goes on.
+            cause = error.cause if isinstance(error, UpsError) else f"supervisor_error({type(error).__name__})"
+            code = error.exit_code if isinstance(error, UpsError) else 1
+            for attempt in self._file.document.get("attempts", [])[-1:]:
+                attempt.setdefault("outcome", "supervisor_error")
+            text = error.message if isinstance(error, UpsError) else str(error)
+            self._verdict("failed", cause, code, f"message={json.dumps(text)}")
+            raise
+
+    def _run(self) -> int:
         options = self._options
         self._file.begin(ranks=options.ranks, max_restarts=options.max_restarts, box_root=self._box_root)
         document = self._file.document
@@ -105,6 +124,7 @@ class _Supervision:
         outcome = attempt.run()
         self._mirror.look([])
         self._keep_rings(box_dir)
+        shutil.rmtree(box_dir, ignore_errors=True)  # shared memory is small, and restarts may be many
         entry["ended"] = time.time()
         entry["training"] = outcome.training_wall
         entry["exits"] = {str(rank): code for rank, code in outcome.exits.items()}
@@ -119,6 +139,8 @@ class _Supervision:
         fault = outcome.fault
         if outcome.state == "finished":
             problem = verify_step(run_dir, outcome.last_step)
+            if outcome.behind is not None:
+                problem = f"rank {outcome.behind} says it is done before step {outcome.last_step} of the others"
             if not problem:
                 self._file.document["checkpoint"] = outcome.last_step
                 return "completed", "", 0, f"step={outcome.last_step} ckpt={outcome.last_step} verified"
@@ -148,15 +170,15 @@ class _Supervision:
         number = self._file.document["attempts"][-1]["number"]
         return Fault(
             attempt=number,
-            rank=0,
+            rank=outcome.behind or 0,
             world=self._options.ranks,
             host=os.uname().nodename,
             step=outcome.last_step,
             phase="teardown",
-            cause="unproven(final_checkpoint)",
+            cause="unproven(final_checkpoint)" if outcome.behind is None else "unproven(last_step)",
             checkpoint=commit,
             lost_steps=max(0, outcome.last_step - (commit or 0)),
-            log=f"logs/attempt_{number}/rank_00000.err",
+            log=f"logs/attempt_{number}/rank_{outcome.behind or 0:05d}.err",
             message=problem,
             time_wall=time.time(),
         )
@@ -168,8 +190,10 @@ class _Supervision:
         line += f" cause={cause}" if cause else ""
         line += f" {detail}" if detail else ""
         document.update(state=state, cause=cause, exit_code=exit_code, verdict=line, ended=time.time(), blackbox_dir="")
-        self._file.save()
+        problem = self._file.save()
         self._say(line)
+        if problem:
+            self._say(f"this verdict could not be written to {_shown(self._file.path)}: {problem}")
         if self._options.on_verdict is not None:
             self._options.on_verdict(document)
         return exit_code
@@ -233,17 +257,25 @@ def _only_supervisor(run_dir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listen() -> Iterator[Wish]:
-    """Turn SIGTERM, SIGHUP and Ctrl-C into a wish to save and leave; a second one means now."""
+    """Turn SIGTERM, SIGHUP and Ctrl-C into a wish to save and leave; a second one means now.
+
+    A signal that is ignored already stays so: that is what nohup asks for. Two at the same moment are one wish: shells,
+    `timeout` and a closing terminal signal the process and its group.
+    """
     wish = Wish()
+    first = [0.0]
 
     def hear(number: int, _frame: FrameType | None) -> None:
-        wish.urgent = wish.urgent or bool(wish.number)
+        now = time.monotonic()
+        first[0] = first[0] or now
+        wish.urgent = wish.urgent or (number != signal.SIGHUP and now - first[0] > _SAME_WISH_SECONDS)
         wish.number = number
 
     if threading.current_thread() is not threading.main_thread():
         yield wish
         return
-    earlier = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    heard = [number for number in _WISHES if signal.getsignal(number) is not signal.SIG_IGN]
+    earlier = {number: signal.signal(number, hear) for number in heard}
     try:
         yield wish
     finally:
@@ -252,9 +284,8 @@ def _listen() -> Iterator[Wish]:
 
 
 def _print(line: str) -> None:
-    with contextlib.suppress(OSError):
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def _name(number: int) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ups.record.failure import failure_stem
+from ups.record.foreign import inside, read_object
 from ups.record.location import frames_of_text
 from ups.supervise.advice import meaning, what_to_do
 from ups.supervise.fault import KEYS, Fault
@@ -34,16 +33,21 @@ def explain(run_dir: Path, document: dict[str, Any], *, number: int | None = Non
     """The whole explanation as text. `number` chooses a fault (0 is the first); default the one that ended the run."""
     faults = [Fault.from_document(fault) for fault in faults_of(document)]
     if not faults:
-        return "\n".join(_without_fault(document))
+        return "\n".join(_without_fault(document, 0))
     chosen = faults[number if number is not None and 0 <= number < len(faults) else -1]
     lines = [fault.one_line() for fault in faults]
-    if document["verdict"]:
-        lines.append(document["verdict"])
-    lines += ["", *_of_fault(run_dir, chosen, several=len(faults) > 1)]
+    if number is None and chosen.action.startswith("restart"):
+        # It was healed: what the run does now, or what ended it, comes first.
+        lines += [*_without_fault(document, len(faults)), "", "The last fault, after which the run was started again:"]
+    elif document["verdict"]:
+        lines += [document["verdict"], ""]
+    else:
+        lines.append("")
+    lines += _of_fault(run_dir, chosen, several=len(faults) > 1)
     return "\n".join(lines)
 
 
-def _without_fault(document: dict[str, Any]) -> Iterator[str]:
+def _without_fault(document: dict[str, Any], healed: int) -> Iterator[str]:
     state = document["state"]
     yield document["verdict"] or f"state={state}"
     yield ""
@@ -51,9 +55,15 @@ def _without_fault(document: dict[str, Any]) -> Iterator[str]:
         yield f"What it means: {meaning('supervisor_died')}."
         yield f"What to do: {what_to_do('supervisor_died')}"
     elif state == "running":
-        yield "The run goes on; no fault so far. `ups status` shows what it is doing."
+        known = f"{healed} faults so far, each restarted" if healed else "no fault so far"
+        yield f"The run goes on; {known}. `ups status` shows what it is doing."
         for notice in document["notices"][-5:]:
             yield f"  {notice['line']}"
+    elif document["cause"].startswith("supervisor_error"):
+        yield f"What it means: {meaning('supervisor_error')}."
+        yield f"What to do: {what_to_do('supervisor_error')}"
+    elif healed:
+        yield f"{'One fault' if healed == 1 else f'{healed} faults'}, restarted each time; none of them ended the run."
     else:
         yield "No rank failed in this run."
 
@@ -65,27 +75,39 @@ def _of_fault(run_dir: Path, fault: Fault, *, several: bool) -> Iterator[str]:
     yield f"What it means: {meaning(fault.cause)}." + (f" {message}" if message else "")
     yield f"What to do: {fault.hint + '. ' if fault.hint else ''}{what_to_do(fault.cause)}"
     yield f"More: docs/failures.md#{fault.cause.partition('(')[0]}"
-    evidence = _load(run_dir / fault.evidence) if fault.evidence else None
-    ranks = [] if evidence is None else evidence.get("ranks", [])
-    shown = sorted(ranks, key=lambda entry: entry["rank"] != fault.rank)[:_MAX_RANKS_SHOWN]
-    if shown:
-        yield from ("", "Time line (seconds from the last sign of life of the failed rank):")
-        yield from _timeline(shown, fault.rank)
-        yield from ("", "Ranks:")
-        for entry in shown:
-            yield f"  rank {entry['rank']}: {_exit_text(entry['exit'])}{_memory_text(entry)}"
-        if len(ranks) > len(shown):
-            yield f"  and {len(ranks) - len(shown)} more in {fault.evidence}"
-    for other in fault.consequences[:_MAX_RANKS_SHOWN]:
-        yield f"  consequence on rank {other['rank']}: {other['cause']} at {other['at']}"
+    path = inside(run_dir, fault.evidence) if fault.evidence else None
+    evidence = None if path is None else read_object(path)
+    own_log = ""
+    try:
+        told, own_log = _ranks(fault, [] if evidence is None else evidence["ranks"])
+        yield from told
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError):
+        yield f"The evidence in {fault.evidence} is not what a supervisor of this version writes."
     yield from _stacks(run_dir, fault)
     yield from _worker_stacks(run_dir, fault)
     yield from _flight_dumps(run_dir, fault)
-    text = next((entry.get("log_tail", "") for entry in shown if entry["rank"] == fault.rank), "")
-    text = text or tail(run_dir / fault.log, 4000)
+    log = inside(run_dir, fault.log)
+    text = own_log or (tail(log, 4000) if log is not None else "")
     if text.strip():
         yield from ("", f"Last lines of {fault.log}:")
         yield from (f"  {line}" for line in text.rstrip().splitlines()[-_LOG_LINES:])
+
+
+def _ranks(fault: Fault, ranks: list[dict[str, Any]]) -> tuple[list[str], str]:
+    """What each rank did around the fault, and the end of the log of the one that failed."""
+    shown = sorted(ranks, key=lambda entry: entry["rank"] != fault.rank)[:_MAX_RANKS_SHOWN]
+    lines = []
+    if shown:
+        lines += ["", "Time line (seconds from the last sign of life of the failed rank):"]
+        lines += _timeline(shown, fault.rank)
+        lines += ["", "Ranks:"]
+        lines += [f"  rank {entry['rank']}: {_exit_text(entry['exit'])}{_memory_text(entry)}" for entry in shown]
+        if len(ranks) > len(shown):
+            lines.append(f"  and {len(ranks) - len(shown)} more in {fault.evidence}")
+    for other in fault.consequences[:_MAX_RANKS_SHOWN]:
+        lines.append(f"  consequence on rank {other['rank']}: {other['cause']} at {other['at']}")
+    own = next((entry.get("log_tail", "") for entry in shown if entry["rank"] == fault.rank), "")
+    return lines, str(own)
 
 
 def _timeline(ranks: list[dict[str, Any]], first: int) -> Iterator[str]:
@@ -116,7 +138,7 @@ def _memory_text(entry: dict[str, Any]) -> str:
 def _stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
     """The most telling stack there is: the traceback, the crash dump, or the answer to SIGUSR1."""
     stem = failure_stem(run_dir, fault.attempt, fault.rank)
-    record = _load(stem.with_name(stem.name + ".json"))
+    record = read_object(stem.with_name(stem.name + ".json"))
     if record is not None:
         yield from ("", f"Traceback of rank {fault.rank}:")
         yield from (f"  {line}" for line in str(record["traceback"]).rstrip().splitlines()[-_STACK_LINES:])
@@ -152,11 +174,3 @@ def _flight_dumps(run_dir: Path, fault: Fault) -> Iterator[str]:
     if len(dumps) > _MAX_RANKS_SHOWN:
         yield f"  and {len(dumps) - _MAX_RANKS_SHOWN} more"
     yield f"  read them (pickles: only of your own runs) with: torchfrtrace --prefix {FLIGHT_PREFIX} {folder}"
-
-
-def _load(path: Path) -> dict[str, Any] | None:
-    with contextlib.suppress(OSError, ValueError):
-        document = json.loads(path.read_bytes())
-        if isinstance(document, dict):
-            return document
-    return None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,3 +139,26 @@ def test_the_wrapper_is_small(tmp_path: Path) -> None:
     wrapper.kill()
     wrapper.wait()
     assert resident < 32 * 1024  # KiB; a process with torch has more than 200 MiB
+
+
+def test_a_rank_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("no directory can be made here")
+    box = tmp_path / "box"
+    box.mkdir()
+    process = wrap(tmp_path, "pass", UPS_BLACKBOX_DIR=str(box))
+    assert process.wait(20) == 1
+    found = json.loads((box / "rank_00003.exit.json").read_text())
+    assert found["not_started"].startswith("rank 3 could not be started: ")
+    assert found == exit_of(tmp_path)
+
+
+def test_a_process_whose_name_is_cut_inside_a_character_is_seen(tmp_path: Path) -> None:
+    program = tmp_path / "aéééééééé"  # 17 bytes, of which the kernel keeps 15
+    shutil.copy2(shutil.which("sleep") or "/bin/sleep", program)
+    process = subprocess.Popen([str(program), "60"])
+    try:
+        wait_for(lambda: process_tree.is_alive(process.pid))
+        assert process.pid in {found.pid for found in process_tree.descendants(os.getpid())}
+    finally:
+        process.kill()
+        process.wait()

@@ -1,5 +1,7 @@
 """Deadlines: slow is not dead, and silence is measured against what the phase took before."""
 
+from dataclasses import replace
+
 from ups.record.blackbox import Mark, Phase, Record
 from ups.supervise.deadlines import Deadlines, PhaseTimes
 
@@ -13,7 +15,7 @@ def test_a_fast_phase_has_the_floors() -> None:
     for _ in range(100):
         times.learn(Phase.FORWARD, 0.05)
     limits = times.limits(record(Phase.FORWARD))
-    assert (limits.name, limits.kill) == (10.0, 60.0)
+    assert (limits.name, limits.kill) == (9.0, 60.0)
 
 
 def test_a_slow_phase_has_multiples_of_its_99th_percentile() -> None:
@@ -59,3 +61,13 @@ def test_memory_is_bounded_and_follows_the_run() -> None:
     for _ in range(512):
         times.learn(Phase.DATA, 0.5)
     assert times.p99(Phase.DATA) == 0.5
+
+
+def test_a_new_stage_has_everything_to_learn() -> None:
+    times = PhaseTimes(Deadlines())
+    for _ in range(100):
+        times.learn(Phase.DATA, 0.001)
+    fresh = replace(record(Phase.DATA), stage=1)
+    assert times.limits(fresh).kill == Deadlines().unseen_seconds
+    times.learn(Phase.DATA, 200.0, stage=1)
+    assert times.limits(fresh).name == 1000.0

@@ -2,14 +2,21 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ups.errors import ConfigError
+from ups.supervise.fault import Fault
 from ups.supervise.run_file import RunFile, faults_of, find_run, list_runs, read_run
+
+
+def fault(rank: int, time_wall: float = 0.0) -> dict[str, Any]:
+    return Fault(0, rank, 16, "h", 7, "data", "killed(SIGKILL)", time_wall=time_wall).document()
 
 
 def begin(run_dir: Path, name: str = "run.json", ranks: int = 2) -> RunFile:
@@ -43,7 +50,7 @@ def test_the_number_of_a_dead_supervisor_may_belong_to_somebody_else_now(tmp_pat
 
 def test_a_second_stretch_keeps_the_attempts_and_overrides_of_the_first(tmp_path: Path) -> None:
     file = begin(tmp_path)
-    file.document["attempts"].append({"number": 0, "faults": [{"attempt": 0}]})
+    file.document["attempts"].append({"number": 0, "faults": [fault(0)]})
     file.document["overrides"]["engine.micro_batch"] = 4
     file.save()
     again = begin(tmp_path).document
@@ -53,8 +60,8 @@ def test_a_second_stretch_keeps_the_attempts_and_overrides_of_the_first(tmp_path
 
 def test_hosts_are_merged_into_one_run_and_the_worse_state_wins(tmp_path: Path) -> None:
     one, two = begin(tmp_path, "run.a.json"), begin(tmp_path, "run.b.json")
-    one.document["attempts"].append({"number": 0, "faults": [{"attempt": 0, "rank": 1, "time_wall": 5.0}]})
-    two.document["attempts"].append({"number": 0, "faults": [{"attempt": 0, "rank": 9, "time_wall": 4.0}]})
+    one.document["attempts"].append({"number": 0, "faults": [fault(1, 5.0)]})
+    two.document["attempts"].append({"number": 0, "faults": [fault(9, 4.0)]})
     one.document["state"], two.document["state"] = "completed", "failed"
     one.save()
     two.save()
@@ -92,3 +99,32 @@ def test_notices_are_bounded(tmp_path: Path) -> None:
     file.document["notices"] = [{"line": str(n)} for n in range(10_000)]
     file.save()
     assert len(json.loads((tmp_path / "run.json").read_text())["notices"]) == 100
+
+
+def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
+    good = RunFile(tmp_path / "good")
+    good.path.parent.mkdir()
+    good.begin(ranks=2, max_restarts=1, box_root=tmp_path)
+    changes: list[dict[str, object]] = [
+        {"ranks": 10**12},
+        {"attempts": [{"number": 0, "faults": [{"cause": "x"}]}]},
+        {"attempts": 3},
+        {"notices": ["x"]},
+        {"started": "yesterday"},
+        {"verdict": None},
+    ]
+    for number, change in enumerate(changes):
+        bad = tmp_path / f"bad_{number}"
+        bad.mkdir()
+        (bad / "run.json").write_text(json.dumps({**good.document, **change}))
+    (tmp_path / "bad_0" / "run.other.json").write_text('{"format": 1}')
+    assert [path.name for path, _ in list_runs(tmp_path)] == ["good"]
+
+
+def test_what_kept_the_state_from_being_written_is_told(tmp_path: Path) -> None:
+    file = RunFile(tmp_path / "gone")
+    file.path.parent.mkdir()
+    file.begin(ranks=1, max_restarts=0, box_root=tmp_path)
+    assert file.save() == ""
+    shutil.rmtree(file.path.parent)
+    assert file.save()

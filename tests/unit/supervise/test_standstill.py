@@ -14,7 +14,7 @@ import pytest
 from ups.record.blackbox import BlackBox, Phase, ring_path
 from ups.supervise.deadlines import Deadlines, PhaseTimes
 from ups.supervise.rank_view import RankView
-from ups.supervise.standstill import StandstillWatch
+from ups.supervise.standstill import Standstill, StandstillWatch
 
 pytestmark = pytest.mark.processes
 SECOND = 10**9
@@ -59,16 +59,22 @@ def views(ranks: list[Rank]) -> list[RankView]:
     return [rank.view for rank in ranks]
 
 
+def look(watch: StandstillWatch, seen: list[RankView], now_ns: int) -> Standstill | None:
+    """As by a watcher that has looked all the time in between."""
+    watch.busy_until(now_ns)
+    return watch.look(seen, now_ns)
+
+
 def test_the_rank_behind_is_named_then_ended(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.box.record(Phase.DATA, 3)
     ranks[0].box.record(Phase.FORWARD, 3)
     watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
-    assert watch.look(seen, now + 9 * SECOND) is None
-    named = watch.look(seen, now + 11 * SECOND)
+    assert look(watch, seen, now + 9 * SECOND) is None
+    named = look(watch, seen, now + 11 * SECOND)
     assert named is not None
     assert (named.view.rank, named.kill) == (1, False)
-    ended = watch.look(seen, now + 61 * SECOND)
+    ended = look(watch, seen, now + 61 * SECOND)
     assert ended is not None
     assert (ended.view.rank, ended.kill, ended.cause) == (1, True, "stalled")
 
@@ -78,7 +84,7 @@ def test_nobody_is_accused_while_anybody_moves(ranks: list[Rank]) -> None:
     watch = learnt()
     later = time.monotonic_ns() + 3600 * SECOND
     ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=7200.0)
-    assert watch.look(views(ranks), later) is None
+    assert look(watch, views(ranks), later) is None
 
 
 def test_a_long_wait_in_the_past_excuses_nobody_else(ranks: list[Rank]) -> None:
@@ -87,7 +93,7 @@ def test_a_long_wait_in_the_past_excuses_nobody_else(ranks: list[Rank]) -> None:
     ranks[1].box.record(Phase.DATA, 3)
     ranks[0].box.record(Phase.DATA, 3)
     ranks[0].box.record(Phase.SYNC, 3)
-    found = watch.look(views(ranks), time.monotonic_ns() + 61 * SECOND)
+    found = look(watch, views(ranks), time.monotonic_ns() + 61 * SECOND)
     assert found is not None
     assert (found.view.rank, found.kill) == (1, True)
 
@@ -106,8 +112,8 @@ def test_a_stopped_rank_is_ended_as_soon_as_it_would_be_named_even_in_a_long_pha
     ranks[1].process.send_signal(signal.SIGSTOP)
     time.sleep(0.2)
     watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
-    assert watch.look(seen, now) is None
-    found = watch.look(seen, now + 11 * SECOND)
+    assert look(watch, seen, now) is None
+    found = look(watch, seen, now + 11 * SECOND)
     assert found is not None
     assert (found.view.rank, found.cause, found.kill) == (1, "stopped(SIGSTOP)", True)
 
@@ -118,10 +124,10 @@ def test_a_rank_that_was_continued_is_left_alone(ranks: list[Rank]) -> None:
     watch, now = learnt(), time.monotonic_ns()
     ranks[1].process.send_signal(signal.SIGSTOP)
     time.sleep(0.2)
-    assert watch.look(views(ranks), now) is None
+    assert look(watch, views(ranks), now) is None
     ranks[1].process.send_signal(signal.SIGCONT)
     time.sleep(0.2)
-    assert watch.look(views(ranks), now + 11 * SECOND) is None
+    assert look(watch, views(ranks), now + 11 * SECOND) is None
 
 
 def test_of_level_ranks_the_one_that_computes_is_named(tmp_path: Path) -> None:
@@ -132,14 +138,40 @@ def test_of_level_ranks_the_one_that_computes_is_named(tmp_path: Path) -> None:
             rank.box.record(Phase.BACKWARD, 3)
         watch, seen = learnt(), views([idle, busy])
         began = time.monotonic_ns()
-        watch.look(seen, began)
+        look(watch, seen, began)
         time.sleep(2.0)
         # Rules in which two seconds are long: what matters is who computed in them.
         watch.times.rules = Deadlines(name_floor_seconds=1, name_factor=1, kill_floor_seconds=60)  # type: ignore[misc]
-        found = watch.look(seen, time.monotonic_ns())
+        found = look(watch, seen, time.monotonic_ns())
         assert found is not None
         assert found.view.rank == 1
     finally:
         for rank in (idle, busy):
             rank.process.kill()
             rank.process.wait()
+
+
+def test_after_a_pause_of_the_whole_job_time_begins_anew(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.box.record(Phase.DATA, 3)
+    watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
+    assert watch.look(seen, now + SECOND) is None
+    assert watch.look(seen, now + 300 * SECOND) is None, "the watcher did not look for five minutes either"
+    assert look(watch, seen, now + 309 * SECOND) is None
+    found = look(watch, seen, now + 311 * SECOND)
+    assert found is not None
+    assert not found.kill
+    found = look(watch, seen, now + 361 * SECOND)
+    assert found is not None
+    assert found.kill
+
+
+def test_a_rank_that_moved_while_its_stack_was_taken_is_known_to_move(ranks: list[Rank]) -> None:
+    ranks[0].box.record(Phase.DATA, 3)
+    ranks[0].view.refresh()
+    last = ranks[0].view.last
+    assert last is not None
+    assert not ranks[0].view.moved_since(last)
+    ranks[0].box.record(Phase.FORWARD, 3)
+    assert ranks[0].view.moved_since(last)
+    assert ranks[0].view.last is last

@@ -60,3 +60,43 @@ def test_a_run_without_faults_says_so(tmp_path: Path) -> None:
     file = RunFile(tmp_path)
     file.begin(ranks=2, max_restarts=1, box_root=tmp_path)
     assert "no fault so far" in explain(tmp_path, read_run(tmp_path))
+
+
+def test_a_fault_that_was_healed_is_not_told_as_the_end_of_the_run(tmp_path: Path) -> None:
+    file = RunFile(tmp_path)
+    file.begin(ranks=2, max_restarts=1, box_root=tmp_path)
+    fault = Fault(0, 1, 2, "h", 7, "data", "killed(SIGKILL)", action="restart 1/3", log="logs/attempt_0/rank_00001.err")
+    file.document["attempts"].append({"number": 0, "faults": [fault.document()]})
+    file.document.update(supervisor_pid=2**22 + 1)
+    file.save()
+    lines = explain(tmp_path, read_run(tmp_path)).splitlines()
+    assert lines[0] == fault.one_line()
+    assert lines[1] == "VERDICT state=died cause=supervisor_died"
+    assert lines[3] == f"What it means: {meaning('supervisor_died')}."
+    assert "The last fault, after which the run was started again:" in lines
+    file.document.update(state="completed", verdict="VERDICT state=completed exit=0")
+    text = explain(tmp_path, file.document)
+    assert "One fault, restarted each time; none of them ended the run." in text
+    assert "What to do: " in text
+
+
+def test_a_strangers_run_shows_no_file_of_its_reader(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("my key")
+    run = tmp_path / "run"
+    run.mkdir()
+    file = RunFile(run)
+    file.begin(ranks=2, max_restarts=1, box_root=run)
+    for log, evidence in (("../secret", ""), (str(tmp_path / "secret"), "../secret"), ("/dev/zero", "/dev/zero")):
+        fault = Fault(0, 1, 2, "h", 7, "data", "killed(SIGKILL)", log=log, evidence=evidence)
+        text = explain(run, {**file.document, "attempts": [{"number": 0, "faults": [fault.document()]}]})
+        assert "What to do: " in text
+        assert "my key" not in text
+
+
+def test_evidence_of_another_shape_is_said_to_be_so(tmp_path: Path) -> None:
+    (tmp_path / "evidence.json").write_text('{"ranks": [{"rank": "x", "timeline": 3}]}')
+    file = RunFile(tmp_path)
+    file.begin(ranks=2, max_restarts=1, box_root=tmp_path)
+    fault = Fault(0, 1, 2, "h", 7, "data", "killed(SIGKILL)", evidence="evidence.json")
+    file.document["attempts"].append({"number": 0, "faults": [fault.document()]})
+    assert "The evidence in evidence.json is not what" in explain(tmp_path, file.document)

@@ -1,0 +1,48 @@
+"""The supervisor's own errors and signals: a verdict in any case, and no wish where nobody wished."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ups.errors import MachineError
+from ups.supervise.options import Options
+from ups.supervise.supervisor import _listen, supervise
+
+
+def test_an_error_of_the_supervisor_is_written_down_as_the_verdict(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("no directory can be made here")
+    lines: list[str] = []
+    with pytest.raises(MachineError, match="cannot start torchrun"):
+        supervise(Options(run_dir=tmp_path, ranks=2), lines.append)
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert (document["state"], document["cause"], document["exit_code"]) == ("failed", "environment", 5)
+    assert lines == [document["verdict"]]
+    assert "cannot start torchrun" in lines[0]
+    assert not list(Path("/dev/shm").glob(f"ups-box-{os.getpid()}-*"))
+
+
+def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
+    earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _listen() as wish:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert wish.number == 0
+    finally:
+        signal.signal(signal.SIGHUP, earlier)
+
+
+def test_two_signals_at_once_are_one_wish_and_a_later_one_means_now() -> None:
+    with _listen() as wish:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert wish.number
+        assert not wish.urgent
+        time.sleep(0.6)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not wish.urgent
+        os.kill(os.getpid(), signal.SIGINT)
+        assert wish.urgent
