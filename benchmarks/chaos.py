@@ -16,6 +16,7 @@ and is no fault; lack of memory halves the micro-batch. Both change the sums, so
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -171,6 +172,7 @@ def main() -> int:
             "chaos_seconds": round(result.seconds, 1),
             "effective_time": effective_time(result, arguments.interval) if result.code == 0 else 0.0,
             "effective_time_of_fault_free_run": effective_time(free, arguments.interval),
+            "seconds_without_a_step": without_a_step(result),
             "ratio_of_the_two_runs": round(free.seconds / result.seconds, 4) if result.code == 0 else 0.0,
             "completed": result.code == 0,
             "same_bytes": same,
@@ -201,6 +203,17 @@ def effective_time(result: Result, interval: int) -> float:
     start = attempts[0]["training"] - attempts[0]["started"]
     end = attempts[-1]["ended"] - found[-1]["time"]
     return round((start + found[-1]["step"] * statistics.median(blocks) / interval + end) / result.seconds, 4)
+
+
+def without_a_step(result: Result) -> dict[str, float]:
+    """Median and worst time from the last step before a fault to the first one after it."""
+    found = rows(result)
+    gaps = [
+        after["time"] - before["time"]
+        for before, after in itertools.pairwise(found)
+        if after["attempt"] != before["attempt"]
+    ]
+    return {"median": round(statistics.median(gaps), 2), "worst": round(max(gaps), 2)} if gaps else {}
 
 
 def compare(free: Result, result: Result) -> dict[str, Any]:
