@@ -1,9 +1,9 @@
 """Is anybody standing still, and who is it? Judges progress, not heartbeats.
 
 Training is synchronous: when one rank stands still, the others soon wait for it in a collective. So a standstill is a
-standstill of all: as long as any rank moves, or is inside a phase with a declared deadline, nobody is judged. The rank
-to judge is the one that is furthest behind, by what its phase usually takes; where several are level, the one that
-computes instead of waiting.
+standstill of all: as long as any rank moves, or is inside a phase with a declared deadline, nobody is judged (unless it
+is ahead of the others and can only be waiting, too). The rank to judge is the one that is furthest behind, by what its
+phase usually takes; where several are level, the one that computes instead of waiting.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ class StandstillWatch:
             if stopped is not None:
                 return stopped
         level = least_advanced(living)
-        if not level or any(self._moves(view, now_ns) for view in living):
+        if not level:
+            return None
+        issued = min(view.last.collective for view in living if view.last is not None)
+        if any(self._moves(view, issued, now_ns) for view in living):
             return None
         view = self._busiest(level, now_ns)
         if not self._over(view, now_ns):
@@ -112,16 +115,19 @@ class StandstillWatch:
             return None
         return self._standstill(view, now_ns, "stopped(SIGSTOP)", True, [view])
 
-    def _moves(self, view: RankView, now_ns: int) -> bool:
+    def _moves(self, view: RankView, issued: int, now_ns: int) -> bool:
         """Whether a rank was heard of lately, or is busy with something whose time is not over.
 
-        What those who wait have learnt about their waiting does not count: one long save would excuse every later
-        standstill.
+        A declared time excuses only who may be waited for. A rank that has issued more collectives than another
+        (`issued` is the least of all) has done its part in all that the other can wait for: it waits itself, be it in
+        an evaluation. What those who wait have learnt about their waiting does not count: one long save would excuse
+        every later standstill.
         """
         if view.last is None:
             return False
         limits = self.times.limits(view.last)
-        patience = limits.name if limits.declared else self.times.rules.name_floor_seconds
+        excused = limits.declared and view.last.collective <= issued
+        patience = limits.name if excused else self.times.rules.name_floor_seconds
         return self._seconds(view, now_ns) <= patience
 
     def _over(self, view: RankView, now_ns: int) -> bool:

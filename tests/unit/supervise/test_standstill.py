@@ -175,3 +175,26 @@ def test_a_rank_that_moved_while_its_stack_was_taken_is_known_to_move(ranks: lis
     ranks[0].box.record(Phase.FORWARD, 3)
     assert ranks[0].view.moved_since(last)
     assert ranks[0].view.last is last
+
+
+def test_a_rank_that_is_ahead_and_waits_in_an_evaluation_excuses_nobody(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.box.issue("gradient_norm", Phase.SYNC, 3)
+    ranks[0].box.issue("barrier", Phase.EVALUATE, 3, deadline_seconds=3600)
+    watch = learnt()
+    watch.times.learn(Phase.SYNC, 0.1)
+    seen, now = views(ranks), time.monotonic_ns()
+    found = look(watch, seen, now + 11 * SECOND)
+    assert found is not None
+    assert found.view.rank == 1
+
+
+def test_a_rank_that_saves_excuses_those_who_wait_for_it(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.box.issue("gradient_norm", Phase.SYNC, 3)
+    ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=3600)
+    ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=3600)
+    ranks[1].box.issue("barrier", Phase.SYNC, 3)
+    watch = learnt()
+    watch.times.learn(Phase.SYNC, 0.1)
+    assert look(watch, views(ranks), time.monotonic_ns() + 600 * SECOND) is None
