@@ -225,7 +225,7 @@ def _bytes_of(result: Result, real: bool) -> Any:
     return weights(result) if real else sorted(result.digests)
 
 
-def report(rows: list[dict[str, Any]], out: Path | None) -> dict[str, Any]:
+def report(rows: list[dict[str, Any]], out: Path | None, seed: int) -> dict[str, Any]:
     """Figures over all cells and, with `out`, a table for the documentation."""
     faults = [row for row in rows if row["expected"]]
     healthy = [row for row in rows if not row["expected"] and row["program"] != "scene"]
@@ -249,14 +249,14 @@ def report(rows: list[dict[str, Any]], out: Path | None) -> dict[str, Any]:
         "standstill_named_seconds": _spread(seconds(in_time, "noticed_seconds")),
         "down_seconds": _spread(seconds(faults, "down_seconds")),
         "training_again_seconds": _spread(seconds(deaths, "training_again_seconds")),
-        "lost_steps_worst": max(seconds(faults, "lost_steps"), default=0),
+        "lost_steps_worst": int(max(seconds(faults, "lost_steps"), default=0)),
         "scenes_as_asked": _share(scenes, "right_cause"),
         "orphans": sum(row["orphans"] for row in rows),
         "completed": _share(rows, "completed"),
         "same_bytes": _share([row for row in rows if row["completed"]], "same_bytes"),
     }
     if out is not None:
-        out.write_text(_page(rows, summary))
+        out.write_text(_page(rows, summary, seed))
     return summary
 
 
@@ -270,19 +270,26 @@ def _spread(values: list[float]) -> dict[str, float]:
     return {"median": round(statistics.median(values), 3), "worst": round(max(values), 3)}
 
 
-def _page(rows: list[dict[str, Any]], summary: dict[str, Any]) -> str:
+def _page(rows: list[dict[str, Any]], summary: dict[str, Any], seed: int) -> str:
+    runs = len({row["run"] for row in rows})
     lines = [
         "# Planted faults: the sweep",
         "",
-        "Written by `python benchmarks/faults.py --write-docs` on two CPU cores with gloo. A cell is one fault on one",
-        "rank in one phase; `toy` is a minimal rank program, `real` the training loop that users run. Nothing here was",
-        "tried on CUDA.",
+        f"Written by `python benchmarks/faults.py --minutes 90 --write-docs` (seed {seed}, the first {runs} runs) on",
+        "two CPU cores with gloo. A cell is one fault on one rank in one phase; seven or eight cells share a run,",
+        "attempt after attempt, and the run must end with the bytes of a run that met none. Rows are those of [the",
+        "matrix](fault-matrix.md), which also says what each fault is. Nothing here was tried on CUDA.",
+        "",
+        "Cells by program and ranks: " + _cells_by_program(rows) + ".",
         "",
         "| | |",
         "|---|---|",
-        *(f"| {key.replace('_', ' ')} | {_cell(value)} |" for key, value in summary.items()),
+        *(f"| {_label(key, value)} | {_cell(value)} |" for key, value in summary.items()),
         "",
-        "Times in seconds: noticed after (median, worst), training again after (median, worst). Lost: steps, the most.",
+        "A standstill is named after 9 s by default. A rank that stands still without being stopped is ended later:",
+        "after 20 s here, 60 s by default, which is most of its way back to training. A wedged end has 30 s here, 60 s",
+        "by default. Times below are in seconds, median and worst; `lost` is the most steps that one fault cost (a",
+        "checkpoint every 5 steps).",
         "",
         "| fault | row | cells | right rank | right phase | right cause | noticed | training again | lost | orphans |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -312,7 +319,25 @@ def _page(rows: list[dict[str, Any]], summary: dict[str, Any]) -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return f"{value['median']:.2f}, {value['worst']:.2f}" if value["worst"] else "-"
-    return str(value)
+    return f"{value:.1%}" if isinstance(value, float) else str(value)
+
+
+def _label(key: str, value: Any) -> str:
+    name = key.removesuffix("_seconds").replace("_", " ")
+    return f"{name}, seconds (median, worst)" if isinstance(value, dict) else name
+
+
+def _cells_by_program(rows: list[dict[str, Any]]) -> str:
+    programs = {
+        "toy": "of a minimal rank program",
+        "real": "of the training loop that users run",
+        "scene": "of whole runs",
+    }
+    return ", ".join(
+        f"{sum(row['program'] == name and row['ranks'] == ranks for row in rows)} {text} on {ranks} ranks"
+        for name, text in programs.items()
+        for ranks in (2, 4)
+    )
 
 
 def main() -> int:
@@ -351,7 +376,7 @@ def main() -> int:
             wrong = [row for row in fresh if not (row["right_rank"] and row["right_cause"] and row["right_phase"])]
             print(f"run {number}: {len(fresh)} cells, {len(wrong)} not right" + "".join(f"\n  {row}" for row in wrong))
             number += 1
-    summary = report(rows, ROOT / "docs" / "fault-sweep.md" if arguments.write_docs else None)
+    summary = report(rows, ROOT / "docs" / "fault-sweep.md" if arguments.write_docs else None, arguments.seed)
     good = (
         summary["right_rank"] == 1.0
         and summary["right_cause"] >= 0.95
