@@ -183,8 +183,11 @@ def main() -> int:
         if arguments.harsh and result.code == 0:
             summary |= compare(free, result)
     print(json.dumps(summary))
-    right = summary.get("loss_difference", 1.0) <= 1e-3 if arguments.harsh else same
-    return 0 if right and not wrong and summary["effective_time"] >= 0.8 and not summary["orphans"] else 1
+    if arguments.harsh:  # a smaller micro-batch is slower by design: no bar on time
+        right = summary.get("loss_difference", 1.0) <= 1e-3
+    else:
+        right = same and summary["effective_time"] >= 0.8
+    return 0 if right and not wrong and not summary["orphans"] else 1
 
 
 def effective_time(result: Result, interval: int) -> float:
@@ -224,6 +227,7 @@ def compare(free: Result, result: Result) -> dict[str, Any]:
     return {
         "loss_fault_free": round(one / len(last), 8),
         "loss_difference": round(abs(other - one) / one, 8),
+        "loss_difference_absolute": round(abs(other - one) / len(last), 10),
         "micro_batch": result.document["overrides"].get(MICRO_BATCH, 0),
         # Steps that a later fault took back are repeated without the NaN.
         "skipped_steps_kept": rows(result)[-1]["skipped"],
