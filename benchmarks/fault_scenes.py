@@ -6,12 +6,10 @@ of what did not. `benchmarks/faults.py` draws them beside its other cells.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from typing import Any
 from tests.faults.doctor_data import write_data
 from tests.faults.doctor_data import write_recipe as write_doctor_recipe
 from tests.faults.planted import climb, write_assignment
-from tests.faults.supervised import Result, run, start
+from tests.faults.supervised import Result, run, start, usual_port_taken
 from tests.faults.test_doctor import SILENT_BUGS
 from tests.faults.test_engine import weights
 from tests.faults.test_matrix import rank_is_at_step
@@ -31,10 +29,7 @@ LOOP = ("data", "forward", "backward", "optimizer")
 
 def clean(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
     """M13, M22: nothing is planted but a taken port, and nothing is told."""
-    with socket.socket() as taken:  # the port that everybody's launcher would like to have
-        with contextlib.suppress(OSError):
-            taken.bind(("127.0.0.1", 29500))
-            taken.listen()
+    with usual_port_taken():
         result = run(folder, ranks=ranks, recipe=recipe, timeout_seconds=300)
     return -1, result, _wrong(code=result.code == 0, silent=not result.failed_lines)
 

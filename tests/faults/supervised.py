@@ -8,10 +8,11 @@ import os
 import re
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,16 @@ DEADLINES = {
     "unseen_seconds": 60.0,
 }
 MARK = "TOY_MARK"
+
+
+@contextlib.contextmanager
+def usual_port_taken() -> Iterator[None]:
+    """The port that everybody's launcher would like to have belongs to somebody else."""
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", 29500))
+            taken.listen()
+        yield
 
 
 @dataclass(frozen=True)

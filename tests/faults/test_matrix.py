@@ -5,16 +5,14 @@ that met none. The names m1, m2, ... are the rows of the fault matrix. The bars 
 within 2 s, all ranks are down within 5 s; UPS_TEST_PATIENCE multiplies them where the machine is shared.
 """
 
-import contextlib
 import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.faults.supervised import PATIENCE, Result, run, start
+from tests.faults.supervised import PATIENCE, Result, run, start, usual_port_taken
 from ups.record.blackbox import BlackBoxReader, Mark, ring_path
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -49,10 +47,7 @@ def check_every_fault_was_printed_once_and_handled_in_time(result: Result) -> No
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory) -> Result:
-    with socket.socket() as taken:  # M13: the port that everybody's launcher would like to have
-        with contextlib.suppress(OSError):
-            taken.bind(("127.0.0.1", 29500))
-            taken.listen()
+    with usual_port_taken():  # M13
         return run(tmp_path_factory.mktemp("clean") / "run")
 
 

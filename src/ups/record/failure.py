@@ -32,6 +32,7 @@ from typing import IO, Any
 from ups.errors import UpsError
 from ups.record import causes
 from ups.record.blackbox import BlackBox, Phase, ring_path
+from ups.record.foreign import read_object
 from ups.record.location import Frame, location_of_error
 from ups.record.manifest import write_file_atomically
 
@@ -219,10 +220,9 @@ def read_failure(stem: Path, shared: Path | None = None) -> dict[str, Any] | Non
     for directory in (shared, stem.parent):
         if directory is None:
             continue
-        with contextlib.suppress(OSError, ValueError):
-            document = json.loads((directory / name).read_bytes())
-            if isinstance(document, dict) and document.get("format") == FORMAT_VERSION:
-                return document
+        document = read_object(directory / name)
+        if document is not None and document.get("format") == FORMAT_VERSION:
+            return document
     return None
 
 

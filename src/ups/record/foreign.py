@@ -6,24 +6,36 @@ may hold sequences that write to the terminal.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MAX_JSON_BYTES = 64 * 2**20
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[BinaryIO | None]:
+    """A regular file for reading, never through a link; None for a pipe, a device or a directory. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        yield None
+        return
+    with os.fdopen(descriptor, "rb") as file:
+        yield file
 
 
 def read_end(path: Path, limit: int) -> bytes | None:
     """The last `limit` bytes of a regular file; None for anything else, and for what cannot be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+        with open_regular(path) as file:
+            if file is None:
                 return None
-            file.seek(max(0, found.st_size - limit))
+            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
             return file.read(limit)
     except (OSError, ValueError):
         return None

@@ -27,7 +27,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +44,7 @@ from ups.record.atomic import (
     temporary_name,
     write_file_atomically,
 )
+from ups.record.foreign import open_regular
 
 __all__ = [
     "COMMITTED_NAME",
@@ -295,9 +295,8 @@ def _committed_manifest(directory: Path) -> Manifest:
 
 def _read_small(path: Path) -> bytes | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        with open_regular(path) as file:
+            if file is None:
                 return None
             content = file.read(MAX_MANIFEST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):

@@ -317,12 +317,13 @@ class Attempt:
             # What the watch saw is the cause, unless a rank recorded its own reason before that.
             earlier = [s for s in found if not s.cascade and s.time_ns < own.sighting.time_ns]
             return earlier[0] if earlier else self._placed(own, found)
-        if not self._asked_ns and (missing := self._never_started()):
-            # torchrun ends the others with SIGTERM when one cannot be started.
-            found = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")] or [missing]
+        not_told = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
         if self._asked_ns:
             # Asked to leave: dying of that very signal, or with a peer that did, is obedience and no fault.
-            found = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
+            found = not_told
+        elif missing := self._never_started():
+            # torchrun ends the others with SIGTERM when one cannot be started.
+            found = not_told or [missing]
         return first_cause(found)
 
     def _never_started(self) -> Sighting | None:

@@ -64,7 +64,7 @@ class RunFile:
     def save(self) -> str:
         """Write the state; a full disk must not end the run that is being watched. Returns what went wrong, or ''."""
         self.document["updated"] = time.time()
-        self.document["notices"] = self.document.get("notices", [])[-MAX_NOTICES:]
+        self.document["notices"] = self.document["notices"][-MAX_NOTICES:]
         try:
             write_file_atomically(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
         except UpsError as error:
@@ -154,11 +154,11 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _is_run(document: dict[str, Any]) -> bool:
     """Whether the parts that readers rely on are there and are what they should be: the file may be a stranger's."""
-    texts, numbers = ("name", "state", "cause", "verdict", "blackbox_dir"), ("started",)
+    texts = ("name", "state", "cause", "verdict", "blackbox_dir")
     attempts, notices, ranks = (document.get(key) for key in ("attempts", "notices", "ranks"))
     return (
         all(isinstance(document.get(key), str) for key in texts)
-        and all(isinstance(document.get(key), int | float) for key in numbers)
+        and isinstance(document.get("started"), int | float)
         and all(isinstance(document.get(key, 0), int | float | None) for key in ("ended", "checkpoint", "exit_code"))
         and isinstance(ranks, int)
         and 0 <= ranks <= MAX_RANKS
