@@ -7,6 +7,7 @@ that is not a `UpsError` is a bug in ups or in the person's code, and keeps its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -45,11 +46,29 @@ class ConfigError(UpsError):
     exit_code = 3
 
 
+class RecipeChangedError(ConfigError):
+    """The recipe that a run directory holds is not the one that the run was started with."""
+
+    cause = "recipe_changed"
+
+
 class DataError(UpsError):
     """A file, store or batch is not what it claims to be."""
 
     cause = "data"
     exit_code = 4
+
+
+class DataChangedError(DataError):
+    """The data of a run is not the data that it was started with."""
+
+    cause = "data_changed"
+
+
+class StatisticsChangedError(DataError):
+    """The normalization statistics of a run are not those that it was started with."""
+
+    cause = "statistics_changed"
 
 
 class WorkerError(DataError):
@@ -64,6 +83,12 @@ class MachineError(UpsError):
 
     cause = "environment"
     exit_code = 5
+
+
+class DiskFullError(MachineError):
+    """There is no room left where the run is written."""
+
+    cause = "disk_full"
 
 
 class MissingExtraError(MachineError):
@@ -107,6 +132,12 @@ class CheckpointError(UpsError):
     exit_code = 8
 
 
+class ForeignCheckpointError(CheckpointError):
+    """A checkpoint is whole, but it is not one of this run, or not of the step that its name says."""
+
+    cause = "foreign_checkpoint"
+
+
 class IntegrityError(UpsError):
     """Bytes on disk are not the bytes that were committed."""
 
@@ -126,6 +157,17 @@ class BundleError(UpsError):
 
     cause = "bundle"
     exit_code = 10
+
+
+def exit_code_of_cause(name: str) -> int:
+    """The exit code of a run that ended with this cause; 6 (run failed) where no error class has that name."""
+
+    def classes(kind: type[UpsError]) -> Iterator[type[UpsError]]:
+        for below in kind.__subclasses__():
+            yield below
+            yield from classes(below)
+
+    return next((kind.exit_code for kind in classes(UpsError) if kind.__dict__.get("cause") == name), 6)
 
 
 # What the commands return; `ups --help` and docs/exit-codes.md show this table.

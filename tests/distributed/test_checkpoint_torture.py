@@ -16,7 +16,7 @@ import pytest
 
 from tests.distributed.launch import Launched, launch
 from tests.distributed.training import train
-from ups.training.checkpoint_store import latest_verified, list_checkpoints, read_progress
+from ups.record.checkpoint_store import latest_verified, list_checkpoints, read_progress
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 

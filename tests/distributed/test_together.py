@@ -12,7 +12,7 @@ import pytest
 from tests.distributed.launch import Launched, launch
 from tests.distributed.training import Trial, engine_config, train, train_on
 from ups.distributed.runtime import Runtime
-from ups.training.checkpoint_store import latest_verified, read_progress
+from ups.record.checkpoint_store import latest_verified, read_progress
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

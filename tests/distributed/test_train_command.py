@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.distributed.mixture import mixture_recipe, write_mixture
-from ups.training.checkpoint_store import latest_verified, read_progress
+from ups.record.checkpoint_store import latest_verified, read_progress
 from ups.training.export import read_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]

@@ -4,31 +4,39 @@ import json
 import sys
 from pathlib import Path
 
+from ups.record.identity import RunIdentity
 from ups.supervise.deadlines import Deadlines
 from ups.supervise.options import Options
 from ups.supervise.supervisor import supervise
 
 
-def prepare_real(run_dir: Path, recipe: str) -> None:
+def prepare_real(run_dir: Path, recipe: str) -> RunIdentity:
     """What `ups train` does before it starts ranks."""
     from ups.cli.run_dir import ensure_run_statistics, prepare
+    from ups.cli.run_identity import identify
     from ups.config.recipe import resolve
 
     resolved = resolve(recipe)
     prepare(run_dir, resolved, 2)
     ensure_run_statistics(run_dir, resolved.recipe)
+    return identify(run_dir, resolved.recipe)
 
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[1])
     run_dir = Path(settings.pop("run_dir"))
     recipe = settings.pop("recipe")
-    if recipe:
-        prepare_real(run_dir, recipe)
+    identity = prepare_real(run_dir, recipe) if recipe else None
     deadlines = Deadlines(**settings.pop("deadlines"))
     command = (sys.executable, sys.argv[2], str(run_dir))
     # The ranks and all they start carry the mark, this process does not: what carries it afterwards is left over.
     options = Options(
-        run_dir, command=command, deadlines=deadlines, environment={"TOY_MARK": sys.argv[3]}, show_rank=None, **settings
+        run_dir,
+        command=command,
+        deadlines=deadlines,
+        environment={"TOY_MARK": sys.argv[3]},
+        show_rank=None,
+        identity=identity,
+        **settings,
     )
     sys.exit(supervise(options))

@@ -138,7 +138,7 @@ class Bench:
     def _rows(self, entry: Entry) -> list[dict[str, Any]]:
         from ups.cli.scoring import MODEL
         from ups.inference.bundle import load_bundle
-        from ups.training.checkpoint_store import latest_verified, read_progress
+        from ups.record.checkpoint_store import latest_verified, read_progress
 
         bundle = load_bundle(self._bundle(entry))
         checkpoint = latest_verified(self.out / "runs" / entry.name)

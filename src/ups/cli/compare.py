@@ -101,8 +101,8 @@ def _is_current(folder: Path, scores: Path) -> bool:
     """Whether scores that were kept are of the newest checkpoint of a run, or of this bundle."""
     import json
 
+    from ups.record.checkpoint_store import latest_verified
     from ups.record.manifest import read_manifest
-    from ups.training.checkpoint_store import latest_verified
 
     try:
         identity = json.loads(scores.read_text(encoding="utf-8"))["identity"]

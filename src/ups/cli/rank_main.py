@@ -8,6 +8,7 @@ collective and without destructors that could wait for its peers; what happens n
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -15,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups.errors import ConfigError, UpsError
+from ups.errors import ConfigError, RecipeChangedError, UpsError
 from ups.record.failure import install_from_environment
 
 if TYPE_CHECKING:
@@ -43,15 +44,24 @@ def main(arguments: list[str]) -> int:
 
 def read_recipe(run_dir: Path) -> Recipe:
     """The resolved recipe of a run, with what the supervisor changed for this attempt (a smaller micro-batch)."""
-    from ups.cli.run_dir import CONFIG_NAME
+    from ups.cli.run_identity import CONFIG_NAME
+    from ups.config.identity import recipe_identity
     from ups.config.recipe import resolve
+    from ups.record.identity import RunIdentity
 
     try:
         changes = json.loads(os.environ.get("UPS_OVERRIDES") or "{}")
         overrides = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"UPS_OVERRIDES is not a JSON object: {error}") from error
-    return resolve(run_dir / CONFIG_NAME, overrides).recipe
+    recipe = resolve(run_dir / CONFIG_NAME, overrides).recipe
+    identity = RunIdentity.from_environment()
+    if identity is not None and recipe_identity(recipe) not in identity.recipes:
+        raise RecipeChangedError(
+            f"{run_dir / CONFIG_NAME} is not the recipe that the supervisor started this run with",
+            hint="bring the old file back, or start a new run: --set run.dir=PATH",
+        )
+    return recipe
 
 
 def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
@@ -60,12 +70,14 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
     from ups.cli.stage_run import StageRun
     from ups.data.open import open_task
     from ups.distributed.runtime import Runtime
+    from ups.record.identity import HASHED_VARIABLE, RunIdentity, note_commit
     from ups.tracking.tracker import FanOut, JsonlTracker
     from ups.training.checkpoint import Checkpointer
     from ups.training.progress import Progress
     from ups.training.wishes import Wishes
 
     box = recorder.box
+    boxes = os.environ.get("UPS_BLACKBOX_DIR")
     with contextlib.ExitStack() as stack:
         runtime = stack.enter_context(Runtime.start(recipe.engine))
         readers = [open_task(task) for task in recipe.data.tasks]
@@ -77,13 +89,20 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
             tracker = FanOut(JsonlTracker(run_dir / "metrics.jsonl"))
             stack.callback(tracker.close)
         checkpointer = Checkpointer(
-            runtime, run_dir, keep=recipe.checkpoint.keep, asynchronous=recipe.checkpoint.asynchronous
+            runtime,
+            run_dir,
+            keep=recipe.checkpoint.keep,
+            asynchronous=recipe.checkpoint.asynchronous,
+            identity=RunIdentity.from_environment(),
+            hashed=os.environ.get(HASHED_VARIABLE, ""),
+            on_commit=functools.partial(note_commit, Path(boxes)) if boxes else None,
         )
         wishes = stack.enter_context(Wishes(recipe.engine.max_seconds))
         # Entered last, so that it records before anything above closes a connection and misleads the peers.
         stack.enter_context(recorder.watch())
         found = checkpointer.find()
         path, progress = found if found is not None else (None, Progress())
+        progress.check([stage.steps for stage in recipe.stages])
         while True:
             if progress.stage_finished:
                 if progress.stage_index + 1 >= len(recipe.stages):

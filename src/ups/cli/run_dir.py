@@ -15,37 +15,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.config.recipe import ResolvedRecipe, plain_data, resolve
+from ups.cli.run_identity import CONFIG_NAME, STATISTICS_NAME, check_recipe
+from ups.config.identity import first_difference
+from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import Recipe
-from ups.errors import ConfigError, DataError
+from ups.errors import ConfigError, DataChangedError, DataError
 from ups.record.manifest import write_file_atomically
 from ups.spec.statistics import Statistics
 
 if TYPE_CHECKING:
     from ups.data.readers.base import Reader
 
-CONFIG_NAME = "config.yaml"
 ENVIRONMENT_NAME = "env.json"
-STATISTICS_NAME = "statistics.json"
 
-# What may differ when a run is continued: how it runs, not what it learns.
-_FREE = {
-    ("checkpoint",),
-    ("evaluate",),
-    ("tracking",),
-    ("supervise",),
-    ("run", "name"),
-    ("run", "dir"),
-    ("data", "loader"),
-    ("engine", "strategy"),
-    ("engine", "device"),
-    ("engine", "micro_batch"),
-    ("engine", "activation_checkpointing"),
-    ("engine", "compile"),
-    ("engine", "timeout_seconds"),
-    ("engine", "max_seconds"),
-    ("engine", "threads"),
-}
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|PRIVATE|SIGNATURE|COOKIE|AUTH|(^|_)KEY|API_?KEY|KEY$", re.IGNORECASE
 )
@@ -61,11 +43,16 @@ def run_dir_of(resolved: ResolvedRecipe, argument: str) -> Path:
 
 
 def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
-    """Make the run directory, or check that it is the same run. Raises ConfigError if it is another one."""
+    """Make the run directory, or check that it is the same run. Raises ConfigError if it is another one.
+
+    For who holds the run (`ups.supervise.run_lock`): it writes what a living run reads.
+    """
     config = run_dir / CONFIG_NAME
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.exists():
-        difference = first_difference(resolve(config).recipe, resolved.recipe)
+        stored = resolve(config).recipe
+        check_recipe(run_dir, stored)
+        difference = first_difference(stored, resolved.recipe)
         if difference:
             raise ConfigError(
                 f"{run_dir} holds a run of another recipe: {difference}",
@@ -83,25 +70,6 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
         **environment(),
     }
     write_file_atomically(run_dir / ENVIRONMENT_NAME, (json.dumps(description, indent=1) + "\n").encode())
-
-
-def first_difference(old: Recipe, new: Recipe) -> str:
-    """'' if both learn the same, else the first field that differs, with both values."""
-
-    def walk(a: Any, b: Any, path: tuple[str, ...]) -> str:
-        if path in _FREE or a == b:
-            return ""
-        if isinstance(a, dict) and isinstance(b, dict):
-            for key in [*a, *(k for k in b if k not in a)]:
-                found = walk(a.get(key), b.get(key), (*path, str(key)))
-                if found:
-                    return found
-            return ""
-        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-            return next((w for i in range(len(a)) if (w := walk(a[i], b[i], (*path, str(i))))), "")
-        return f"{'.'.join(path)} was {json.dumps(a)} and is {json.dumps(b)}"
-
-    return walk(plain_data(old), plain_data(new), ())
 
 
 def environment() -> dict[str, Any]:
@@ -160,7 +128,7 @@ def read_statistics(run_dir: Path, readers: Sequence[Reader]) -> dict[str, Stati
             raise DataError(f"{path} has no statistics of task '{name}'", hint="start a new run: --set run.dir=PATH")
         found[name] = Statistics.from_json(document[name])
         if found[name].data_identity != reader.identity():
-            raise DataError(
+            raise DataChangedError(
                 f"the data of task '{name}' has changed since the run in {run_dir} started",
                 hint="bring the old data back, or start a new run: --set run.dir=PATH",
             )

@@ -17,12 +17,12 @@ from ups.data.readers.base import Reader
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
 from ups.models.build import build_model
+from ups.record.checkpoint_store import checkpoint_path
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics
 from ups.tracking.tracker import FanOut
 from ups.training.box import Box
 from ups.training.checkpoint import Checkpointer
-from ups.training.checkpoint_store import checkpoint_path
 from ups.training.engine import Engine
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
 from ups.training.progress import Progress

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ups.cli.options import RecipeArgument, SetOption, new_app
+
+if TYPE_CHECKING:
+    from ups.config.schema import Recipe
+    from ups.record.identity import RunIdentity
 
 app = new_app()
 
@@ -23,17 +27,25 @@ def train(
     set: SetOption = [],  # noqa: B006 - typer copies it
 ) -> None:
     """Train a recipe on one or many ranks, supervised; an interrupted run goes on where its last checkpoint is."""
+    from ups.cli.output import say, styled
     from ups.cli.run_dir import ensure_run_statistics, prepare, run_dir_of
+    from ups.cli.run_identity import identify
     from ups.config.recipe import recipe_file, resolve
+    from ups.probes.preflight import preflight
+    from ups.supervise.run_lock import hold_run
 
     resolved = resolve(recipe_file(recipe), set)
     run_dir = run_dir_of(resolved, recipe)
     check_ranks(resolved.recipe.data.block_size, ranks)
-    prepare(run_dir, resolved, ranks)
-    ensure_run_statistics(run_dir, resolved.recipe)
-    code = start_ranks(run_dir, ranks)
-    if code == 0:
-        leave_bundle(run_dir)
+    for warning in preflight(resolved.recipe, ranks, run_dir):
+        say(styled(f"warning: {warning}", "yellow"))
+    # Held first: what follows writes files that a living run reads.
+    with hold_run(run_dir):
+        prepare(run_dir, resolved, ranks)
+        ensure_run_statistics(run_dir, resolved.recipe)
+        code = start_ranks(run_dir, resolved.recipe, ranks, identify(run_dir, resolved.recipe))
+        if code == 0:
+            leave_bundle(run_dir)
     raise typer.Exit(code)
 
 
@@ -59,18 +71,17 @@ def leave_bundle(run_dir: Path) -> None:
     say(f"wrote {path}")
 
 
-def start_ranks(run_dir: Path, ranks: int) -> int:
-    """Start the ranks of a prepared run and stay until its verdict; returns the exit code of the run."""
+def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity) -> int:
+    """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     from ups.cli.progress_line import ProgressLine
-    from ups.cli.run_dir import CONFIG_NAME
-    from ups.config.recipe import resolve
+    from ups.cli.run_identity import check_inputs
     from ups.supervise.options import Options
-    from ups.supervise.supervisor import supervise
+    from ups.supervise.supervisor import supervise_held
 
-    recipe = resolve(run_dir / CONFIG_NAME).recipe
     share = recipe.data.block_size // ranks
     threads = recipe.engine.threads or (1 if ranks > 1 else None)
     environment = {"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {}
+    lengths = [stage.steps for stage in recipe.stages]
     options = Options(
         run_dir=run_dir,
         ranks=ranks,
@@ -79,6 +90,9 @@ def start_ranks(run_dir: Path, ranks: int) -> int:
         block_size=share,
         environment=environment,
         show_rank=None,
+        identity=identity,
+        check_inputs=lambda: check_inputs(run_dir, identity),
+        last_step=None if None in lengths else sum(length or 0 for length in lengths),
     )
     with ProgressLine(run_dir / "metrics.jsonl", [stage.type for stage in recipe.stages]) as line:
-        return supervise(options, line.say)
+        return supervise_held(options, line.say)

@@ -77,19 +77,25 @@ def _from_bundle(path: Path) -> Trained:
 
 def _from_run(path: Path) -> Trained:
     from ups.cli.run_dir import read_statistics
+    from ups.cli.run_identity import check_recipe, check_statistics
     from ups.config.recipe import resolve
     from ups.models.build import build_model
-    from ups.training.checkpoint_store import latest_verified, read_progress
+    from ups.record.checkpoint_store import latest_verified, read_progress
+    from ups.supervise.run_file import run_identity
     from ups.training.export import read_weights
 
     resolved = resolve(path / "config.yaml")
     recipe = resolved.recipe
-    found = latest_verified(path)
+    check_recipe(path, recipe)
+    known = run_identity(path)
+    found = latest_verified(path, belongs=known.check if known is not None else None)
     if found is None:
         raise CheckpointError(
             f"run '{path}' has no checkpoint yet", hint=f"see what it is doing with: ups status {path}"
         )
     readers = _open(recipe)
+    if known is not None:
+        check_statistics(path, known)
     statistics = read_statistics(path, readers)
     tasks = [reader.task for reader in readers]
     stepper = build_model(recipe.model, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)

@@ -31,6 +31,11 @@ class LatentOperatorConfig(Section):
         True, "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
     )
 
+    @property
+    def grid_divisor(self) -> int:
+        """What must divide the number of points along every axis."""
+        return self.patch_size
+
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.width % self.num_heads:
@@ -46,6 +51,11 @@ class FnoConfig(Section):
     modes: int = setting(64, "Fourier modes kept along each axis, both signs together.", unit="modes", ge=2, le=4096)
     depth: int = setting(4, "Number of Fourier layers.", unit="layers", ge=1, le=64)
 
+    @property
+    def grid_divisor(self) -> int:
+        """What must divide the number of points along every axis."""
+        return 1
+
 
 class UnetConfig(Section):
     """U-Net of ConvNeXt blocks with kernel 7: a baseline for one task."""
@@ -56,6 +66,11 @@ class UnetConfig(Section):
     )
     levels: int = setting(3, "Resolutions, each half of the one before.", unit="levels", ge=1, le=8)
     blocks: int = setting(2, "ConvNeXt blocks of a level on the way down and again on the way up.", unit="blocks", ge=1)
+
+    @property
+    def grid_divisor(self) -> int:
+        """What must divide the number of points along every axis."""
+        return int(2 ** (self.levels - 1))
 
 
 def _default_type(value: Any) -> Any:

@@ -15,8 +15,10 @@ from ups.config.stage import OperatorStageConfig, StageConfig
 class RunConfig(Section):
     """Identity of the run."""
 
-    name: str = setting(REQUIRED, "Name of the run; its directory is runs/<name> unless dir says otherwise.")
-    dir: str | None = setting(None, "Directory of the run; default runs/<name>.")
+    name: str = setting(
+        REQUIRED, "Name of the run; its directory is runs/<name> unless dir says otherwise.", may_change=True
+    )
+    dir: str | None = setting(None, "Directory of the run; default runs/<name>.", may_change=True)
     seed: int = setting(0, "Key of every random draw: weights, order of windows, noise.", ge=0, lt=2**63)
 
     @field_validator("name")
@@ -31,7 +33,9 @@ class TaskConfig(Section):
     """One data source: a store, a PDEBench file, or several files of one task."""
 
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
-    path: str | list[str] = setting(REQUIRED, "Store (.zarr), PDEBench file, or a list of files of the same task.")
+    path: str | list[str] = setting(
+        REQUIRED, "Store (.zarr), PDEBench file, or a list of files of the same task.", may_change=True
+    )
     weight: float = setting(1.0, "Share of this task's blocks when data.mixture is 'weights'.", gt=0, le=1e6)
     time_stride: int = setting(1, "Use every n-th stored frame.", unit="frames", ge=1, le=10_000)
     space_stride: int = setting(1, "Use every n-th grid point along each axis.", unit="points", ge=1, le=1024)
@@ -71,7 +75,7 @@ class DataConfig(Section):
         "uniform", "Share of each task: equal, by size, by size^(1/temperature), or by its weight."
     )
     temperature: float = setting(2.0, "Flattens the mixture when it is 'temperature'; 1 is by size.", ge=1, le=1000)
-    loader: LoaderConfig = section(LoaderConfig, "How batches are read.")
+    loader: LoaderConfig = section(LoaderConfig, "How batches are read.", may_change=True)
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:
@@ -97,27 +101,46 @@ class EngineConfig(Section):
     """How the one training loop runs. The global batch is data.block_size x blocks per step, whatever stands here."""
 
     strategy: Literal["auto", "single", "ddp", "fsdp"] = setting(
-        "auto", "Copies of the model per rank (ddp) or shards of it (fsdp); auto: single on one rank, else ddp."
+        "auto",
+        "Copies of the model per rank (ddp) or shards of it (fsdp); auto: single on one rank, else ddp.",
+        may_change=True,
     )
-    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto takes CUDA where there is one.")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto takes CUDA where there is one.", may_change=True)
     precision: Literal["float32", "bfloat16", "float64"] = setting(
         "float32", "Arithmetic of the model; bfloat16 keeps float32 weights."
     )
     micro_batch: int | None = setting(
-        None, "Windows in one forward pass of a rank; default its whole share of a block.", unit="windows", ge=1
+        None,
+        "Windows in one forward pass of a rank; default its whole share of a block.",
+        unit="windows",
+        ge=1,
+        may_change=True,
     )
-    activation_checkpointing: bool = setting(False, "Recompute blocks in the backward pass: less memory, more time.")
-    compile: bool = setting(False, "Compile each block of the model.")
+    activation_checkpointing: bool = setting(
+        False, "Recompute blocks in the backward pass: less memory, more time.", may_change=True
+    )
+    compile: bool = setting(False, "Compile each block of the model.", may_change=True)
     ema: EmaConfig = section(EmaConfig, "Moving average of the weights.")
     max_skipped_steps: int = setting(
         20, "Non-finite steps in a row after which the run stops.", unit="steps", ge=1, le=10**6
     )
-    timeout_seconds: float = setting(600.0, "A collective that takes longer is an error.", unit="seconds", gt=0)
+    timeout_seconds: float = setting(
+        600.0, "A collective that takes longer is an error.", unit="seconds", gt=0, may_change=True
+    )
     max_seconds: float | None = setting(
-        None, "After so long save and leave, as if SIGTERM had come (the time limit of a job).", unit="seconds", gt=0
+        None,
+        "After so long save and leave, as if SIGTERM had come (the time limit of a job).",
+        unit="seconds",
+        gt=0,
+        may_change=True,
     )
     threads: int | None = setting(
-        None, "CPU threads of a rank; default 1 with several ranks on a host.", unit="threads", ge=1, le=1024
+        None,
+        "CPU threads of a rank; default 1 with several ranks on a host.",
+        unit="threads",
+        ge=1,
+        le=1024,
+        may_change=True,
     )
 
 
@@ -159,10 +182,10 @@ class Recipe(Section):
     model: ModelConfig = section(LatentOperatorConfig, "The model.")
     stages: list[StageConfig] = setting(REQUIRED, "What is trained, in this order.", min_length=1, max_length=32)
     engine: EngineConfig = section(EngineConfig, "How the training loop runs.")
-    checkpoint: CheckpointConfig = section(CheckpointConfig, "When the state is saved.")
-    evaluate: EvaluateConfig = section(EvaluateConfig, "Validation during training.")
-    tracking: TrackingConfig = section(TrackingConfig, "Where metrics go.")
-    supervise: SuperviseConfig = section(SuperviseConfig, "Restarts and deadlines.")
+    checkpoint: CheckpointConfig = section(CheckpointConfig, "When the state is saved.", may_change=True)
+    evaluate: EvaluateConfig = section(EvaluateConfig, "Validation during training.", may_change=True)
+    tracking: TrackingConfig = section(TrackingConfig, "Where metrics go.", may_change=True)
+    supervise: SuperviseConfig = section(SuperviseConfig, "Restarts and deadlines.", may_change=True)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -32,23 +32,39 @@ class Section(BaseModel):
         return self
 
 
-def setting(default: Any, help: str, *, unit: str = "1", **limits: Any) -> Any:
-    """A field of a section. `help` is one line: effect first; `unit` is '1' where there is none."""
-    return Field(default, description=help, json_schema_extra={"unit": unit}, **limits)
+def setting(default: Any, help: str, *, unit: str = "1", may_change: bool = False, **limits: Any) -> Any:
+    """A field of a section. `help` is one line: effect first; `unit` is '1' where there is none.
+
+    may_change: a run may continue with another value, because it says how the run is done and not what it learns.
+    """
+    return Field(default, description=help, json_schema_extra=_extra(unit, may_change), **limits)
 
 
-def section(kind: Any, help: str) -> Any:
-    """A nested section whose default is the section's own defaults."""
-    return Field(default_factory=kind, description=help, json_schema_extra={"unit": "1"})
+def section(kind: Any, help: str, *, may_change: bool = False) -> Any:
+    """A nested section whose default is the section's own defaults; `may_change` holds for all of its fields."""
+    return Field(default_factory=kind, description=help, json_schema_extra=_extra("1", may_change))
 
 
 def secret(default: Any, help: str) -> Any:
     """A field of type `str` (or `str | None`) that holds a reference to a secret: `${env:NAME}`, never the secret."""
-    extra: dict[str, Any] = {"unit": "1", "secret": True, "pattern": REFERENCE_PATTERN}
+    extra: dict[str, Any] = {"unit": "1", "secret": True, "may_change": True, "pattern": REFERENCE_PATTERN}
     return Field(default, description=help, json_schema_extra=extra)
 
 
 def is_secret(field: Any) -> bool:
     """Whether a pydantic field was declared with `secret`."""
+    return _declared(field, "secret")
+
+
+def may_change(field: Any) -> bool:
+    """Whether a run may continue with another value of this pydantic field."""
+    return _declared(field, "may_change")
+
+
+def _extra(unit: str, may_change: bool) -> dict[str, Any]:
+    return {"unit": unit, "may_change": True} if may_change else {"unit": unit}
+
+
+def _declared(field: Any, name: str) -> bool:
     extra = field.json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get("secret"))
+    return isinstance(extra, dict) and bool(extra.get(name))

@@ -50,6 +50,10 @@ class AutoencodeStageConfig(StageLength):
     )
     jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
 
+    def window_frames(self, context_frames: int) -> int:
+        """Frames that a sample of a transient task needs."""
+        return context_frames
+
 
 class OperatorStageConfig(StageLength):
     """Train the step in time (or the map from given fields to the target, for steady tasks)."""
@@ -86,6 +90,10 @@ class OperatorStageConfig(StageLength):
         le=1,
     )
     jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
+
+    def window_frames(self, context_frames: int) -> int:
+        """Frames that a sample of a transient task needs."""
+        return context_frames + self.unroll_steps
 
     @model_validator(mode="after")
     def _pushforward_fits(self) -> Self:

@@ -1,1 +1,1 @@
-"""The rungs of `ups doctor`: `python -m ups.probes.NAME WORK_DIR`, each a process of its own; never imported."""
+"""The rungs of `ups doctor`, `python -m ups.probes.NAME WORK_DIR`, a process each; `preflight` alone is imported."""

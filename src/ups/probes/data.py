@@ -15,6 +15,7 @@ from ups.probes import loader
 from ups.probes.rung import Assignment, Refused, Report, counted, rung, start
 
 if TYPE_CHECKING:
+    from ups.config.schema import Recipe
     from ups.data.readers.base import Reader
 
 STATISTICS_NAME = "statistics.json"
@@ -38,8 +39,7 @@ def check(assignment: Assignment, report: Report) -> None:
     texts = []
     for config in assignment.run.data.tasks:
         reader = open_task(config)
-        if reader.splits.get("train", 0) < 1:
-            raise Refused(f"task '{config.name}' has no trajectories to train on", hint="check its splits")
+        check_fit(reader, assignment.run)
         for split, count in reader.splits.items():
             for trajectory in sorted({0, count // 2, count - 1}) if count else ():
                 check_windows(reader, split, trajectory)
@@ -54,6 +54,25 @@ def check(assignment: Assignment, report: Report) -> None:
     (assignment.work_dir / STATISTICS_NAME).write_text(json.dumps(statistics))
     report.facts["tasks"] = texts
     report.says = f"{counted(len(texts), 'task')} opened and read: {', '.join(texts)}"
+
+
+def check_fit(reader: Reader, recipe: Recipe) -> None:
+    """What the recipe asks of the data: something to train on, long trajectories, a grid that the model takes."""
+    from ups.data.windows import WindowIndex
+
+    name = reader.task.name
+    if reader.splits.get("train", 0) < 1:
+        raise Refused(f"task '{name}' has no trajectories to train on", hint="check its splits")
+    for stage in recipe.stages:
+        WindowIndex.of(reader, "train", stage.window_frames(recipe.data.context_frames))
+    divisor = recipe.model.grid_divisor
+    for axis, points in zip(reader.task.axes, reader.space, strict=True):
+        if points % divisor:
+            raise Refused(
+                f"task '{name}' has {points} points along {axis.name}, and model '{recipe.model.type}' needs a "
+                f"multiple of {divisor}",
+                hint="change model.patch_size or model.levels, or read the data with another space_stride",
+            )
 
 
 def check_windows(reader: Reader, split: str, trajectory: int) -> None:

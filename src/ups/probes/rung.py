@@ -49,6 +49,10 @@ class Refused(UpsError):
         super().__init__(message, hint=hint)
         self.means = means
 
+    def full_message(self) -> str:
+        """What was found and what it means."""
+        return f"{self.message}: {self.means}" if self.means else self.message
+
 
 @dataclass(frozen=True, slots=True)
 class Assignment:

@@ -18,7 +18,6 @@ from typing import Any
 from ups.record import process_tree
 from ups.record.blackbox import Phase, Record
 from ups.supervise import evidence, stacks
-from ups.supervise.checkpoints import usable_commit
 from ups.supervise.collectives import CollectiveLog, Mismatch
 from ups.supervise.deadlines import PhaseTimes
 from ups.supervise.fault import Fault
@@ -79,6 +78,8 @@ class Attempt:
     say: Callable[[str], None]
     notice: Callable[[dict[str, Any]], None]
     on_look: Callable[[list[RankView]], None] = lambda views: None
+    # Step of the checkpoint from which a restart would go on.
+    find_commit: Callable[[], int | None] = lambda: None
     _views: list[RankView] = field(default_factory=list)
     # (rank, number of the record) -> how long it had stood still when it was named
     _named: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -342,7 +343,7 @@ class Attempt:
         return replace(own.sighting, at=places[0] if places else own.stood_at)
 
     def _fault(self, first: Sighting, found: list[Sighting], noticed: float, down: float) -> Fault:
-        commit = usable_commit(self.options.run_dir)
+        commit = self.find_commit()
         view = self._views[first.rank]
         return Fault(
             attempt=self.number,

@@ -2,70 +2,81 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
+from dataclasses import dataclass
 from pathlib import Path
 
-from ups.errors import UpsError
+from ups.errors import CheckpointError, UpsError
 from ups.record import manifest
+from ups.record.checkpoint_store import checkpoint_path, list_checkpoints
+from ups.record.identity import RunIdentity
 
-_NAME = re.compile(r"step_(\d+)")
 HASH_BELOW_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The checkpoint from which a restart goes on.
+
+    manifest_sha256: of that checkpoint, '' where its bytes were not read. foreign: a newer one is whole, but does not
+    belong to the run; nothing goes on before somebody has looked at it.
+    """
+
+    step: int | None = None
+    manifest_sha256: str = ""
+    foreign: UpsError | None = None
 
 
 def committed_steps(run_dir: Path) -> list[int]:
     """Steps of the committed checkpoints whose files are all there in their sizes, newest first."""
-    return [step for step, path in _candidates(run_dir) if _whole(path, deep=False)]
+    return [step for step, path in list_checkpoints(run_dir) if _whole(path)]
 
 
 def last_commit(run_dir: Path) -> int | None:
     """Step of the newest committed checkpoint by the sizes of its files: cheap, for who only shows it."""
-    for step, path in _candidates(run_dir):
-        if _whole(path, deep=False):
-            return step
-    return None
+    return next((step for step, path in list_checkpoints(run_dir) if _whole(path)), None)
 
 
-def usable_commit(run_dir: Path, hash_below_bytes: int = HASH_BELOW_BYTES) -> int | None:
-    """Step of the checkpoint from which a restart will go on.
+def find_usable(run_dir: Path, identity: RunIdentity | None = None, hash_below_bytes: int = HASH_BELOW_BYTES) -> Found:
+    """The newest checkpoint that is whole and belongs to the run.
 
-    A restart re-hashes the newest checkpoint and takes the one before if a byte differs, so the same is done here:
-    otherwise the line of a fault would name a checkpoint that nobody will use, and too few lost steps. Above
-    `hash_below_bytes` only sizes are compared, because reading it twice would delay the restart.
+    A restart takes an older one if a byte of the newest differs, so every byte is read here, and the ranks are told so
+    that they do not read them again. Above `hash_below_bytes` only sizes are compared: the ranks read the bytes then.
     """
-    for step, path in _candidates(run_dir):
-        with contextlib.suppress(UpsError):
-            deep = manifest.read_manifest(path).total_bytes <= hash_below_bytes
+    foreign: UpsError | None = None
+    for step, path in list_checkpoints(run_dir):
+        try:
+            found = manifest.read_manifest(path)
+            deep = found.total_bytes <= hash_below_bytes
             manifest.verify(path, deep=deep)
-            return step
+        except UpsError:
+            continue
+        try:
+            if identity is not None:
+                identity.check(path, step)
+        except UpsError as error:
+            foreign = foreign or error
+            continue
+        return Found(step, found.sha256 if deep else "", foreign)
+    return Found(foreign=foreign)
+
+
+def prove_step(run_dir: Path, step: int, identity: RunIdentity | None = None) -> UpsError | None:
+    """None if the checkpoint of `step` is committed, every byte re-hashes and it is one of this run, else why not."""
+    path = checkpoint_path(run_dir, step)
+    if not path.is_dir():
+        return CheckpointError(f"no checkpoint of the last step {step}")
+    try:
+        manifest.verify(path)
+        if identity is not None:
+            identity.check(path, step)
+    except UpsError as error:
+        return error
     return None
 
 
-def verify_step(run_dir: Path, step: int) -> str:
-    """'' if the checkpoint of `step` is committed and every byte of it re-hashes, else what is wrong."""
-    found = dict(_candidates(run_dir)).get(step)
-    if found is None:
-        return f"no checkpoint of the last step {step}"
+def _whole(path: Path) -> bool:
     try:
-        manifest.verify(found)
-    except UpsError as error:
-        return error.message
-    return ""
-
-
-def _candidates(run_dir: Path) -> list[tuple[int, Path]]:
-    directory = run_dir / "checkpoints"
-    try:
-        paths = list(directory.iterdir())
-    except OSError:
-        return []
-    found = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
-    return sorted(found, reverse=True)
-
-
-def _whole(path: Path, *, deep: bool) -> bool:
-    try:
-        manifest.verify(path, deep=deep)
+        manifest.verify(path, deep=False)
     except UpsError:
         return False
     return True

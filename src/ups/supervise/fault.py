@@ -5,6 +5,7 @@ The words are stable: `ups why --json`, `run.json` and the printed line all come
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
@@ -23,6 +24,9 @@ KEYS = (
     "action",
     "log",
 )
+
+
+MAX_REASON = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,12 @@ class Fault:
             "action": self.action,
             "log": self.log,
         }
-        return "FAILED " + " ".join(f"{key}={value}" for key, value in parts.items())
+        line = "FAILED " + " ".join(f"{key}={value}" for key, value in parts.items())
+        reason = " ".join(self.message.split())
+        if len(reason) > MAX_REASON:
+            reason = reason[: MAX_REASON - 3] + "..."
+        # JSON keeps quotes and control characters of somebody's message apart from the rest of the line.
+        return f"{line} reason={json.dumps(reason)}" if reason else line
 
     def fingerprint(self) -> tuple[str, str, int]:
         """What makes two faults the same one: cause, place and step."""

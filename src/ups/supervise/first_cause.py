@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ups.errors import exit_code_of_cause
 from ups.record import causes
 from ups.record.blackbox import Phase
 from ups.supervise.rank_view import RankView
@@ -121,10 +122,8 @@ def clean(view: RankView) -> bool:
 
 
 def exit_code_for(cause: str) -> int:
-    """The exit code of a run that ends with this cause; the table is in `ups.errors`."""
-    table = {"config": 3, "data": 4, "environment": 5, "missing_extra": 5, "out_of_memory": 7, "checkpoint": 8}
-    table |= {"integrity": 8, "gate": 9, "bundle": 10}
-    return table.get(causes.base_name(cause), 6)
+    """The exit code of a run that ends with this cause, as `ups.errors` has it."""
+    return exit_code_of_cause(causes.base_name(cause))
 
 
 def _last_words(log: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ups.record.identity import RunIdentity
 from ups.supervise.deadlines import Deadlines
 
 
@@ -16,7 +17,10 @@ class Options:
     """Settings of one supervised run.
 
     `command` is what each rank runs. `micro_batch` is what a rank forwards at once and `block_size` what it must
-    divide; with 0 an out-of-memory fault is restarted as it is. `on_verdict` gets the final run document.
+    divide; with 0 an out-of-memory fault is restarted as it is. `on_verdict` gets the final run document. `identity` is
+    what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if recipe, statistics or data are
+    not those that the run was started with; it is called before each restart and before success is declared.
+    `last_step` is where a finished run must stand, where the recipe fixes it.
     """
 
     run_dir: Path
@@ -33,6 +37,9 @@ class Options:
     # Rank whose output is shown; None shows none.
     show_rank: int | None = 0
     on_verdict: Callable[[dict[str, Any]], None] | None = None
+    identity: RunIdentity | None = None
+    check_inputs: Callable[[], None] | None = None
+    last_step: int | None = None
 
     def rank_command(self) -> list[str]:
         """The command of a rank, the training loop unless told otherwise."""

@@ -15,7 +15,21 @@ from ups.supervise.fault import Fault
 
 REPEATS_TO_STOP = 3
 # These do not heal by trying again.
-NOT_RETRIED = frozenset({"config", "missing_extra", "environment", "gate", "bundle", "training"})
+NOT_RETRIED = frozenset(
+    {
+        "config",
+        "recipe_changed",
+        "data_changed",
+        "statistics_changed",
+        "foreign_checkpoint",
+        "disk_full",
+        "missing_extra",
+        "environment",
+        "gate",
+        "bundle",
+        "training",
+    }
+)
 MICRO_BATCH = "engine.micro_batch"
 
 

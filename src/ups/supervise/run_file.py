@@ -16,6 +16,7 @@ from typing import Any
 from ups.errors import ConfigError, UpsError
 from ups.record import process_tree
 from ups.record.foreign import read_object
+from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
 from ups.supervise.fault import Fault
 
@@ -32,7 +33,7 @@ class RunFile:
         self.path = run_dir / name
         self.document: dict[str, Any] = {}
 
-    def begin(self, *, ranks: int, max_restarts: int, box_root: Path) -> None:
+    def begin(self, *, ranks: int, max_restarts: int, box_root: Path, identity: RunIdentity | None = None) -> None:
         """Start a new stretch of supervision; what earlier ones wrote down stays."""
         earlier = _read(self.path) or {}
         if earlier.get("state") == "running":
@@ -59,6 +60,9 @@ class RunFile:
             "attempts": earlier.get("attempts", []),
             "notices": earlier.get("notices", []),
         }
+        known = identity.to_json() if identity is not None else earlier.get("identity")
+        if known is not None:
+            self.document["identity"] = known
         self.save()
 
     def save(self) -> str:
@@ -86,6 +90,25 @@ def read_run(run_dir: Path) -> dict[str, Any]:
         merged["state"], merged["cause"] = "died", "supervisor_died"
         merged["verdict"] = "VERDICT state=died cause=supervisor_died"
     return merged
+
+
+def run_identity(run_dir: Path) -> RunIdentity | None:
+    """The identity of a run; None if it has none: it never started, or was started by a version without identities."""
+    document = _read(run_dir / "run.json")
+    return None if document is None else RunIdentity.from_json(document.get("identity"))
+
+
+def was_started(run_dir: Path) -> bool:
+    """Whether the directory has the record of a run that was started, by whatever version."""
+    return _read(run_dir / "run.json") is not None
+
+
+def living_supervisor(run_dir: Path) -> int:
+    """The process that supervises this run on this host, 0 if there is none."""
+    document = _read(run_dir / "run.json")
+    if document is None or document["state"] != "running" or document.get("host") != os.uname().nodename:
+        return 0
+    return 0 if _supervisor_is_gone(document) else int(document["supervisor_pid"])
 
 
 def find_run(name: str, base: Path | None = None) -> Path:

@@ -8,7 +8,6 @@ No process of a run outlives it, on any path: an attempt ends them, and if the s
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -17,22 +16,26 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ups.errors import ConfigError, UpsError
+from ups.errors import UpsError
 from ups.record import process_tree
+from ups.record.causes import base_name
+from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.open_files import raise_open_files
 from ups.supervise.attempt import Attempt, Outcome, Wish
-from ups.supervise.checkpoints import usable_commit, verify_step
+from ups.supervise.checkpoints import Found, find_usable, prove_step
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.launcher import make_box_root
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
-from ups.supervise.restart import MICRO_BATCH, RestartPolicy
+from ups.supervise.restart import MICRO_BATCH, NOT_RETRIED, RestartPolicy
 from ups.supervise.run_file import RunFile
+from ups.supervise.run_lock import hold_run
 from ups.supervise.speaker import Speaker
 
 PREEMPTED, INTERRUPTED = 143, 130
@@ -46,8 +49,13 @@ def supervise(options: Options, say: Callable[[str], None] | None = None) -> int
     Prints one `FAILED` line per fault and a `VERDICT` line at the end. Raises ConfigError if another supervisor
     already watches this run.
     """
-    options.run_dir.mkdir(parents=True, exist_ok=True)
-    with _only_supervisor(options.run_dir), _listen() as wish, Speaker(say or _print) as speaker:
+    with hold_run(options.run_dir):
+        return supervise_held(options, say)
+
+
+def supervise_held(options: Options, say: Callable[[str], None] | None = None) -> int:
+    """The same for who holds the run already (`run_lock.hold_run`)."""
+    with _listen() as wish, Speaker(say or _print) as speaker:
         process_tree.adopt_orphans()
         raise_open_files()  # inherited by every rank and loader worker
         box_root = make_box_root(options.run_dir, options.ranks)
@@ -66,6 +74,11 @@ class _Supervision:
         self._file = RunFile(options.run_dir)
         self._policy = RestartPolicy(options.max_restarts, options.micro_batch, options.block_size)
         self._mirror = _Mirror(options)
+        self._identity = options.identity
+        self._box_dir = box_root
+        self._commits_offset = 0
+        # What was found after the last attempt; the next one starts from it, so that bytes are read once.
+        self._found: Found | None = None
 
     def run(self) -> int:
         try:
@@ -84,7 +97,9 @@ class _Supervision:
 
     def _run(self) -> int:
         options = self._options
-        self._file.begin(ranks=options.ranks, max_restarts=options.max_restarts, box_root=self._box_root)
+        self._file.begin(
+            ranks=options.ranks, max_restarts=options.max_restarts, box_root=self._box_root, identity=self._identity
+        )
         document = self._file.document
         remembered = document["overrides"].get(MICRO_BATCH)
         if remembered:
@@ -99,30 +114,36 @@ class _Supervision:
 
     def _attempt(self, number: int) -> Outcome:
         document = self._file.document
+        found = self._found or self._find()
+        if found.foreign is not None:
+            raise found.foreign
+        self._found = None
         entry: dict[str, Any] = {
             "number": number,
             "started": time.time(),
-            "from_checkpoint": usable_commit(self._options.run_dir),
+            "from_checkpoint": found.step,
             "overrides": dict(document["overrides"]),
             "faults": [],
         }
         document["attempts"].append(entry)
         box_dir = self._box_root / f"attempt_{number}"
         document["blackbox_dir"] = str(box_dir)
+        self._box_dir, self._commits_offset = box_dir, 0
         self._file.save()
         self._mirror.follow(number)
         attempt = Attempt(
-            self._options,
+            replace(self._options, environment={**self._options.environment, **self._told(found)}),
             number,
             box_dir,
             document["overrides"],
             self._wish,
             self._say,
             self._notice,
-            self._mirror.look,
+            self._look,
+            self._find_commit,
         )
         outcome = attempt.run()
-        self._mirror.look([])
+        self._look([])
         self._keep_rings(box_dir)
         shutil.rmtree(box_dir, ignore_errors=True)  # shared memory is small, and restarts may be many
         entry["ended"] = time.time()
@@ -133,19 +154,40 @@ class _Supervision:
         entry["orphans"] = outcome.orphans
         return outcome
 
+    def _look(self, views: list[RankView]) -> None:
+        """Ten times a second: what rank 0 prints, and what was committed."""
+        self._mirror.look(views)
+        commits, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
+        if commits and self._identity is not None:
+            for step, sha256 in commits:
+                self._identity = self._identity.with_commit(step, sha256)
+            self._file.document["identity"] = self._identity.to_json()
+            self._file.save()
+
+    def _told(self, found: Found) -> dict[str, str]:
+        """What ranks must know to check a checkpoint by themselves."""
+        if self._identity is None:
+            return {}
+        return {IDENTITY_VARIABLE: json.dumps(self._identity.to_json()), HASHED_VARIABLE: found.manifest_sha256}
+
+    def _find(self) -> Found:
+        self._look([])
+        self._found = find_usable(self._options.run_dir, self._identity)
+        return self._found
+
+    def _find_commit(self) -> int | None:
+        return self._find().step
+
     def _judge(self, outcome: Outcome) -> tuple[str, str, int, str]:
         """State ('again' for another attempt), cause, exit code and a detail for the verdict line."""
         run_dir, asked = self._options.run_dir, self._wish.number
         fault = outcome.fault
         if outcome.state == "finished":
-            problem = verify_step(run_dir, outcome.last_step)
-            if outcome.behind is not None:
-                problem = f"rank {outcome.behind} says it is done before step {outcome.last_step} of the others"
-            if not problem:
+            fault = self._unproven(outcome)
+            if fault is None:
                 self._file.document["checkpoint"] = outcome.last_step
                 return "completed", "", 0, f"step={outcome.last_step} ckpt={outcome.last_step} verified"
-            fault = self._unproven(outcome, usable_commit(run_dir), problem)
-        commit = usable_commit(run_dir) if fault is None else fault.checkpoint
+        commit = self._find_commit() if fault is None else fault.checkpoint
         self._file.document["checkpoint"] = commit
         if fault is None:
             lost = max(0, outcome.last_step - (commit or 0))
@@ -160,14 +202,21 @@ class _Supervision:
         self._file.save()
         self._say(fault.one_line())
         if again:
+            if self._options.check_inputs is not None:
+                self._options.check_inputs()
             return "again", fault.cause, 0, ""
         if asked:
             state, code = ("stopped", INTERRUPTED) if asked == signal.SIGINT else ("preempted", PREEMPTED)
             return state, fault.cause, code, f"ckpt={_or_dash(commit)} lost={fault.lost_steps}"
         return "failed", fault.cause, exit_code_for(fault.cause), f"why='ups why {_shown(run_dir)}'"
 
-    def _unproven(self, outcome: Outcome, commit: int | None, problem: str) -> Fault:
+    def _unproven(self, outcome: Outcome) -> Fault | None:
+        """None if the success is proven, else the fault that says what is missing."""
+        cause, problem = self._missing_proof(outcome)
+        if not cause:
+            return None
         number = self._file.document["attempts"][-1]["number"]
+        commit = self._find_commit()
         return Fault(
             attempt=number,
             rank=outcome.behind or 0,
@@ -175,13 +224,34 @@ class _Supervision:
             host=os.uname().nodename,
             step=outcome.last_step,
             phase="teardown",
-            cause="unproven(final_checkpoint)" if outcome.behind is None else "unproven(last_step)",
+            cause=cause,
             checkpoint=commit,
             lost_steps=max(0, outcome.last_step - (commit or 0)),
             log=f"logs/attempt_{number}/rank_{outcome.behind or 0:05d}.err",
             message=problem,
+            exit_code=exit_code_for(cause),
             time_wall=time.time(),
         )
+
+    def _missing_proof(self, outcome: Outcome) -> tuple[str, str]:
+        """Cause and message of what speaks against the success; two empty texts if nothing does."""
+        expected = self._options.last_step
+        if outcome.behind is not None:
+            behind = f"rank {outcome.behind} says it is done before step {outcome.last_step} of the others"
+            return "unproven(last_step)", behind
+        if expected is not None and outcome.last_step != expected:
+            return "unproven(last_step)", f"the ranks are done at step {outcome.last_step} of {expected}"
+        error = prove_step(self._options.run_dir, outcome.last_step, self._identity)
+        try:
+            if error is None and self._options.check_inputs is not None:
+                self._options.check_inputs()
+        except UpsError as problem:
+            error = problem
+        if error is None:
+            return "", ""
+        # What names a substitution keeps its name; damage and absence mean that nothing is proven.
+        named = base_name(error.cause) in NOT_RETRIED
+        return (error.cause if named else "unproven(final_checkpoint)"), error.message
 
     def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:
         document = self._file.document
@@ -238,21 +308,6 @@ class _Mirror:
                     self._offsets[path] = offset + len(text)
                     stream.write(text.decode(errors="replace"))
                     stream.flush()
-
-
-@contextlib.contextmanager
-def _only_supervisor(run_dir: Path) -> Iterator[None]:
-    with (run_dir / ".supervisor.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"another supervisor already runs {run_dir}",
-                hint="look at it with `ups status`, or choose another run.name",
-            ) from error
-        except OSError:
-            pass  # a file system without locks
-        yield
 
 
 @contextlib.contextmanager

@@ -59,9 +59,10 @@ def _without_fault(document: dict[str, Any], healed: int) -> Iterator[str]:
         yield f"The run goes on; {known}. `ups status` shows what it is doing."
         for notice in document["notices"][-5:]:
             yield f"  {notice['line']}"
-    elif document["cause"].startswith("supervisor_error"):
-        yield f"What it means: {meaning('supervisor_error')}."
-        yield f"What to do: {what_to_do('supervisor_error')}"
+    elif state == "failed":
+        # Refused by the supervisor itself, before ranks were started.
+        yield f"What it means: {meaning(document['cause'])}."
+        yield f"What to do: {what_to_do(document['cause'])}"
     elif healed:
         yield f"{'One fault' if healed == 1 else f'{healed} faults'}, restarted each time; none of them ended the run."
     else:

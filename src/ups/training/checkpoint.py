@@ -5,13 +5,14 @@ A save has two parts. The copy (all tensors of this rank into host memory) happe
 collective of a save can meet one of training. At most one save is in flight: the next one first waits for it. Its
 outcome is agreed on inside the save and looked at only then: all ranks count the same failures at the same step.
 
-When to save: `hooks.py`. Which checkpoint is trusted: `checkpoint_store.py`. torch's metadata file is a pickle:
+When to save: `hooks.py`. Which checkpoint is trusted: `ups.record.checkpoint_store`. torch's metadata file is a pickle:
 checkpoints are trusted input from one's own runs.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import threading
@@ -33,9 +34,8 @@ from torch.distributed.tensor import DTensor
 from ups.distributed.agreement import from_all, from_first
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
-from ups.errors import CheckpointError, UpsError
-from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary
-from ups.training.checkpoint_store import (
+from ups.errors import CheckpointError, DiskFullError, UpsError
+from ups.record.checkpoint_store import (
     PROGRESS_NAME,
     checkpoint_path,
     checkpoints_dir,
@@ -44,9 +44,13 @@ from ups.training.checkpoint_store import (
     retain,
     wait_until_visible,
 )
+from ups.record.identity import RunIdentity
+from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary
 from ups.training.progress import Progress
 
 MAX_FAILED_SAVES = 3
+# Trying again does not help against these: the run stops instead of repeating the steps since the last commit.
+_NO_ROOM = re.compile("no space left|disk quota exceeded", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +66,28 @@ class Saved:
 class Checkpointer:
     """Saves and loads checkpoints of one run directory. Collective: all ranks call the same methods in turn."""
 
-    def __init__(self, runtime: Runtime, run_dir: Path, *, keep: int = 3, asynchronous: bool = True) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        run_dir: Path,
+        *,
+        keep: int = 3,
+        asynchronous: bool = True,
+        identity: RunIdentity | None = None,
+        hashed: str = "",
+        on_commit: Callable[[int, str], None] | None = None,
+    ) -> None:
+        """identity: of the run, written into each checkpoint and compared with what is found. hashed: manifest hash of
+        the checkpoint whose bytes were read before this process began. on_commit(step, manifest hash) is told by the
+        rank that commits, with '' before a step is written.
+        """
         self._runtime = runtime
         self.run_dir = run_dir
         self._keep = keep
         self._asynchronous = asynchronous
+        self._identity = identity
+        self._hashed = hashed
+        self._on_commit = on_commit or (lambda step, manifest_sha256: None)
         self._buffers: dict[str, Tensor] = {}
         self._thread: threading.Thread | None = None
         self._outcome: Saved | None = None
@@ -83,6 +104,8 @@ class Checkpointer:
         self.wait()
         staged = self._copy(tensors)
         document = {"format": 1, "world_size": self._runtime.world_size, "progress": progress.to_json()}
+        if self._identity is not None:
+            document["identity"] = self._identity.mark()
         if self._asynchronous:
             self._thread = threading.Thread(
                 target=self._write, args=(staged, document, progress.step), name="ups-checkpoint", daemon=True
@@ -113,7 +136,8 @@ class Checkpointer:
         if self._runtime.is_first:
             try:
                 clean_temporaries(checkpoints_dir(self.run_dir))
-                found = latest_verified(self.run_dir, set_aside=True)
+                belongs = self._identity.check if self._identity is not None else None
+                found = latest_verified(self.run_dir, belongs=belongs, hashed=self._hashed, set_aside=True)
                 answer = (str(found) if found else "", None)
             except UpsError as error:
                 answer = ("", error)
@@ -182,10 +206,11 @@ class Checkpointer:
                 f"ups: save of step {outcome.step} failed ({self.failed_in_row} in a row): {outcome.error}\n"
             )
         if self.failed_in_row >= MAX_FAILED_SAVES:
-            raise CheckpointError(
-                f"{self.failed_in_row} saves in a row failed, the last at step {outcome.step}: {outcome.error}",
-                hint="free some room on the disk of the run; the last committed checkpoint is intact",
-            )
+            text = f"{self.failed_in_row} saves in a row failed, the last at step {outcome.step}: {outcome.error}"
+            intact = "the last committed checkpoint is intact"
+            if _NO_ROOM.search(outcome.error):
+                raise DiskFullError(text, hint=f"free some room on the disk of the run and start it again; {intact}")
+            raise CheckpointError(text, hint=f"see the log of rank 0; {intact}")
 
     def _write(self, staged: dict[str, Tensor], document: dict[str, Any], step: int) -> None:
         """Write, hash and commit. Collective: all ranks, on the checkpoint group only."""
@@ -219,7 +244,7 @@ class Checkpointer:
         outcome = errors[0] if errors else ""
         if first and not errors:
             hashes = {path: file for part, _ in everything for path, file in part.items()}
-            outcome = _attempt_text(lambda: self._publish(temporary, final, hashes))[1]
+            outcome = _attempt_text(lambda: self._publish(temporary, final, document["progress"]["step"], hashes))[1]
         if first and outcome:
             shutil.rmtree(temporary, ignore_errors=True)
         return str(from_first(outcome, group))
@@ -228,9 +253,12 @@ class Checkpointer:
         own = [path.name for path in temporary.iterdir() if path.name.startswith(f"__{self._runtime.rank}_")]
         return [*own, ".metadata", PROGRESS_NAME] if self._runtime.is_first else own
 
-    def _publish(self, temporary: Path, final: Path, hashes: dict[str, FileHash]) -> str:
+    def _publish(self, temporary: Path, final: Path, step: int, hashes: dict[str, FileHash]) -> str:
         wait_until_visible(temporary, hashes)
-        commit_directory(temporary, final, known_hashes=hashes)
+        # Forgotten first: a kill between the commit and the note must not make a genuine checkpoint look replaced.
+        self._on_commit(step, "")
+        manifest = commit_directory(temporary, final, known_hashes=hashes)
+        self._on_commit(step, manifest.sha256)
         retain(self.run_dir, self._keep)
         return ""
 

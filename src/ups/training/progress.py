@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ups.config.stage import StageLength
-from ups.errors import CheckpointError
+from ups.errors import CheckpointError, ForeignCheckpointError
 
 MEASURED_FRACTION = 0.05
 
@@ -50,6 +51,25 @@ class Progress:
             if type(data[name]) is not kind or data[name] < 0:
                 raise CheckpointError(f"the progress in this checkpoint is malformed: '{name}' is {data[name]!r}")
         return cls(**data)
+
+    def check(self, lengths: Sequence[int | None]) -> None:
+        """Raise ForeignCheckpointError if a run with stages of these lengths (None: by time) cannot stand here."""
+        problem = ""
+        if self.stage_index >= len(lengths):
+            problem = f"stage {self.stage_index} of {len(lengths)}"
+        else:
+            before, length = lengths[: self.stage_index], lengths[self.stage_index] or self.total_steps
+            if None not in before and self.step != sum(n or 0 for n in before) + self.stage_step:
+                problem = f"step {self.step}, but {self.stage_step} steps into stage {self.stage_index}"
+            elif (length and self.stage_step > length) or (self.stage_finished and self.stage_step != length):
+                problem = f"{self.stage_step} of {length} steps, finished: {self.stage_finished}"
+            elif self.updates > self.stage_step:
+                problem = f"{self.updates} updates in {self.stage_step} steps"
+        if problem:
+            raise ForeignCheckpointError(
+                f"the progress in this checkpoint is not that of a run of this recipe: {problem}",
+                hint="remove the checkpoint, and the run continues from the one before it",
+            )
 
     def next_stage(self) -> Progress:
         """The start of the stage after this one."""

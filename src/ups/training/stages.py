@@ -83,7 +83,7 @@ class AutoencodeStage(Stage):
         return [self.stepper.latent.encoder, self.stepper.latent.decoder]
 
     def window_frames(self, context_frames: int) -> int:
-        return context_frames
+        return self.config.window_frames(context_frames)
 
     def forward(self, batch: Batch) -> Losses:
         """Relative errors of fields and of re-encoded latents; a steady task's given and asked fields in turn."""
@@ -128,7 +128,7 @@ class OperatorStage(Stage):
         return [self.stepper.network]
 
     def window_frames(self, context_frames: int) -> int:
-        return context_frames + self.config.unroll_steps
+        return self.config.window_frames(context_frames)
 
     def forward(self, batch: Batch) -> Losses:
         """One step, or several on the model's own results; leading pushforward steps leave no gradient."""

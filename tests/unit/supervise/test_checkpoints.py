@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ups.record.manifest import commit_directory, make_temporary
-from ups.supervise.checkpoints import last_commit, usable_commit
+from ups.supervise.checkpoints import find_usable, last_commit
 
 
 @pytest.fixture
@@ -21,21 +21,21 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def test_the_newest_whole_checkpoint_is_used(run_dir: Path) -> None:
-    assert usable_commit(run_dir) == last_commit(run_dir) == 15
+    assert find_usable(run_dir).step == last_commit(run_dir) == 15
 
 
 def test_one_flipped_bit_means_the_older_one(run_dir: Path) -> None:
     (run_dir / "checkpoints/step_00000015/data").write_bytes(bytes(999) + b"1")
-    assert usable_commit(run_dir) == 10
+    assert find_usable(run_dir).step == 10
     assert last_commit(run_dir) == 15
-    assert usable_commit(run_dir, hash_below_bytes=999) == 15
+    assert find_usable(run_dir, hash_below_bytes=999).step == 15
 
 
 def test_what_is_cut_or_not_committed_is_passed_over(run_dir: Path) -> None:
     (run_dir / "checkpoints/step_00000015/data").write_bytes(bytes(999))
     (run_dir / "checkpoints/step_00000010/COMMITTED").unlink()
-    assert usable_commit(run_dir) == 5
+    assert find_usable(run_dir).step == 5
 
 
 def test_a_run_without_checkpoints_has_none(tmp_path: Path) -> None:
-    assert usable_commit(tmp_path) is None
+    assert find_usable(tmp_path).step is None

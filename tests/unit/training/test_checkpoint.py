@@ -14,10 +14,8 @@ from torch import Tensor
 from ups.config.schema import EngineConfig
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
-from ups.errors import CheckpointError
-from ups.training import checkpoint as module
-from ups.training.checkpoint import Checkpointer
-from ups.training.checkpoint_store import (
+from ups.errors import CheckpointError, DiskFullError
+from ups.record.checkpoint_store import (
     checkpoint_path,
     latest_verified,
     list_checkpoints,
@@ -25,6 +23,8 @@ from ups.training.checkpoint_store import (
     retain,
     wait_until_visible,
 )
+from ups.training import checkpoint as module
+from ups.training.checkpoint import Checkpointer
 from ups.training.export import export_safetensors, read_weights
 from ups.training.progress import Progress
 
@@ -108,7 +108,7 @@ def test_failed_saves_are_counted_told_and_forgiven_after_a_good_one(
     monkeypatch.setattr(module, "save", full)
     save(checkpointer, 4)
     save(checkpointer, 5)
-    with pytest.raises(CheckpointError, match="3 saves in a row failed, the last at step 6"):
+    with pytest.raises(DiskFullError, match="3 saves in a row failed, the last at step 6"):
         save(checkpointer, 6)
     assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 3)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]

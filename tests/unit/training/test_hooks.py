@@ -14,8 +14,8 @@ from ups.config.stage import OperatorStageConfig
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
+from ups.record.checkpoint_store import list_checkpoints, read_progress
 from ups.training.checkpoint import Checkpointer
-from ups.training.checkpoint_store import list_checkpoints, read_progress
 from ups.training.engine import Engine
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
 

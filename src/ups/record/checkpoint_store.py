@@ -1,12 +1,12 @@
-"""Checkpoints as directories: their names, which one is trusted, which ones stay. Standard library and `record` only.
+"""Checkpoints as directories: their names, which one is trusted, which ones stay (standard library only).
 
 `RUN/checkpoints/step_00001200/` holds torch's sharded files, `progress.json`, and the manifest and marker of
-`ups.record.manifest`. What is not committed does not exist. Writing and reading tensors: `checkpoint.py`.
+`manifest.py`. What is not committed does not exist. Whether a checkpoint belongs to the run: `identity.py`. Writing and
+reading tensors: `ups.training.checkpoint`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import CheckpointError, IntegrityError, UpsError
+from ups.record.foreign import read_object
 from ups.record.manifest import FileHash, is_committed, read_manifest, remove_directory, verify
 
 PROGRESS_NAME = "progress.json"
@@ -41,18 +42,38 @@ def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def latest_verified(run_dir: Path, *, say: Callable[[str], None] | None = None, set_aside: bool = False) -> Path | None:
+def read_progress(path: Path) -> dict[str, Any]:
+    """The JSON object of `progress.json`."""
+    document = read_object(path / PROGRESS_NAME)
+    if document is None:
+        raise CheckpointError(f"{path / PROGRESS_NAME} cannot be read, or is not a JSON object")
+    if not isinstance(document.get("progress"), dict):
+        raise CheckpointError(f"{path / PROGRESS_NAME} is not the progress of a run")
+    return document
+
+
+def latest_verified(
+    run_dir: Path,
+    *,
+    belongs: Callable[[Path, int], str] | None = None,
+    hashed: str = "",
+    say: Callable[[str], None] | None = None,
+    set_aside: bool = False,
+) -> Path | None:
     """The newest checkpoint whose every byte is what was committed, or None if there never was one.
 
-    One process decides (on a shared file system listings differ between hosts). What is passed over is said aloud,
-    and with `set_aside` renamed to `broken_step_...`, so that the same step can be saved again. Raises CheckpointError
-    when there are committed checkpoints and none can be trusted: starting afresh would throw the run away.
+    One process decides (on a shared file system listings differ between hosts). A damaged one is skipped with a
+    warning, and with `set_aside` renamed to `broken_step_...`, so that the same step can be saved again. Raises
+    CheckpointError when there are committed checkpoints and none can be trusted: starting afresh would throw the run
+    away. belongs(path, step): raises for one that is whole but not of this run, which is never skipped; may return a
+    warning. hashed: manifest hash of the checkpoint whose bytes the supervisor has read already; of that one only
+    names and sizes are compared.
     """
     say = say or _to_stderr
     passed_over = 0
-    for _, path in list_checkpoints(run_dir):
+    for step, path in list_checkpoints(run_dir):
         try:
-            verify(path)
+            verify(path, deep=not hashed or read_manifest(path).sha256 != hashed)
             read_progress(path)
         except (IntegrityError, CheckpointError) as error:
             passed_over += 1
@@ -60,6 +81,9 @@ def latest_verified(run_dir: Path, *, say: Callable[[str], None] | None = None, 
             if set_aside:
                 _set_aside(path)
             continue
+        warning = belongs(path, step) if belongs is not None else ""
+        if warning:
+            say(warning)
         if passed_over:
             say(f"falling back to the older checkpoint {path.name}")
         return path
@@ -69,17 +93,6 @@ def latest_verified(run_dir: Path, *, say: Callable[[str], None] | None = None, 
             hint="restore one from a copy, or start again in another directory with --set run.dir=PATH",
         )
     return None
-
-
-def read_progress(path: Path) -> dict[str, Any]:
-    """The JSON object of `progress.json`."""
-    try:
-        document = json.loads((path / PROGRESS_NAME).read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path / PROGRESS_NAME} cannot be read: {error}") from error
-    if not isinstance(document, dict) or not isinstance(document.get("progress"), dict):
-        raise CheckpointError(f"{path / PROGRESS_NAME} is not the progress of a run")
-    return document
 
 
 def retain(run_dir: Path, keep: int) -> list[Path]:

@@ -1,0 +1,99 @@
+"""The identity of a run from what it is started with: recipe, statistics, data. What it is: `ups.record.identity`.
+
+Checked when a run is started or continued, before every restart, and before success is declared. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ups.config.identity import recipe_identity
+from ups.config.recipe import resolve
+from ups.config.schema import Recipe, TaskConfig
+from ups.errors import DataChangedError, RecipeChangedError, StatisticsChangedError
+from ups.record.identity import RunIdentity, file_sha256
+from ups.supervise.run_file import run_identity, was_started
+
+CONFIG_NAME = "config.yaml"
+STATISTICS_NAME = "statistics.json"
+_NEW_RUN = "or start a new run: --set run.dir=PATH"
+
+
+def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
+    """The identity of the run that is about to start or to continue, after its directory was prepared.
+
+    Raises the error that names what has changed since the run was started.
+    """
+    earlier = run_identity(run_dir)
+    if earlier is None:
+        identity = replace(RunIdentity.new(), unmarked=was_started(run_dir))
+    else:
+        identity = earlier
+        check_statistics(run_dir, identity)
+    found = recipe_identity(recipe)
+    data = dict(identity.data)
+    times = dict(identity.data_changed_ns)
+    for task in recipe.data.tasks:
+        data[task.name], times[task.name] = check_data(task, identity)
+    return replace(
+        identity,
+        recipes=(*(known for known in identity.recipes if known != found), found),
+        config=file_sha256(run_dir / CONFIG_NAME),
+        statistics=file_sha256(run_dir / STATISTICS_NAME),
+        data=data,
+        data_changed_ns=times,
+    )
+
+
+def check_inputs(run_dir: Path, identity: RunIdentity) -> None:
+    """Raise if recipe, statistics or data in their places are not those that `identity` was made from."""
+    recipe = resolve(run_dir / CONFIG_NAME).recipe
+    _check_recipe(run_dir, recipe, identity)
+    check_statistics(run_dir, identity)
+    for task in recipe.data.tasks:
+        check_data(task, identity)
+
+
+def check_recipe(run_dir: Path, recipe: Recipe) -> None:
+    """Raise RecipeChangedError if `recipe`, read from the run's config.yaml, is not what the run was started with."""
+    identity = run_identity(run_dir)
+    if identity is not None:
+        _check_recipe(run_dir, recipe, identity)
+
+
+def _check_recipe(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
+    # Another version of ups may give the same file another identity: then its bytes must be the same.
+    if recipe_identity(recipe) in identity.recipes or file_sha256(run_dir / CONFIG_NAME) == identity.config:
+        return
+    raise RecipeChangedError(
+        f"{run_dir / CONFIG_NAME} was edited: it would learn something else than the run has learned so far",
+        hint=f"bring the old file back, {_NEW_RUN}",
+    )
+
+
+def check_statistics(run_dir: Path, identity: RunIdentity) -> None:
+    """Raise StatisticsChangedError if the run's statistics are not those that it was started with."""
+    if identity.statistics and file_sha256(run_dir / STATISTICS_NAME) != identity.statistics:
+        raise StatisticsChangedError(
+            f"{run_dir / STATISTICS_NAME} is not what the run was started with",
+            hint=f"bring the old file back, {_NEW_RUN}",
+        )
+
+
+def check_data(task: TaskConfig, identity: RunIdentity) -> tuple[str, int]:
+    """Sample and latest modification time of a task's data. Raises DataChangedError if it is not the run's data."""
+    from ups.data.content import compare_changed, content_sample, newest_change_ns
+
+    paths: Sequence[str] = [task.path] if isinstance(task.path, str) else task.path
+    sample, changed_ns = content_sample(paths), newest_change_ns(paths)
+    known = identity.data.get(task.name)
+    if known is not None and known != sample:
+        raise DataChangedError(
+            f"the data of task '{task.name}' ({paths[0]}) is not the data that the run was started with",
+            hint=f"bring the old data back, {_NEW_RUN}",
+        )
+    if known is not None and changed_ns != identity.data_changed_ns.get(task.name):
+        compare_changed(paths, identity.data_changed_ns.get(task.name, 0))
+    return sample, changed_ns

@@ -1,0 +1,52 @@
+"""What a recipe learns, as opposed to how a run of it is done: the difference of two recipes, and one hash.
+
+A setting that says how a run is done is declared with `may_change=True`; everything else is part of the identity. The
+place of the data is not (a store may be moved): its content is, and that is checked with the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from ups.config.schema import Recipe
+from ups.config.setting import Section, may_change
+from ups.config.yaml_subset import Value
+
+
+def learned(recipe: Recipe) -> dict[str, Value]:
+    """The fields of a recipe that decide what a run learns, as plain values."""
+    found: dict[str, Value] = _learned(recipe, recipe.model_dump(mode="json"))
+    return found
+
+
+def recipe_identity(recipe: Recipe) -> str:
+    """SHA-256 of what a recipe learns. Another version of ups may give another one for the same file."""
+    text = json.dumps(learned(recipe), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def first_difference(old: Recipe, new: Recipe) -> str:
+    """'' if both learn the same, else the first field that differs, with both values."""
+
+    def walk(a: Any, b: Any, path: tuple[str, ...]) -> str:
+        if a == b:
+            return ""
+        if isinstance(a, dict) and isinstance(b, dict):
+            keys = [*a, *(key for key in b if key not in a)]
+            return next((found for key in keys if (found := walk(a.get(key), b.get(key), (*path, str(key))))), "")
+        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+            return next((found for i in range(len(a)) if (found := walk(a[i], b[i], (*path, str(i))))), "")
+        return f"{'.'.join(path)} was {json.dumps(a)} and is {json.dumps(b)}"
+
+    return walk(learned(old), learned(new), ())
+
+
+def _learned(value: Any, plain: Any) -> Any:
+    if isinstance(value, Section):
+        fields = type(value).model_fields.items()
+        return {name: _learned(getattr(value, name), plain[name]) for name, field in fields if not may_change(field)}
+    if isinstance(value, list):
+        return [_learned(item, other) for item, other in zip(value, plain, strict=True)]
+    return plain

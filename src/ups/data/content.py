@@ -1,0 +1,96 @@
+"""Whether data is still the data that a run was started with: sizes, a sample of the bytes, modification times.
+
+Reading 15 TB before every start is out of the question. So: the sizes of all files and a fixed sample of blocks are
+hashed (a few megabytes, whatever the size), which notices data that was replaced. Files of a store that were modified
+since the run started are compared with the store's manifest byte by byte, up to a limit. What goes unnoticed: a few
+bytes changed in a large HDF5 file outside the sampled blocks, or in a store by something that sets the old modification
+time again. `ups data validate` reads everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ups.errors import DataChangedError, DataError, IntegrityError
+from ups.record.manifest import MANIFEST_NAME, hash_files, read_manifest
+
+NUM_BLOCKS = 256
+BLOCK_BYTES = 16 << 10
+# Read in about a second from a local disk.
+MAX_COMPARED_BYTES = 1 << 30
+
+
+def content_sample(paths: Sequence[str | Path]) -> str:
+    """SHA-256 over the sizes of all files and a sample of their bytes; the place of the files does not matter."""
+    files = _files(paths)
+    total = sum(size for _, _, size in files)
+    digest = hashlib.sha256(json.dumps([[name, size] for name, _, size in files]).encode())
+    # Evenly over all bytes, first and last block included: every file larger than total / NUM_BLOCKS is looked into.
+    wanted = [i * max(total - BLOCK_BYTES, 0) // (NUM_BLOCKS - 1) for i in range(NUM_BLOCKS)]
+    begin, at = 0, 0
+    for _, path, size in files:
+        chosen = []
+        while at < len(wanted) and wanted[at] < begin + size:
+            chosen.append(wanted[at] - begin)
+            at += 1
+        begin += size
+        if not chosen:
+            continue
+        try:
+            with path.open("rb") as file:
+                for offset in chosen:
+                    file.seek(offset)
+                    digest.update(file.read(BLOCK_BYTES))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
+
+
+def newest_change_ns(paths: Sequence[str | Path]) -> int:
+    """The latest modification time of any file, in nanoseconds."""
+    return max((path.stat().st_mtime_ns for _, path, _ in _files(paths)), default=0)
+
+
+def compare_changed(paths: Sequence[str | Path], since_ns: int, limit_bytes: int = MAX_COMPARED_BYTES) -> None:
+    """Compare files of a store that were modified after `since_ns` with its manifest, the first `limit_bytes` of them.
+
+    Raises DataChangedError. A file that is no store has no manifest, and is left to its sample.
+    """
+    for root in map(Path, paths):
+        if not (root / MANIFEST_NAME).is_file():
+            continue
+        left = limit_bytes
+        try:
+            manifest = read_manifest(root)
+            for name, expected in manifest.files.items():
+                if (root / name).stat().st_mtime_ns <= since_ns or expected.size > left:
+                    continue
+                left -= expected.size
+                if hash_files(root, [name])[name] != expected:
+                    raise DataChangedError(
+                        f"{root / name} was modified after the run started, and is not what was committed",
+                        hint="bring the old data back, or start a new run: --set run.dir=PATH",
+                    )
+        except (OSError, IntegrityError) as error:
+            raise DataChangedError(f"{root} cannot be compared with its manifest: {error}") from error
+
+
+def _files(paths: Sequence[str | Path]) -> list[tuple[str, Path, int]]:
+    """(name without its place, path, size) of every file, in a fixed order."""
+    found = []
+    try:
+        for number, root in enumerate(map(Path, paths)):
+            if not root.is_dir():
+                found.append((str(number), root, root.stat().st_size))
+                continue
+            for folder, _, names in os.walk(root):
+                for name in names:
+                    path = Path(folder) / name
+                    found.append((f"{number}/{path.relative_to(root)}", path, path.stat().st_size))
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+    return sorted(found)
