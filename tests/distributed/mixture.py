@@ -32,9 +32,9 @@ COUNTS = {"train": 6, "valid": 3, "test": 2}
 FRAMES = 7
 
 
-def write_mixture(folder: Path) -> list[dict[str, Any]]:
+def write_mixture(folder: Path, seed: int = 7) -> list[dict[str, Any]]:
     """Write the three stores; returns the `data.tasks` of a recipe."""
-    draw = np.random.default_rng(7)
+    draw = np.random.default_rng(seed)
     x, y = np.arange(16) / 16, np.arange(8) / 8
     times = np.arange(FRAMES)
     with StoreWriter(folder / "wave1d.zarr", WAVE, [x], FRAMES) as writer:

@@ -184,20 +184,26 @@ def tripled_statistics(mine: Path, folder: Path) -> None:
     (mine / "statistics.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
-def largest_file(mine: Path) -> Path:
-    files = (path for path in (mine.parent / "data" / "wave1d.zarr").rglob("*") if path.is_file())
-    return max(files, key=lambda path: path.stat().st_size)
+def train_shard(store: Path) -> Path:
+    return max(
+        (path for path in (store / "train").rglob("c/*") if path.is_file()), key=lambda path: path.stat().st_size
+    )
 
 
 def other_bytes_of_the_same_size(mine: Path, folder: Path) -> None:
-    path = largest_file(mine)
+    """A shard of other trajectories: readable, of the same size and, to be sure, of the same time."""
+    other = mine.parent / "other_data"
+    other.mkdir()
+    write_mixture(other, seed=8)
+    path, planted = (train_shard(place / "wave1d.zarr") for place in (mine.parent / "data", other))
     status = path.stat()
-    path.write_bytes(bytes(255 - byte for byte in path.read_bytes()))
+    assert planted.stat().st_size == status.st_size
+    shutil.copyfile(planted, path)
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def one_flipped_byte(mine: Path, folder: Path) -> None:
-    path = largest_file(mine)
+    path = train_shard(mine.parent / "data" / "wave1d.zarr")
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
