@@ -29,25 +29,32 @@ def content_sample(paths: Sequence[str | Path]) -> str:
     files = _files(paths)
     total = sum(size for _, _, size in files)
     digest = hashlib.sha256(json.dumps([[name, size] for name, _, size in files]).encode())
-    # Evenly over all bytes, first and last block included: every file larger than total / NUM_BLOCKS is looked into.
-    wanted = [i * max(total - BLOCK_BYTES, 0) // (NUM_BLOCKS - 1) for i in range(NUM_BLOCKS)]
+    # Blocks evenly over all bytes as if they were one file, the last one included; less than that is read whole.
+    step = max(BLOCK_BYTES, total // NUM_BLOCKS)
+    blocks = [*range(0, total, step), max(total - BLOCK_BYTES, 0)]
     begin, at = 0, 0
     for _, path, size in files:
-        chosen = []
-        while at < len(wanted) and wanted[at] < begin + size:
-            chosen.append(wanted[at] - begin)
+        end = begin + size
+        pieces = []
+        while at < len(blocks) and blocks[at] < end:
+            pieces.append((max(blocks[at], begin) - begin, min(blocks[at] + BLOCK_BYTES, end) - begin))
+            if blocks[at] + BLOCK_BYTES > end:
+                break  # it goes on in the next file
             at += 1
-        begin += size
-        if not chosen:
-            continue
-        try:
-            with path.open("rb") as file:
-                for offset in chosen:
-                    file.seek(offset)
-                    digest.update(file.read(BLOCK_BYTES))
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from error
+        begin = end
+        if pieces:
+            _add(digest, path, pieces)
     return digest.hexdigest()
+
+
+def _add(digest: hashlib._Hash, path: Path, pieces: list[tuple[int, int]]) -> None:
+    try:
+        with path.open("rb") as file:
+            for start, stop in pieces:
+                file.seek(start)
+                digest.update(file.read(stop - start))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def newest_change_ns(paths: Sequence[str | Path]) -> int:
