@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
+import ups
 from tests.distributed.mixture import mixture_recipe, write_mixture
 from ups.record.checkpoint_store import list_checkpoints
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
@@ -185,9 +186,7 @@ def tripled_statistics(mine: Path, folder: Path) -> None:
 
 
 def train_shard(store: Path) -> Path:
-    return max(
-        (path for path in (store / "train").rglob("c/*") if path.is_file()), key=lambda path: path.stat().st_size
-    )
+    return next(path for path in sorted((store / "train" / "state" / "c").rglob("*")) if path.is_file())
 
 
 def other_bytes_of_the_same_size(mine: Path, folder: Path) -> None:
@@ -267,8 +266,27 @@ def test_a_run_of_a_version_without_identities_continues_with_a_warning(mine: Pa
     assert "carries no identity: it was written before runs had one" in log
 
 
+def test_a_run_continues_under_a_version_with_new_and_renamed_settings(mine: Path) -> None:
+    """Of the version that is installed, with a new setting and a setting under a new name."""
+    source = mine.parent / "newer"
+    shutil.copytree(Path(ups.__file__).parent, source / "ups", ignore=shutil.ignore_patterns("__pycache__"))
+    stage = source / "ups" / "config" / "stage.py"
+    text = stage.read_text()
+    old = '    clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns clipping off.", ge=0)\n'
+    assert old in text
+    new = old.replace("clip_norm", "max_norm").replace("ge=0", 'ge=0, formerly="clip_norm"')
+    stage.write_text(text.replace(old, new + '    added: float = setting(0.5, "A new setting.")\n'))
+    for path in (source / "ups" / "training").rglob("*.py"):
+        path.write_text(path.read_text().replace(".clip_norm", ".max_norm"))
+    command = [sys.executable, "-m", "ups", "train", str(mine), "--ranks", "1"]
+    newer = environment() | {"PYTHONPATH": str(source)}
+    done = subprocess.run(command, env=newer, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "max_norm: 1.0" in (mine / "config.yaml").read_text()
+
+
 def test_a_recipe_edited_before_a_restart_ends_the_run(mine: Path, folder: Path) -> None:
-    with start(mine, "--set", "checkpoint.interval_steps=2") as process:
+    with start(mine, "--set", "checkpoint.interval_steps=2", "--set", "supervise.max_restarts=2") as process:
         try:
             wait_for_step(mine, newest(mine)[0] // 2 * 2 + 2, process)
             faster_recipe(mine, folder)

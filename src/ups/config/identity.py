@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from ups.config.schema import Recipe
-from ups.config.setting import Section, may_change
+from ups.config.setting import Section, former_name, may_change
 from ups.config.yaml_subset import Value
 
 
@@ -22,8 +22,13 @@ def learned(recipe: Recipe) -> dict[str, Value]:
 
 
 def recipe_identity(recipe: Recipe) -> str:
-    """SHA-256 of what a recipe learns. Another version of ups may give another one for the same file."""
-    text = json.dumps(learned(recipe), sort_keys=True, separators=(",", ":"))
+    """SHA-256 of what a recipe learns.
+
+    A version of ups with more settings, or with settings under new names, gives the same file the same identity: values
+    that are the default are left out, and a renamed setting counts under its former name. A changed default gives
+    another one; who compares identities must then compare the files.
+    """
+    text = json.dumps(_said(recipe, recipe.model_dump(mode="json")), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -49,4 +54,19 @@ def _learned(value: Any, plain: Any) -> Any:
         return {name: _learned(getattr(value, name), plain[name]) for name, field in fields if not may_change(field)}
     if isinstance(value, list):
         return [_learned(item, other) for item, other in zip(value, plain, strict=True)]
+    return plain
+
+
+def _said(value: Any, plain: Any) -> Any:
+    """What is learned, without what is the default, under the oldest names."""
+    if isinstance(value, Section):
+        found = {}
+        for name, field in type(value).model_fields.items():
+            part = getattr(value, name)
+            if may_change(field) or (name != "type" and part == field.get_default(call_default_factory=True)):
+                continue
+            found[former_name(field) or name] = _said(part, plain[name])
+        return found
+    if isinstance(value, list):
+        return [_said(item, other) for item, other in zip(value, plain, strict=True)]
     return plain

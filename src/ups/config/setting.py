@@ -16,6 +16,24 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _take_former_names(cls, value: Any) -> Any:
+        """A setting under the name that it had in an earlier version, as recipes of old runs have it."""
+        if not isinstance(value, dict):
+            return value
+        renamed = {former: name for name, field in cls.model_fields.items() if (former := former_name(field))}
+        if not renamed.keys() & value.keys():
+            return value
+        both = [
+            f"{former} is now called {name}: give only {name}"
+            for former, name in renamed.items()
+            if {former, name} <= value.keys()
+        ]
+        if both:
+            raise ValueError(both[0])
+        return {renamed.get(name, name): item for name, item in value.items()}
+
     @model_validator(mode="after")
     def _secrets_are_references(self) -> Self:
         for name, field in type(self).model_fields.items():
@@ -32,12 +50,15 @@ class Section(BaseModel):
         return self
 
 
-def setting(default: Any, help: str, *, unit: str = "1", may_change: bool = False, **limits: Any) -> Any:
+def setting(
+    default: Any, help: str, *, unit: str = "1", may_change: bool = False, formerly: str = "", **limits: Any
+) -> Any:
     """A field of a section. `help` is one line: effect first; `unit` is '1' where there is none.
 
     may_change: a run may continue with another value, because it says how the run is done and not what it learns.
+    formerly: the name that the field had in an earlier version; recipes of old runs still have it.
     """
-    return Field(default, description=help, json_schema_extra=_extra(unit, may_change), **limits)
+    return Field(default, description=help, json_schema_extra=_extra(unit, may_change, formerly), **limits)
 
 
 def section(kind: Any, help: str, *, may_change: bool = False) -> Any:
@@ -61,8 +82,14 @@ def may_change(field: Any) -> bool:
     return _declared(field, "may_change")
 
 
-def _extra(unit: str, may_change: bool) -> dict[str, Any]:
-    return {"unit": unit, "may_change": True} if may_change else {"unit": unit}
+def _extra(unit: str, may_change: bool, formerly: str = "") -> dict[str, Any]:
+    said = {"unit": unit, "may_change": may_change, "formerly": formerly}
+    return {name: value for name, value in said.items() if value}
+
+
+def _former_name(field: Any) -> str:
+    extra = field.json_schema_extra
+    return str(extra.get("formerly", "")) if isinstance(extra, dict) else ""
 
 
 def _declared(field: Any, name: str) -> bool:
