@@ -18,7 +18,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _take_former_names(cls, value: Any) -> Any:
+    def _takeformer_names(cls, value: Any) -> Any:
         """A setting under the name that it had in an earlier version, as recipes of old runs have it."""
         if not isinstance(value, dict):
             return value
@@ -87,7 +87,8 @@ def _extra(unit: str, may_change: bool, formerly: str = "") -> dict[str, Any]:
     return {name: value for name, value in said.items() if value}
 
 
-def _former_name(field: Any) -> str:
+def former_name(field: Any) -> str:
+    """The name that this pydantic field had in an earlier version, '' if it has always had its name."""
     extra = field.json_schema_extra
     return str(extra.get("formerly", "")) if isinstance(extra, dict) else ""
 
