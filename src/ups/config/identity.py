@@ -63,9 +63,12 @@ def _said(value: Any, plain: Any) -> Any:
         found = {}
         for name, field in type(value).model_fields.items():
             part = getattr(value, name)
-            if may_change(field) or (name != "type" and part == field.get_default(call_default_factory=True)):
+            if may_change(field):
                 continue
-            found[former_name(field) or name] = _said(part, plain[name])
+            said = _said(part, plain[name])
+            default = said == {} if isinstance(part, Section) else part == field.get_default(call_default_factory=True)
+            if name == "type" or not default:
+                found[former_name(field) or name] = said
         return found
     if isinstance(value, list):
         return [_said(item, other) for item, other in zip(value, plain, strict=True)]
