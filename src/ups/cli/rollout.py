@@ -70,10 +70,12 @@ def rollout(
         written += _draw(example, film, picture)
     errors = {} if example is None else _errors(example, start)
     if json:
-        facts = {"task": spec.name, "steps": count, "errors": errors, "written": written}
+        facts = {"task": spec.name, "steps": count, "errors": errors, "written": written, "notes": list(start.notes)}
         report(facts | {"attributes": dict(result.attrs)})
         return
     say(_summary(spec, start, count, errors))
+    for text in start.notes:
+        note(f"note: {text}")
     if result.attrs["warnings"] != "none":
         note(f"warning: {result.attrs['warnings']}")
     if result.attrs["blew_up"] != "no":
@@ -95,7 +97,7 @@ class _Input:
     """Arguments of `Simulator.rollout`, and where they come from.
 
     given (T, C, *S) and truth (T, C, *S): the frames up to the start and those that follow, where the input has them;
-    time: of the last given frame.
+    time: of the last given frame. notes: what was assumed about the input.
     """
 
     arguments: dict[str, Any]
@@ -104,6 +106,7 @@ class _Input:
     given: Any = None
     truth: Any = None
     time: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @property
     def num_true_steps(self) -> int:
@@ -118,7 +121,7 @@ def _read_input(
     simulator: Simulator, spec: TaskSpec, source: str, split: str, trajectory: int, start_frame: int | None
 ) -> _Input:
     if Path(source).suffix in (".nc", ".nc4", ".cdf"):
-        return _read_netcdf(source)
+        return _read_netcdf(spec, source)
     from ups.config.schema import TaskConfig
     from ups.data.open import open_task
     from ups.errors import DataError
@@ -145,16 +148,18 @@ def _read_input(
     return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time)
 
 
-def _read_netcdf(source: str) -> _Input:
-    import xarray
+def _read_netcdf(spec: TaskSpec, source: str) -> _Input:
+    from ups.data.readers.netcdf import read_netcdf
 
-    from ups.errors import DataError
-
-    try:
-        dataset = xarray.load_dataset(source, engine="h5netcdf")
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"'{source}' cannot be read as NetCDF: {str(error)[:200]}") from error
-    return _Input({"state": dataset}, Path(source).name)
+    found = read_netcdf(source)
+    notes = [f"not read from '{Path(source).name}': {text}" for text in found.left_out]
+    bare = [axis.name for axis in spec.axes if axis.name not in found.dataset.coords]
+    if bare:
+        notes.append(
+            f"'{Path(source).name}' has no coordinates for {', '.join(bare)}: nothing is known about the spacing "
+            "of its points, and the trained domain is assumed"
+        )
+    return _Input({"state": found.dataset}, Path(source).name, notes=tuple(notes))
 
 
 def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:

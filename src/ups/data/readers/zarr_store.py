@@ -17,6 +17,7 @@ from ups.data.readers.base import FULL, SPLITS, Array, GridReader, Source, Subsa
 from ups.data.readers.shards import drop_files, open_shard
 from ups.data.readers.zarr_metadata import MAX_JSON_BYTES, ArrayLayout, read_array, read_group
 from ups.errors import DataError, IntegrityError
+from ups.record.foreign import open_regular
 from ups.record.manifest import read_manifest
 from ups.spec.batch import Float64
 from ups.spec.task import Role, TaskSpec
@@ -138,7 +139,9 @@ def store_identity(path: Path) -> str:
     for file in (
         file for pattern in ("zarr.json", "*/zarr.json", "*/*/zarr.json") for file in sorted(path.glob(pattern))
     ):
-        with file.open("rb") as stream:
+        with open_regular(file, follow_link=True) as stream:
+            if stream is None:
+                raise DataError(f"{file} is not a regular file", hint="the store is damaged: pack it again")
             data = stream.read(MAX_JSON_BYTES)
         digest.update(json.dumps([str(file.relative_to(path)), len(data)]).encode() + data)
     return digest.hexdigest()
