@@ -41,6 +41,9 @@ def rollout(
     split: Annotated[str, typer.Option(help="Split of the input to take the trajectory from.")] = "test",
     trajectory: Annotated[int, typer.Option(help="Which trajectory of the split.", min=0)] = 0,
     start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
+    problem: Annotated[
+        str | None, typer.Option(help="Problem of PDEBench that INPUT holds, where it does not say so.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json: JsonOption = False,
 ) -> None:
@@ -59,7 +62,7 @@ def rollout(
         check_packages(film=film is not None)
     simulator = Simulator.load(_find_bundle(bundle), device=device)
     spec = simulator.task(task)
-    start = _read_input(simulator, spec, source, split, trajectory, start_frame)
+    start = _read_input(simulator, spec, source, split, trajectory, start_frame, problem)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
     with _bar(count, quiet=json) as tick:
         result = simulator.rollout(**start.arguments, steps=count, task=spec.name, every=every, out=out, progress=tick)
@@ -118,7 +121,13 @@ class _Input:
 
 
 def _read_input(
-    simulator: Simulator, spec: TaskSpec, source: str, split: str, trajectory: int, start_frame: int | None
+    simulator: Simulator,
+    spec: TaskSpec,
+    source: str,
+    split: str,
+    trajectory: int,
+    start_frame: int | None,
+    problem: str | None,
 ) -> _Input:
     if Path(source).suffix in (".nc", ".nc4", ".cdf"):
         return _read_netcdf(spec, source)
@@ -126,7 +135,7 @@ def _read_input(
     from ups.data.open import open_task
     from ups.errors import DataError
 
-    reader = open_task(TaskConfig(name=spec.name, path=source))
+    reader = open_task(TaskConfig(name=spec.name, path=source, problem=problem))
     if reader.splits.get(split, 0) <= trajectory:
         raise DataError(
             f"'{source}' has {reader.splits.get(split, 0)} trajectories in split '{split}', so there is no {trajectory}"
@@ -145,7 +154,8 @@ def _read_input(
         arguments = {"state": frames if context > 1 else frames[0], "static": static}
         truth, time = window.state[context:], (first + context - 1) * spec.dt
     arguments["parameters"] = dict(zip(parameters, window.parameters.tolist(), strict=True))
-    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time)
+    notes = tuple(f"assumed about '{Path(source).name}': {text}" for text in reader.assumptions)
+    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, notes)
 
 
 def _read_netcdf(spec: TaskSpec, source: str) -> _Input:

@@ -32,6 +32,10 @@ class TaskConfig(Section):
 
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
     path: str | list[str] = setting(REQUIRED, "Store (.zarr), PDEBench file, or a list of files of the same task.")
+    problem: str | None = setting(
+        None,
+        "Problem of PDEBench that the files hold, such as burgers1d, where they do not say so; taken on your word.",
+    )
     weight: float = setting(1.0, "Share of this task's blocks when data.mixture is 'weights'.", gt=0, le=1e6)
     time_stride: int = setting(1, "Use every n-th stored frame.", unit="frames", ge=1, le=10_000)
     space_stride: int = setting(1, "Use every n-th grid point along each axis.", unit="points", ge=1, le=1024)
