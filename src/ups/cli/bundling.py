@@ -42,6 +42,7 @@ def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str
         coordinates={reader.task.name: reader.coordinates for reader in trained.readers},
         scores=to_json({result["task"]: _summary(result) for result in results}),
         provenance=trained.identity,
+        assumptions={reader.task.name: reader.assumptions for reader in trained.readers if reader.assumptions},
     )
     card = write_card(trained.name, info)
     return write_bundle(directory, stepper, info, config_text=trained.config_text, card=card)

@@ -22,6 +22,12 @@ PathsArgument = Annotated[
         metavar="PATH...", help="A store (.zarr), or one or more PDEBench files of one task.", show_default=False
     ),
 ]
+ProblemOption = Annotated[
+    str | None,
+    typer.Option(
+        "--problem", metavar="NAME", help="Problem of PDEBench that the files hold, where they do not say so."
+    ),
+]
 
 
 @app.command()
@@ -31,13 +37,14 @@ def inspect(
         Path | None, typer.Option("--picture", metavar="FILE", help="Also draw it (png, pdf or svg).")
     ] = None,
     split: Annotated[str, typer.Option("--split", help="Which split the picture shows.")] = "train",
+    problem: ProblemOption = None,
     json: JsonOption = False,
 ) -> None:
     """Print a card: shapes, units, ranges, size, time step, boundaries, parameters, splits, identity."""
     from ups.data.inspect import card_lines, make_card
     from ups.data.open import open_paths
 
-    reader = open_paths(paths)
+    reader = open_paths(paths, problem=problem)
     card = make_card(reader, paths)
     if picture is not None:
         from ups.data.picture import draw
@@ -65,6 +72,7 @@ def validate(
         float, typer.Option(help="Largest drift of a conserved integral, relative to the field's size.")
     ] = 1e-3,
     quick: Annotated[bool, typer.Option("--quick", help="Do not hash every byte of a store.")] = False,
+    problem: ProblemOption = None,
     json: JsonOption = False,
 ) -> None:
     """Read everything once and name what is wrong, with file, trajectory and frame; exit code 4 if there is something.
@@ -79,7 +87,12 @@ def validate(
             raise ConfigError(f"'{kind}' is not a kind of finding", hint=f"kinds are {', '.join(KINDS)}")
     with _Progress("validating") as progress:
         found = validate_paths(
-            paths, allow=allow or (), drift_tolerance=drift_tolerance, deep=not quick, progress=progress.show
+            paths,
+            allow=allow or (),
+            drift_tolerance=drift_tolerance,
+            deep=not quick,
+            progress=progress.show,
+            problem=problem,
         )
     if json:
         report(found.to_json())
@@ -90,6 +103,8 @@ def validate(
         hidden = found.num_findings - len(found.findings)
         if hidden:
             say(f"... and {hidden} more")
+        for text in found.assumptions:
+            say(f"assumed: {text}")
         counts = ", ".join(f"{n} {kind}" for kind, n in sorted(found.counts.items())) or "nothing wrong"
         say(f"{found.num_trajectories} trajectories read: {counts}")
     if found.num_findings:
@@ -107,6 +122,7 @@ def pack(
     test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part for the test.")] = 0.1,
     compress: Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
+    problem: ProblemOption = None,
     json: JsonOption = False,
 ) -> None:
     """Convert PDEBench files to a store; also thins or compresses a store."""
@@ -123,6 +139,7 @@ def pack(
         Subsampling(time_stride, space_stride, antialias),
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
+        problem=problem,
     )
     started = time.monotonic()
     with _Progress("packing") as progress:
@@ -138,6 +155,7 @@ def pack(
         "path": str(output),
         "task": reader.task.name,
         "splits": dict(reader.splits),
+        "assumptions": list(reader.assumptions),
         "bytes": manifest.total_bytes,
         "identity": StoreReader(output).identity(),
         "seconds": round(time.monotonic() - started, 3),
@@ -145,7 +163,8 @@ def pack(
     if json:
         report(facts)
     else:
-        say(table([(key, str(value)) for key, value in facts.items()]))
+        rows = [(key, str(value)) for key, value in facts.items() if key != "assumptions"]
+        say(table(rows + [("assumed", text) for text in reader.assumptions]))
 
 
 class _Progress:

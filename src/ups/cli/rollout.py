@@ -41,6 +41,9 @@ def rollout(
     split: Annotated[str, typer.Option(help="Split of the input to take the trajectory from.")] = "test",
     trajectory: Annotated[int, typer.Option(help="Which trajectory of the split.", min=0)] = 0,
     start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
+    problem: Annotated[
+        str | None, typer.Option(help="Problem of PDEBench that INPUT holds, where it does not say so.")
+    ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json: JsonOption = False,
 ) -> None:
@@ -59,7 +62,7 @@ def rollout(
         check_packages(film=film is not None)
     simulator = Simulator.load(_find_bundle(bundle), device=device)
     spec = simulator.task(task)
-    start = _read_input(simulator, spec, source, split, trajectory, start_frame)
+    start = _read_input(simulator, spec, source, split, trajectory, start_frame, problem)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
     with _bar(count, quiet=json) as tick:
         result = simulator.rollout(**start.arguments, steps=count, task=spec.name, every=every, out=out, progress=tick)
@@ -70,10 +73,12 @@ def rollout(
         written += _draw(example, film, picture)
     errors = {} if example is None else _errors(example, start)
     if json:
-        facts = {"task": spec.name, "steps": count, "errors": errors, "written": written}
+        facts = {"task": spec.name, "steps": count, "errors": errors, "written": written, "notes": list(start.notes)}
         report(facts | {"attributes": dict(result.attrs)})
         return
     say(_summary(spec, start, count, errors))
+    for text in start.notes:
+        note(f"note: {text}")
     if result.attrs["warnings"] != "none":
         note(f"warning: {result.attrs['warnings']}")
     if result.attrs["blew_up"] != "no":
@@ -95,7 +100,7 @@ class _Input:
     """Arguments of `Simulator.rollout`, and where they come from.
 
     given (T, C, *S) and truth (T, C, *S): the frames up to the start and those that follow, where the input has them;
-    time: of the last given frame.
+    time: of the last given frame. notes: what was assumed about the input.
     """
 
     arguments: dict[str, Any]
@@ -104,6 +109,7 @@ class _Input:
     given: Any = None
     truth: Any = None
     time: float = 0.0
+    notes: tuple[str, ...] = ()
 
     @property
     def num_true_steps(self) -> int:
@@ -115,15 +121,21 @@ class _Input:
 
 
 def _read_input(
-    simulator: Simulator, spec: TaskSpec, source: str, split: str, trajectory: int, start_frame: int | None
+    simulator: Simulator,
+    spec: TaskSpec,
+    source: str,
+    split: str,
+    trajectory: int,
+    start_frame: int | None,
+    problem: str | None,
 ) -> _Input:
     if Path(source).suffix in (".nc", ".nc4", ".cdf"):
-        return _read_netcdf(source)
+        return _read_netcdf(spec, source)
     from ups.config.schema import TaskConfig
     from ups.data.open import open_task
     from ups.errors import DataError
 
-    reader = open_task(TaskConfig(name=spec.name, path=source))
+    reader = open_task(TaskConfig(name=spec.name, path=source, problem=problem))
     if reader.splits.get(split, 0) <= trajectory:
         raise DataError(
             f"'{source}' has {reader.splits.get(split, 0)} trajectories in split '{split}', so there is no {trajectory}"
@@ -142,19 +154,22 @@ def _read_input(
         arguments = {"state": frames if context > 1 else frames[0], "static": static}
         truth, time = window.state[context:], (first + context - 1) * spec.dt
     arguments["parameters"] = dict(zip(parameters, window.parameters.tolist(), strict=True))
-    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time)
+    notes = tuple(f"assumed about '{Path(source).name}': {text}" for text in reader.assumptions)
+    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, notes)
 
 
-def _read_netcdf(source: str) -> _Input:
-    import xarray
+def _read_netcdf(spec: TaskSpec, source: str) -> _Input:
+    from ups.data.readers.netcdf import read_netcdf
 
-    from ups.errors import DataError
-
-    try:
-        dataset = xarray.load_dataset(source, engine="h5netcdf")
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"'{source}' cannot be read as NetCDF: {str(error)[:200]}") from error
-    return _Input({"state": dataset}, Path(source).name)
+    found = read_netcdf(source)
+    notes = [f"not read from '{Path(source).name}': {text}" for text in found.left_out]
+    bare = [axis.name for axis in spec.axes if axis.name not in found.dataset.coords]
+    if bare:
+        notes.append(
+            f"'{Path(source).name}' has no coordinates for {', '.join(bare)}: nothing is known about the spacing "
+            "of its points, and the trained domain is assumed"
+        )
+    return _Input({"state": found.dataset}, Path(source).name, notes=tuple(notes))
 
 
 def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:

@@ -33,8 +33,12 @@ class TaskConfig(Section):
     """One data source: a store, a PDEBench file, or several files of one task."""
 
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
-    path: str | list[str] = setting(
+path: str | list[str] = setting(
         REQUIRED, "Store (.zarr), PDEBench file, or a list of files of the same task.", may_change=True
+    )
+    problem: str | None = setting(
+        None,
+        "Problem of PDEBench that the files hold, such as burgers1d, where they do not say so; taken on your word.",
     )
     weight: float = setting(1.0, "Share of this task's blocks when data.mixture is 'weights'.", gt=0, le=1e6)
     time_stride: int = setting(1, "Use every n-th stored frame.", unit="frames", ge=1, le=10_000)

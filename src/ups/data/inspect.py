@@ -52,6 +52,7 @@ def make_card(reader: GridReader, paths: list[str], *, num_sampled: int = NUM_SA
         "ranges_from": seen,
         "conserved": list(task.conserved),
         "symmetries": list(task.symmetries),
+        "assumptions": list(reader.assumptions),
     }
     if isinstance(reader, StoreReader):
         card["storage"] = _storage(reader)
@@ -63,7 +64,7 @@ def make_card(reader: GridReader, paths: list[str], *, num_sampled: int = NUM_SA
 
 def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
     """The card as rows of (label, text) for a person."""
-    rows = [("task", card["task"] + (f": {card['equation']}" if card["equation"] else ""))]
+    rows = [("task", card["task"] + (f": {card['equation']}" if card["equation"] else ", equation not known"))]
     rows.append(("path", ", ".join(card["paths"][:3]) + (" ..." if len(card["paths"]) > 3 else "")))
     rows.append(("format", card["format"] + (f", {card['storage']}" if "storage" in card else "")))
     rows.append(("size", _human(card["bytes"])))
@@ -89,6 +90,7 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
     seen, total = card["ranges_from"], sum(card["splits"].values())
     rows.append(("ranges", "of all trajectories" if seen == total else f"of {seen} of {total} trajectories"))
     rows.append(("symmetries", ", ".join(card["symmetries"]) or "none declared"))
+    rows += [("assumed", text) for text in card["assumptions"]]
     rows.append(("identity", card["identity"]))
     return rows
 

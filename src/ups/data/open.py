@@ -19,6 +19,7 @@ def open_task(config: TaskConfig) -> Reader:
         Subsampling(config.time_stride, config.space_stride, config.antialias),
         valid_fraction=config.valid_fraction,
         test_fraction=config.test_fraction,
+        problem=config.problem,
     )
     reader.rename(config.name)
     return reader
@@ -30,8 +31,12 @@ def open_paths(
     *,
     valid_fraction: float = 0.1,
     test_fraction: float = 0.1,
+    problem: str | None = None,
 ) -> GridReader:
-    """The reader of a store, or of one or several PDEBench files; the fractions are for files without splits."""
+    """The reader of a store, or of one or several PDEBench files; the fractions are for files without splits.
+
+    problem: which problem of PDEBench the files hold, where they do not say so.
+    """
     paths = [path] if isinstance(path, str | Path) else list(path)
     if not paths:
         raise DataError("no file is named")
@@ -39,7 +44,10 @@ def open_paths(
         if not Path(one).exists():
             raise DataError(f"{one} does not exist", hint="make it with `ups data generate`, or correct the path")
     if not any(Path(one).is_dir() for one in paths):
-        return PdebenchReader(paths, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction)
+        fractions = {"valid_fraction": valid_fraction, "test_fraction": test_fraction}
+        return PdebenchReader(paths, subsampling, **fractions, problem=problem)
     if len(paths) > 1:
         raise DataError(f"{len(paths)} paths are named; a store is one path", hint="make them several tasks")
+    if problem is not None:
+        raise DataError(f"{paths[0]} is a store, which says itself what it holds", hint="leave `problem` out")
     return StoreReader(paths[0], subsampling)

@@ -27,6 +27,8 @@ def pack(
     """Write all trajectories of a reader as a store, a few frames at a time. progress(done, total) in trajectories."""
     done, total = 0, sum(reader.splits.values())
     facts = {"packed_from": reader.identity(), **(generator or {})}
+    if reader.assumptions:
+        facts["assumptions"] = list(reader.assumptions)
     writer = StoreWriter(
         path,
         reader.task,

@@ -59,12 +59,18 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What `validate` found. `num_findings` counts those beyond the first thousand, too."""
+    """What `validate` found. `num_findings` counts those beyond the first thousand, too.
+
+    task, equation ('' if it is not known) and assumptions: what the data were taken for.
+    """
 
     num_trajectories: int = 0
     num_findings: int = 0
     findings: list[Finding] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
+    task: str = ""
+    equation: str = ""
+    assumptions: list[str] = field(default_factory=list)
 
     def add(self, finding: Finding) -> None:
         self.num_findings += 1
@@ -83,16 +89,19 @@ def validate_paths(
     drift_tolerance: float = 1e-3,
     deep: bool = True,
     progress: Progress | None = None,
+    problem: str | None = None,
 ) -> Report:
-    """All findings about a store or PDEBench files, opening errors included."""
+    """All findings about a store or PDEBench files, opening errors included. problem: see `open_paths`."""
     paths = [str(p) for p in path] if isinstance(path, list) else [str(path)]
     report = Report()
     allowed = set(allow)
     try:
-        reader = open_paths(paths)
+        reader = open_paths(paths, problem=problem)
     except DataError as error:
         report.add(Finding("unreadable", error.message, paths[0]))
         return report
+    report.task, report.equation = reader.task.name, reader.task.equation
+    report.assumptions = list(reader.assumptions)
     if is_store(paths[0]) and "damaged" not in allowed:
         for problem in check_store(paths[0], deep=deep):
             report.add(Finding("damaged", problem, paths[0]))

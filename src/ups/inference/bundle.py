@@ -43,7 +43,8 @@ class BundleInfo:
     """Everything in a bundle but the weights.
 
     coordinates: task -> one (n,) array per axis of the grid it was trained on; scores: task -> predictor -> metric ->
-    value, with the protocol they were measured by; provenance: label -> value (recipe hash, steps, data identities).
+    value, with the protocol they were measured by; provenance: label -> value (recipe hash, steps, data identities);
+    assumptions: task -> what was assumed about its data, a sentence each.
     """
 
     model: ModelConfig
@@ -53,6 +54,7 @@ class BundleInfo:
     coordinates: Mapping[str, tuple[Float64, ...]]
     scores: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
+    assumptions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def space(self, task: str) -> tuple[int, ...]:
         """Grid points per axis of the training grid."""
@@ -70,6 +72,7 @@ class BundleInfo:
             "coordinates": {name: [c.tolist() for c in axes] for name, axes in self.coordinates.items()},
             "scores": dict(self.scores),
             "provenance": dict(self.provenance),
+            "assumptions": {name: list(texts) for name, texts in self.assumptions.items()},
         }
 
 
@@ -168,6 +171,7 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         coordinates={t.name: _coordinates(t, data["coordinates"][t.name]) for t in specs},
         scores=dict(data.get("scores", {})),
         provenance={str(k): str(v) for k, v in dict(data.get("provenance", {})).items()},
+        assumptions={str(k): tuple(map(str, v)) for k, v in dict(data.get("assumptions", {})).items()},
     )
 
 

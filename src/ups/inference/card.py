@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from typing import Any
 
 from ups.inference.bundle import BundleInfo
+from ups.record.foreign import printable
 
 LIMITS = (
     "- Parameters outside the trained ranges, other grids, boundaries or time steps were never tested. A result "
@@ -45,8 +47,9 @@ def write_card(name: str, info: BundleInfo) -> str:
         boundaries = ", ".join(f"{a.name} {a.boundary}" for a in task.axes)
         grid = " x ".join(str(n) for n in info.space(task.name))
         dt = "steady" if task.steady else f"{task.dt:g}"
-        equation = task.equation.replace("|", "\\|")
+        equation = task.equation.replace("|", "\\|") or "not known"
         lines.append(f"| {task.name} | {equation} | {fields} | {grid} | {dt} | {ranges} | {boundaries} |")
+    lines += _assumptions(info.assumptions)
     lines += ["", "## Scores", "", *_scores(info.scores), "", "## Where not to trust it", "", *LIMITS]
     lines += ["", "## Provenance", "", *(f"- {label}: `{value}`" for label, value in info.provenance.items()), ""]
     return "\n".join(lines)
@@ -58,6 +61,13 @@ def _example(info: BundleInfo) -> str:
     given = "static=fields" if task.steady else "state, steps=20"
     parameters = f", parameters={{{values}}}" if values else ""
     return f'result = simulator.rollout({given}{parameters}, task="{task.name}")  # xarray.Dataset'
+
+
+def _assumptions(assumptions: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """A section about what was assumed about the data; empty where nothing was."""
+    rows = [f"- {task}: {html.escape(printable(text))}" for task, texts in assumptions.items() for text in texts]
+    head = ["", "## Assumed about the data", "", "The data do not contain the following, or it was not used.", ""]
+    return [*head, *rows] if rows else []
 
 
 def _scores(scores: Mapping[str, Any]) -> list[str]:

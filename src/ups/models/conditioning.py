@@ -65,10 +65,12 @@ class Conditioning(nn.Module):
         features = scalars[:, :, None] * self.scalar_slope[index] + self.scalar_offset[index]  # (B, K, D)
         embedded = nn.functional.silu(features).sum(1) * len(rows) ** -0.5  # (B, D)
         kinds = [axis.boundary for axis in task.axes] + ["absent"] * (MAX_AXES - len(task.axes))
-        kind_index = torch.tensor([BOUNDARIES.index(k) for k in kinds], device=device)
+        # An unknown boundary takes some row times 0: it tells nothing, and the table stays in the graph.
+        kind_index = torch.tensor([BOUNDARIES.index(k) if k in BOUNDARIES else 0 for k in kinds], device=device)
+        known = torch.tensor([[k in BOUNDARIES] for k in kinds], device=device)  # (axes, 1)
         axis_index = torch.arange(MAX_AXES, device=device)
         task_index = torch.tensor([self.vocabulary.task_id(task.name)], device=device)
-        fixed = self.task[task_index] + self.boundary[axis_index, kind_index].sum(0)  # (1, D)
+        fixed = self.task[task_index] + (self.boundary[axis_index, kind_index] * known).sum(0)  # (1, D)
         mixed: Tensor = self.mix(embedded + fixed)
         return mixed
 

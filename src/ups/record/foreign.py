@@ -18,9 +18,13 @@ MAX_JSON_BYTES = 64 * 2**20
 
 
 @contextlib.contextmanager
-def open_regular(path: Path) -> Iterator[BinaryIO | None]:
-    """A regular file for reading, never through a link; None for a pipe, a device or a directory. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+def open_regular(path: Path, *, follow_link: bool = False) -> Iterator[BinaryIO | None]:
+    """A regular file for reading; None for a pipe, a device or a directory, without waiting. Raises OSError.
+
+    follow_link: for a file that a person named; inside a directory of unknown origin a link is refused.
+    """
+    links = 0 if follow_link else os.O_NOFOLLOW
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | links)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         yield None

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from ups.errors import DataError
 
 Role = Literal["state", "static", "target"]
-Boundary = Literal["periodic", "wall", "open", "dirichlet", "neumann"]
+Boundary = Literal["periodic", "wall", "open", "dirichlet", "neumann", "unknown"]
 Symmetry = Literal["translation", "reflection", "rotation90", "galilean"]
 Scale = Literal["linear", "log"]
 
@@ -65,7 +65,10 @@ class FieldSpec:
 
 @dataclass(frozen=True, slots=True)
 class AxisSpec:
-    """One spatial axis: its name, what happens at its two ends, and its length in `unit`."""
+    """One spatial axis: its name, what happens at its two ends, and its length in `unit`.
+
+    boundary `unknown`: the data do not tell, so the axis is not treated as periodic and a model is told nothing.
+    """
 
     name: str
     boundary: Boundary = "periodic"

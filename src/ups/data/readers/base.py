@@ -54,6 +54,7 @@ class Source:
     """A task as stored, before subsampling.
 
     coordinates: one (n,) per axis. num_frames: 0 for a steady task. start_time: of the first frame, in the task's unit.
+    assumptions: what the task says that the data do not, a sentence each.
     """
 
     task: TaskSpec
@@ -61,6 +62,7 @@ class Source:
     num_frames: int
     splits: Mapping[str, int]
     start_time: float = 0.0
+    assumptions: tuple[str, ...] = ()
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -110,6 +112,11 @@ class Reader(Protocol):
     @property
     def coordinates(self) -> tuple[Float64, ...]:
         """One (n,) array per axis, after space_stride."""
+        ...
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the task says that the data do not contain, and what of the data is not used; a sentence each."""
         ...
 
     def read(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> Window:
@@ -180,6 +187,10 @@ class GridReader(ABC):
     @property
     def coordinates(self) -> tuple[Float64, ...]:
         return self._coordinates
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return self.source.assumptions
 
     @property
     def times(self) -> Float64:

@@ -2,13 +2,15 @@
 
 Refuses whatever a data file never needs and a hostile one may use: links that leave the group (soft, external), data
 stored elsewhere (external storage, virtual datasets), types other than plain floats, shapes that the file cannot
-hold, chunks or attributes beyond a size, unknown filters. Reads no field values.
+hold, chunks or attributes beyond a size, unknown filters. Reads no field values. The checks of links, datasets and
+attributes also serve `netcdf_survey`.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +25,7 @@ MAX_DIMS = 6
 MAX_CHUNKS = 1 << 23
 MAX_CHUNK_BYTES = 256 << 20
 MAX_COMPACT_BYTES = 1 << 16
+ELSEWHERE_HINT = "a data file must hold its data itself: copy the data into it if you trust where it points"
 _FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 _PIPELINES = {
     (),
@@ -46,6 +49,13 @@ class ArraySurvey:
     chunks: tuple[int, ...] | None
     filters: tuple[str, ...]
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ArraySurvey:
+        """The inverse of `asdict` after a round through JSON."""
+        chunks = None if data["chunks"] is None else tuple(data["chunks"])
+        shape, filters = tuple(data["shape"]), tuple(data["filters"])
+        return cls(data["name"], shape, data["dtype"], data["offset"], chunks, filters)
+
 
 @dataclass(frozen=True, slots=True)
 class FileSurvey:
@@ -53,7 +63,9 @@ class FileSurvey:
 
     datasets: those in the root. groups: names of the trajectory groups, sorted, for files with one group each;
     `members` are the datasets of such a group with '{}' for its name, `offsets` where each one's contiguous bytes are,
-    group by group. attributes: those of the root and, for files of groups, those of the first group.
+    group by group. attributes: numbers and texts of the root and, for files of groups, those of the first group;
+    unread: names of those that are neither; varying: names of those, and keys of the text `config`, that are not the
+    same in every group.
     """
 
     size: int
@@ -62,6 +74,8 @@ class FileSurvey:
     members: dict[str, ArraySurvey] = field(default_factory=dict)
     offsets: dict[str, tuple[int, ...]] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    varying: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -70,17 +84,15 @@ class FileSurvey:
     def from_json(cls, data: dict[str, Any]) -> FileSurvey:
         """The inverse of `to_json`."""
 
-        def array(d: dict[str, Any]) -> ArraySurvey:
-            chunks = None if d["chunks"] is None else tuple(d["chunks"])
-            return ArraySurvey(d["name"], tuple(d["shape"]), d["dtype"], d["offset"], chunks, tuple(d["filters"]))
-
         return cls(
             size=data["size"],
-            datasets={k: array(v) for k, v in data["datasets"].items()},
+            datasets={k: ArraySurvey.from_json(v) for k, v in data["datasets"].items()},
             groups=tuple(data["groups"]),
-            members={k: array(v) for k, v in data["members"].items()},
+            members={k: ArraySurvey.from_json(v) for k, v in data["members"].items()},
             offsets={k: tuple(v) for k, v in data["offsets"].items()},
             attributes=data["attributes"],
+            unread=tuple(data["unread"]),
+            varying=tuple(data["varying"]),
         )
 
 
@@ -90,26 +102,37 @@ def survey_file(path: str) -> FileSurvey:
 
     size = os.path.getsize(path)
     with h5py.File(path, "r", locking=False) as file:
-        names = _entries(file, MAX_ROOT_ENTRIES)
+        if "_NCProperties" in file.attrs:
+            raise DataError("a NetCDF file, not a PDEBench file", hint="`ups rollout` starts from NetCDF files")
+        names = entries_of(file, MAX_ROOT_ENTRIES)
         groups: list[str] = []
         datasets: dict[str, ArraySurvey] = {}
         for name in names:
-            _check_link(file, name)
+            check_link(file, name)
             kind = file.get(name, getclass=True)
             if kind is h5py.Group:
                 groups.append(name)
             else:
-                _check_kind(kind, name)
+                check_kind(kind, name)
                 if len(datasets) == MAX_GROUP_ENTRIES:
                     raise DataError(f"more than {MAX_GROUP_ENTRIES} datasets in the root")
-                datasets[name] = _survey_dataset(file[name], name, size)
-        attributes = _attributes(file)
+                datasets[name] = survey_dataset(file[name], name, size)
+        attributes, unread = attributes_of(file)
         if not groups:
-            return FileSurvey(size, datasets, attributes=attributes)
+            return FileSurvey(size, datasets, attributes=attributes, unread=unread)
         groups.sort()
         members, offsets = _survey_groups(file, groups, size)
-        attributes = {**_attributes(file[groups[0]]), **attributes}
-        return FileSurvey(size, datasets, tuple(groups), members, offsets, attributes)
+        first, first_unread = attributes_of(file[groups[0]])
+        return FileSurvey(
+            size,
+            datasets,
+            tuple(groups),
+            members,
+            offsets,
+            attributes={**first, **attributes},
+            unread=tuple(dict.fromkeys((*unread, *first_unread))),
+            varying=_varying(file, groups, first),
+        )
 
 
 def _survey_groups(
@@ -134,12 +157,26 @@ def _survey_groups(
     return members, {k: tuple(v) for k, v in offsets.items()}
 
 
+def _varying(file: Any, groups: list[str], first: dict[str, Any]) -> tuple[str, ...]:
+    """Attributes, and keys of the text `config`, in which a later group differs from the first: at most 64 names."""
+    found: set[str] = set()
+    lines = set(str(first.get("config", "")).splitlines())
+    for name in groups[1:]:
+        here, _ = attributes_of(file[name])
+        found |= {k for k in first.keys() | here.keys() if k != "config" and first.get(k) != here.get(k)}
+        if here.get("config") != first.get("config"):
+            # By lines, not by parsing: a file may have ten thousand of these texts.
+            changed = lines ^ set(str(here.get("config", "")).splitlines())
+            found |= {m.group(1) for line in changed if (m := re.match(r"\s*([\w.-]{1,64})\s*:", line))}
+    return tuple(sorted(found)[:MAX_ATTRIBUTES])
+
+
 def _survey_tree(group: Any, prefix: str, size: int, depth: int = 0) -> dict[str, ArraySurvey]:
     import h5py
 
     found: dict[str, ArraySurvey] = {}
-    for name in _entries(group, MAX_GROUP_ENTRIES):
-        _check_link(group, name)
+    for name in entries_of(group, MAX_GROUP_ENTRIES):
+        check_link(group, name)
         kind = group.get(name, getclass=True)
         key = f"{prefix}/{name}"
         if kind is h5py.Group:
@@ -147,8 +184,8 @@ def _survey_tree(group: Any, prefix: str, size: int, depth: int = 0) -> dict[str
                 raise DataError(f"groups are nested too deeply at '{key}'")
             found.update(_survey_tree(group[name], key, size, depth + 1))
         else:
-            _check_kind(kind, key)
-            found[key] = _survey_dataset(group[name], key, size)
+            check_kind(kind, key)
+            found[key] = survey_dataset(group[name], key, size)
     return found
 
 
@@ -156,7 +193,7 @@ def _form(array: ArraySurvey) -> tuple[Any, ...]:
     return (array.shape, array.dtype, array.chunks, array.filters)
 
 
-def _entries(group: Any, limit: int) -> list[str]:
+def entries_of(group: Any, limit: int) -> list[str]:
     if group.id.get_num_objs() > limit:
         raise DataError(f"'{group.name}' has more than {limit} entries")
     names: list[str] = []
@@ -167,40 +204,43 @@ def _entries(group: Any, limit: int) -> list[str]:
     return names
 
 
-def _check_link(group: Any, name: str) -> None:
+def check_link(group: Any, name: str) -> None:
     import h5py
 
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-        raise DataError(f"'{name[:80]}' is a soft or external link, which is not followed")
+        raise DataError(f"'{name[:80]}' is a soft or external link, which is not followed", hint=ELSEWHERE_HINT)
 
 
-def _check_kind(kind: Any, name: str) -> None:
+def check_kind(kind: Any, name: str) -> None:
     import h5py
 
     if kind is not h5py.Dataset:
         raise DataError(f"'{name[:80]}' is neither a group nor a dataset")
 
 
-def _survey_dataset(dataset: Any, name: str, size: int) -> ArraySurvey:
+def survey_dataset(dataset: Any, name: str, size: int, *, integers: bool = False, scalars: bool = False) -> ArraySurvey:
+    """One dataset, checked. integers: these are read, too. scalars: so is a single number, of shape ()."""
     import h5py
 
     kind = dataset.id.get_type()
-    if not isinstance(kind, h5py.h5t.TypeFloatID) or kind.get_size() not in (4, 8):
+    whole = integers and isinstance(kind, h5py.h5t.TypeIntegerID)
+    if not whole and (not isinstance(kind, h5py.h5t.TypeFloatID) or kind.get_size() not in (4, 8)):
         raise DataError(f"dataset '{name}' does not hold float32 or float64 numbers")
     dtype = kind.dtype
-    if dtype.kind != "f" or dtype.itemsize != kind.get_size():
-        raise DataError(f"dataset '{name}' has an unusual float type")
-    if dataset.id.get_space().get_simple_extent_type() != h5py.h5s.SIMPLE:
+    if dtype.kind not in ("iu" if whole else "f") or dtype.itemsize != kind.get_size():
+        raise DataError(f"dataset '{name}' has an unusual number type")
+    extent = dataset.id.get_space().get_simple_extent_type()
+    if extent != h5py.h5s.SIMPLE and not (scalars and extent == h5py.h5s.SCALAR):
         raise DataError(f"dataset '{name}' is not an array")
     shape = tuple(int(n) for n in dataset.shape)
-    if not 1 <= len(shape) <= MAX_DIMS or min(shape) < 1 or max(shape) > 1 << 40:
+    if not (scalars and not shape) and (not 1 <= len(shape) <= MAX_DIMS or min(shape) < 1 or max(shape) > 1 << 40):
         raise DataError(f"dataset '{name}' has the absurd shape {shape}")
     num_bytes = math.prod(shape) * int(dtype.itemsize)
     if num_bytes > 1 << 52:
         raise DataError(f"dataset '{name}' claims {num_bytes} bytes")
     plist = dataset.id.get_create_plist()
     if plist.get_external_count():
-        raise DataError(f"dataset '{name}' keeps its data in other files")
+        raise DataError(f"dataset '{name}' keeps its data in other files", hint=ELSEWHERE_HINT)
     layout = plist.get_layout()
     if layout == h5py.h5d.CHUNKED:
         chunks, filters = _survey_chunks(dataset, plist, name, size, shape, int(dtype.itemsize))
@@ -251,26 +291,40 @@ def _survey_chunks(
     return chunks, filters
 
 
-def _attributes(owner: Any) -> dict[str, Any]:
-    """Numbers and short texts; anything else that is small is left out, anything large is refused."""
+def attributes_of(owner: Any, skip: frozenset[str] = frozenset()) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Numbers and short texts, and the names of what is neither; anything large is refused. skip: not looked at."""
     import h5py
 
     if h5py.h5a.get_num_attrs(owner.id) > MAX_ATTRIBUTES:
         raise DataError(f"'{owner.name}' has more than {MAX_ATTRIBUTES} attributes")
     found: dict[str, Any] = {}
+    unread: list[str] = []
     for name in list(owner.attrs):
+        if name in skip:
+            continue
         handle = owner.attrs.get_id(name)
         if handle.get_storage_size() > MAX_TEXT_BYTES or math.prod(handle.shape or ()) > MAX_ATTRIBUTE_VALUES:
             raise DataError(f"attribute '{name[:80]}' of '{owner.name}' is absurdly large")
-        kind = handle.get_type()
-        if isinstance(kind, h5py.h5t.TypeFloatID | h5py.h5t.TypeIntegerID):
-            values = [float(v) for v in owner.attrs[name].reshape(-1)] if handle.shape else [float(owner.attrs[name])]
-            if len(values) == 1 and math.isfinite(values[0]):
-                found[name] = values[0]
-        elif isinstance(kind, h5py.h5t.TypeStringID) and not handle.shape:
-            text = owner.attrs[name]
-            text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
-            if len(text) > MAX_TEXT_BYTES:
-                raise DataError(f"attribute '{name[:80]}' of '{owner.name}' is absurdly long")
-            found[name] = text
-    return found
+        value = _attribute_value(owner, name, handle)
+        if value is None:
+            unread.append(name)
+        else:
+            found[name] = value
+    return found, tuple(unread)
+
+
+def _attribute_value(owner: Any, name: str, handle: Any) -> float | str | None:
+    """One finite number or one text; None for anything else."""
+    import h5py
+
+    kind = handle.get_type()
+    if isinstance(kind, h5py.h5t.TypeFloatID | h5py.h5t.TypeIntegerID):
+        values = [float(v) for v in owner.attrs[name].reshape(-1)] if handle.shape else [float(owner.attrs[name])]
+        return values[0] if len(values) == 1 and math.isfinite(values[0]) else None
+    if not isinstance(kind, h5py.h5t.TypeStringID) or handle.shape:
+        return None
+    text = owner.attrs[name]
+    text = text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+    if len(text) > MAX_TEXT_BYTES:
+        raise DataError(f"attribute '{name[:80]}' of '{owner.name}' is absurdly long")
+    return text

@@ -41,7 +41,8 @@ class PdebenchReader(GridReader):
     """Windows from PDEBench files of one problem; parameters may differ from file to file.
 
     Trajectories are split file by file: the first go to train, then valid, the last to test, so that every split sees
-    every file; the counts follow the fractions over all files together.
+    every file; the counts follow the fractions over all files together. problem: which one the files hold, where they
+    do not say so themselves (`pdebench_problems.PROBLEMS`).
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class PdebenchReader(GridReader):
         *,
         valid_fraction: float = 0.1,
         test_fraction: float = 0.1,
+        problem: str | None = None,
     ) -> None:
         listed = [paths] if isinstance(paths, str | Path) else list(paths)
         if not listed:
@@ -62,7 +64,7 @@ class PdebenchReader(GridReader):
             if isinstance(survey, DataError):
                 raise survey
             key = file_key(path)
-            layouts.append((key, survey, understand(key, survey)))
+            layouts.append((key, survey, understand(key, survey, problem)))
         for key, _, _ in layouts:
             drop_hdf5(key[0])  # opened for the coordinates; nothing stays open before a fork
         _check_same_problem(layouts)
@@ -77,7 +79,9 @@ class PdebenchReader(GridReader):
         self._ends = {split: np.cumsum(self._counts[split]).tolist() for split in SPLITS}
         task = replace(first.task, parameters=tuple(_parameter(n, [x[2] for x in layouts]) for n in names))
         totals = {split: int(self._ends[split][-1]) for split in SPLITS}
-        super().__init__(Source(task, first.coordinates, first.num_frames, totals, first.start_time), subsampling)
+        assumptions = tuple(dict.fromkeys(text for _, _, layout in layouts for text in layout.assumptions))
+        source = Source(task, first.coordinates, first.num_frames, totals, first.start_time, assumptions)
+        super().__init__(source, subsampling)
 
     def where(self, split: str, trajectory: int) -> str:
         file, row = self._locate(split, trajectory)
@@ -144,6 +148,7 @@ def _check_same_problem(layouts: list[tuple[FileKey, FileSurvey, FileLayout]]) -
     first_key, _, first = layouts[0]
     for key, _, layout in layouts[1:]:
         same = layout.task.name == first.task.name and layout.num_frames == first.num_frames
+        same = same and layout.task.fields == first.task.fields
         same = same and [len(c) for c in layout.coordinates] == [len(c) for c in first.coordinates]
         same = same and all(
             np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(layout.coordinates, first.coordinates, strict=True)

@@ -1,15 +1,15 @@
-"""What each PDEBench file means: which dataset holds which field along which axes, and the physics that is not in it.
+"""Where things are in a PDEBench file: which dataset holds which field along which axes, coordinates, parameters.
 
-PDEBench files say nothing about boundaries, conserved fields or the equation; that knowledge is the table here. The
-layout is recognised by the datasets and attributes that are there, and by the file name only where two problems look
-alike. Axes letters: N trajectory, T time, C channel, X Y Z space.
+What the numbers mean (equation, boundary, conserved fields) is not in the files: `pdebench_problems` decides whether a
+file says which problem it holds. Whatever is assumed about a file is written down in words, for people to read.
+Axes letters: N trajectory, T time, C channel, X Y Z space.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,21 @@ import yaml
 from ups.data.readers.hdf5_arrays import read_region
 from ups.data.readers.hdf5_guard import FileKey
 from ups.data.readers.hdf5_survey import ArraySurvey, FileSurvey
+from ups.data.readers.pdebench_problems import (
+    BOOKKEEPING,
+    PROBLEMS,
+    Evidence,
+    Problem,
+    recognize,
+    show_names,
+    unknown_problem,
+)
 from ups.errors import DataError
 from ups.spec.batch import Float64
-from ups.spec.task import AxisSpec, Boundary, FieldSpec, Role, TaskSpec
+from ups.spec.task import AxisSpec, FieldSpec, Role, TaskSpec
 
 MAX_POINTS = 1 << 20
+MAX_CHANNELS = 32
 _SPACE = "XYZ"
 
 
@@ -39,7 +49,10 @@ class FieldSource:
 
 @dataclass(frozen=True, slots=True)
 class FileLayout:
-    """One file, understood: its task without parameters, where the fields are, and the values of its parameters."""
+    """One file, understood: its task without parameters, where the fields are, and the values of its parameters.
+
+    assumptions: what the task says that the file does not, and what of the file is not used; a sentence each.
+    """
 
     task: TaskSpec
     sources: tuple[FieldSource, ...]
@@ -49,78 +62,29 @@ class FileLayout:
     parameters: dict[str, float]
     log_parameters: tuple[str, ...] = ()
     start_time: float = 0.0
+    assumptions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Physics:
-    """What is known about a problem beyond its file."""
+class _Form:
+    """An arrangement of datasets. shape: (trajectories, frames, *space); times: None for a steady task.
+
+    names: the fields, called as the datasets are, for a file whose problem is unknown.
+    """
 
     name: str
-    fields: tuple[FieldSpec, ...]
-    boundary: Boundary
-    equation: str
-    parameters: tuple[str, ...]
-    log_parameters: tuple[str, ...] = ()
-    conserved: tuple[str, ...] = ()
-    translation: bool = False
-    steady: bool = False
+    sources: tuple[FieldSource, ...]
+    shape: tuple[int, ...]
+    times: Float64 | None
+    names: tuple[FieldSpec, ...]
+    assumptions: tuple[str, ...] = ()
 
 
-_U = (FieldSpec("u"),)
-_ADVECTION = _Physics(
-    "advection1d", _U, "periodic", "u_t + beta u_x = 0", ("beta",), conserved=("u",), translation=True
-)
-_BURGERS = _Physics(
-    "burgers1d",
-    _U,
-    "periodic",
-    "u_t + (u^2/2)_x = (Nu/pi) u_xx",
-    ("Nu",),
-    ("Nu",),
-    conserved=("u",),
-    translation=True,
-)
-_REACDIFF = _Physics(
-    "reacdiff1d", _U, "periodic", "u_t = Nu u_xx + rho u (1 - u)", ("Nu", "rho"), ("Nu", "rho"), translation=True
-)
-_DIFFSORP = _Physics(
-    "diffsorp1d",
-    _U,
-    "dirichlet",
-    "u_t = D / R(u) u_xx; u(0) = 1, u(1) = D u_x",
-    ("D", "por", "rho_s", "k_f", "n_f"),
-)
-_DIFFREACT = _Physics(
-    "diffreact2d",
-    (FieldSpec("u"), FieldSpec("v")),
-    "neumann",
-    "u_t = Du lap u + u - u^3 - k - v; v_t = Dv lap v + u - v",
-    ("Du", "Dv", "k"),
-)
-_RDB = _Physics("swe2d", (FieldSpec("height"),), "open", "shallow water, radial dam break, height only", ("gravity",))
-_DARCY = _Physics(
-    "darcy2d",
-    (FieldSpec("a", role="static"), FieldSpec("u", role="target")),
-    "dirichlet",
-    "-div(a grad u) = beta",
-    ("beta",),
-    ("beta",),
-    steady=True,
-)
-_INCOMPRESSIBLE = _Physics(
-    "ns_incompressible2d",
-    (FieldSpec("velocity", tensor_rank=1), FieldSpec("particles"), FieldSpec("force", role="static", tensor_rank=1)),
-    "wall",
-    "incompressible Navier-Stokes with a force and passive particles",
-    ("NU",),
-)
-
-
-def understand(key: FileKey, survey: FileSurvey) -> FileLayout:
-    """The layout of a surveyed file. Raises DataError if it is none of PDEBench's."""
+def understand(key: FileKey, survey: FileSurvey, problem: str | None = None) -> FileLayout:
+    """The layout of a surveyed file. problem: what its user says that it holds. Raises DataError for other files."""
     names = set(survey.datasets)
     if survey.groups:
-        build: Callable[[_File], FileLayout] = _grouped
+        build: Callable[[_File], _Form] = _grouped
     elif {"tensor", "nu"} <= names:
         build = _darcy
     elif "tensor" in names:
@@ -134,7 +98,8 @@ def understand(key: FileKey, survey: FileSurvey) -> FileLayout:
             f"{key[0]} is not a PDEBench file: its datasets are {', '.join(sorted(names))[:200] or 'none'}",
             hint="stores end in .zarr; PDEBench layouts are listed in docs/data.md",
         )
-    return build(_File(key, survey))
+    file = _File(key, survey)
+    return _layout(file, build(file), problem)
 
 
 @dataclass
@@ -145,10 +110,24 @@ class _File:
     survey: FileSurvey
     name: str = ""
     settings: dict[str, float] = field(default_factory=dict)
+    described: dict[str, float] = field(default_factory=dict)
+    output_path: str = ""
 
     def __post_init__(self) -> None:
         self.name = Path(self.key[0]).name
-        self.settings = _numbers_of(self.survey.attributes.get("config"))
+        config = _configuration(self.survey.attributes.get("config"))
+        self.settings = _numbers_of(config)
+        simulation = config.get("sim", config)
+        # Only the part about the simulation itself: other parts are about plots and publication.
+        self.described = _numbers_of(simulation) if isinstance(simulation, dict) else {}
+        path = config.get("output_path")
+        self.output_path = path if isinstance(path, str) else ""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Attributes that are one number and the same in every group."""
+        found = self.survey.attributes.items()
+        return {k: v for k, v in found if isinstance(v, float) and k not in self.survey.varying}
 
     def array(self, name: str, num_dims: int) -> ArraySurvey:
         found = self.survey.datasets.get(name) or self.survey.members.get(name)
@@ -166,14 +145,19 @@ class _File:
         full = tuple(slice(0, n, 1) for n in array.shape)
         return np.array(read_region(self.key, array, region or full), np.float64).reshape(-1)
 
-    def parameter(self, name: str) -> float | None:
-        """From the attributes, else the embedded configuration, else the file name."""
-        attributes = {k.lower(): v for k, v in self.survey.attributes.items() if isinstance(v, float)}
-        for source in (attributes, self.settings):
-            if name.lower() in source:
-                return source[name.lower()]
+    def parameter(self, name: str) -> tuple[float, str] | None:
+        """Value and source: the attributes, else the embedded configuration, else the file name."""
+        if name in self.numbers:
+            return self.numbers[name], "attribute"
+        varying = {key.lower() for key in self.survey.varying}
+        attributes = {k.lower(): v for k, v in self.numbers.items()}
+        for source, values in (("attribute", attributes), ("configuration", self.settings)):
+            if name.lower() in values and name.lower() not in varying and math.isfinite(values[name.lower()]):
+                return values[name.lower()], source
+        if name.lower() in varying:
+            return None
         found = re.search(rf"(?:^|[_-]|Sols_){re.escape(name)}(\d+(?:\.\d*)?(?:e[-+]?\d+)?)", self.name, re.IGNORECASE)
-        return float(found.group(1)) if found else None
+        return (float(found.group(1)), "file name") if found else None
 
 
 def member_of(survey: FileSurvey, name: str, group: int) -> ArraySurvey:
@@ -184,58 +168,35 @@ def member_of(survey: FileSurvey, name: str, group: int) -> ArraySurvey:
     return ArraySurvey(label, form.shape, form.dtype, offset, form.chunks, form.filters)
 
 
-def _single(file: _File) -> FileLayout:
+def _single(file: _File) -> _Form:
     tensor = file.array("tensor", 3)
-    attributes = {k.lower() for k in file.survey.attributes}
-    name = file.name.lower()
-    if {"nu", "rho"} <= attributes or "reacdiff" in name:
-        physics = _REACDIFF
-    elif "nu" in attributes or "burgers" in name:
-        physics = _BURGERS
-    elif "beta" in attributes or "advection" in name:
-        physics = _ADVECTION
-    else:
-        raise DataError(
-            f"{file.key[0]} has a 'tensor', but neither its attributes nor its name tell which equation it solves",
-            hint="PDEBench's own files have an attribute beta (advection), Nu (Burgers), or Nu and rho",
-        )
     times = file.values("t-coordinate")
-    return _layout(file, physics, (FieldSource("state", "tensor", "NTX"),), tensor.shape, times)
+    return _Form("tensor", (FieldSource("state", "tensor", "NTX"),), tensor.shape, times, (FieldSpec("tensor"),))
 
 
-def _darcy(file: _File) -> FileLayout:
+def _darcy(file: _File) -> _Form:
     shape = file.array("tensor", 4).shape
     if shape[1] != 1 or file.array("nu", 3).shape != (shape[0], *shape[2:]):
         raise DataError(f"{file.key[0]}: 'nu' and 'tensor' of a Darcy file do not fit together")
     sources = (FieldSource("static", "nu", "NXY"), FieldSource("target", "tensor", "NCXY"))
-    return _layout(file, _DARCY, sources, (shape[0], 0, *shape[2:]), None)
+    fields = (FieldSpec("nu", role="static"), FieldSpec("tensor", role="target"))
+    steady = "there are no times: taken as steady, with 'nu' given and 'tensor' asked for"
+    return _Form("darcy", sources, (shape[0], 0, *shape[2:]), None, fields, (steady,))
 
 
-def _compressible(file: _File) -> FileLayout:
-    dims = len(file.array("density", len(file.survey.datasets["density"].shape)).shape) - 2
+def _compressible(file: _File) -> _Form:
+    dims = len(file.survey.datasets["density"].shape) - 2
     if not 1 <= dims <= 3:
         raise DataError(f"{file.key[0]}: 'density' has no 1 to 3 space axes")
     names = ["density", "pressure", *("Vx", "Vy", "Vz")[:dims]]
     shape = file.array("density", dims + 2).shape
     if any(file.array(name, dims + 2).shape != shape for name in names):
         raise DataError(f"{file.key[0]}: its fields differ in shape")
-    periodic = "trans" not in file.name.lower()
-    physics = _Physics(
-        f"cfd{dims}d",
-        (FieldSpec("density"), FieldSpec("pressure"), FieldSpec("velocity", tensor_rank=1)),
-        "periodic" if periodic else "open",
-        "compressible Navier-Stokes",
-        ("eta", "zeta", "M") if dims > 1 else ("eta", "zeta"),
-        ("eta", "zeta"),
-        conserved=("density",) if periodic else (),
-        translation=periodic,
-    )
-    axes = "NT" + _SPACE[:dims]
-    sources = tuple(FieldSource("state", name, axes) for name in names)
-    return _layout(file, physics, sources, shape, file.values("t-coordinate"))
+    sources = tuple(FieldSource("state", name, "NT" + _SPACE[:dims]) for name in names)
+    return _Form(f"flow{dims}d", sources, shape, file.values("t-coordinate"), tuple(FieldSpec(n) for n in names))
 
 
-def _incompressible(file: _File) -> FileLayout:
+def _incompressible(file: _File) -> _Form:
     velocity = file.array("velocity", 5).shape
     if (
         velocity[4] != 2
@@ -252,49 +213,112 @@ def _incompressible(file: _File) -> FileLayout:
         FieldSource("state", "particles", "NTXYC"),
         FieldSource("static", "force", "NXYC"),
     )
-    return _layout(file, _INCOMPRESSIBLE, sources, velocity[:4], first)
+    fields = (
+        *_components("velocity", 2),
+        FieldSpec("particles"),
+        *_components("force", 2, "static"),
+    )
+    assumed = "the times of the first trajectory are taken for all"
+    return _Form("incompressible", sources, velocity[:4], first, fields, (assumed,))
 
 
-def _grouped(file: _File) -> FileLayout:
+def _grouped(file: _File) -> _Form:
     data = file.survey.members.get("{}/data")
     if data is None or len(data.shape) not in (3, 4):
         raise DataError(f"{file.key[0]}: its groups hold no 'data' of 3 or 4 dimensions")
-    forms = {(3, 1): _DIFFSORP, (4, 2): _DIFFREACT, (4, 1): _RDB}
-    physics = forms.get((len(data.shape), data.shape[-1]))
-    if physics is None:
-        raise DataError(f"{file.key[0]}: no PDEBench problem has data of shape {data.shape}")
-    axes = "T" + _SPACE[: len(data.shape) - 2] + "C"
+    dims, channels = len(data.shape) - 2, data.shape[-1]
+    if channels > MAX_CHANNELS:
+        raise DataError(
+            f"{file.key[0]}: 'data' has {channels} channels in its last dimension, more than {MAX_CHANNELS}"
+        )
     shape = (len(file.survey.groups), *data.shape[:-1])
-    return _layout(file, physics, (FieldSource("state", "{}/data", axes),), shape, file.values("{}/grid/t"))
+    sources = (FieldSource("state", "{}/data", "T" + _SPACE[:dims] + "C"),)
+    assumed = "coordinates and times of the first group are taken for all"
+    times = file.values("{}/grid/t")
+    return _Form(f"groups{dims}d{channels}", sources, shape, times, _components("data", channels), (assumed,))
 
 
-def _layout(
-    file: _File, physics: _Physics, sources: tuple[FieldSource, ...], shape: tuple[int, ...], times: Float64 | None
-) -> FileLayout:
-    """Assembles the task. shape: (trajectories, frames, *space)."""
-    count, num_frames, space = shape[0], shape[1], shape[2:]
+def _components(name: str, count: int, role: Role = "state") -> tuple[FieldSpec, ...]:
+    return tuple(FieldSpec(name if count == 1 else f"{name}_{i}", role=role) for i in range(count))
+
+
+def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
+    """Assembles the task."""
+    count, num_frames, space = form.shape[0], form.shape[1], form.shape[2:]
     coordinates = tuple(_coordinate(file, letter.lower(), n) for letter, n in zip(_SPACE, space, strict=False))
-    axes = tuple(
-        AxisSpec(letter.lower(), physics.boundary, float((c[-1] - c[0]) * len(c) / (len(c) - 1)))
-        for letter, c in zip(_SPACE, coordinates, strict=False)
-    )
+    extents = [float((c[-1] - c[0]) * len(c) / (len(c) - 1)) for c in coordinates]
+    numbers = file.numbers
+    named = tuple(dict.fromkeys((*file.survey.attributes, *file.survey.unread)))
+    evidence = Evidence(file.name, file.output_path, form.name, named, numbers, file.described, extents)
+    problem, reason = recognize(evidence, stated)
+    assumptions = [reason]
+    if problem is None:
+        problem = unknown_problem(form.name, form.names, numbers, steady=form.times is None)
+        fitting = [p.name for p in PROBLEMS.values() if p.form == form.name]
+        if fitting:
+            hint = f"if you know that it holds {' or '.join(fitting)}, state it: `problem:` in a recipe, --problem else"
+            assumptions.append(hint)
     found: dict[str, float] = {}
-    for name in physics.parameters:
+    for name in problem.parameters:
         value = file.parameter(name)
-        if value is not None and math.isfinite(value):
-            found[name] = value
-    task = TaskSpec(
-        name=physics.name,
-        fields=physics.fields,
-        axes=axes,
-        dt=0.0 if times is None else _time_step(file, times, num_frames),
-        steady=physics.steady,
-        conserved=physics.conserved,
-        symmetries=("translation",) if physics.translation else (),
-        equation=physics.equation,
+        if value is not None:
+            found[name] = value[0]
+            if value[1] == "file name":
+                assumptions.append(f"parameter {name} is taken from the file name")
+    axes = tuple(
+        AxisSpec(letter.lower(), problem.boundary, extent) for letter, extent in zip(_SPACE, extents, strict=False)
     )
-    start = 0.0 if times is None else float(times[0])
-    return FileLayout(task, sources, coordinates, num_frames, count, found, physics.log_parameters, start)
+    task = TaskSpec(
+        name=problem.name,
+        fields=problem.fields,
+        axes=axes,
+        dt=0.0 if form.times is None else _time_step(file, form.times, num_frames),
+        steady=problem.steady,
+        conserved=problem.conserved,
+        symmetries=("translation",) if problem.translation else (),
+        equation=problem.equation,
+    )
+    assumptions += [*form.assumptions, *_assumed_domain(file, problem, task), *_unused(file, form, found)]
+    start = 0.0 if form.times is None else float(form.times[0])
+    return FileLayout(
+        task, form.sources, coordinates, num_frames, count, found, problem.log_parameters, start, tuple(assumptions)
+    )
+
+
+def _assumed_domain(file: _File, problem: Problem, task: TaskSpec) -> list[str]:
+    found = []
+    if problem.boundary == "unknown":
+        found.append(
+            "the boundary is unknown: no axis is taken as periodic, and a model is told nothing about the ends"
+        )
+    if "velocity" in file.survey.datasets and "x-coordinate" not in file.survey.datasets:
+        found.append("there are no coordinates: cells of [0, 1] are taken")
+    lengths = ", ".join(f"{axis.name} {axis.extent:.4g}" for axis in task.axes)
+    found.append(f"the domain reaches half a cell beyond its first and last points: lengths {lengths}")
+    found.append("units are not in the file: everything is taken as dimensionless")
+    return found
+
+
+def _unused(file: _File, form: _Form, parameters: Mapping[str, float]) -> list[str]:
+    """What the file has besides, in words."""
+    survey = file.survey
+    used = {name.lower() for name in parameters} | BOOKKEEPING
+    found = []
+    names = [n for n in (*survey.attributes, *survey.unread) if n.lower() not in used]
+    if names:
+        found.append(f"not used: {show_names('attribute', list(dict.fromkeys(names)))}")
+    varying = [n for n in survey.varying if n.lower() != "seed"]
+    if varying:
+        found.append(f"not used, because they differ between groups: {show_names('value', varying)}")
+    settings = [n for n in file.described if n not in used]
+    if settings:
+        found.append(f"not used: {show_names('configured number', settings)}")
+    read = {source.dataset for source in form.sources}
+    coordinates = {"t", *(f"{c}-coordinate" for c in "txyz"), *(f"{{}}/grid/{c}" for c in "txyz")}
+    others = [n.removeprefix("{}/") for n in (*survey.datasets, *survey.members) if n not in read | coordinates]
+    if others:
+        found.append(f"not used: {show_names('dataset', others)}")
+    return found
 
 
 def _coordinate(file: _File, name: str, size: int) -> Float64:
@@ -324,28 +348,29 @@ def _time_step(file: _File, times: Float64, num_frames: int) -> float:
     return mean
 
 
-def _numbers_of(text: Any) -> dict[str, float]:
-    """All numbers of an embedded YAML configuration by their (lower-case) key, whatever the nesting."""
-    if not isinstance(text, str):
+def _configuration(text: Any) -> dict[Any, Any]:
+    """An embedded YAML configuration; empty if there is none that is safe to read."""
+    # An anchor could be expanded without end; configurations of simulations have none.
+    if not isinstance(text, str) or "&" in text or "*" in text:
         return {}
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    # An anchor could be expanded without end; configurations of simulations have none.
-    if "&" in text or "*" in text:
-        return {}
     try:
         data = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader, in C where there is one
     except (yaml.YAMLError, RecursionError, ValueError):
         return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _numbers_of(configuration: dict[Any, Any]) -> dict[str, float]:
+    """All numbers of a configuration by their (lower-case) key, whatever the nesting."""
     found: dict[str, float] = {}
-    waiting = [data]
+    waiting = [configuration]
     while waiting and len(found) < 256:
         item = waiting.pop()
-        if not isinstance(item, dict):
-            continue
         for name, value in item.items():
             if isinstance(value, dict):
                 waiting.append(value)
-            elif isinstance(value, str) and re.fullmatch(r"\d+(\.\d*)?e[-+]?\d+", value):
+            elif isinstance(value, str) and re.fullmatch(r"\d+(\.\d*)?[eE][-+]?\d+", value):
                 found.setdefault(str(name).lower(), float(value))  # YAML 1.1 reads 1e-3 as a text
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 found.setdefault(str(name).lower(), float(value))

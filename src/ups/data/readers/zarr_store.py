@@ -17,6 +17,7 @@ from ups.data.readers.base import FULL, SPLITS, Array, GridReader, Source, Subsa
 from ups.data.readers.shards import drop_files, open_shard
 from ups.data.readers.zarr_metadata import MAX_JSON_BYTES, ArrayLayout, read_array, read_group
 from ups.errors import DataError, IntegrityError
+from ups.record.foreign import open_regular, printable
 from ups.record.manifest import read_manifest
 from ups.spec.batch import Float64
 from ups.spec.task import Role, TaskSpec
@@ -24,6 +25,7 @@ from ups.spec.task import Role, TaskSpec
 FORMAT = "ups-store"
 VERSION = 1
 MAX_COORDINATES = 1 << 20
+MAX_ASSUMPTIONS = 64
 _ZEROS = (0,) * 8
 
 
@@ -57,7 +59,8 @@ class StoreReader(GridReader):
         if len(steps) and not np.allclose(steps, task.dt, rtol=1e-3):
             raise DataError(f"store {self.path}: its times are not {task.dt:g} apart, as the task says")
         totals = {s: n for s, (n, _, _) in counts.items()}
-        source = Source(task, coordinates, num_frames, totals, start_time=float(times[0]))
+        start, assumptions = float(times[0]), _packed_assumptions(self.attributes)
+        source = Source(task, coordinates, num_frames, totals, start, assumptions)
         super().__init__(source, subsampling)
         drop_files(str(self.path))  # mapped for the coordinates; nothing stays open before a fork
 
@@ -138,10 +141,20 @@ def store_identity(path: Path) -> str:
     for file in (
         file for pattern in ("zarr.json", "*/zarr.json", "*/*/zarr.json") for file in sorted(path.glob(pattern))
     ):
-        with file.open("rb") as stream:
+        with open_regular(file, follow_link=True) as stream:
+            if stream is None:
+                raise DataError(f"{file} is not a regular file", hint="the store is damaged: pack it again")
             data = stream.read(MAX_JSON_BYTES)
         digest.update(json.dumps([str(file.relative_to(path)), len(data)]).encode() + data)
     return digest.hexdigest()
+
+
+def _packed_assumptions(attributes: dict[str, Any]) -> tuple[str, ...]:
+    """What `ups data pack` knew to be assumed about the files that a store was made of."""
+    generator = attributes.get("generator")
+    found = generator.get("assumptions") if isinstance(generator, dict) else None
+    texts = found[:MAX_ASSUMPTIONS] if isinstance(found, list) else []
+    return tuple(printable(text[:1000]) for text in texts if isinstance(text, str))
 
 
 def _declared_splits(attributes: dict[str, Any]) -> list[str]:
