@@ -64,7 +64,8 @@ def test_a_kept_bundle_is_rolled_out_in_python_and_by_the_command_alike(environm
     command = ("rollout", "bundle", "start.nc", "--task", "advection", "--steps", "8", "-o", "result.zarr", "--json")
     facts = json.loads(run(environment / "ups", *command, cwd=desk))
     assert facts["written"] == ["result.zarr"]
-    assert facts["attributes"]["blew_up"] == "no"
+    assert facts["attributes"]["blew_up"] == ""
+    assert facts["samples"] == [{"warnings": [], "blew_up": False}]
     code = "import sys, xarray, numpy; numpy.save('u.npy', xarray.open_zarr('result.zarr', chunks=None).u.values)"
     run(environment / "python", "-c", code, cwd=desk)
     expected = np.load(STORED.with_suffix(".npz"))["advection.answer.u"][0]

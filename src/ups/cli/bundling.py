@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.cli.scoring import MODEL, bar_of
+from ups.cli.scoring import MODEL
 
 # Enough for a card; `ups eval` scores the whole split.
 SCORED_TRAJECTORIES = 64
@@ -49,10 +49,16 @@ def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str
 
 
 def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What a card keeps of a result: protocol in words, and the summaries of the model and of its reference."""
+    """What a card keeps of a result: protocol, headline, and the summaries of the model and of its references."""
+    from ups.evaluation.headline import headlines
+
     plan = result["protocol"]
     words = f"{result['split']}, {plan['num_trajectories']} trajectories"
     if not result["steady"]:
         words += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
-    chosen = (MODEL, bar_of(result))
-    return {"protocol": words, "predictors": {name: result["predictors"][name]["summary"] for name in chosen}}
+    return {
+        "protocol": words,
+        "num_steps": plan["num_steps"],
+        "headline": [line.to_json() for line in headlines(result, MODEL)],
+        "predictors": {name: predictor["summary"] for name, predictor in result["predictors"].items()},
+    }

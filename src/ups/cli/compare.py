@@ -27,7 +27,7 @@ def compare(
     out: Annotated[str | None, typer.Option(help="Directory for a page with tables and curves.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print scores of several models side by side, with paired differences to the first.
+    """Print scores of several models beside their references, with paired differences to the first.
 
     A run without scores is scored first. Refuses scores of other data or of another protocol.
     """
@@ -145,32 +145,47 @@ def _changes(a: Scored, b: Scored) -> list[tuple[str, str, str]]:
 
 
 def _lines(found: TaskComparison) -> str:
-    """A table for people; the best of a column carries a star, and is bold on a terminal."""
-    from ups.evaluation.comparison import COLUMNS
+    """A table for people: models side by side with the reference, a star for the best if it is no accident."""
+    from ups.evaluation.headline import SCORES
     from ups.evaluation.report.page import difference_words
 
-    first = next(iter(found.results))
-    best = {key: found.best(key) for _, key in COLUMNS}
-    rows = [["model", *(head for head, _ in COLUMNS), f"rollout minus {first} [95 %]"]]
-    for label in found.results:
-        cells = [f"{found.summary(label)[key]:.4g}" + ("*" if best[key] == label else "") for _, key in COLUMNS]
-        rows.append([label, *cells, difference_words(found.differences.get(label))])
+    steady = found.first["steady"]
+    rows = [["error", *found.results, "reference", "", ""]]
+    for head, key in SCORES:
+        if steady and key == "one_step_trmse":
+            continue
+        winner, words = found.winner(key)
+        cells = [f"{found.summary(label)[key]:.4g}" + ("*" if winner == label else "") for label in found.results]
+        name, value = found.reference(key)
+        rows.append(["solution" if steady and key == "trmse" else head, *cells, f"{value:.4g}", name, words])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
         # padded before it is styled: a style is characters, too
         padded = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  " + "  ".join(styled(c, "bold") if "*" in c else c for c in padded).rstrip())
-    plan = next(iter(found.results.values()))["protocol"]
-    title = f"{found.task}: {plan['num_trajectories']} trajectories, {plan['num_steps']} steps, * best"
+    first = next(iter(found.results))
+    for label in found.results:
+        line = f"  {'solution' if steady else 'rollout'} of {label}: {found.rollout_verdict(label)}"
+        if label in found.differences:
+            line += f"; minus {first}: {difference_words(found.differences[label])}"
+        lines.append(line)
+    plan = found.first["protocol"]
+    length = "" if steady else f", {plan['num_steps']} steps"
+    title = f"{found.task}: {plan['num_trajectories']} trajectories{length}, * significantly best"
     return "\n".join([styled(title, "bold"), *lines])
 
 
 def _plain(found: TaskComparison) -> dict[str, Any]:
+    from ups.evaluation.headline import SCORES
+
     return {
         "task": found.task,
         "protocol": dict(next(iter(found.results.values()))["protocol"]),
         "scores": {label: dict(found.summary(label)) for label in found.results},
+        "references": {name: dict(summary) for name, summary in found.references().items()},
+        "best": {key: found.winner(key)[0] for _, key in SCORES},
+        "verdicts": {label: found.rollout_verdict(label) for label in found.results},
         "differences": {label: dict(d) for label, d in found.differences.items()},
     }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sys
 import threading
 from pathlib import Path
@@ -104,7 +105,7 @@ def describe(row: dict[str, Any], stages: list[str]) -> str:
         scores = {k.removeprefix("valid/"): v for k, v in row.items() if k.startswith("valid/") and _is_number(v)}
         if not scores:
             return ""
-        return f"valid step {row.get('step', '?')}  " + "  ".join(f"{k} {v:.3g}" for k, v in scores.items())
+        return f"valid step {row.get('step', '?')}  " + "  ".join(_validation(scores))
     number = int(row.get("stage", 0))
     name = stages[number] if number < len(stages) else str(number)
     done, total, rate = (
@@ -121,6 +122,35 @@ def describe(row: dict[str, Any], stages: list[str]) -> str:
     if row.get("skipped"):
         parts.append(f"skipped {row['skipped']}")
     return "  ".join(parts)
+
+
+def _validation(scores: dict[str, float]) -> list[str]:
+    """For each task the model's error with the best reference beside it, and a word if it is not better than chance."""
+    tasks = dict.fromkeys(name.rpartition("/")[0] for name in scores)
+    parts = []
+    for task in tasks:
+        own = {name.rpartition("/")[2]: value for name, value in scores.items() if name.rpartition("/")[0] == task}
+        better_on, trajectories = own.pop("better_on", None), own.pop("trajectories", None)
+        if "one_step" not in own or len(own) < 2:
+            parts += [f"{task}/{name} {value:.3g}" if task else f"{name} {value:.3g}" for name, value in own.items()]
+            continue
+        ours = own.pop("one_step")
+        best = min(own, key=lambda name: own[name])
+        text = f"{task} one_step {ours:.3g} ({best} {own[best]:.3g}"
+        if not ours < own[best]:
+            text += ", not better"
+        elif better_on is not None and trajectories is not None and not _beyond_chance(better_on, trajectories):
+            text += f", not significantly better: on {better_on:.0f} of {trajectories:.0f} trajectories"
+        parts.append(text + ")")
+    return parts
+
+
+def _beyond_chance(won: float, total: float) -> bool:
+    """Sign test: whether so many wins of fair games happen in less than 2.5 % of all cases."""
+    count = int(total)
+    if not 0 < count <= 1_000:
+        return won > total / 2
+    return bool(40 * sum(math.comb(count, k) for k in range(int(won), count + 1)) < 2**count)
 
 
 def duration(seconds: float) -> str:

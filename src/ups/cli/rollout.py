@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 app = new_app()
 
 DEFAULT_STEPS = 40
+# Enough for the mean of a train split to stand beside an error.
+MEAN_TRAJECTORIES = 64
 
 
 @app.command()
@@ -44,6 +46,9 @@ def rollout(
     problem: Annotated[
         str | None, typer.Option(help="Problem of PDEBench that INPUT holds, where it does not say so.")
     ] = None,
+    rescale_domain: Annotated[
+        bool, typer.Option("--rescale-domain", help="Map another length or origin of INPUT to the trained domain.")
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     json: JsonOption = False,
 ) -> None:
@@ -65,7 +70,15 @@ def rollout(
     start = _read_input(simulator, spec, source, split, trajectory, start_frame, problem)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
     with _bar(count, quiet=json) as tick:
-        result = simulator.rollout(**start.arguments, steps=count, task=spec.name, every=every, out=out, progress=tick)
+        result = simulator.rollout(
+            **start.arguments,
+            steps=count,
+            task=spec.name,
+            rescale_domain=rescale_domain,
+            every=every,
+            out=out,
+            progress=tick,
+        )
     written = [out] if out is not None else []
     example = None
     if film is not None or picture is not None or start.num_true_steps >= count:
@@ -74,17 +87,26 @@ def rollout(
     errors = {} if example is None else _errors(example, start)
     if json:
         facts = {"task": spec.name, "steps": count, "errors": errors, "written": written, "notes": list(start.notes)}
-        report(facts | {"attributes": dict(result.attrs)})
+        report(facts | {"samples": _judged(result), "attributes": dict(result.attrs)})
         return
     say(_summary(spec, start, count, errors))
     for text in start.notes:
         note(f"note: {text}")
-    if result.attrs["warnings"] != "none":
-        note(f"warning: {result.attrs['warnings']}")
-    if result.attrs["blew_up"] != "no":
-        note(f"warning: blew up: {result.attrs['blew_up']}")
+    for kind in ("warnings", "blew_up"):
+        if result.attrs[kind]:
+            note(f"warning: {'blew up: ' if kind == 'blew_up' else ''}{result.attrs[kind]}")
     for name in written:
         say(f"wrote {name}")
+
+
+def _judged(result: Any) -> list[dict[str, Any]]:
+    """What is said about each sample, for programs."""
+    import numpy as np
+
+    from ups.inference.trust import kinds_of
+
+    flags, blown = (np.atleast_1d(result[name].values) for name in ("warnings", "blew_up"))
+    return [{"warnings": kinds_of(int(f)), "blew_up": bool(b)} for f, b in zip(flags, blown, strict=True)]
 
 
 def _find_bundle(name: str) -> Path:
@@ -100,7 +122,8 @@ class _Input:
     """Arguments of `Simulator.rollout`, and where they come from.
 
     given (T, C, *S) and truth (T, C, *S): the frames up to the start and those that follow, where the input has them;
-    time: of the last given frame. notes: what was assumed about the input.
+    time: of the last given frame; mean (C, *S): of the train split of the input, if it has one. notes: what was assumed
+    about the input.
     """
 
     arguments: dict[str, Any]
@@ -109,6 +132,7 @@ class _Input:
     given: Any = None
     truth: Any = None
     time: float = 0.0
+    mean: Any = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -134,8 +158,13 @@ def _read_input(
     from ups.config.schema import TaskConfig
     from ups.data.open import open_task
     from ups.errors import DataError
+    from ups.evaluation.references import mean_field
 
     reader = open_task(TaskConfig(name=spec.name, path=source, problem=problem))
+    stride = _time_stride(spec, reader.task, source)
+    if stride > 1:
+        reader = open_task(TaskConfig(name=spec.name, path=source, problem=problem, time_stride=stride))
+        note(f"the time step of the simulator is {spec.dt:g}: one in {stride} frames of '{source}' is used")
     if reader.splits.get(split, 0) <= trajectory:
         raise DataError(
             f"'{source}' has {reader.splits.get(split, 0)} trajectories in split '{split}', so there is no {trajectory}"
@@ -155,7 +184,31 @@ def _read_input(
         truth, time = window.state[context:], (first + context - 1) * spec.dt
     arguments["parameters"] = dict(zip(parameters, window.parameters.tolist(), strict=True))
     notes = tuple(f"assumed about '{Path(source).name}': {text}" for text in reader.assumptions)
-    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, notes)
+    axes = [axis.name for axis in reader.task.axes]
+    arguments["coordinates"] = dict(zip(axes, reader.coordinates, strict=True))
+    mean = mean_field(reader, MEAN_TRAJECTORIES).numpy() if reader.splits.get("train", 0) else None
+    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, mean, notes)
+
+
+def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:
+    """How many frames of the input make one step of the simulator. Raises DataError if the input is another problem."""
+    from ups.errors import DataError
+
+    pairs = [
+        ("steady", spec.steady, found.steady),
+        ("fields", spec.fields, found.fields),
+        ("boundaries", [(a.name, a.boundary) for a in spec.axes], [(a.name, a.boundary) for a in found.axes]),
+    ]
+    for what, trained, given in pairs:
+        if trained != given:
+            raise DataError(f"'{source}' is another problem than task '{spec.name}': it has other {what}")
+    stride = 1 if spec.steady else round(spec.dt / found.dt)
+    if not spec.steady and (stride < 1 or abs(stride * found.dt - spec.dt) > 1e-3 * spec.dt):
+        raise DataError(
+            f"frames of '{source}' are {found.dt:g} apart in time; task '{spec.name}' was trained with a time step of "
+            f"{spec.dt:g}, which is no multiple of it"
+        )
+    return stride
 
 
 def _read_netcdf(spec: TaskSpec, source: str) -> _Input:
@@ -224,6 +277,8 @@ def _errors(example: Example, start: _Input) -> dict[str, float]:
         given = frames(start.given)
         whole = torch.cat([given, whole], dim=1)
         predictions["persistence"] = given[:, -1:].expand_as(truth)
+    if start.mean is not None and start.mean.shape == example.truth.shape[1:]:
+        predictions["training mean"] = torch.from_numpy(start.mean).double().expand_as(truth)
     scale = trajectory_rms(whole)
     return {name: float(trmse(p, truth, scale).mean()) for name, p in predictions.items()}
 
@@ -234,7 +289,8 @@ def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]
     text = f"{what} from {start.source}" + (f" ({values})" if values else "")
     if not errors:
         return text
-    beside = f" (persistence {errors['persistence']:.3g})" if "persistence" in errors else ""
+    others = ", ".join(f"{name} {error:.3g}" for name, error in errors.items() if name != "model")
+    beside = f" ({others})" if others else " (no reference: the input has no train split)"
     return f"{text}: error {errors['model']:.3g}{beside}, relative to the RMS of the trajectory"
 
 

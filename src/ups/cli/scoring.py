@@ -117,38 +117,46 @@ def bar_of(result: Mapping[str, Any]) -> str:
 
 
 def score_lines(results: Sequence[Mapping[str, Any]]) -> str:
-    """A table for people: errors of one step and of rollouts of the model, beside the reference.
-
-    Medians of nRMSE and VRMSE: a few frames that have decayed to nothing make their means say nothing.
-    """
+    """A table for people: each score of the model beside the best reference, with a word where it is not better."""
+    from ups.evaluation.headline import headlines
     from ups.evaluation.results import leak_words
 
     if not results:
         return "nothing was scored: no task has a test split"
-    rows = [("task", "one step", "reference", "", "ratio", "rollout", "median nRMSE", "median VRMSE", "blown up")]
+    rows = [("task", "score", "model", "reference", "", "ratio", "")]
     for result in results:
-        ours, bar = result["predictors"][MODEL]["summary"], bar_of(result)
-        theirs = result["predictors"][bar]["summary"]["one_step_trmse"]
-        ratio = theirs / ours["one_step_trmse"] if ours["one_step_trmse"] else float("inf")
-        rows.append(
-            (
-                result["task"],
-                f"{ours['one_step_trmse']:.4g}",
-                f"{theirs:.4g}",
-                bar,
-                f"{ratio:.1f}x",
-                f"{ours['trmse']:.4g}",
-                f"{ours['nrmse_median']:.4g}",
-                f"{ours['vrmse_median']:.4g}",
-                f"{int(ours['num_blown_up'])} of {int(ours['num_samples'])}",
-            )
-        )
+        for number, line in enumerate(headlines(result, MODEL)):
+            name = "" if number else result["task"]
+            steps = f" ({result['protocol']['num_steps']} steps)" if line.score == "rollout" else ""
+            ours, theirs, ratio = f"{line.model:.4g}", f"{line.reference:.4g}", ratio_words(line.ratio)
+            rows.append((name, line.score + steps, ours, theirs, line.reference_name, ratio, line.verdict))
     title = f"Errors on the {results[0]['split']} split, in physical units; given frames are not scored"
-    note = "one step, rollout: RMSE relative to the RMS of the trajectory; nRMSE: of the frame; VRMSE: to its deviation"
+    note = (
+        "one step, rollout, solution: RMSE relative to the RMS of the trajectory; nRMSE: of the frame; VRMSE: to its "
+        "deviation\n  reference: the best of those that learnt nothing; ratio: reference / model"
+    )
     lines = [styled(title, "bold"), table(rows), f"  {styled(note, 'dim')}"]
+    lines += [styled(f"warning: {blow_up_words(r)}", "yellow") for r in results if blow_up_words(r)]
     lines += [styled(f"warning: {leak_words(result)}", "yellow") for result in results if result.get("in_train")]
     lines += [f"{r['task']}: {cost_words(r['solver_cost'])}" for r in results if "solver_cost" in r]
     return "\n".join(lines)
+
+
+def ratio_words(ratio: float) -> str:
+    """'31.2x'; a dash where there is none."""
+    import math
+
+    return "-" if math.isnan(ratio) else f"{ratio:.3g}x" if ratio < 1 else f"{ratio:.1f}x"
+
+
+def blow_up_words(result: Mapping[str, Any]) -> str:
+    """How many rollouts of the model blew up, beside those of the references; '' if none did."""
+    counts = {name: int(p["summary"]["num_blown_up"]) for name, p in result["predictors"].items()}
+    if not counts[MODEL]:
+        return ""
+    total = int(result["predictors"][MODEL]["summary"]["num_samples"])
+    others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != MODEL)
+    return f"{counts[MODEL]} of {total} trajectories of '{result['task']}' blew up ({others})"
 
 
 def cost_words(cost: Mapping[str, Any]) -> str:

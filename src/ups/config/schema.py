@@ -33,7 +33,7 @@ class TaskConfig(Section):
     """One data source: a store, a PDEBench file, or several files of one task."""
 
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
-path: str | list[str] = setting(
+    path: str | list[str] = setting(
         REQUIRED, "Store (.zarr), PDEBench file, or a list of files of the same task.", may_change=True
     )
     problem: str | None = setting(

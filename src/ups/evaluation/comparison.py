@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError, DataError
+from ups.evaluation.headline import best_reference, difference, headlines, significant, with_article
 from ups.evaluation.results import from_json, paired_difference, trajectory_means
 
-# heading, summary key
-COLUMNS = (("one step", "one_step_trmse"), ("rollout", "trmse"), ("nRMSE", "nrmse"), ("VRMSE", "vrmse"))
 # Everything in which two results must agree before their numbers mean the same.
 _SAME = ("split", "data_identity", "steady", "space", "dt", "channels")
 MAX_BYTES = 1 << 30
@@ -50,10 +49,45 @@ class TaskComparison:
         """Label of the model with the smallest value."""
         return min(self.results, key=lambda label: float(self.summary(label)[key]))
 
-    def curve(self, label: str) -> list[float]:
-        """Error relative to the trajectory at each predicted step, mean over channels."""
-        steps = self.results[label]["predictors"][self.model[label]]["curves"]["trmse"]
-        return [sum(step) / len(step) for step in steps]
+    @property
+    def first(self) -> Mapping[str, Any]:
+        """Result of the first model; the references in it are those of all, because the data is the same."""
+        return next(iter(self.results.values()))
+
+    def references(self) -> dict[str, Mapping[str, float]]:
+        """Name -> summary of the predictors that learnt nothing."""
+        own = next(iter(self.model.values()))
+        return {name: p["summary"] for name, p in self.first["predictors"].items() if name != own}
+
+    def reference(self, key: str) -> tuple[str, float]:
+        """The best reference of a score, and its value."""
+        name = best_reference(self.first, key, next(iter(self.model.values())))
+        return name, float(self.references()[name][key])
+
+    def winner(self, key: str) -> tuple[str | None, str]:
+        """The model that is significantly better than all others and than the reference, or None and why not."""
+        best, (name, _) = self.best(key), self.reference(key)
+        result, model = self.results[best], self.model[best]
+        if not _better(difference(result, model, result, name, key)):
+            return None, f"no model is significantly better than {with_article(name)}"
+        others = [label for label in self.results if label != best]
+        alike = [o for o in others if not _better(difference(result, model, self.results[o], self.model[o], key))]
+        return (None, f"{best} is not significantly better than {', '.join(alike)}") if alike else (best, "")
+
+    def rollout_verdict(self, label: str) -> str:
+        """What the rollout error of a model means beside its reference."""
+        lines = {line.score: line for line in headlines(self.results[label], self.model[label])}
+        return lines["solution" if self.first["steady"] else "rollout"].verdict
+
+    def curves(self) -> dict[str, list[float]]:
+        """Error relative to the trajectory at each predicted step, mean over channels: of models and references."""
+        parts = {label: self.results[label]["predictors"][self.model[label]] for label in self.results}
+        parts |= {name: self.first["predictors"][name] for name in self.references() if name not in parts}
+        return {name: [sum(step) / len(step) for step in part["curves"]["trmse"]] for name, part in parts.items()}
+
+
+def _better(found: Mapping[str, float] | None) -> bool:
+    return found is not None and significant(found) and found["high"] < 0
 
 
 def read_scores(path: Path, label: str) -> Scored:
@@ -75,10 +109,10 @@ def scored_from(data: Mapping[str, Any], label: str, model: str = "model") -> Sc
     results = {}
     for result in from_json(data["results"]):
         predictor = result["predictors"][model]
-        for _, key in COLUMNS:
-            float(predictor["summary"][key])
+        headlines(result, model)
         trajectory_means(predictor["rows"])
-        predictor["curves"]["trmse"]
+        for part in result["predictors"].values():
+            part["curves"]["trmse"]
         dict(result["protocol"])
         for key in _SAME:
             result[key]

@@ -65,7 +65,10 @@ def task_result(
             "summary": score.summary() | {f"one_step_{k}": one_step[name].summary()[k] for k in ONE_STEP},
             "curves": {c: score.curve(c).tolist() for c in CURVES if c in score.sums},
             "spectra": score.spectra().tolist(),
-            "rows": {str(t): row for t, row in sorted(score.rows.items())},
+            "rows": {
+                str(t): row | {"one_step_trmse": one_step[name].rows[t]["trmse"]}
+                for t, row in sorted(score.rows.items())
+            },
             "worst": score.worst(),
         }
         if name != model:
@@ -73,26 +76,35 @@ def task_result(
     return result
 
 
-def trajectory_means(rows: Mapping[Any, Mapping[str, Any]]) -> dict[int, float]:
-    """Mean error (tRMSE) over steps and channels of each trajectory. rows: of an accumulator, or of a scores.json."""
-    return {int(t): sum(row["trmse"]) / len(row["trmse"]) for t, row in rows.items()}
+def trajectory_means(rows: Mapping[Any, Mapping[str, Any]], metric: str = "trmse") -> dict[int, float]:
+    """Mean over steps and channels of a metric of each trajectory. rows: of an accumulator, or of a scores.json."""
+    return {int(t): sum(row[metric]) / len(row[metric]) for t, row in rows.items()}
 
 
-def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[str, float]:
+def paired_difference(
+    ours: Mapping[int, float], theirs: Mapping[int, float], *, median: bool = False
+) -> dict[str, float]:
     """Mean of (ours - theirs) over trajectories with a 95 % bootstrap interval; below 0 means ours is better.
 
     Trajectories are resampled as pairs, because a hard trajectory is hard for everyone. Infinite if either blew up.
+    median: difference of the two medians over trajectories instead (then under `mean`, too).
     """
     shared = sorted(set(ours) & set(theirs))
-    values = np.array([ours[t] - theirs[t] for t in shared])
-    if not np.isfinite(values).all():
+    pairs = np.array([[ours[t] for t in shared], [theirs[t] for t in shared]])
+    if not np.isfinite(pairs).all():
         return {"mean": math.inf, "low": math.inf, "high": math.inf, "num_trajectories": float(len(shared))}
     generator = np.random.default_rng(key_of(0, "bootstrap", len(shared)))
     picks = generator.integers(0, len(shared), size=(NUM_RESAMPLES, len(shared)))
-    means = values[picks].mean(axis=1)
+    if median:
+        center = np.subtract(*np.median(pairs, axis=1))
+        means = np.subtract(*np.median(pairs[:, picks], axis=2))
+    else:
+        values = pairs[0] - pairs[1]
+        center = values.mean()
+        means = values[picks].mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
     return {
-        "mean": float(values.mean()),
+        "mean": float(center),
         "low": float(low),
         "high": float(high),
         "num_trajectories": float(len(shared)),

@@ -10,10 +10,10 @@ from ups.inference.bundle import BundleInfo
 from ups.record.foreign import printable
 
 LIMITS = (
-    "- Parameters outside the trained ranges, other grids, boundaries or time steps were never tested. A result "
-    "says so in its `warnings` attribute.",
-    "- Rollouts longer than the scored ones: errors grow, and nothing here bounds them.",
-    "- Initial states unlike the training data: the simulator can not know, and answers all the same.",
+    "- Parameters outside the trained ranges, other grids, states far outside the training data, rollouts longer than "
+    "scored: nothing was measured there, and a result warns of it, for each sample. Another domain is refused.",
+    "- Other boundaries or time steps, and states that are unlike the training data at a usual amplitude: the "
+    "simulator can not know, and answers all the same.",
 )
 
 
@@ -74,18 +74,24 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
     if not scores:
         return ["Not scored. Run `ups eval` before you believe it."]
     lines = [
-        "Errors in physical units on held-out trajectories; given frames are not scored. One step and rollout: RMSE "
-        "relative to the RMS of the trajectory; nRMSE: to that of the frame; VRMSE: to its deviation.",
+        "Errors in physical units on held-out trajectories; given frames are not scored. One step, rollout and "
+        "solution: RMSE relative to the RMS of the trajectory; nRMSE: to that of the frame; VRMSE: to its deviation. "
+        "Beside each the best predictor that learnt nothing.",
         "",
-        "| task | protocol | predictor | one step | rollout | median nRMSE | median VRMSE | blown up |",
-        "|---|---|---|---|---|---|---|---|",
+        "| task | protocol | score | model | reference | reference / model | |",
+        "|---|---|---|---|---|---|---|",
     ]
     for task, result in scores.items():
-        for name, values in result["predictors"].items():
-            numbers = (values[k] for k in ("one_step_trmse", "trmse", "nrmse_median", "vrmse_median"))
-            cells = " | ".join(_number(n) for n in numbers)
-            blown = f"{_number(values['num_blown_up'])} of {_number(values['num_samples'])}"
-            lines.append(f"| {task} | {result['protocol']} | {name} | {cells} | {blown} |")
+        for line in result.get("headline", ()):
+            reference = f"{_number(line['reference'])} ({line['reference_name']})"
+            cells = (task, result["protocol"], line["score"], _number(line["model"]), reference)
+            lines.append(f"| {' | '.join(cells)} | {_number(line['ratio'])} | {line['verdict']} |")
+        blown = {name: values["num_blown_up"] for name, values in result["predictors"].items()}
+        total = result["predictors"]["model"]["num_samples"]
+        if blown["model"]:
+            others = ", ".join(f"{name} {_number(count)}" for name, count in blown.items() if name != "model")
+            ours = f"{_number(blown['model'])} of {_number(total)}"
+            lines.append(f"| {task} | {result['protocol']} | blown up | {ours} | {others} | | |")
     return lines
 
 

@@ -1,6 +1,8 @@
 """Where the frames of a rollout go: into memory, or streamed to a Zarr store. Either way an xarray.Dataset comes out.
 
 Variables are fields by name with dimensions (sample, time, [component,] *axes); `sample` only where the input had it.
+Two more, one value for each sample: `warnings` (bit flags, see `ups.inference.trust`) and `blew_up`. The attributes of
+these names say the same in words, and are empty where there is nothing to say.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy.typing as npt
 
 from ups.errors import BundleError
 from ups.inference.inputs import Start
+from ups.inference.trust import MAX_NAMED_SAMPLES, Trust
 from ups.record.manifest import make_temporary
 from ups.spec.task import FieldSpec, TaskSpec
 
@@ -33,10 +36,16 @@ class FrameSink(Protocol):
 
 
 def open_sink(
-    task: TaskSpec, start: Start, num_frames: int, every: int, attributes: dict[str, Any], out: str | Path | None
+    task: TaskSpec,
+    start: Start,
+    num_frames: int,
+    every: int,
+    trust: Trust,
+    facts: dict[str, str],
+    out: str | Path | None,
 ) -> FrameSink:
-    """A sink for `num_frames` frames, `every` steps apart."""
-    layout = Layout(task, start, num_frames, every, attributes)
+    """A sink for `num_frames` frames, `every` steps apart. facts: further attributes of the result."""
+    layout = Layout(task, start, num_frames, every, trust, facts)
     if out is None:
         if layout.num_bytes > MAX_MEMORY_BYTES:
             raise BundleError(
@@ -50,16 +59,19 @@ def open_sink(
 class Layout:
     """Names, dimensions, coordinates and units of a result."""
 
-    def __init__(self, task: TaskSpec, start: Start, num_frames: int, every: int, attributes: dict[str, Any]) -> None:
+    def __init__(
+        self, task: TaskSpec, start: Start, num_frames: int, every: int, trust: Trust, facts: dict[str, str]
+    ) -> None:
         self.task = task
         self.fields = task.fields_of(task.predicted)
         self.space = start.space
         self.num_samples = start.parameters.shape[0]
         self.num_frames = num_frames
         self.batched = start.batched
-        self.attributes = attributes
+        self.attributes = facts | trust.attributes()
+        self.trust = trust
         self.coordinates: dict[str, npt.NDArray[np.float64]] = {
-            axis.name: values for axis, values in zip(task.axes, start.coordinates, strict=True)
+            axis.name: values for axis, values in zip(task.axes, start.domain.coordinates, strict=True)
         }
         if not task.steady:
             self.coordinates["time"] = np.asarray(
@@ -103,6 +115,21 @@ class Layout:
             first = last
         return parts
 
+    def per_sample(self, blew_up: BlewUp) -> dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]]:
+        """Name -> (dimensions, values, attributes) of what is said about each sample."""
+        values: dict[str, tuple[Any, dict[str, Any]]] = {
+            "warnings": (self.trust.flags, self.trust.flag_attributes()),
+            "blew_up": (blew_up.samples, {}),
+        }
+        taken = {*self.parameters, *(f.name for f in self.fields), *self.coordinates}
+        found: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {}
+        for name, (array, attributes) in values.items():
+            free = name
+            while free in taken:  # a field of that name keeps it
+                free += "_"
+            found[free] = (("sample",), array, attributes) if self.batched else ((), array[0], attributes)
+        return found
+
     def variable_attributes(self, name: str) -> dict[str, Any]:
         return {"units": self.units.get(name) or next(f.unit for f in self.fields if f.name == name)}
 
@@ -115,6 +142,7 @@ class MemorySink:
         channels = sum(layout.components(f) for f in layout.fields)
         self.frames = np.empty((layout.num_samples, layout.num_frames, channels, *layout.space), np.float32)
         self.count = 0
+        self.blew_up = BlewUp(layout)
 
     def add(self, frame: Frame) -> None:
         self.frames[:, self.count] = frame
@@ -124,6 +152,7 @@ class MemorySink:
         import xarray
 
         layout = self.layout
+        self.blew_up.look(self.frames)
         parts = layout.split(self.frames)
         variables: dict[str, Any] = {
             f.name: (layout.dims(f), layout.squeeze(f, parts[f.name]), layout.variable_attributes(f.name))
@@ -136,7 +165,8 @@ class MemorySink:
         coordinates = {
             name: ((name,), values, {"units": layout.units[name]}) for name, values in layout.coordinates.items()
         }
-        attributes = dict(layout.attributes) | {"blew_up": blew_up(self.frames, layout)}
+        variables |= layout.per_sample(self.blew_up)
+        attributes = layout.attributes | {"blew_up": self.blew_up.words()}
         return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
 
 
@@ -163,7 +193,7 @@ class ZarrSink:
         channels = sum(layout.components(f) for f in layout.fields)
         self.buffer = np.empty((layout.num_samples, self.chunk, channels, *layout.space), np.float32)
         self.buffered = self.written = 0
-        self.blew_up = "no"
+        self.blew_up = BlewUp(layout)
 
     def _create(self, field: FieldSpec) -> Any:
         layout = self.layout
@@ -182,14 +212,15 @@ class ZarrSink:
     def _write_coordinates(self) -> None:
         layout = self.layout
         for name, values in layout.coordinates.items():
-            self._small(name, np.asarray(values), (name,), layout.units[name])
+            self._small(name, (name,), np.asarray(values), {"units": layout.units[name]})
         for name, (unit, values) in layout.parameters.items():
-            self._small(name, values if layout.batched else values[0], ("sample",) if layout.batched else (), unit)
+            dims = ("sample",) if layout.batched else ()
+            self._small(name, dims, values if layout.batched else values[0], {"units": unit})
 
-    def _small(self, name: str, values: Any, dims: tuple[str, ...], unit: str) -> None:
+    def _small(self, name: str, dims: tuple[str, ...], values: Any, attributes: dict[str, Any]) -> None:
         data = np.asarray(values)
         array = self.group.create_array(
-            name, shape=data.shape, dtype=data.dtype, dimension_names=dims, attributes={"units": unit}
+            name, shape=data.shape, dtype=data.dtype, dimension_names=dims, attributes=attributes
         )
         array[...] = data
 
@@ -203,8 +234,7 @@ class ZarrSink:
         layout, count = self.layout, self.buffered
         if not count:
             return
-        if self.blew_up == "no":
-            self.blew_up = blew_up(self.buffer[:, :count], layout, first_frame=self.written)
+        self.blew_up.look(self.buffer[:, :count], self.written)
         place = slice(self.written, self.written + count)
         for name, part in layout.split(self.buffer[:, :count]).items():
             field = next(f for f in layout.fields if f.name == name)
@@ -217,7 +247,9 @@ class ZarrSink:
         import xarray
 
         self._flush()
-        self.group.attrs["blew_up"] = self.blew_up
+        for name, (dims, values, attributes) in self.layout.per_sample(self.blew_up).items():
+            self._small(name, dims, values, attributes)
+        self.group.attrs["blew_up"] = self.blew_up.words()
         if self.path.exists():
             shutil.rmtree(self.temporary, ignore_errors=True)
             raise BundleError(f"'{self.path}' appeared while the rollout ran, and is not replaced")
@@ -233,12 +265,30 @@ def _squeezed_shape(layout: Layout, field: FieldSpec, num_frames: int) -> tuple[
     return (*lead, *space)
 
 
-def blew_up(frames: Frame, layout: Layout, first_frame: int = 0) -> str:
-    """'no', or the first sample and time with a value that is not finite. frames: (B, T, C, *S)."""
-    finite = np.asarray(np.isfinite(frames).reshape(frames.shape[0], frames.shape[1], -1).all(axis=2))
-    if finite.all():
-        return "no"
-    frame = int(np.argmax(~finite.all(axis=0)))
-    sample = int(np.argmax(~finite[:, frame]))
-    when = f" at time {layout.coordinates['time'][first_frame + frame]:g}" if "time" in layout.coordinates else ""
-    return f"yes: sample {sample} is not finite{when}"
+class BlewUp:
+    """Which samples have a value that is not finite, and from which kept frame on."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.first_frame = np.full(layout.num_samples, -1)
+
+    @property
+    def samples(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.first_frame >= 0)
+
+    def look(self, frames: Frame, first_frame: int = 0) -> None:
+        """frames: (B, T, C, *S), the first of them number `first_frame` of the result."""
+        bad = np.asarray(~np.isfinite(frames).reshape(frames.shape[0], frames.shape[1], -1).all(axis=2))
+        new = bad.any(axis=1) & ~self.samples
+        self.first_frame[new] = first_frame + bad[new].argmax(axis=1)
+
+    def words(self) -> str:
+        """'' if all is finite, else each sample with the time from which on it is not."""
+        numbers = np.flatnonzero(self.samples)
+        times = self.layout.coordinates.get("time")
+        lines = []
+        for number in numbers[:MAX_NAMED_SAMPLES]:
+            when = "" if times is None else f" at time {times[self.first_frame[number]]:g}"
+            lines.append(f"sample {number} is not finite{when}")
+        more = len(numbers) - len(lines)
+        return "; ".join([*lines, *([f"and {more} more"] if more > 0 else [])])

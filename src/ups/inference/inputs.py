@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from ups.errors import BundleError
-from ups.spec.task import AxisSpec, FieldSpec, Role, TaskSpec
+from ups.inference.domain import Domain, fit_domain, given_coordinates
+from ups.spec.task import FieldSpec, Role, TaskSpec
 
 Float64 = npt.NDArray[np.float64]
 # One rollout holds at most so many numbers in a frame: a typing mistake must not ask for terabytes.
@@ -25,18 +26,22 @@ MAX_FRAME_VALUES = 2**31
 
 @dataclass(frozen=True)
 class Start:
-    """Where a rollout begins. state (B, T, C, *S), static (B, Cs, *S), parameters (B, P), one (n,) array per axis."""
+    """Where a rollout begins. state (B, T, C, *S), static (B, Cs, *S), parameters (B, P).
+
+    notes: what was assumed, because the input does not say it.
+    """
 
     state: Tensor
     static: Tensor
     parameters: Tensor
-    coordinates: tuple[Float64, ...]
+    domain: Domain
     time: float
     batched: bool
+    notes: tuple[str, ...] = ()
 
     @property
     def space(self) -> tuple[int, ...]:
-        return tuple(len(c) for c in self.coordinates)
+        return tuple(len(c) for c in self.domain.trained)
 
 
 def suggestion(name: str, known: list[str]) -> str:
@@ -51,12 +56,20 @@ def read_start(
     static: Any,
     parameters: Any,
     trained: tuple[Float64, ...],
+    *,
+    coordinates: Any = None,
+    rescale: bool = False,
 ) -> Start:
-    """Checks and converts everything a rollout starts from. trained: the coordinates of the training grid."""
-    coordinates: tuple[Float64, ...] | None = None
+    """Checks and converts everything a rollout starts from.
+
+    trained: the coordinates of the training grid; coordinates: those of the input, where it has none of its own;
+    rescale: see `ups.inference.domain`.
+    """
+    given_axes = given_coordinates(task, coordinates, {"state": state, "static": static})
+    notes: list[str] = []
     time = 0.0
     if is_dataset(state):
-        coordinates, time = _dataset_coordinates(task, state)
+        time = _dataset_time(task, state, context_frames, notes)
         if static is None and task.fields_of("static"):
             static = state
         if parameters is None and task.parameters:
@@ -76,15 +89,17 @@ def read_start(
     values = _parameters(task, parameters, num_samples)
     batched = batched or (values is not None and values.shape[0] > 1)
     num_samples = max(num_samples, values.shape[0])
-    if coordinates is None or tuple(len(c) for c in coordinates) != space:
-        coordinates = tuple(_regrid(known, n, axis) for axis, known, n in zip(task.axes, trained, space, strict=True))
+    domain = fit_domain(task, trained, space, given_axes, rescale=rescale)
+    if domain.assumed:
+        notes.append(f"no coordinates were given for {', '.join(domain.assumed)}: the trained domain is assumed")
     return Start(
         state=_expand(frames, num_samples, (0, 0, *space)),
         static=_expand(given, num_samples, None)[:, 0] if given is not None else torch.zeros(num_samples, 0, *space),
         parameters=torch.from_numpy(values).float().expand(num_samples, -1),
-        coordinates=coordinates,
+        domain=domain,
         time=time,
         batched=batched,
+        notes=tuple(notes),
     )
 
 
@@ -94,16 +109,6 @@ def is_dataset(value: Any) -> bool:
 
 def _names(task: TaskSpec, role: Role) -> str:
     return ", ".join(f.name for f in task.fields_of(role)) or "none"
-
-
-def _regrid(known: Float64, points: int, axis: AxisSpec) -> Float64:
-    """The training grid's coordinates for another number of points: the same domain in equal cells."""
-    if points == len(known):
-        return known
-    spacing = axis.extent / points
-    # cells of a wall-bounded axis are centred; on a periodic axis the first point stays where it was
-    edge = float(known[0]) if axis.boundary == "periodic" else float(known[0]) - axis.extent / len(known) / 2
-    return np.asarray(edge + (np.arange(points) + (0.0 if axis.boundary == "periodic" else 0.5)) * spacing)
 
 
 def _array(value: Any, what: str) -> Float64:
@@ -249,18 +254,21 @@ def _from_dataset(task: TaskSpec, role: Role, dataset: Any, num_frames: int) -> 
     return _from_mapping(task, role, values, num_frames)
 
 
-def _dataset_coordinates(task: TaskSpec, dataset: Any) -> tuple[tuple[Float64, ...] | None, float]:
-    time = 0.0
-    if "time" in dataset.coords and dataset["time"].size:
-        stamps = np.atleast_1d(dataset["time"].values)
-        time = float(stamps[-1]) if stamps.dtype.kind in "fiu" else 0.0
-    if not all(a.name in dataset.coords for a in task.axes):
-        return None, time
-    coordinates = tuple(_array(dataset[a.name], f"coordinate '{a.name}'") for a in task.axes)
-    for axis, values in zip(task.axes, coordinates, strict=True):
-        if values.ndim != 1 or (np.diff(values) <= 0).any():
-            raise BundleError(f"coordinate '{axis.name}' must be one increasing list of numbers")
-    return coordinates, time
+def _dataset_time(task: TaskSpec, dataset: Any, num_frames: int, notes: list[str]) -> float:
+    """Time of the last given frame. Frames that are given together must be one time step apart."""
+    if "time" not in dataset.coords or not dataset["time"].size:
+        return 0.0
+    stamps = np.atleast_1d(dataset["time"].values)
+    if stamps.dtype.kind not in "fiu" or not np.isfinite(stamps[-1]):
+        notes.append("the time of the input is not a number: time starts at 0")
+        return 0.0
+    steps = np.diff(stamps[-num_frames:].astype(np.float64))
+    if not task.steady and len(steps) and not np.allclose(steps, task.dt, rtol=1e-3, atol=0):
+        raise BundleError(
+            f"the given frames are {steps[0]:g} apart in time; task '{task.name}' was trained with a time step of "
+            f"{task.dt:g}"
+        )
+    return float(stamps[-1])
 
 
 def _common_space(

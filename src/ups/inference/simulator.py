@@ -1,7 +1,8 @@
 """`ups.Simulator`: load a bundle, step it, roll it out; results are xarray datasets with names, units and time.
 
 Deterministic: the same bundle, input, device and thread count give the same numbers. What a result cannot be trusted
-for is written into its attributes: parameters, grid or time step outside what the simulator was trained on.
+for is part of it, for each sample (`ups.inference.trust`); another domain than the trained one is refused
+(`ups.inference.domain`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, load_bundle
 from ups.inference.frames import FrameSink, open_sink
 from ups.inference.inputs import Start, read_start, suggestion
+from ups.inference.trust import judge
 from ups.spec.task import TaskSpec
 
 MAX_STEPS = 10**8
@@ -70,9 +72,20 @@ class Simulator:
             )
         return tasks[name]
 
-    def step(self, state: Any = None, parameters: Any = None, *, task: str | None = None, static: Any = None) -> Any:
+    def step(
+        self,
+        state: Any = None,
+        parameters: Any = None,
+        *,
+        task: str | None = None,
+        static: Any = None,
+        coordinates: Any = None,
+        rescale_domain: bool = False,
+    ) -> Any:
         """One step from `state` (or the solution of a steady task): an xarray.Dataset with one frame."""
-        return self.rollout(state, 1, parameters, task=task, static=static)
+        return self.rollout(
+            state, 1, parameters, task=task, static=static, coordinates=coordinates, rescale_domain=rescale_domain
+        )
 
     def rollout(
         self,
@@ -82,6 +95,8 @@ class Simulator:
         *,
         task: str | None = None,
         static: Any = None,
+        coordinates: Any = None,
+        rescale_domain: bool = False,
         every: int = 1,
         out: str | Path | None = None,
         progress: Callable[[int], None] | None = None,
@@ -90,6 +105,8 @@ class Simulator:
 
         state: what is given, as an array (channels, *space), a dict of fields, or an xarray.Dataset; with a sample axis
         in front for several at once. parameters: dict of numbers, or of one number per sample. static: given fields.
+        coordinates: axis -> values, for inputs that are not of xarray; without any the trained domain is assumed.
+        rescale_domain: map a domain of another length or origin to the trained one instead of refusing it.
         out: a new Zarr store that frames are streamed to, so that memory does not grow with `steps`; the result then
         reads from it. progress: called with the number of steps done.
         """
@@ -101,8 +118,19 @@ class Simulator:
         if steps < every:
             raise BundleError(f"every={every} keeps no frame of {steps} steps")
         trained = self._bundle.info.coordinates[spec.name]
-        start = read_start(spec, self.context_frames, state, static, parameters, trained)
-        sink = open_sink(spec, start, steps // every, every, self._attributes(spec, start), out)
+        start = read_start(
+            spec,
+            self.context_frames,
+            state,
+            static,
+            parameters,
+            trained,
+            coordinates=coordinates,
+            rescale=rescale_domain,
+        )
+        trust = judge(spec, start, steps, self._bundle.info)
+        facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}
+        sink = open_sink(spec, start, steps // every, every, trust, facts, out)
         return self._run(spec, start, steps, every, sink, progress)
 
     def query(self, points: Any, times: Any) -> Any:
@@ -116,7 +144,7 @@ class Simulator:
         """The loop itself: yields (B, C, *S) for each step, on the device."""
         state, static, parameters = (x.to(self._device) for x in (start.state, start.static, start.parameters))
         dt = torch.full((parameters.shape[0],), spec.dt, device=self._device)
-        coordinates = tuple(torch.from_numpy(np.array(c)).float().to(self._device) for c in start.coordinates)
+        coordinates = tuple(torch.from_numpy(np.array(c)).float().to(self._device) for c in start.domain.trained)
         with torch.inference_mode():
             for _ in range(steps):
                 try:
@@ -142,39 +170,6 @@ class Simulator:
             if progress is not None:
                 progress(number)
         return sink.finish()
-
-    def _attributes(self, spec: TaskSpec, start: Start) -> dict[str, Any]:
-        warnings = trust_warnings(spec, start, self._bundle.info.space(spec.name))
-        return {
-            "task": spec.name,
-            "equation": spec.equation,
-            "bundle": self._bundle.hash,
-            "warnings": "; ".join(warnings) or "none",
-        }
-
-
-def trust_warnings(spec: TaskSpec, start: Start, trained_space: tuple[int, ...]) -> list[str]:
-    """What a result should not be believed for: inputs outside the training range, and how far."""
-    found = []
-    for number, parameter in enumerate(spec.parameters):
-        values = start.parameters[:, number].double().numpy()
-        width = parameter.maximum - parameter.minimum
-        outside = np.maximum(parameter.minimum - values, values - parameter.maximum)
-        # float32 storage of the ends of the range is not outside of it
-        if width >= 0 and outside.max() > 1e-6 * max(abs(parameter.maximum), abs(parameter.minimum)):
-            worst = int(outside.argmax())
-            far = f" ({outside[worst] / width:.2g} of its width)" if width > 0 else ""
-            found.append(
-                f"parameter {parameter.name}={values[worst]:.6g} is outside the training range "
-                f"[{parameter.minimum:g}, {parameter.maximum:g}] by {outside[worst]:.3g}{far}"
-            )
-    if start.space != trained_space:
-        found.append(f"grid {_times(start.space)} differs from the training grid {_times(trained_space)}")
-    return found
-
-
-def _times(space: tuple[int, ...]) -> str:
-    return " x ".join(str(n) for n in space)
 
 
 def _host(frame: Tensor) -> npt.NDArray[np.float32]:

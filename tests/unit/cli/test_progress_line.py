@@ -28,6 +28,20 @@ def test_validation_is_shown_and_other_rows_are_not() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ours", "better_on", "words"),
+    [
+        (0.2, 8, ""),
+        (0.2, 6, ", not significantly better: on 6 of 8 trajectories"),
+        (1.2, 1, ", not better"),
+    ],
+)
+def test_validation_stands_beside_its_best_reference(ours: float, better_on: int, words: str) -> None:
+    row = {"one_step": ours, "persistence": 1.5, "channel_mean": 1.0, "better_on": better_on, "trajectories": 8}
+    line = describe({"step": 9, **{f"valid/a/{name}": value for name, value in row.items()}}, ["x"])
+    assert line == f"valid step 9  a one_step {ours} (channel_mean 1{words})"
+
+
+@pytest.mark.parametrize(
     ("seconds", "text"),
     [(5, "5 s"), (89, "89 s"), (600, "10 min"), (3600 * 3 + 300, "3 h 05 min"), (86400 * 2 + 4 * 3600, "2 d 4 h")],
 )

@@ -43,7 +43,7 @@ def test_a_rollout_says_what_it_did_with_its_error_beside_persistence(
     assert first.startswith("advection, 6 steps from test trajectory 0 (beta = 1): error ")
     # a wave that has moved by a part p of its length differs by 2 sin(pi p) times its RMS
     expected = np.mean(2 * np.sin(np.pi * 0.05 * np.arange(1, FRAMES)))
-    assert f"(persistence {expected:.3g})" in first
+    assert f"(persistence {expected:.3g}, training mean " in first
     assert first.endswith("relative to the RMS of the trajectory")
     assert last == "wrote out.zarr"
 
@@ -55,7 +55,7 @@ def test_a_run_is_found_by_name_by_path_and_by_its_bundle(desk: Path, capsys: py
         assert run(["rollout", name, "wave.zarr", "--task", "advection", "-o", store, "--json"]) == 0
         answers.append(json.loads(capsys.readouterr().out)["errors"])
     assert answers[0] == answers[1] == answers[2]
-    assert set(answers[0]) == {"model", "persistence"}
+    assert set(answers[0]) == {"model", "persistence", "training mean"}
     assert run(["rollout", "yours", "wave.zarr", "-o", "x.zarr"]) == 10
     assert "there is no bundle at 'yours'" in capsys.readouterr().err
 
@@ -64,7 +64,9 @@ def test_a_steady_task_and_steps_beyond_the_truth_have_no_persistence(
     desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["rollout", "mine", "darcy.zarr", "--task", "darcy", "-o", "d.zarr"]) == 0
-    assert capsys.readouterr().out.startswith("darcy from test trajectory 0: error ")
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("darcy from test trajectory 0: error ")
+    assert "(training mean " in first
     assert run(["rollout", "mine", "wave.zarr", "--task", "advection", "--steps", "9", "-o", "w.zarr"]) == 0
     assert capsys.readouterr().out.startswith("advection, 9 steps from test trajectory 0 (beta = 1)\n")
 
@@ -83,3 +85,44 @@ def test_a_picture_shows_the_time_of_the_data(desk: Path, monkeypatch: pytest.Mo
     assert drawn[0].time_of(0) == pytest.approx(4 * ADVECTION.dt)
     assert len(drawn[0].truth) == 3
     assert drawn[0].parameters == {"beta": 1.0}
+
+
+def test_a_store_on_another_domain_is_refused_or_rescaled(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (x,) = grid(ADVECTION)
+    for name, axis in (("long", 3 * x), ("irregular", x**2 + x)):
+        with StoreWriter(desk / f"{name}.zarr", ADVECTION, [axis], FRAMES) as writer:
+            for split in ("train", "valid", "test"):
+                writer.append(split, state=np.ones((FRAMES, 1, 16), np.float32), parameters=[1.0])
+        command = ["rollout", "mine", f"{name}.zarr", "--task", "advection"]
+        assert run([*command, "-o", f"{name}-out.zarr"]) == 10
+        error = capsys.readouterr().err
+        assert "coordinate 'x' is" in error
+        assert "16 points from 0 to 0.9375" in error
+        assert error.count("\n") == 1
+        code = run([*command, "-o", f"{name}-out.zarr", "--rescale-domain", "--json"])
+        if name == "irregular":
+            assert code == 10
+            continue
+        found = json.loads(capsys.readouterr().out)
+        assert found["samples"] == [{"warnings": ["domain_rescaled"], "blew_up": False}]
+        assert "the physics was not rescaled" in found["attributes"]["warnings"]
+
+
+def test_a_store_of_another_time_step_is_thinned_or_refused(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from dataclasses import replace
+
+    (x,) = grid(ADVECTION)
+    for dt in (ADVECTION.dt / 2, ADVECTION.dt * 1.5):
+        name = f"wave{dt:g}"
+        with StoreWriter(desk / f"{name}.zarr", replace(ADVECTION, dt=dt), [x], FRAMES) as writer:
+            for split in ("train", "valid", "test"):
+                writer.append(split, state=np.ones((FRAMES, 1, 16), np.float32), parameters=[1.0])
+        code = run(["rollout", "mine", f"{name}.zarr", "--task", "advection", "-o", f"{name}-out.zarr"])
+        printed = capsys.readouterr()
+        if dt < ADVECTION.dt:
+            assert code == 0
+            assert "one in 2 frames" in printed.err
+            assert "advection, 3 steps" in printed.out
+        else:
+            assert code != 0
+            assert "time step of 0.05" in printed.err

@@ -50,7 +50,9 @@ def test_the_better_model_is_best_and_its_difference_is_below_zero():
     assert difference["low"] <= difference["mean"] <= difference["high"] < 0
     assert difference["mean"] == pytest.approx(found.summary("B")["trmse"] - found.summary("A")["trmse"], rel=1e-9)
     assert found.differences["C"]["mean"] == math.inf
-    assert len(found.curve("A")) == 5
+    assert {name: len(curve) for name, curve in found.curves().items()} == dict.fromkeys(
+        ("A", "B", "C", "training mean", "persistence"), 5
+    )
 
 
 def test_a_model_beside_itself_differs_by_nothing():

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ups.evaluation.gallery import Example
+from ups.evaluation.headline import headlines, significant
 from ups.evaluation.report.charts import cost_figure, curve_figure, spectrum_figure
 from ups.evaluation.report.figures import data_address, fields_png, film
 from ups.evaluation.results import best_predictor, leak_words
@@ -91,17 +92,14 @@ def whole_page(title: str, parts: Sequence[str]) -> str:
 def _contents(results: Sequence[Mapping[str, Any]], model: str) -> str:
     rows = []
     for result in results:
-        ours = result["predictors"][model]["summary"]
-        others = {n: p["summary"]["one_step_trmse"] for n, p in result["predictors"].items() if n != model}
-        name, least = min(others.items(), key=lambda item: float(item[1])) if others else ("-", math.nan)
-        factor = least / ours["one_step_trmse"] if ours["one_step_trmse"] > 0 and others else math.nan
         task = html.escape(result["task"])
-        rows.append(
-            f"<tr><td><a href='#{task}'>{task}</a></td><td>{number(ours['one_step_trmse'])}</td>"
-            f"<td>{html.escape(name)} {number(least)}</td><td>{number(factor)}x</td>"
-            f"<td>{number(ours['trmse'])}</td></tr>"
-        )
-    heads = "<th>task</th><th>one-step error</th><th>best reference</th><th>ratio</th><th>rollout error</th>"
+        rows += [
+            f"<tr><td><a href='#{task}'>{task}</a></td><td>{html.escape(line.score)}</td>"
+            f"<td>{number(line.model)}</td><td>{number(line.reference)} {html.escape(line.reference_name)}</td>"
+            f"<td>{number(line.ratio)}x</td><td>{html.escape(line.verdict)}</td></tr>"
+            for line in headlines(result, model)[: 1 if result["steady"] else 2]
+        ]
+    heads = "<th>task</th><th>error</th><th>model</th><th>best reference</th><th>ratio</th><th></th>"
     return f"<div class='wide'><table><tr>{heads}</tr>{''.join(rows)}</table></div>"
 
 
@@ -155,10 +153,11 @@ def _scores(result: Mapping[str, Any], model: str) -> str:
 
 
 def difference_words(difference: Mapping[str, float] | None) -> str:
-    """Mean and interval of a paired difference; a dash where a model stands beside itself."""
+    """Mean and interval of a paired difference, and a word if it may be chance; a dash beside itself."""
     if difference is None:
         return "-"
-    return f"{number(difference['mean'])} [{number(difference['low'])}, {number(difference['high'])}]"
+    text = f"{number(difference['mean'])} [{number(difference['low'])}, {number(difference['high'])}]"
+    return text if significant(difference) else f"{text}, not significant"
 
 
 def _curves(result: Mapping[str, Any], metric: str, title: str, only: Sequence[str] | None = None) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 
-from ups.evaluation.comparison import COLUMNS, TaskComparison
+from ups.evaluation.comparison import TaskComparison
+from ups.evaluation.headline import SCORES
 from ups.evaluation.report.charts import curve_figure
 from ups.evaluation.report.page import difference_words, number, whole_page
 
@@ -19,9 +20,10 @@ def write_comparison(
 ) -> str:
     """The page as text. changes: label -> (field, value in the first, value in this one) of each differing field."""
     parts = [
-        "<p>Scores on the same held-out trajectories, in physical units; lower is better, the best of a column is "
-        "<b>bold</b>. A difference is of rollout errors, paired over trajectories, with its 95 % bootstrap interval; "
-        "below 0 it is better than the first.</p>",
+        "<p>Scores on the same held-out trajectories, in physical units; lower is better. The best model of a column "
+        "is <b>bold</b> if it is significantly better than the others and than every predictor that learnt nothing; "
+        "these stand below the models. A difference is of rollout errors, paired over trajectories, with its 95 % "
+        "bootstrap interval; below 0 it is better than the first.</p>",
     ]
     parts += [f"<p class='soft'>{html.escape(note)}</p>" for note in notes]
     parts += [_task(task) for task in tasks]
@@ -30,29 +32,35 @@ def write_comparison(
 
 
 def _task(task: TaskComparison) -> str:
-    best = {key: task.best(key) for _, key in COLUMNS}
+    best = {key: task.winner(key)[0] for _, key in SCORES}
     rows = []
     for label in task.results:
         cells = []
-        for _, key in COLUMNS:
+        for _, key in SCORES:
             text = number(float(task.summary(label)[key]))
             cells.append(f"<td><b>{text}</b></td>" if best[key] == label else f"<td>{text}</td>")
-        words = difference_words(task.differences.get(label))
-        rows.append(f"<tr><td>{html.escape(label)}</td>{''.join(cells)}<td>{words}</td></tr>")
-    heads = "".join(f"<th>{head}</th>" for head, _ in COLUMNS)
+        cells += [f"<td>{difference_words(task.differences.get(label))}</td>"]
+        cells += [f"<td>{html.escape(task.rollout_verdict(label))}</td>"]
+        rows.append(f"<tr class='model'><td>{html.escape(label)}</td>{''.join(cells)}</tr>")
+    for reference, summary in task.references().items():
+        cells = [f"<td>{number(float(summary[key]))}</td>" for _, key in SCORES]
+        rows.append(f"<tr><td>{html.escape(reference)}</td>{''.join(cells)}<td></td><td>reference</td></tr>")
+    heads = "".join(f"<th>{head}</th>" for head, _ in SCORES)
     name = html.escape(task.task)
-    first = next(iter(task.results.values()))
+    first = task.first
     plan = first["protocol"]
     protocol = f"{first['split']} split, {plan['num_trajectories']} trajectories"
     chart = ""
     if not first["steady"]:
         protocol += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
-        curves = {label: task.curve(label) for label in task.results}
-        figure = curve_figure(curves, "Rollout error over time", "error relative to the trajectory", "predicted step")
+        figure = curve_figure(
+            task.curves(), "Rollout error over time", "error relative to the trajectory", "predicted step"
+        )
         chart = f"<div class='plots'><div>{figure}</div></div>"
     return (
         f"<h2>{name}</h2><p class='soft'>{html.escape(protocol)}</p><div class='wide'><table><tr><th>model</th>{heads}"
-        f"<th>minus {html.escape(next(iter(task.results)))}</th></tr>{''.join(rows)}</table></div>{chart}"
+        f"<th>rollout minus {html.escape(next(iter(task.results)))}</th><th>rollout</th></tr>"
+        f"{''.join(rows)}</table></div>{chart}"
     )
 
 

@@ -1,0 +1,238 @@
+"""Whether an input stands on the domain that a model was trained on: the same, mapped on request, or refused.
+
+A model knows the number of a point, not its coordinate: given a longer, shifted or irregular axis it computes the same
+numbers as before, and only the label would be wrong. So coordinates are compared with those of the training grid, and
+what differs is never relabeled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from ups.errors import BundleError
+from ups.spec.task import AxisSpec, TaskSpec
+
+Float64 = npt.NDArray[np.float64]
+# A point counts as being where it should be within this part of a cell: coordinates are often stored as float32.
+TOLERANCE = 0.01
+RESCALE_HINT = (
+    "convert the coordinates, or map them with rescale_domain=True (ups rollout --rescale-domain); "
+    "the physics is not rescaled with them"
+)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The grid of a rollout, one (n,) array per axis.
+
+    coordinates: what the result carries; trained: what the model is given, always on the trained domain.
+    rescaled: in words, how the first was mapped to the second; '' if it is the same domain.
+    assumed: axes that came without coordinates.
+    """
+
+    coordinates: tuple[Float64, ...]
+    trained: tuple[Float64, ...]
+    rescaled: str = ""
+    assumed: tuple[str, ...] = ()
+
+
+def given_coordinates(task: TaskSpec, explicit: Any, inputs: Mapping[str, Any]) -> dict[str, Float64]:
+    """Axis -> coordinates, of all that an input says about them; two sources that disagree are refused.
+
+    explicit: a mapping from axis to values, or None. inputs: label -> what was given as state or static fields; those
+    of xarray carry coordinates, also as values of a dict.
+    """
+    found: dict[str, tuple[str, Float64]] = {}
+    for label, source in _sources(task, explicit, inputs):
+        for axis in task.axes:
+            if axis.name not in source:
+                continue
+            values = _values(source[axis.name], axis.name)
+            if axis.name in found and not _close(values, found[axis.name][1]):
+                raise BundleError(f"{found[axis.name][0]} and {label} have different coordinates '{axis.name}'")
+            found[axis.name] = (label, values)
+    return {name: values for name, (_, values) in found.items()}
+
+
+def _sources(task: TaskSpec, explicit: Any, inputs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    sources: list[tuple[str, Any]] = []
+    if explicit is not None:
+        known = [a.name for a in task.axes]
+        if not isinstance(explicit, Mapping) or not set(explicit) <= set(known):
+            raise BundleError(f"coordinates must be a dict with one list of numbers for each of {', '.join(known)}")
+        sources.append(("coordinates=", explicit))
+    for label, value in inputs.items():
+        parts = {f"{label} '{name}'": part for name, part in value.items()} if isinstance(value, dict) else {}
+        for part_label, part in {label: value, **parts}.items():
+            if type(part).__module__.startswith("xarray") and hasattr(part, "coords"):
+                sources.append((part_label, part.coords))
+    return sources
+
+
+def _values(value: Any, name: str) -> Float64:
+    value = value.detach().cpu().numpy() if isinstance(value, Tensor) else getattr(value, "values", value)
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise BundleError(f"coordinate '{name}' must be one increasing list of numbers") from error
+    if array.ndim != 1 or not np.isfinite(array).all() or (np.diff(array) <= 0).any():
+        raise BundleError(f"coordinate '{name}' must be one increasing list of numbers")
+    return array
+
+
+def fit_domain(
+    task: TaskSpec, trained: tuple[Float64, ...], space: tuple[int, ...], given: Mapping[str, Float64], *, rescale: bool
+) -> Domain:
+    """The grid of a rollout over `space` points. Raises BundleError for a domain that is not the trained one.
+
+    trained: coordinates of the training grid; given: axis -> coordinates of the input, where it has them.
+    rescale: map another domain to the trained one, if that is a change of the unit of length or of the origin.
+    """
+    coordinates, mapped = [], []
+    for axis, known, points in zip(task.axes, trained, space, strict=True):
+        expected = regrid(known, points, axis)
+        values = given.get(axis.name)
+        mapped.append(expected)
+        coordinates.append(expected if values is None else values)
+        if values is not None and len(values) != points:
+            raise BundleError(f"coordinate '{axis.name}' has {len(values)} values for {points} points of the fields")
+    factors: dict[str, float] = {}
+    for axis, known, values, expected in zip(task.axes, trained, coordinates, mapped, strict=True):
+        if values is not expected and not _same(axis, known, values, expected, "translation" in task.symmetries):
+            _refuse(task, axis, known, values, rescale=rescale)
+            factors[axis.name] = _length(values, axis, known) / _length(known, axis, known)
+    _check_one_unit(task, factors, given)
+    rescaled = ", ".join(
+        f"{axis.name} from {_ends(values)} to {_ends(expected)}"
+        for axis, values, expected in zip(task.axes, coordinates, mapped, strict=True)
+        if axis.name in factors
+    )
+    assumed = tuple(a.name for a in task.axes if a.name not in given)
+    return Domain(tuple(coordinates), tuple(mapped), rescaled, assumed)
+
+
+def regrid(known: Float64, points: int, axis: AxisSpec) -> Float64:
+    """The training grid's coordinates for another number of points: the same domain in equal cells or intervals."""
+    if points == len(known):
+        return known
+    if _on_nodes(known, axis):
+        return np.linspace(known[0], known[-1], points)
+    spacing = _length(known, axis, known) / points
+    # cells of a bounded axis are centered; on a periodic axis the first point stays where it was
+    periodic = axis.boundary == "periodic"
+    edge = float(known[0]) if periodic else float(known[0]) - _spacing(known) / 2
+    return np.asarray(edge + (np.arange(points) + (0.0 if periodic else 0.5)) * spacing)
+
+
+def _spacing(values: Float64) -> float:
+    return float(values[-1] - values[0]) / (len(values) - 1)
+
+
+def _on_nodes(known: Float64, axis: AxisSpec) -> bool:
+    """Whether the training grid of a bounded axis has points on both ends of it, rather than in the middle of cells."""
+    span = float(known[-1] - known[0])
+    return axis.boundary != "periodic" and abs(span - axis.extent) < abs(span + _spacing(known) - axis.extent)
+
+
+def _length(values: Float64, axis: AxisSpec, known: Float64) -> float:
+    """Length of the domain that `values` stand for, if they follow the convention of the training grid `known`."""
+    return float(values[-1] - values[0]) + (0.0 if _on_nodes(known, axis) else _spacing(values))
+
+
+def _close(a: Float64, b: Float64, part: float = TOLERANCE) -> bool:
+    """Whether all points agree to a part of the smallest cell."""
+    return len(a) == len(b) and bool(np.abs(a - b).max() <= part * float(np.diff(b).min(initial=np.inf)))
+
+
+def _same(axis: AxisSpec, known: Float64, values: Float64, expected: Float64, translation: bool) -> bool:
+    if _close(values, expected):
+        return True
+    if axis.boundary != "periodic":
+        return False
+    if len(values) != len(known) and _close(values, expected + (_spacing(expected) - _spacing(known)) / 2):
+        return True  # centers of cells of the same period
+    # Where all places are equal, a grid that starts elsewhere within the first cell is the same domain.
+    shift = float(values[0] - expected[0])
+    return translation and abs(shift) <= _spacing(expected) and _close(values - shift, expected)
+
+
+def _refuse(task: TaskSpec, axis: AxisSpec, known: Float64, values: Float64, *, rescale: bool) -> None:
+    """Raises BundleError unless rescaling was asked for and an affine map leads to the training grid."""
+    trained_pattern = _pattern(known) if len(values) == len(known) else None
+    regular = np.arange(len(values), dtype=np.float64)
+    if not _close(_pattern(values), regular if trained_pattern is None else trained_pattern):
+        kind = "is not the training grid" if trained_pattern is not None and not _uniform(known) else "is not uniform"
+        steps = np.diff(values)
+        raise BundleError(
+            f"coordinate '{axis.name}' {kind}: its spacing goes from {steps.min():.4g} to {steps.max():.4g}, "
+            f"and task '{task.name}' was trained on {_describe(known, axis)}",
+            hint="interpolate the fields to the training grid",
+        )
+    mistake = _wrong_ends(axis, known, values)
+    if mistake or not rescale:
+        reason = mistake[0] if mistake else "is another domain"
+        raise BundleError(
+            f"coordinate '{axis.name}' {reason}: {_describe(values)} were given, and task '{task.name}' was trained on "
+            f"{_describe(known, axis)}",
+            hint=mistake[1] if mistake else RESCALE_HINT,
+        )
+
+
+def _pattern(values: Float64) -> Float64:
+    """Where points stand between the first (0) and the last (number of points - 1)."""
+    return np.asarray((values - values[0]) / (values[-1] - values[0]) * (len(values) - 1))
+
+
+def _uniform(values: Float64) -> bool:
+    return _close(_pattern(values), np.arange(len(values), dtype=np.float64))
+
+
+def _wrong_ends(axis: AxisSpec, known: Float64, values: Float64) -> tuple[str, str] | None:
+    """What is wrong, and what to do, if the input covers the trained domain but places its points by another rule."""
+    near = TOLERANCE * _spacing(values)
+    half, cell = _spacing(known) / 2, _spacing(values) / 2
+    if axis.boundary == "periodic":
+        if abs(float(values[-1] - values[0]) - _length(known, axis, known)) <= near:
+            return "repeats the first point of a periodic axis at its end", (
+                f"leave the last point out: dataset.isel({axis.name}=slice(None, -1))"
+            )
+        return None
+    if _on_nodes(known, axis):
+        if abs(values[0] - cell - known[0]) <= near and abs(values[-1] + cell - known[-1]) <= near:
+            return "has centers of cells, and the training grid has points on the boundary", (
+                "interpolate the fields to the training grid"
+            )
+    elif abs(values[0] - (known[0] - half)) <= near and abs(values[-1] - (known[-1] + half)) <= near:
+        return "has points on the boundary, and the training grid has centers of cells", (
+            "interpolate the fields to the training grid"
+        )
+    return None
+
+
+def _check_one_unit(task: TaskSpec, factors: Mapping[str, float], given: Mapping[str, Float64]) -> None:
+    """A change of the unit of length stretches all axes alike; anything else would be another equation."""
+    if not factors:
+        return
+    stretched = {a.name: factors.get(a.name, 1.0) for a in task.axes if a.name in given}
+    low, high = min(stretched.values()), max(stretched.values())
+    if high - low > 1e-3 * high:
+        words = ", ".join(f"{name} by {factor:.4g}" for name, factor in stretched.items())
+        raise BundleError(
+            f"the domain cannot be rescaled: its axes are stretched differently ({words}): not a change of unit",
+            hint="interpolate the fields to the training grid",
+        )
+
+
+def _ends(values: Float64) -> str:
+    return f"[{values[0]:.6g}, {values[-1]:.6g}]"
+
+
+def _describe(values: Float64, axis: AxisSpec | None = None) -> str:
+    text = f"{len(values)} points from {values[0]:.6g} to {values[-1]:.6g}"
+    return text if axis is None else f"{text} ({axis.boundary}, length {_length(values, axis, values):.6g})"

@@ -1,0 +1,153 @@
+"""What a result should not be believed for, for each sample: as bit flags for programs and as lines for people.
+
+Only what was measured counts: parameter ranges, grid, statistics and scored length come from the bundle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from ups.inference.bundle import BundleInfo
+from ups.inference.inputs import Start
+from ups.spec.statistics import Statistics
+from ups.spec.task import Role, TaskSpec
+
+Flags = npt.NDArray[np.bool_]
+# The order is the order of the bits of the variable `warnings`; new ones are added at the end.
+KINDS = ("parameter_range", "grid", "domain_rescaled", "amplitude", "rollout_length")
+# In deviations from the mean of the train split. Whatever the distribution, at most 1 in 100 frames of that split is
+# beyond the first and 1 in 900 values beyond the second; on six benchmark tasks the largest are 6.2 and 11.4.
+MAX_RMS = 10.0
+MAX_PEAK = 30.0
+MAX_NAMED_SAMPLES = 8
+
+
+@dataclass(frozen=True)
+class Trust:
+    """flags (B,): bit k of a sample is set if KINDS[k] applies; warnings and notes: lines for people, none if sound."""
+
+    flags: npt.NDArray[np.int32]
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def attributes(self) -> dict[str, str]:
+        """Empty texts where there is nothing to say: they are false in Python, also when read back from a file."""
+        return {"warnings": "; ".join(self.warnings), "notes": "; ".join(self.notes)}
+
+    def flag_attributes(self) -> dict[str, Any]:
+        """Meaning of the bits, as the CF conventions write it."""
+        return {"flag_masks": [1 << bit for bit in range(len(KINDS))], "flag_meanings": " ".join(KINDS)}
+
+
+def kinds_of(flags: int) -> list[str]:
+    """Names of the set bits."""
+    return [kind for bit, kind in enumerate(KINDS) if flags & (1 << bit)]
+
+
+def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
+    """Everything about a rollout of `steps` steps from `start` that the bundle was not trained or scored for."""
+    every = np.ones(start.parameters.shape[0], np.bool_)
+    found: list[tuple[str, Flags, str]] = []
+    for kind, samples, text in [*_parameters(spec, start), *_amplitudes(spec, start, info.statistics[spec.name])]:
+        found.append((kind, samples, _named(samples, batched=start.batched) + text))
+    trained_space = info.space(spec.name)
+    if start.space != trained_space:
+        text = f"grid {_times(start.space)} differs from the training grid {_times(trained_space)}"
+        found.append(("grid", every, text))
+    if start.domain.rescaled:
+        text = f"the domain was mapped to the trained one ({start.domain.rescaled}); the physics was not rescaled"
+        found.append(("domain_rescaled", every, text))
+    notes = list(start.notes)
+    scored = scored_steps(info.scores, spec.name)
+    if not spec.steady and scored is not None and steps > scored:
+        text = f"{steps} steps are {steps / scored:.3g} times longer than the {scored} that were scored"
+        found.append(("rollout_length", every, text))
+    if spec.name not in info.scores:
+        notes.append("this bundle has no scores of this task")
+    flags = np.zeros(len(every), np.int32)
+    for kind, samples, _ in found:
+        flags[samples] |= 1 << KINDS.index(kind)
+    return Trust(flags, tuple(text for _, _, text in found), tuple(notes))
+
+
+def scored_steps(scores: Mapping[str, Any], task: str) -> int | None:
+    """Steps of the rollouts that a task was scored on; None if that is not known."""
+    result = scores.get(task)
+    if not isinstance(result, Mapping):
+        return None
+    value = result.get("num_steps")
+    if type(value) is int and value > 0:
+        return value
+    # bundles of the first version have the protocol in words only
+    words = re.search(r"(\d{1,9}) steps from frame", str(result.get("protocol", ""))[:1000])
+    return int(words[1]) or None if words else None
+
+
+def _parameters(spec: TaskSpec, start: Start) -> list[tuple[str, Flags, str]]:
+    found = []
+    for number, parameter in enumerate(spec.parameters):
+        values = start.parameters[:, number].double().numpy()
+        width = parameter.maximum - parameter.minimum
+        outside = np.maximum(parameter.minimum - values, values - parameter.maximum)
+        # float32 storage of the ends of the range is not outside of it
+        samples = outside > 1e-6 * max(abs(parameter.maximum), abs(parameter.minimum))
+        if samples.any():
+            worst = int(outside.argmax())
+            far = f" ({outside[worst] / width:.2g} of its width)" if width > 0 else ""
+            text = (
+                f"parameter {parameter.name}={values[worst]:.6g} is outside the training range "
+                f"[{parameter.minimum:g}, {parameter.maximum:g}] by {outside[worst]:.3g}{far}"
+            )
+            found.append(("parameter_range", samples, text))
+    return found
+
+
+def _amplitudes(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tuple[str, Flags, str]]:
+    roles: tuple[tuple[Role, Tensor, tuple[float, ...], tuple[float, ...]], ...] = (
+        ("state", start.state, statistics.state_mean, statistics.state_std),
+        ("static", start.static[:, None], statistics.static_mean, statistics.static_std),
+    )
+    found = []
+    for role, frames, means, deviations in roles:
+        for channel, name in enumerate(spec.channel_names(role)):
+            mean, deviation = means[channel], max(deviations[channel], 1e-6 * abs(means[channel]))
+            # (B, T, S): a channel that never changed is far away wherever it is not 0
+            away = ((frames[:, :, channel].double() - mean) / (deviation or np.finfo(np.float64).tiny)).flatten(2)
+            rms = away.square().mean(2).sqrt().amax(1).numpy()
+            peak = away.abs().amax((1, 2)).numpy()
+            samples = (rms > MAX_RMS) | (peak > MAX_PEAK)
+            if samples.any():
+                worst = int(np.argmax(rms))
+                text = (
+                    f"{role} {name} is unlike the training data: its RMS is {rms[worst]:.3g} and its largest value "
+                    f"{peak[worst]:.3g} deviations away from the training mean {mean:.3g} (deviation {deviation:.3g})"
+                )
+                found.append(("amplitude", samples, text))
+    return found
+
+
+def _named(samples: Flags, *, batched: bool) -> str:
+    """Which samples a line is about, in front of it; nothing where there is only one."""
+    if not batched:
+        return ""
+    numbers = np.flatnonzero(samples)
+    if len(numbers) == len(samples):
+        return f"all {len(numbers)} samples, worst: " if len(numbers) > 1 else "sample 0: "
+    shown = ", ".join(str(n) for n in numbers[:MAX_NAMED_SAMPLES])
+    more = len(numbers) - MAX_NAMED_SAMPLES
+    return (
+        (f"samples {shown}" + (f" and {more} more" if more > 0 else "") + ", worst: ")
+        if len(numbers) > 1
+        else (f"sample {shown}: ")
+    )
+
+
+def _times(space: tuple[int, ...]) -> str:
+    return " x ".join(str(n) for n in space)

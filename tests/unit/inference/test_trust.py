@@ -1,0 +1,128 @@
+"""What not to believe a result for: for each sample, readable by programs, and empty when there is nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xarray
+
+from tests.unit.inference.make_bundle import make_bundle
+from ups import Simulator
+from ups.inference.bundle import load_bundle
+from ups.inference.trust import KINDS, kinds_of, scored_steps
+
+X = np.arange(16) / 16
+U = np.sin(2 * np.pi * X)[None]
+SCORES = {"advection": {"protocol": "test, 8 trajectories, 40 steps from frame 0", "predictors": {}}}
+
+
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory) -> Simulator:
+    bundle = load_bundle(make_bundle(tmp_path_factory.mktemp("bundles") / "small"))
+    return Simulator(replace(bundle, info=replace(bundle.info, scores=SCORES)), next(bundle.stepper.buffers()).device)
+
+
+def kinds(result: xarray.Dataset) -> list[list[str]]:
+    return [kinds_of(int(flags)) for flags in np.atleast_1d(result["warnings"].values)]
+
+
+def through_files(result: xarray.Dataset, folder) -> list[xarray.Dataset]:
+    result.to_netcdf(folder / "r.nc", engine="h5netcdf")
+    result.to_zarr(folder / "r.zarr", consolidated=False)
+    return [
+        xarray.load_dataset(folder / "r.nc", engine="h5netcdf"),
+        xarray.open_zarr(folder / "r.zarr", chunks=None, consolidated=False).load(),
+    ]
+
+
+def test_nothing_to_say_is_false_in_memory_and_from_every_file(simulator, tmp_path):
+    memory = simulator.rollout(U, 40, {"beta": 1.0}, task="advection")
+    streamed = simulator.rollout(U, 40, {"beta": 1.0}, task="advection", out=tmp_path / "streamed.zarr")
+    for result in (memory, streamed, *through_files(memory, tmp_path)):
+        assert not result.attrs["warnings"]
+        assert not result.attrs["blew_up"]
+        assert not result["warnings"]
+        assert not result["blew_up"]
+        assert result["blew_up"].dtype == bool
+        assert result["warnings"].dtype == np.int32
+
+
+def test_warnings_belong_to_samples(simulator, tmp_path):
+    states = np.stack([U, 1000 * U, U, U])
+    betas = [1.0, 1.0, 7.9, 0.1]
+    memory = simulator.rollout(states, 2, {"beta": betas}, task="advection")
+    streamed = simulator.rollout(states, 2, {"beta": betas}, task="advection", out=tmp_path / "streamed.zarr")
+    for result in (memory, streamed, *through_files(memory, tmp_path)):
+        assert kinds(result) == [[], ["amplitude"], ["parameter_range"], []]
+        first, second = result.attrs["warnings"].split("; ")
+        assert first == "sample 2: parameter beta=7.9 is outside the training range [0.1, 4] by 3.9 (1 of its width)"
+        assert second.startswith(
+            "sample 1: state u is unlike the training data: its RMS is 471 and its largest value 667"
+        )
+        words, masks = (result["warnings"].attrs[key] for key in ("flag_meanings", "flag_masks"))
+        meanings = dict(zip(words.split(), masks, strict=True))
+        assert list(meanings) == list(KINDS)
+        assert int(result["warnings"][1]) == meanings["amplitude"]
+
+
+def test_a_rollout_that_is_longer_than_scored_says_so(simulator):
+    result = simulator.rollout(U, 1000, {"beta": 1.0}, task="advection", every=1000)
+    assert kinds(result) == [["rollout_length"]]
+    assert result.attrs["warnings"] == "1000 steps are 25 times longer than the 40 that were scored"
+    assert not simulator.rollout(U, 40, {"beta": 1.0}, task="advection").attrs["warnings"]
+
+
+def test_the_scored_length_is_read_from_old_and_new_bundles_and_never_breaks():
+    assert scored_steps(SCORES, "advection") == 40
+    assert scored_steps({"a": {"num_steps": 7, "protocol": "?"}}, "a") == 7
+    for odd in ({}, {"a": 3}, {"a": {"num_steps": "x"}}, {"a": {"num_steps": True}}, {"a": {"protocol": ["4 steps"]}}):
+        assert scored_steps(odd, "a") is None
+
+
+def test_a_task_without_scores_is_noted_but_no_warning(simulator):
+    result = simulator.rollout(static=np.ones((1, 16, 16)), task="darcy")
+    assert not result.attrs["warnings"]
+    assert "no scores of this task" in result.attrs["notes"]
+
+
+def test_a_given_field_far_from_its_training_data_is_named(simulator):
+    result = simulator.rollout(static=np.stack([np.ones((1, 16, 16)), 1e6 * np.ones((1, 16, 16))]), task="darcy")
+    assert kinds(result) == [[], ["amplitude"]]
+    assert "static a is unlike" in result.attrs["warnings"]
+
+
+@pytest.mark.parametrize("out", [None, "blown.zarr"])
+def test_a_blow_up_is_told_for_each_sample(simulator, tmp_path, out, monkeypatch):
+    real = simulator.frames
+
+    def frames(spec, start, steps):
+        for number, frame in enumerate(real(spec, start, steps)):
+            frame = frame.clone()
+            if number >= 2:
+                frame[1, 0, 3] = float("nan")
+            yield frame
+
+    monkeypatch.setattr(simulator, "frames", frames)
+    monkeypatch.setattr("ups.inference.frames.CHUNK_BYTES", 16 * 4 * 3)
+    states = np.stack([U, U, U])
+    result = simulator.rollout(states, 5, {"beta": 1.0}, task="advection", out=out and tmp_path / out)
+    assert result["blew_up"].values.tolist() == [False, True, False]
+    assert result.attrs["blew_up"] == "sample 1 is not finite at time 0.15"
+
+
+def test_a_field_keeps_its_name(tmp_path):
+    from ups.inference.frames import open_sink
+    from ups.inference.inputs import read_start
+    from ups.inference.trust import Trust
+    from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
+
+    task = TaskSpec("t", (FieldSpec("warnings"), FieldSpec("blew_up")), (AxisSpec("x"),), dt=1.0)
+    start = read_start(task, 1, np.ones((2, 16)), None, None, (X,))
+    sink = open_sink(task, start, 1, 1, Trust(np.zeros(1, np.int32), (), ()), {}, None)
+    sink.add(np.ones((1, 2, 16), np.float32))
+    result = sink.finish()
+    assert result["warnings"].dims == ("time", "x")
+    assert not result["warnings_"]
+    assert not result["blew_up_"]
