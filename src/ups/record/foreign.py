@@ -45,7 +45,7 @@ def read_end(path: Path, limit: int) -> bytes | None:
 
 
 def read_whole(path: Path, limit: int) -> bytes:
-    """The content of a regular file. Raises OSError, or ValueError for anything else and for more than `limit` bytes."""
+    """The content of a regular file. Raises OSError, or ValueError for other files and for more than `limit` bytes."""
     with open_regular(path) as file:
         if file is None:
             raise ValueError("it is not a regular file")
@@ -94,6 +94,11 @@ def is_number(value: object) -> bool:
     """Whether a value from a document is a finite number: JSON has true, and Python reads NaN and 1e999 from it."""
     # A limit for whole numbers, too: those above 1e308 are no float.
     return type(value) in (int, float) and -1e300 < value < 1e300  # type: ignore[operator]
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value from a document is a whole number of 64 bits, and not true or false."""
+    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def inside(directory: Path, name: str) -> Path | None:

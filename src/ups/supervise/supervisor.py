@@ -23,6 +23,7 @@ from typing import Any
 
 from ups.errors import ConfigError, UpsError
 from ups.record import process_tree
+from ups.record.foreign import printable
 from ups.record.open_files import raise_open_files
 from ups.supervise.attempt import Attempt, Outcome, Wish
 from ups.supervise.checkpoints import usable_commit, verify_step
@@ -284,7 +285,7 @@ def _listen() -> Iterator[Wish]:
 
 
 def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import time
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import CheckpointError, IntegrityError, UpsError
+from ups.record.foreign import load_object, printable
 from ups.record.manifest import FileHash, is_committed, read_manifest, remove_directory, verify
 
 PROGRESS_NAME = "progress.json"
@@ -74,10 +74,10 @@ def latest_verified(run_dir: Path, *, say: Callable[[str], None] | None = None, 
 def read_progress(path: Path) -> dict[str, Any]:
     """The JSON object of `progress.json`."""
     try:
-        document = json.loads((path / PROGRESS_NAME).read_text())
+        document = load_object(path / PROGRESS_NAME)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / PROGRESS_NAME} cannot be read: {error}") from error
-    if not isinstance(document, dict) or not isinstance(document.get("progress"), dict):
+    if not isinstance(document.get("progress"), dict):
         raise CheckpointError(f"{path / PROGRESS_NAME} is not the progress of a run")
     return document
 
@@ -131,4 +131,4 @@ def _set_aside(path: Path) -> None:
 
 
 def _to_stderr(text: str) -> None:
-    sys.stderr.write(f"ups: {text}\n")
+    sys.stderr.write(f"ups: {printable(text)}\n")
