@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ups.inference.bundle import BundleInfo
+from ups.record.foreign import printable
 
 LIMITS = (
     "- Parameters outside the trained ranges, other grids, boundaries or time steps were never tested. A result "
@@ -15,15 +18,26 @@ LIMITS = (
 )
 
 
+def plain(text: str) -> str:
+    """Text that is shown as it is where Markdown is rendered: no HTML, no links, no control characters."""
+    escaped = html.escape(printable(" ".join(text.split())), quote=False)
+    return re.sub(r"([\\`\[\]|*])", r"\\\1", escaped)
+
+
+def _code(text: str) -> str:
+    """Text in a code span, which no text can end."""
+    return f"`{printable(' '.join(text.split())).replace('`', chr(39))}`"
+
+
 def write_card(name: str, info: BundleInfo) -> str:
-    """The card as Markdown. Everything in it comes from the bundle's own data."""
+    """The card as Markdown. Everything in it comes from the bundle's own data, and its texts may be a stranger's."""
     lines = [
         "---",
         "library_name: universal-simulator",
         "license: other",
         "tags: [physics, pde, simulation]",
         "---",
-        f"# {name}",
+        f"# {plain(name)}",
         "",
         f"A neural simulator for {', '.join(t.name for t in info.tasks)}. Model type `{info.model.type}`, "
         f"{info.context_frames} given frame(s). It predicts on a grid.",
@@ -45,10 +59,9 @@ def write_card(name: str, info: BundleInfo) -> str:
         boundaries = ", ".join(f"{a.name} {a.boundary}" for a in task.axes)
         grid = " x ".join(str(n) for n in info.space(task.name))
         dt = "steady" if task.steady else f"{task.dt:g}"
-        equation = task.equation.replace("|", "\\|")
-        lines.append(f"| {task.name} | {equation} | {fields} | {grid} | {dt} | {ranges} | {boundaries} |")
+        lines.append(f"| {task.name} | {plain(task.equation)} | {fields} | {grid} | {dt} | {ranges} | {boundaries} |")
     lines += ["", "## Scores", "", *_scores(info.scores), "", "## Where not to trust it", "", *LIMITS]
-    lines += ["", "## Provenance", "", *(f"- {label}: `{value}`" for label, value in info.provenance.items()), ""]
+    lines += ["", "## Provenance", "", *(f"- {plain(k)}: {_code(v)}" for k, v in info.provenance.items()), ""]
     return "\n".join(lines)
 
 
@@ -75,9 +88,10 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
             numbers = (values[k] for k in ("one_step_trmse", "trmse", "nrmse_median", "vrmse_median"))
             cells = " | ".join(_number(n) for n in numbers)
             blown = f"{_number(values['num_blown_up'])} of {_number(values['num_samples'])}"
-            lines.append(f"| {task} | {result['protocol']} | {name} | {cells} | {blown} |")
+            words = (task, str(result["protocol"]), name)
+            lines.append(f"| {' | '.join(plain(word) for word in words)} | {cells} | {blown} |")
     return lines
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+    return f"{value:.4g}" if isinstance(value, int | float) else plain(str(value))
