@@ -99,14 +99,13 @@ def _load(name: str, label: str) -> Scored:
 
 def _is_current(folder: Path, scores: Path) -> bool:
     """Whether scores that were kept are of the newest checkpoint of a run, or of this bundle."""
-    import json
-
+    from ups.evaluation.comparison import MAX_BYTES
     from ups.record.checkpoint_store import latest_verified
+    from ups.record.foreign import read_object
     from ups.record.manifest import read_manifest
 
-    try:
-        identity = json.loads(scores.read_text(encoding="utf-8"))["identity"]
-    except (OSError, ValueError, KeyError, TypeError):
+    identity = (read_object(scores, MAX_BYTES) or {}).get("identity")
+    if not isinstance(identity, dict):
         return False
     if (folder / "bundle.json").is_file():
         return bool(identity.get("bundle") == read_manifest(folder).sha256)

@@ -28,7 +28,7 @@ import typer
 from typer.core import TyperGroup
 
 from ups.cli.options import new_app
-from ups.cli.output import keep_traceback, log_path, note, print_error, say, silence, styled, table
+from ups.cli.output import keep_traceback, log_path, note, print_error, say, shown, silence, styled, table
 from ups.errors import EXIT_CODES, UpsError
 
 
@@ -98,7 +98,7 @@ class LazyGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the table as help, without importing a command."""
-        formatter.write(help_text())
+        formatter.write(shown(help_text()))
 
 
 def help_text() -> str:

@@ -1,5 +1,8 @@
 """What a command prints and how an error looks: text or JSON on standard output, one line per error on standard error.
 
+What is printed may come from a stranger's file: control characters are escaped here, for every command, so that no
+name, unit or message can write to the terminal. Only `styled` makes escape sequences.
+
 Colour only on a terminal and only without NO_COLOR. Tracebacks of known errors go to a log, never to the person; a log
 that cannot be written is never a second error.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import time
 import traceback
@@ -20,6 +24,8 @@ from ups.record.foreign import printable
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _MAX_LOG_BYTES = 1_000_000
+# Stands for ESC until a line is written. Not known to anybody who writes files: text cannot pretend to be a style.
+_STYLE = f"\x1b{secrets.token_hex(8)}"
 
 
 def colour(stream: TextIO | None) -> bool:
@@ -33,7 +39,12 @@ def styled(text: str, *styles: str, stream: TextIO | None = None) -> str:
     """`text` with terminal styles (`bold`, `dim`, `red`, `green`, `yellow`, `cyan`) where the stream shows them."""
     if not styles or not colour(stream or sys.stdout):
         return text
-    return f"\x1b[{';'.join(_CODES[style] for style in styles)}m{text}\x1b[0m"
+    return f"{_STYLE}[{';'.join(_CODES[style] for style in styles)}m{text}{_STYLE}[0m"
+
+
+def shown(text: str) -> str:
+    """`text` as it may be sent to a terminal: styles as escape sequences, other control characters as text."""
+    return "\x1b".join(printable(part, keep="\n\t") for part in text.split(_STYLE))
 
 
 def say(text: str = "") -> None:
@@ -48,11 +59,13 @@ def note(text: str) -> None:
 
 def report(data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print a result as JSON, for `--json`."""
-    say(json.dumps(data, indent=2, ensure_ascii=True, default=str))
+    # JSON leaves DEL as it is.
+    say(json.dumps(data, indent=2, ensure_ascii=True, default=str).replace("\x7f", "\\u007f"))
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: int = 2, gap: int = 2) -> str:
-    """Rows as aligned columns; the last column runs free."""
+    """Rows as aligned columns; the last column runs free. A cell stays on its line, whatever it holds."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
     lines = []
     for row in rows:
@@ -113,6 +126,7 @@ def silence(*streams: TextIO | None) -> None:
 def _write(stream: TextIO | None, text: str) -> None:
     if stream is None:  # the shell closed it (>&-)
         return
+    text = shown(text)
     encoding = stream.encoding or "utf-8"
     try:
         text.encode(encoding)

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
+from ups.cli.output import shown
+
 
 class ProgressLine:
     """Shows new rows of `path` while it is entered; `say` prints a line without tearing the live one."""
@@ -34,7 +36,7 @@ class ProgressLine:
         """Print a whole line to standard output, above the live line."""
         with self._lock:
             self._clear()
-            sys.stdout.write(text + "\n")
+            sys.stdout.write(shown(text) + "\n")
             sys.stdout.flush()
 
     def __enter__(self) -> Self:
@@ -53,7 +55,7 @@ class ProgressLine:
             # Nobody reads any more, or the terminal is gone: the run goes on.
             with contextlib.suppress(OSError, ValueError):
                 for row in self._new_rows():
-                    text = describe(row, self._stages)
+                    text = shown(describe(row, self._stages))
                     if text:
                         self._show(text)
                 if last:

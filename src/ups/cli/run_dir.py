@@ -7,19 +7,17 @@ what is learned would mix two experiments in one directory, silently.
 from __future__ import annotations
 
 import json
-import os
-import platform
-import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ups.cli.environment_record import environment_record
 from ups.cli.run_identity import CONFIG_NAME, STATISTICS_NAME, check_recipe
 from ups.config.identity import first_difference
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import Recipe
 from ups.errors import ConfigError, DataChangedError, DataError
+from ups.record.foreign import load_object
 from ups.record.manifest import write_file_atomically
 from ups.spec.statistics import Statistics
 
@@ -27,11 +25,6 @@ if TYPE_CHECKING:
     from ups.data.readers.base import Reader
 
 ENVIRONMENT_NAME = "env.json"
-
-_SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PWD|CREDENTIAL|PRIVATE|SIGNATURE|COOKIE|AUTH|(^|_)KEY|API_?KEY|KEY$", re.IGNORECASE
-)
-_KEPT = re.compile(r"(UPS|OMP|MKL|NCCL|GLOO|TORCH|CUDA|PYTORCH|SLURM|NVIDIA|KINETO|TORCHELASTIC|PYTHON)_?[A-Z0-9_]*")
 
 
 def run_dir_of(resolved: ResolvedRecipe, argument: str) -> Path:
@@ -67,30 +60,9 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
         "config_sha256": resolved.hash,
         "recipe_files": list(resolved.files),
         "ranks": ranks,
-        **environment(),
+        **environment_record(),
     }
     write_file_atomically(run_dir / ENVIRONMENT_NAME, (json.dumps(description, indent=1) + "\n").encode())
-
-
-def environment() -> dict[str, Any]:
-    """Versions, hardware and the variables that change a run; secrets by name and by value are left out."""
-    from ups.cli.version import describe
-
-    secrets = {value for name, value in os.environ.items() if _SECRET.search(name) and len(value) >= 6}
-
-    def shown(name: str, value: str) -> str:
-        return "(redacted)" if _SECRET.search(name) or any(s in value for s in secrets) else value
-
-    variables = {n: shown(n, v) for n, v in sorted(os.environ.items()) if _KEPT.fullmatch(n)}
-    return {
-        "time": time.time(),
-        "host": platform.node(),
-        "cpus": os.cpu_count(),
-        "usable_cpus": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "software": {k: v for k, v in describe().items() if k != "extras"},
-        "variables": variables,
-    }
 
 
 def ensure_run_statistics(run_dir: Path, recipe: Recipe) -> None:
@@ -118,13 +90,13 @@ def read_statistics(run_dir: Path, readers: Sequence[Reader]) -> dict[str, Stati
     """The statistics of the run by task. Raises DataError if the data is not what it was when the run started."""
     path = run_dir / STATISTICS_NAME
     try:
-        document = json.loads(path.read_text())
+        document = load_object(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint="start the run with `ups train`") from error
     found: dict[str, Statistics] = {}
     for reader in readers:
         name = reader.task.name
-        if not isinstance(document, dict) or name not in document:
+        if name not in document:
             raise DataError(f"{path} has no statistics of task '{name}'", hint="start a new run: --set run.dir=PATH")
         found[name] = Statistics.from_json(document[name])
         if found[name].data_identity != reader.identity():

@@ -10,7 +10,6 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, table
-from ups.record.foreign import printable
 
 app = new_app()
 
@@ -21,10 +20,10 @@ def runs(
     json: JsonOption = False,
 ) -> None:
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""
-    from ups.supervise.run_file import faults_of, list_runs
+    from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
     from ups.supervise.status import duration
 
-    known = list_runs(directory)
+    known, unreadable = list_runs(directory), list_unreadable_runs(directory)
     if json:
         keys = ("name", "state", "cause", "exit_code", "checkpoint", "ranks", "started", "ended", "verdict")
         rows = [
@@ -36,9 +35,14 @@ def runs(
             }
             for p, d in known
         ]
+        nothing = dict.fromkeys([*keys, "attempts", "faults"])
+        rows += [
+            {**nothing, "name": path.name, "state": "unreadable", "cause": reason, "path": str(path)}
+            for path, reason in unreadable
+        ]
         report(rows)
         return
-    if not known:
+    if not known and not unreadable:
         say(f"no run under {directory}/")
         return
     cells = [["run", "state", "attempts", "faults", "checkpoint", "started", "took", "cause"]]
@@ -48,4 +52,5 @@ def runs(
         checkpoint = "-" if document["checkpoint"] is None else str(document["checkpoint"])
         counts = [str(len(document["attempts"])), str(len(faults_of(document)))]
         cells.append([path.name, document["state"], *counts, checkpoint, started, took, document["cause"] or "-"])
-    say(table([[printable(cell) for cell in row] for row in cells]))
+    cells += [[path.name, "unreadable", *"-----", reason] for path, reason in unreadable]
+    say(table(cells))

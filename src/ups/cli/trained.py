@@ -83,6 +83,7 @@ def _from_run(path: Path) -> Trained:
     from ups.record.checkpoint_store import latest_verified, read_progress
     from ups.supervise.run_file import run_identity
     from ups.training.export import read_weights
+    from ups.training.progress import Progress
 
     resolved = resolve(path / "config.yaml")
     recipe = resolved.recipe
@@ -100,12 +101,14 @@ def _from_run(path: Path) -> Trained:
     tasks = [reader.task for reader in readers]
     stepper = build_model(recipe.model, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
     weights = {name.removeprefix("stepper."): tensor for name, tensor in read_weights(found).items()}
-    wrong = sorted(weights.keys() ^ dict(stepper.named_parameters()).keys())
+    expected = {name: (tensor.shape, tensor.dtype) for name, tensor in stepper.named_parameters()}
+    stored = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
+    wrong = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
     if wrong:
         raise CheckpointError(f"{found} does not hold the model of the run's config.yaml: '{wrong[0]}' differs")
     stepper.load_state_dict(weights, strict=False)  # the statistics came with the run, not with the checkpoint
     stepper.requires_grad_(False)
-    step = int(read_progress(found)["progress"]["step"])
+    step = Progress.from_json(read_progress(found)["progress"]).step
     identity = {"run": recipe.run.name, "recipe": resolved.hash, "checkpoint": found.name, "step": str(step)}
     identity |= {f"data {reader.task.name}": reader.identity() for reader in readers}
     return Trained(recipe.run.name, stepper.eval(), readers, recipe, resolved.text, identity, step)

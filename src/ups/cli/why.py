@@ -8,7 +8,6 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say
-from ups.record.foreign import printable
 
 app = new_app()
 
@@ -28,4 +27,4 @@ def why(
     if json:
         report(faults_as_json(document))
     else:
-        say(printable(explain(run_dir, document, number=fault), keep="\n\t"))
+        say(explain(run_dir, document, number=fault))

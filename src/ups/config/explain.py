@@ -46,13 +46,21 @@ _SHOWN_CHARACTERS = 60
 
 
 def explain(
-    errors: Sequence[ErrorDetails], schema: type[Section], data: Value, origins: Mapping[FieldPath, Origin]
+    errors: Sequence[ErrorDetails],
+    schema: type[Section],
+    data: Value,
+    origins: Mapping[FieldPath, Origin],
+    included: frozenset[str] = frozenset(),
 ) -> list[ConfigError]:
-    """One readable error per mistake, in the order in which they stand in the recipe."""
+    """One readable error per mistake, in the order in which they stand in the recipe.
+
+    What files in `included` say is not repeated, but for the names and numbers of fields that recipes have: such a file
+    may have been named by a stranger, and hold credentials.
+    """
     found: dict[FieldPath, list[ErrorDetails]] = {}
     for error in errors:
         found.setdefault(_real_path(error, data), []).append(error)
-    explainer = _Explainer(schema, data, origins)
+    explainer = _Explainer(schema, data, origins, included)
     told: list[tuple[Origin, ConfigError]] = []
     for path, group in found.items():
         # `str | list[str]` complains once as text and once per entry: the entry is what the person got wrong.
@@ -84,8 +92,14 @@ def _real_path(error: ErrorDetails, data: Value) -> FieldPath:
 
 
 class _Explainer:
-    def __init__(self, schema: type[Section], data: Value, origins: Mapping[FieldPath, Origin]) -> None:
-        self.schema, self.data, self.origins = schema, data, origins
+    def __init__(
+        self,
+        schema: type[Section],
+        data: Value,
+        origins: Mapping[FieldPath, Origin],
+        included: frozenset[str],
+    ) -> None:
+        self.schema, self.data, self.origins, self.included = schema, data, origins, included
 
     def tell(self, path: FieldPath, group: Sequence[ErrorDetails]) -> tuple[Origin, ConfigError]:
         """Where it is, and the error for one field."""
@@ -98,7 +112,14 @@ class _Explainer:
         what, hint = self._words(path, group, kind, context)
         origin = self._origin(path)
         shown = "" if kind in ("missing", "union_tag_not_found") else self._shown(path)
-        return origin, ConfigError(f"{_at(origin)}{dotted(path) or 'recipe'}{shown}: {what}", hint=hint)
+        name = dotted(path) or "recipe"
+        if (
+            kind == "extra_forbidden"
+            and self._is_included(path)
+            and not hint.startswith(("did you mean", "it belongs"))
+        ):
+            name, hint = dotted((*path[:-1], "(a field)")), "include only recipes"
+        return origin, ConfigError(f"{_at(origin)}{name}{shown}: {what}", hint=hint)
 
     def _words(
         self, path: FieldPath, group: Sequence[ErrorDetails], kind: str, context: Mapping[str, Any]
@@ -125,7 +146,8 @@ class _Explainer:
         expected = list(dict.fromkeys(_EXPECTED[e["type"]] for e in group if e["type"] in _EXPECTED))
         if not expected:
             return " ".join(group[0]["msg"].split()).rstrip(".").lower(), _help(field)
-        how = "" if field is not None and is_secret(field) else _how_to_write(value, expected)
+        hidden = (field is not None and is_secret(field)) or self._is_included(path)
+        how = "" if hidden else _how_to_write(value, expected)
         return f"expected {' or '.join(expected)}", how or _help(field)
 
     def _types(self, path: FieldPath) -> list[str]:
@@ -171,10 +193,18 @@ class _Explainer:
             path = path[:-1]
         return self.origins[path]
 
+    def _is_included(self, path: FieldPath) -> bool:
+        return self._origin(path).file in self.included
+
     def _shown(self, path: FieldPath) -> str:
         field = field_at(self.schema, self.data, path)
         if field is not None and is_secret(field):
             return " = (hidden)"
+        if self._is_included(path):
+            # The number of a field that recipes have, in a section that they have, is no credential.
+            value = _lookup(self.data, path)
+            if field is None or len(path) < 2 or not isinstance(value, bool | int | float):
+                return ""
         return f" = {_short(_lookup(self.data, path))}"
 
 

@@ -60,7 +60,7 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Reso
     document = reader.read(os.fspath(path))
     for override in overrides:
         apply_override(document, override)
-    recipe = _validate(document)
+    recipe = _validate(document, frozenset(reader.included))
     text = dump_recipe(recipe)
     return ResolvedRecipe(recipe, text, text_hash(text), tuple(reader.files))
 
@@ -102,10 +102,16 @@ class _Reader:
     """Reads a file and what it includes, with a bound on everything that an include can multiply."""
 
     files: list[str] = field(default_factory=list)
+    included: set[str] = field(default_factory=set)
     num_values: int = 0
 
     def read(self, file: str, chain: tuple[str, ...] = (), included_from: str = "") -> Document:
         text = _text_of(file, included_from)  # first: it has words for names that no file can have
+        if included_from and not file.endswith((".yaml", ".yml")):
+            raise ConfigError(
+                f"{included_from}: include: {file}: only files that end in .yaml or .yml are included",
+                hint="include recipe files only",
+            )
         real = os.path.realpath(file)
         if real in chain:
             loop = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
@@ -114,8 +120,11 @@ class _Reader:
             raise ConfigError(f"{included_from}: include: more than {MAX_INCLUDE_DEPTH} levels deep")
         if len(self.files) >= MAX_FILES:
             raise ConfigError(f"{included_from}: include: more than {MAX_FILES} files")
-        document = parse(text, file)
+        # A recipe of a stranger may include a file of ours that is none, such as credentials: errors do not repeat it.
+        document = parse(text, file, quote=not chain)
         self.files.append(file)
+        if chain:
+            self.included.add(file)
         self.num_values += len(document.origins)
         if self.num_values > MAX_VALUES:
             raise ConfigError(f"{file}: more than {MAX_VALUES:,} values with all includes")
@@ -267,7 +276,7 @@ def _key_in(here: Any, path: FieldPath, part: str, where: str) -> str | int:
     raise ConfigError(f"{where}: {dotted(path)} is {_a(here)} and has no field '{part}'")
 
 
-def _validate(document: Document) -> Recipe:
+def _validate(document: Document, included: frozenset[str]) -> Recipe:
     problems: list[Any] = []
     try:
         # Strict: "96" is not 96 and yes is not true; a guess would be hashed and trained as if it had been meant.
@@ -275,7 +284,7 @@ def _validate(document: Document) -> Recipe:
     except ValidationError as error:
         problems = error.errors(include_url=False)
     # Outside the handler, so that no traceback in a log carries the values that pydantic keeps.
-    mistakes = explain(problems, Recipe, document.value, document.origins)
+    mistakes = explain(problems, Recipe, document.value, document.origins, included)
     first = RecipeError(mistakes[0].message, hint=mistakes[0].hint)
     first.others = tuple(mistake.one_line() for mistake in mistakes[1:_MAX_TOLD])
     raise first

@@ -73,22 +73,25 @@ def dotted(path: FieldPath) -> str:
     return ".".join(str(part) for part in path)
 
 
-def parse(text: str, file: str, *, first_line: int = 1) -> Document:
-    """Read one YAML document; `first_line` 0 means that the text is not a file and lines mean nothing."""
+def parse(text: str, file: str, *, first_line: int = 1, quote: bool = True) -> Document:
+    """Read one YAML document; `first_line` 0 means that the text is not a file and lines mean nothing.
+
+    Without `quote` no error repeats what the text says: it may be a file that was never meant to be a recipe.
+    """
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{file}: is larger than {MAX_BYTES:,} bytes", hint="a recipe is a page of text, not data")
     bad = _NOT_TEXT.search(text)
     if bad:
         line = text.count("\n", 0, bad.start()) + first_line if first_line else 0
         raise ConfigError(f"{Origin(file, line)}: character U+{ord(bad[0]):04X} is not allowed in a recipe")
-    return _Builder(text, file, first_line).build()
+    return _Builder(text, file, first_line, quote).build()
 
 
 class _Builder:
     """Turns parser events into values; every limit is checked before the next event is asked for."""
 
-    def __init__(self, text: str, file: str, first_line: int) -> None:
-        self.text, self.file, self.first_line = text, file, first_line
+    def __init__(self, text: str, file: str, first_line: int, quote: bool) -> None:
+        self.text, self.file, self.first_line, self.quote = text, file, first_line, quote
         self.document = Document(None)
         self.num_values = 0
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -101,7 +104,7 @@ class _Builder:
         except yaml.MarkedYAMLError as error:
             problem = error
         except yaml.YAMLError as error:
-            raise ConfigError(f"{self.file}: is not YAML: {error}") from None
+            raise ConfigError(f"{self.file}: is not YAML{f': {error}' if self.quote else ''}") from None
         if problem is not None:
             self._explain(problem)
         return self.document
@@ -124,6 +127,12 @@ class _Builder:
     def _refuse(self, event: yaml.Event, what: str, hint: str) -> NoReturn:
         raise ConfigError(f"{self._origin(event)}: {what}", hint=hint)
 
+    def _named(self, kind: str, text: str) -> str:
+        """A piece of the text in an error: only its kind, if the text is not to be repeated."""
+        if not self.quote:
+            return f"a {kind or 'value'}"
+        return f"{kind} '{text}'" if kind else text
+
     def _value(self, event: yaml.Event, path: FieldPath) -> Value:
         self.num_values += 1
         if self.num_values > MAX_VALUES:
@@ -132,15 +141,23 @@ class _Builder:
             self._refuse(event, f"nested more than {MAX_DEPTH} levels deep", "no recipe is that deep; check brackets")
         if isinstance(event, yaml.AliasEvent):
             self._refuse(
-                event, f"alias '*{event.anchor}' is not allowed", "repeat the value, or share it with 'include:'"
+                event,
+                f"{self._named('alias', f'*{event.anchor}')} is not allowed",
+                "repeat the value, or share it with 'include:'",
             )
         anchor = getattr(event, "anchor", None)
         if anchor is not None:
-            self._refuse(event, f"anchor '&{anchor}' is not allowed", "repeat the value, or share it with 'include:'")
+            self._refuse(
+                event,
+                f"{self._named('anchor', f'&{anchor}')} is not allowed",
+                "repeat the value, or share it with 'include:'",
+            )
         tag = getattr(event, "tag", None)
         if tag is not None:
             shown = tag.replace("tag:yaml.org,2002:", "!!")
-            self._refuse(event, f"tag '{shown}' is not allowed", "a recipe holds plain values only: remove the tag")
+            self._refuse(
+                event, f"{self._named('tag', shown)} is not allowed", "a recipe holds plain values only: remove the tag"
+            )
         self.document.origins[path] = self._origin(event)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)
@@ -160,7 +177,8 @@ class _Builder:
             if key in values:
                 first = self.document.origins[(*path, key)]
                 where = f" (first on line {first.line})" if first.line else ""
-                self._refuse(event, f"{dotted((*path, key))}: is set twice{where}", "keep one of them")
+                name = dotted((*path, key)) if self.quote else "a field"
+                self._refuse(event, f"{name}: is set twice{where}", "keep one of them")
             line = self._origin(event)
             values[key] = self._value(next(self.events), (*path, key))
             # A section is found where its name stands, not where its first field does.
@@ -183,6 +201,8 @@ class _Builder:
         text = self._text(event)
         if event.style in ("'", '"', "|", ">"):
             return text
+        if _LEADING_ZERO.fullmatch(text) and not self.quote:
+            self._refuse(event, "a number starts with 0", "write it without the 0, or in quotes for text")
         if _LEADING_ZERO.fullmatch(text):
             self._refuse(
                 event,
@@ -191,11 +211,13 @@ class _Builder:
             )
         value = plain_scalar(text)
         if isinstance(value, float) and math.isinf(value) and "inf" not in text.lower():
-            self._refuse(event, f"{text} is too large for a number", "the largest is about 1.8e308")
+            self._refuse(event, f"{self._named('', text)} is too large for a number", "the largest is about 1.8e308")
         return value
 
     def _explain(self, error: yaml.MarkedYAMLError) -> NoReturn:
         what, hint = _plain_words(str(error.problem or "is not YAML"))
+        if not self.quote and what.startswith("is not YAML"):
+            what = "is not YAML"
         opened = "is not closed" in what and error.context_mark is not None
         mark = error.context_mark if opened else error.problem_mark
         lines = self.text.split("\n")

@@ -6,7 +6,6 @@ over the trajectories.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 from ups.errors import ConfigError, DataError
 from ups.evaluation.headline import best_reference, difference, headlines, significant, with_article
 from ups.evaluation.results import from_json, paired_difference, trajectory_means
+from ups.record.foreign import load_object, printable
 
 # Everything in which two results must agree before their numbers mean the same.
 _SAME = ("split", "data_identity", "steady", "space", "dt", "channels")
-MAX_BYTES = 1 << 30
+MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,8 @@ def _better(found: Mapping[str, float] | None) -> bool:
 def read_scores(path: Path, label: str) -> Scored:
     """The scores of one file. Raises DataError if it is not one that this version of `ups eval` wrote."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DataError(f"{path} is too large to be scores")
-        data = json.loads(path.read_text(encoding="utf-8"))
-        return scored_from(data, label)
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return scored_from(load_object(path, MAX_BYTES), label)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise DataError(
             f"{path} does not hold scores that can be compared ({type(error).__name__}: {error})",
             hint="write them anew with: ups eval RUN",
@@ -109,15 +106,28 @@ def scored_from(data: Mapping[str, Any], label: str, model: str = "model") -> Sc
     results = {}
     for result in from_json(data["results"]):
         predictor = result["predictors"][model]
-        headlines(result, model)
-        trajectory_means(predictor["rows"])
+        for line in headlines(result, model):
+            _check_number(line.model)
+            _check_number(line.reference)
+        for value in trajectory_means(predictor["rows"]).values():
+            _check_number(value)
         for part in result["predictors"].values():
-            part["curves"]["trmse"]
-        dict(result["protocol"])
+            for step in part["curves"]["trmse"]:
+                _check_number(sum(step) / len(step))
+        for key in ("num_trajectories", "num_steps", "start_frame"):
+            _check_number(result["protocol"][key])
         for key in _SAME:
             result[key]
-        results[str(result["task"])] = result
+        if not isinstance(result["task"], str):
+            raise TypeError("a task has no name")
+        results[printable(result["task"])] = result
     return Scored(label, model, results, str(data.get("config", "")))
+
+
+def _check_number(value: object) -> None:
+    if type(value) not in (int, float):
+        raise TypeError(f"a {type(value).__name__} where a number belongs")
+    float(value)  # type: ignore[arg-type]  # an OverflowError for whole numbers that are none
 
 
 def compare(scored: Sequence[Scored]) -> tuple[list[TaskComparison], list[str]]:
@@ -135,6 +145,9 @@ def compare(scored: Sequence[Scored]) -> tuple[list[TaskComparison], list[str]]:
         first = having[0]
         for other in having[1:]:
             check_alike(task, first, other)
+            rows = (one.results[task]["predictors"][one.model]["rows"] for one in (first, other))
+            if not set.intersection(*(set(map(int, row)) for row in rows)):
+                raise ConfigError(f"{first.label} and {other.label} have no trajectory of '{task}' in common")
         means = {o.label: trajectory_means(o.results[task]["predictors"][o.model]["rows"]) for o in having}
         differences = {one.label: paired_difference(means[one.label], means[first.label]) for one in having[1:]}
         models = {one.label: one.model for one in having}

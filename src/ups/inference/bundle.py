@@ -14,6 +14,7 @@ prove who made the bundle.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from ups.config.model import ModelConfig
 from ups.errors import BundleError, DataError, IntegrityError
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
+from ups.record.foreign import is_whole, load_object
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
 from ups.spec.batch import Float64
 from ups.spec.statistics import Statistics
@@ -131,23 +133,21 @@ def _hint_for(directory: Path) -> str:
 def read_info(directory: Path) -> BundleInfo:
     """bundle.json, fully checked."""
     path = directory / "bundle.json"
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise BundleError(f"{path} is larger than {MAX_JSON_BYTES >> 20} MiB")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is not valid JSON: {str(error)[:200]}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        data = load_object(path, MAX_JSON_BYTES)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} cannot be read: {error}") from error
+    if data.get("format") != FORMAT:
         raise BundleError(f"{path} does not describe a bundle")
     version = data.get("version")
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
+    if type(version) is not int or not 1 <= version <= VERSION:
         raise BundleError(
             f"bundle format version {str(version)[:20]} is not known to this program, which reads up to {VERSION}",
             hint="install a newer universal-simulator",
         )
     try:
         return _info_from(data)
-    except (KeyError, TypeError, ValueError, DataError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, DataError) as error:
         reason = str(error).strip().splitlines()
         raise BundleError(f"{path} is malformed: {reason[0][:200] if reason else type(error).__name__}") from error
 
@@ -159,18 +159,28 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
     if not isinstance(tasks, list) or not 1 <= len(tasks) <= MAX_TASKS:
         raise ValueError(f"a bundle has 1 to {MAX_TASKS} tasks")
     context = data["context_frames"]
-    if not isinstance(context, int) or not 1 <= context <= 64:
-        raise ValueError("context_frames must be between 1 and 64")
+    if not is_whole(context) or not 1 <= context <= 64:
+        raise ValueError("context_frames must be a whole number between 1 and 64")
     specs = tuple(TaskSpec.from_json(t) for t in tasks)
     model: ModelConfig = TypeAdapter(ModelConfig).validate_python(data["model"])
+    names = [spec.name for spec in specs]
+    if len(set(names)) != len(names):
+        raise ValueError("two tasks have the same name")
+    provenance, scores = data.get("provenance", {}), data.get("scores", {})
+    if not isinstance(provenance, dict) or not all(isinstance(value, str) for value in provenance.values()):
+        raise ValueError("provenance must be texts by name")
+    if not re.fullmatch(r"[0-9]{1,18}", provenance.get("step", "0")):
+        raise ValueError("the step in provenance must be a whole number")
+    if not isinstance(scores, dict):
+        raise ValueError("scores must be a table by task")
     return BundleInfo(
         model=model,
         context_frames=context,
         tasks=specs,
         statistics={t.name: Statistics.from_json(data["statistics"][t.name]) for t in specs},
         coordinates={t.name: _coordinates(t, data["coordinates"][t.name]) for t in specs},
-        scores=dict(data.get("scores", {})),
-        provenance={str(k): str(v) for k, v in dict(data.get("provenance", {})).items()},
+        scores=scores,
+        provenance=provenance,
         assumptions={str(k): tuple(map(str, v)) for k, v in dict(data.get("assumptions", {})).items()},
     )
 
@@ -185,20 +195,39 @@ def _coordinates(task: TaskSpec, axes: Any) -> tuple[Float64, ...]:
     return found
 
 
+# As safetensors writes them; everything that a model of ups has.
+_DTYPE_NAMES = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def _words(tensor: tuple[tuple[int, ...], str] | None) -> str:
+    return "absent" if tensor is None else f"{tensor[1]} {list(tensor[0])}"
+
+
 def _build(directory: Path, info: BundleInfo, device: torch.device) -> Stepper:
     """The stepper with the bundle's weights: built without memory first, so that a wrong size allocates nothing."""
     from safetensors import SafetensorError, safe_open
 
     stepper = build_model(info.model, info.tasks, info.statistics, info.context_frames, device="meta")
-    expected = {name: tuple(t.shape) for name, t in stepper.state_dict().items()}
+    expected = {name: (tuple(t.shape), _DTYPE_NAMES[t.dtype]) for name, t in stepper.state_dict().items()}
     path = directory / "model.safetensors"
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: (tuple(part.get_shape()), str(part.get_dtype())) for name, part in parts.items()}
             if found != expected:
-                wrong = sorted(set(found.items()) ^ set(expected.items()))
+                wrong = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
                 raise BundleError(
-                    f"{path} does not hold the weights that bundle.json describes: '{wrong[0][0]}' differs",
+                    f"{path} does not hold the weights that bundle.json describes: '{wrong}' is "
+                    f"{_words(found.get(wrong))}, expected {_words(expected.get(wrong))}",
                     hint="the bundle was put together from two runs; export it again",
                 )
             tensors = {name: file.get_tensor(name) for name in expected}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,15 +18,26 @@ LIMITS = (
 )
 
 
+def plain(text: str) -> str:
+    """Text that is shown as it is where Markdown is rendered: no HTML, no links, no control characters."""
+    escaped = html.escape(printable(" ".join(text.split())), quote=False)
+    return re.sub(r"([\\`\[\]|*])", r"\\\1", escaped)
+
+
+def _code(text: str) -> str:
+    """Text in a code span, which no text can end."""
+    return f"`{printable(' '.join(text.split())).replace('`', chr(39))}`"
+
+
 def write_card(name: str, info: BundleInfo) -> str:
-    """The card as Markdown. Everything in it comes from the bundle's own data."""
+    """The card as Markdown. Everything in it comes from the bundle's own data, and its texts may be a stranger's."""
     lines = [
         "---",
         "library_name: universal-simulator",
         "license: other",
         "tags: [physics, pde, simulation]",
         "---",
-        f"# {name}",
+        f"# {plain(name)}",
         "",
         f"A neural simulator for {', '.join(t.name for t in info.tasks)}. Model type `{info.model.type}`, "
         f"{info.context_frames} given frame(s). It predicts on a grid.",
@@ -47,11 +59,11 @@ def write_card(name: str, info: BundleInfo) -> str:
         boundaries = ", ".join(f"{a.name} {a.boundary}" for a in task.axes)
         grid = " x ".join(str(n) for n in info.space(task.name))
         dt = "steady" if task.steady else f"{task.dt:g}"
-        equation = task.equation.replace("|", "\\|") or "not known"
+        equation = plain(task.equation) or "not known"
         lines.append(f"| {task.name} | {equation} | {fields} | {grid} | {dt} | {ranges} | {boundaries} |")
     lines += _assumptions(info.assumptions)
     lines += ["", "## Scores", "", *_scores(info.scores), "", "## Where not to trust it", "", *LIMITS]
-    lines += ["", "## Provenance", "", *(f"- {label}: `{value}`" for label, value in info.provenance.items()), ""]
+    lines += ["", "## Provenance", "", *(f"- {plain(k)}: {_code(v)}" for k, v in info.provenance.items()), ""]
     return "\n".join(lines)
 
 
@@ -65,7 +77,7 @@ def _example(info: BundleInfo) -> str:
 
 def _assumptions(assumptions: Mapping[str, tuple[str, ...]]) -> list[str]:
     """A section about what was assumed about the data; empty where nothing was."""
-    rows = [f"- {task}: {html.escape(printable(text))}" for task, texts in assumptions.items() for text in texts]
+    rows = [f"- {plain(task)}: {plain(text)}" for task, texts in assumptions.items() for text in texts]
     head = ["", "## Assumed about the data", "", "The data do not contain the following, or it was not used.", ""]
     return [*head, *rows] if rows else []
 
@@ -84,16 +96,18 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
     for task, result in scores.items():
         for line in result.get("headline", ()):
             reference = f"{_number(line['reference'])} ({line['reference_name']})"
-            cells = (task, result["protocol"], line["score"], _number(line["model"]), reference)
-            lines.append(f"| {' | '.join(cells)} | {_number(line['ratio'])} | {line['verdict']} |")
+            cells = [task, result["protocol"], line["score"], _number(line["model"]), reference]
+            cells += [_number(line["ratio"]), line["verdict"]]
+            lines.append(f"| {' | '.join(plain(str(cell)) for cell in cells)} |")
         blown = {name: values["num_blown_up"] for name, values in result["predictors"].items()}
         total = result["predictors"]["model"]["num_samples"]
         if blown["model"]:
             others = ", ".join(f"{name} {_number(count)}" for name, count in blown.items() if name != "model")
             ours = f"{_number(blown['model'])} of {_number(total)}"
-            lines.append(f"| {task} | {result['protocol']} | blown up | {ours} | {others} | | |")
+            words = (task, str(result["protocol"]), "blown up", ours, others)
+            lines.append(f"| {' | '.join(plain(word) for word in words)} | | |")
     return lines
 
 
 def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+    return f"{value:.4g}" if isinstance(value, int | float) else plain(str(value))

@@ -28,9 +28,11 @@ from types import TracebackType
 from typing import Self
 
 from ups.errors import IntegrityError, MachineError
+from ups.record.foreign import open_regular
 
 MAGIC = b"UPSBBX01"
 DEFAULT_CAPACITY = 2048
+_MAX_CAPACITY = 2**20  # a reader may have to look at every record
 
 _HEADER = struct.Struct("<8sIIIIIIIIQQ64sI")
 _HEADER_SIZE = 192
@@ -247,7 +249,10 @@ class BlackBoxReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            # The directory may be a stranger's: a pipe would hang, a link would lead elsewhere.
+            with open_regular(path) as file:
+                if file is None:
+                    raise IntegrityError(f"{path} is not a regular file", hint="use another copy")
                 self._view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:
             raise IntegrityError(
@@ -262,7 +267,7 @@ class BlackBoxReader:
         (_, header_size, record_size, capacity, rank, world, attempt, pid, _, mono, wall, host, _) = _HEADER.unpack(
             head
         )
-        sizes_fit = header_size == _RECORDS_OFFSET and record_size == _RECORD_SIZE and capacity > 0
+        sizes_fit = header_size == _RECORDS_OFFSET and record_size == _RECORD_SIZE and 0 < capacity <= _MAX_CAPACITY
         if not sizes_fit or len(self._view) < _RECORDS_OFFSET + capacity * _RECORD_SIZE:
             raise IntegrityError(f"{self.path} is cut short or has another layout", hint="use another copy")
         return Header(rank, world, attempt, pid, host.rstrip(b"\0").decode(errors="replace"), mono, wall, capacity)
@@ -346,6 +351,9 @@ def _pack_header(rank: int, world_size: int, attempt: int, capacity: int) -> byt
     return head[:-4] + _CRC.pack(zlib.crc32(head[:-4]))
 
 
+_PHASES, _MARKS = frozenset(map(int, Phase)), frozenset(map(int, Mark))
+
+
 def _parse(data: bytes) -> Record | None:
     body = data[: _BODY.size]
     if _CRC.unpack(data[_BODY.size :])[0] != zlib.crc32(body):
@@ -353,7 +361,7 @@ def _parse(data: bytes) -> Record | None:
     number, time_ns, batch, loss, step, total, collective, deadline, phase, mark, stage, operation, _ = _BODY.unpack(
         body
     )
-    if number == 0:
+    if number == 0 or phase not in _PHASES or mark not in _MARKS:
         return None
     return Record(
         number, time_ns, Phase(phase), step, stage, collective, batch, operation, deadline, loss, total, Mark(mark)

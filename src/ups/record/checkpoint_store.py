@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import CheckpointError, IntegrityError, UpsError
-from ups.record.foreign import read_object
+from ups.record.foreign import load_object, printable
 from ups.record.manifest import FileHash, is_committed, read_manifest, remove_directory, verify
 
 PROGRESS_NAME = "progress.json"
@@ -44,9 +44,10 @@ def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
 
 def read_progress(path: Path) -> dict[str, Any]:
     """The JSON object of `progress.json`."""
-    document = read_object(path / PROGRESS_NAME)
-    if document is None:
-        raise CheckpointError(f"{path / PROGRESS_NAME} cannot be read, or is not a JSON object")
+    try:
+        document = load_object(path / PROGRESS_NAME)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / PROGRESS_NAME} cannot be read: {error}") from error
     if not isinstance(document.get("progress"), dict):
         raise CheckpointError(f"{path / PROGRESS_NAME} is not the progress of a run")
     return document
@@ -144,4 +145,4 @@ def _set_aside(path: Path) -> None:
 
 
 def _to_stderr(text: str) -> None:
-    sys.stderr.write(f"ups: {text}\n")
+    sys.stderr.write(f"ups: {printable(text)}\n")

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MAX_JSON_BYTES = 64 * 2**20
+# Nothing that ups writes is nested deeper than ten levels; whoever walks a document by recursion relies on a limit.
+MAX_JSON_DEPTH = 100
 
 
 @contextlib.contextmanager
@@ -39,22 +41,68 @@ def read_end(path: Path, limit: int) -> bytes | None:
         with open_regular(path) as file:
             if file is None:
                 return None
-            file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
-            return file.read(limit)
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - limit))
+            return file.read(min(size, limit))  # `read` sets aside as much memory as it is asked for
     except (OSError, ValueError):
         return None
 
 
-def read_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
-    """A JSON object from a regular file; None if there is none, or it is larger than `limit` bytes."""
-    content = read_end(path, limit + 1)
-    if content is None or len(content) > limit:
-        return None
+def read_whole(path: Path, limit: int) -> bytes:
+    """The content of a regular file. Raises OSError, or ValueError for other files and for more than `limit` bytes."""
+    with open_regular(path) as file:
+        if file is None:
+            raise ValueError("it is not a regular file")
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise ValueError(f"it has {size} bytes, and more than {limit} are not read")
+        return file.read(size)
+
+
+def load_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """A JSON object from a regular file of bounded size and depth. Raises OSError, or ValueError with the reason."""
+    content = read_whole(path, limit)
     try:
         document = json.loads(content)
-    except (ValueError, RecursionError):
+    except RecursionError:
+        raise ValueError("its JSON is nested too deep") from None
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {str(error)[:200]}") from None
+    if not isinstance(document, dict):
+        raise ValueError("it is not a JSON object")
+    if not _shallow(document):
+        raise ValueError("its JSON is nested too deep")
+    return document
+
+
+def _shallow(document: dict[str, Any]) -> bool:
+    """Whether nothing lies deeper than MAX_JSON_DEPTH; level by level, so that the check itself needs no stack."""
+    level: list[Any] = [document]
+    for _ in range(MAX_JSON_DEPTH):
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return True
+    return False
+
+
+def read_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any] | None:
+    """`load_object`, or None for whatever is not one."""
+    try:
+        return load_object(path, limit)
+    except (OSError, ValueError):
         return None
-    return document if isinstance(document, dict) else None
+
+
+def is_number(value: object) -> bool:
+    """Whether a value from a document is a finite number: JSON has true, and Python reads NaN and 1e999 from it."""
+    # A limit for whole numbers, too: those above 1e308 are no float.
+    return type(value) in (int, float) and -1e300 < value < 1e300  # type: ignore[operator]
+
+
+def is_whole(value: object) -> bool:
+    """Whether a value from a document is a whole number of 64 bits, and not true or false."""
+    return type(value) is int and -(2**63) <= value < 2**63
 
 
 def inside(directory: Path, name: str) -> Path | None:

@@ -30,13 +30,35 @@ def _check_name(kind: str, name: object) -> None:
 
 
 def _check_choice(kind: str, value: object, choices: tuple[object, ...]) -> None:
-    if value not in choices:
+    if isinstance(value, bool) or value not in choices:
         raise DataError(f"{kind} {str(value)[:80]!r} is not one of {', '.join(map(str, choices))}")
 
 
+def _short(value: object) -> str:
+    try:
+        return repr(value)[:80]
+    except ValueError:  # a whole number of thousands of digits
+        return "a number of that size"
+
+
 def _check_unit(kind: str, unit: object) -> None:
-    if not isinstance(unit, str) or len(unit) > 32:
+    if not _is_text(unit, 32):
         raise DataError(f"unit of {kind} must be a text of at most 32 characters, '1' where there is none")
+
+
+def _is_text(value: object, limit: int) -> bool:
+    """Whether a value is text that can be written to a file: JSON has halves of surrogate pairs, UTF-8 has not."""
+    return isinstance(value, str) and len(value) <= limit and not any("\ud800" <= c <= "\udfff" for c in value)
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a finite number; true is none, and neither is a whole number too large for a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +101,8 @@ class AxisSpec:
         _check_name("axis", self.name)
         _check_choice(f"boundary of axis '{self.name}'", self.boundary, get_args(Boundary))
         _check_unit(f"axis '{self.name}'", self.unit)
-        if not (isinstance(self.extent, int | float) and math.isfinite(self.extent) and self.extent > 0):
-            raise DataError(f"extent of axis '{self.name}' must be a positive number, not {self.extent!r}")
+        if not (_is_number(self.extent) and self.extent > 0):
+            raise DataError(f"extent of axis '{self.name}' must be a positive number, not {_short(self.extent)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +120,8 @@ class ParameterSpec:
         _check_unit(f"parameter '{self.name}'", self.unit)
         _check_choice(f"scale of parameter '{self.name}'", self.scale, get_args(Scale))
         for end in (self.minimum, self.maximum):
-            if not (isinstance(end, int | float) and math.isfinite(end)):
-                raise DataError(f"range of parameter '{self.name}' must be finite, not {end!r}")
+            if not _is_number(end):
+                raise DataError(f"range of parameter '{self.name}' must be finite, not {_short(end)}")
         if self.minimum > self.maximum:
             raise DataError(f"range of parameter '{self.name}' is empty: {self.minimum} > {self.maximum}")
         if self.scale == "log" and self.minimum <= 0:
@@ -140,7 +162,7 @@ class TaskSpec:
         ):
             if len(set(names)) != len(names):
                 raise DataError(f"task '{self.name}' names a {kind} twice: {names}")
-        if not isinstance(self.equation, str) or len(self.equation) > 1000:
+        if not _is_text(self.equation, 1000):
             raise DataError(f"equation of task '{self.name}' must be a text of at most 1000 characters")
         self._check_time()
         states = {f.name for f in self.fields if f.role == "state"}
@@ -152,8 +174,10 @@ class TaskSpec:
 
     def _check_time(self) -> None:
         roles = {f.role for f in self.fields}
-        if not (isinstance(self.dt, int | float) and math.isfinite(self.dt)):
-            raise DataError(f"dt of task '{self.name}' must be a finite number, not {self.dt!r}")
+        if not _is_number(self.dt):
+            raise DataError(f"dt of task '{self.name}' must be a finite number, not {_short(self.dt)}")
+        if not isinstance(self.steady, bool):
+            raise DataError(f"steady of task '{self.name}' must be true or false, not {_short(self.steady)}")
         if self.steady and (self.dt != 0 or "state" in roles or "target" not in roles):
             raise DataError(f"steady task '{self.name}' needs a target field, no state field and dt = 0")
         if not self.steady and (self.dt <= 0 or "state" not in roles or "target" in roles):

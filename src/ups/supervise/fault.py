@@ -9,6 +9,8 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from ups.record.foreign import is_number, is_whole
+
 # The keys of `ups why --json`, in this order; the rest of a fault is evidence.
 KEYS = (
     "attempt",
@@ -93,14 +95,16 @@ class Fault:
     def is_document(value: object) -> bool:
         """Whether `value` has the documented keys, each of its kind: it may come from a stranger's file."""
         whole = ("attempt", "rank", "world", "step", "lost_steps")
+        numbers = ("time_wall", "noticed_after_seconds", "down_after_seconds")
         texts = ("host", "phase", "cause", "at", "action", "log", "message", "hint", "evidence")
         return (
             isinstance(value, dict)
             and all(key in value for key in KEYS)
-            and all(isinstance(value[key], int) for key in whole)
+            and all(is_whole(value[key]) for key in whole)
+            and is_whole(value.get("exit_code", 0))
             and all(isinstance(value.get(key, ""), str) for key in texts)
-            and isinstance(value["checkpoint"], int | None)
-            and isinstance(value.get("time_wall", 0.0), int | float)
+            and (value["checkpoint"] is None or is_whole(value["checkpoint"]))
+            and all(is_number(value.get(key, 0.0)) for key in numbers)
             and isinstance(value.get("consequences", []), list)
         )
 

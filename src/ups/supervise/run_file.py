@@ -10,12 +10,13 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError, UpsError
 from ups.record import process_tree
-from ups.record.foreign import read_object
+from ups.record.foreign import is_number, is_whole, load_object
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
 from ups.supervise.fault import Fault
@@ -23,6 +24,7 @@ from ups.supervise.fault import Fault
 FORMAT_VERSION = 1
 MAX_NOTICES = 100
 MAX_RANKS = 100_000
+_MAX_TIME = 1e11  # seconds since 1970: a date that calendars still have
 STATES = ("running", "completed", "failed", "preempted", "stopped", "died")
 
 
@@ -35,7 +37,7 @@ class RunFile:
 
     def begin(self, *, ranks: int, max_restarts: int, box_root: Path, identity: RunIdentity | None = None) -> None:
         """Start a new stretch of supervision; what earlier ones wrote down stays."""
-        earlier = _read(self.path) or {}
+        earlier = _read_or_none(self.path) or {}
         if earlier.get("state") == "running":
             # Only a killed supervisor leaves this behind: a living one holds the lock of the run.
             for attempt in earlier.get("attempts", [])[-1:]:
@@ -80,9 +82,17 @@ class RunFile:
 
 def read_run(run_dir: Path) -> dict[str, Any]:
     """The state of a run, merged over hosts; `died` if it says running but its supervisor is gone from this host."""
-    documents = [d for path in sorted(run_dir.glob("run*.json")) if (d := _read(path)) is not None]
+    documents, problems = [], []
+    for path in sorted(run_dir.glob("run*.json")):
+        try:
+            documents.append(_read(path))
+        except (OSError, ValueError) as error:
+            problems.append(f" ({path.name}: {getattr(error, 'strerror', None) or error})")
     if not documents:
-        raise ConfigError(f"{run_dir} has no readable run.json", hint="give the directory of a run that was started")
+        raise ConfigError(
+            f"{run_dir} has no readable run.json{problems[0] if problems else ''}",
+            hint="give the directory of a run that was started",
+        )
     merged = documents[0]
     for other in documents[1:]:
         merged = _merge(merged, other)
@@ -94,18 +104,18 @@ def read_run(run_dir: Path) -> dict[str, Any]:
 
 def run_identity(run_dir: Path) -> RunIdentity | None:
     """The identity of a run; None if it has none: it never started, or was started by a version without identities."""
-    document = _read(run_dir / "run.json")
+    document = _read_or_none(run_dir / "run.json")
     return None if document is None else RunIdentity.from_json(document.get("identity"))
 
 
 def was_started(run_dir: Path) -> bool:
     """Whether the directory has the record of a run that was started, by whatever version."""
-    return _read(run_dir / "run.json") is not None
+    return _read_or_none(run_dir / "run.json") is not None
 
 
 def living_supervisor(run_dir: Path) -> int:
     """The process that supervises this run on this host, 0 if there is none."""
-    document = _read(run_dir / "run.json")
+    document = _read_or_none(run_dir / "run.json")
     if document is None or document["state"] != "running" or document.get("host") != os.uname().nodename:
         return 0
     return 0 if _supervisor_is_gone(document) else int(document["supervisor_pid"])
@@ -126,11 +136,31 @@ def find_run(name: str, base: Path | None = None) -> Path:
 def list_runs(directory: Path) -> list[tuple[Path, dict[str, Any]]]:
     """All runs in a directory with their state, the newest first."""
     found = []
-    with contextlib.suppress(OSError):
-        for path in directory.iterdir():
-            with contextlib.suppress(UpsError):
-                found.append((path, read_run(path)))
-    return sorted(found, key=lambda item: float(item[1].get("started") or 0), reverse=True)
+    for path in _directories(directory):
+        with contextlib.suppress(UpsError, OSError):
+            found.append((path, read_run(path)))
+    return sorted(found, key=lambda item: float(item[1]["started"]), reverse=True)
+
+
+def list_unreadable_runs(directory: Path) -> list[tuple[Path, str]]:
+    """Directories that hold a run.json which cannot be read, each with the reason; sorted by name."""
+    found = []
+    for path in _directories(directory):
+        try:
+            if any(path.glob("run*.json")):
+                read_run(path)
+        except UpsError as error:
+            found.append((path, error.message.removeprefix(f"{path} has no readable ")))
+        except OSError as error:
+            found.append((path, error.strerror or str(error)))
+    return sorted(found)
+
+
+def _directories(directory: Path) -> list[Path]:
+    try:
+        return [path for path in directory.iterdir() if path.is_dir()]
+    except OSError:
+        return []
 
 
 def faults_of(document: dict[str, Any]) -> list[dict[str, Any]]:
@@ -157,7 +187,7 @@ def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 def _supervisor_is_gone(document: dict[str, Any]) -> bool:
     if document.get("host") != os.uname().nodename:
         return False
-    pid = int(document.get("supervisor_pid") or 0)
+    pid: int = document.get("supervisor_pid", 0)
     # A number can be given to a new process; its start time tells the two apart.
     return not process_tree.is_alive(pid) or _start_time(pid) != document.get("supervisor_started")
 
@@ -170,30 +200,56 @@ def _start_time(pid: int) -> int:
     return int(text[text.rindex(")") + 2 :].split()[19])
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    document = read_object(path)
-    return document if document is not None and document.get("format") == FORMAT_VERSION and _is_run(document) else None
+def _read(path: Path) -> dict[str, Any]:
+    """A checked run.json. Raises OSError, or ValueError with what is wrong."""
+    document = load_object(path)
+    if document.get("format") != FORMAT_VERSION:
+        raise ValueError(f"it is not of format {FORMAT_VERSION}")
+    wrong = next((name for name, sound in _checks(document) if not sound), "")
+    if wrong:
+        raise ValueError(f"'{wrong}' is not what a supervisor writes")
+    return document
 
 
-def _is_run(document: dict[str, Any]) -> bool:
-    """Whether the parts that readers rely on are there and are what they should be: the file may be a stranger's."""
-    texts = ("name", "state", "cause", "verdict", "blackbox_dir")
-    attempts, notices, ranks = (document.get(key) for key in ("attempts", "notices", "ranks"))
-    return (
-        all(isinstance(document.get(key), str) for key in texts)
-        and isinstance(document.get("started"), int | float)
-        and all(isinstance(document.get(key, 0), int | float | None) for key in ("ended", "checkpoint", "exit_code"))
-        and isinstance(ranks, int)
-        and 0 <= ranks <= MAX_RANKS
-        and isinstance(notices, list)
-        and all(isinstance(notice, dict) and isinstance(notice.get("line"), str) for notice in notices)
-        and isinstance(attempts, list)
-        and all(_is_attempt(attempt) for attempt in attempts)
+def _read_or_none(path: Path) -> dict[str, Any] | None:
+    try:
+        return _read(path)
+    except (OSError, ValueError):
+        return None
+
+
+def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Each part that readers rely on, and whether it is what it should be: the file may be a stranger's."""
+    get = document.get
+    for name in ("name", "state", "cause", "verdict", "blackbox_dir"):
+        yield name, isinstance(get(name), str) and "\0" not in document[name]
+    yield "host", isinstance(get("host", ""), str)
+    yield "started", is_time(get("started"))
+    yield "ended", "ended" in document and (get("ended") is None or is_time(get("ended")))
+    for name in ("checkpoint", "exit_code"):
+        yield name, name in document and (get(name) is None or is_whole(get(name)))
+    yield "ranks", is_whole(get("ranks")) and 0 <= document["ranks"] <= MAX_RANKS
+    yield "max_restarts", is_whole(get("max_restarts", 0))
+    yield "supervisor_pid", is_whole(get("supervisor_pid", 0)) and 0 <= get("supervisor_pid", 0) < 2**31
+    yield "supervisor_started", is_whole(get("supervisor_started", 0))
+    yield "overrides", isinstance(get("overrides", {}), dict)
+    notices = get("notices")
+    yield (
+        "notices",
+        isinstance(notices, list)
+        and all(isinstance(notice, dict) and isinstance(notice.get("line"), str) for notice in notices),
     )
+    attempts = get("attempts")
+    yield "attempts", isinstance(attempts, list) and all(_is_attempt(attempt) for attempt in attempts)
+
+
+def is_time(value: object) -> bool:
+    """Whether a value is a time that can be shown: seconds since 1970."""
+    return is_number(value) and 0 <= value <= _MAX_TIME  # type: ignore[operator]
 
 
 def _is_attempt(attempt: object) -> bool:
-    if not isinstance(attempt, dict) or not isinstance(attempt.get("number"), int):
+    if not isinstance(attempt, dict) or not is_whole(attempt.get("number")):
         return False
     faults = attempt.get("faults", [])
     return isinstance(faults, list) and all(Fault.is_document(fault) for fault in faults)

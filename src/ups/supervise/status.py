@@ -37,9 +37,9 @@ class RankStatus:
     steps_per_second: float
 
     def document(self) -> dict[str, Any]:
-        """As JSON, where NaN does not exist."""
+        """As JSON, where NaN and infinity do not exist."""
         values = {name: getattr(self, name) for name in self.__slots__}
-        return {key: None if isinstance(v, float) and math.isnan(v) else v for key, v in values.items()}
+        return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
 def rank_statuses(run_dir: Path, document: dict[str, Any]) -> list[RankStatus]:

@@ -24,6 +24,7 @@ from typing import Any
 from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.causes import base_name
+from ups.record.foreign import printable
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.open_files import raise_open_files
 from ups.supervise.attempt import Attempt, Outcome, Wish
@@ -339,7 +340,7 @@ def _listen() -> Iterator[Wish]:
 
 
 def _print(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
 
 

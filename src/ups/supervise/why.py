@@ -140,9 +140,9 @@ def _stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
     """The most telling stack there is: the traceback, the crash dump, or the answer to SIGUSR1."""
     stem = failure_stem(run_dir, fault.attempt, fault.rank)
     record = read_object(stem.with_name(stem.name + ".json"))
-    if record is not None:
+    if record is not None and isinstance(record.get("traceback"), str):
         yield from ("", f"Traceback of rank {fault.rank}:")
-        yield from (f"  {line}" for line in str(record["traceback"]).rstrip().splitlines()[-_STACK_LINES:])
+        yield from (f"  {line}" for line in record["traceback"].rstrip().splitlines()[-_STACK_LINES:])
         return
     for suffix, title in ((".crash.txt", "Crash"), (".stacks.txt", "Stack"), (".py-spy.txt", "Stack (py-spy)")):
         text = tail(stem.with_name(stem.name + suffix))

@@ -5,8 +5,8 @@ A save has two parts. The copy (all tensors of this rank into host memory) happe
 collective of a save can meet one of training. At most one save is in flight: the next one first waits for it. Its
 outcome is agreed on inside the save and looked at only then: all ranks count the same failures at the same step.
 
-When to save: `hooks.py`. Which checkpoint is trusted: `ups.record.checkpoint_store`. torch's metadata file is a pickle:
-checkpoints are trusted input from one's own runs.
+When to save: `hooks.py`. Which checkpoint is trusted: `ups.record.checkpoint_store`. torch's metadata file is a pickle,
+and is read without running it: `checkpoint_metadata.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException: `except Exception` lets it through
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
@@ -46,6 +46,7 @@ from ups.record.checkpoint_store import (
 )
 from ups.record.identity import RunIdentity
 from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary
+from ups.training.checkpoint_metadata import CheckpointReader
 from ups.training.progress import Progress
 
 MAX_FAILED_SAVES = 3
@@ -155,9 +156,9 @@ class Checkpointer:
 
         With `only_model`, the weights of an earlier stage: entries that it did not have keep their initial values.
         """
-        reader = FileSystemReader(path)
         try:
-            known = reader.read_metadata().state_dict_metadata
+            reader = CheckpointReader(path)
+            known = reader.tensors
             wanted = dict(tensors)
             if only_model:
                 wanted = {n: t for n, t in tensors.items() if n.startswith("model/") and n in known}

@@ -1,7 +1,7 @@
 """Weights out of a checkpoint, whole, in one process: for evaluation, bundles and other programs.
 
-Reads checkpoints written by any number of ranks, after verifying every byte. torch's metadata file is a pickle, so only
-checkpoints of one's own runs are read; what is written is safetensors.
+Reads checkpoints written by any number of ranks, after verifying every byte. The run may be a stranger's: torch's
+metadata file is a pickle, and is read without running it (`checkpoint_metadata.py`). What is written is safetensors.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.api import CheckpointException  # a BaseException: `except Exception` lets it through
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from ups.errors import CheckpointError, IntegrityError
 from ups.record.manifest import verify
+from ups.training.checkpoint_metadata import CheckpointReader
 
 _MODEL, _AVERAGE = "model/", "ema/"
 
@@ -25,25 +25,28 @@ _MODEL, _AVERAGE = "model/", "ema/"
 def read_weights(checkpoint: Path, *, averaged: bool = True) -> dict[str, Tensor]:
     """Parameters by name, on the CPU; the averaged ones where there is an average, unless told otherwise.
 
-    Raises CheckpointError if a byte of the checkpoint is not what was committed.
+    Raises CheckpointError if a byte of the checkpoint is not what was committed, or it holds anything but tensors.
     """
     try:
         verify(checkpoint)
     except IntegrityError as error:
         raise CheckpointError(f"{checkpoint} cannot be trusted: {error.message}", hint=error.hint) from error
-    reader = FileSystemReader(checkpoint)
-    entries = {
-        name: entry
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
+    reader = CheckpointReader(checkpoint)
+    entries = reader.tensors
     chosen = {name.removeprefix(_MODEL): name for name in entries if name.startswith(_MODEL)}
     if averaged:
         chosen |= {name.removeprefix(_AVERAGE): name for name in entries if name.startswith(_AVERAGE)}
     wanted = {name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype) for name in chosen.values()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        load(wanted, storage_reader=reader, no_dist=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            load(wanted, storage_reader=reader, no_dist=True)
+    except (Exception, CheckpointException) as error:
+        # The hashes fit: the bytes were committed like this, by somebody who may have meant harm.
+        raise CheckpointError(
+            f"the tensors of {checkpoint} cannot be read ({type(error).__name__})",
+            hint="do not use this checkpoint; take an older one or a copy",
+        ) from error
     return {short: wanted[name] for short, name in chosen.items()}
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.distributed.mixture import mixture_recipe, write_mixture
+from ups.cli.environment_record import kept_variables
 from ups.cli.run_dir import ensure_run_statistics, prepare, read_statistics, run_dir_of
 from ups.cli.train import check_ranks
 from ups.config.recipe import recipe_file, resolve
@@ -70,7 +71,43 @@ def test_secrets_reach_no_file_of_the_run(recipe: Path, monkeypatch: pytest.Monk
         assert canary not in path.read_text(), path
     variables = json.loads((run_dir / "env.json").read_text())["variables"]
     assert variables["NCCL_DEBUG"] == "INFO"
-    assert variables["UPS_TRACKER_TOKEN"] == variables["UPS_NOTE"] == "(redacted)"
+    assert "UPS_TRACKER_TOKEN" not in variables
+    assert "UPS_NOTE" not in variables
+
+
+def test_no_variable_is_kept_for_the_beginning_of_its_name(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = "canary-7f3a9c51d2"
+    names = (
+        "SLURM_JWT",
+        "UPS_PASS",
+        "UPS_DSN",
+        "NCCL_X",
+        "TORCH_HOME_URL",
+        "PYTHONPATH",
+        "CUDA_NOTE",
+        "OMP_",
+        "GLOO_S",
+    )
+    for name in names:
+        monkeypatch.setenv(name, f"postgres://user:{canary}@host/db")
+    # Names that are kept, with a secret in the value: a URL with user information, or the value of a secret.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"s3://user:p@{canary}@host/cache https://{canary}@other")
+    monkeypatch.setenv("SLURM_JOB_NAME", f"job-{canary}-1")
+    monkeypatch.setenv("SERVICE_API_KEY", canary)
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    run_dir = prepared(recipe)
+    for path in run_dir.rglob("*"):
+        assert path.is_dir() or canary not in path.read_text(), path
+    variables = json.loads((run_dir / "env.json").read_text())["variables"]
+    assert variables["SLURM_JOB_ID"] == "4711"
+    assert variables["SLURM_JOB_NAME"] == "(redacted)"
+    assert not set(names) & set(variables)
+
+
+def test_user_information_is_cut_out_of_every_url() -> None:
+    value = "tcp://user:pa/ss@host:1 https://token@a.b/c?x=@y plain@name"
+    kept = kept_variables({"NCCL_DEBUG": value, "GLOO_SOCKET_IFNAME": "lo"})
+    assert kept == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "tcp://host:1 https://y plain@name"}
 
 
 def test_statistics_are_made_once_and_belong_to_the_data(recipe: Path, tmp_path: Path) -> None:

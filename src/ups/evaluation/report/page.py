@@ -78,6 +78,9 @@ def write_report(
     return whole_page(title, parts)
 
 
+_CONTROL = dict.fromkeys(code for code in (*range(32), *range(127, 160)) if code not in (9, 10))
+
+
 def whole_page(title: str, parts: Sequence[str]) -> str:
     """One self-contained file: head with the style of all our pages, title, then `parts`."""
     head = [
@@ -86,7 +89,9 @@ def whole_page(title: str, parts: Sequence[str]) -> str:
         f"<title>{html.escape(title)}</title><style>{STYLE}</style></head><body>",
         f"<h1>{html.escape(title)}</h1>",
     ]
-    return "\n".join([*head, *parts, "</body></html>"])
+    text = "\n".join([*head, *parts, "</body></html>"])
+    # Names in it may be a stranger's. Whoever looks at the file in a terminal is safe, too.
+    return text.translate(_CONTROL).encode("utf-8", "backslashreplace").decode()
 
 
 def _contents(results: Sequence[Mapping[str, Any]], model: str) -> str:
