@@ -79,6 +79,7 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
         checkpointer = Checkpointer(
             runtime, run_dir, keep=recipe.checkpoint.keep, asynchronous=recipe.checkpoint.asynchronous
         )
+        stack.callback(checkpointer.close)
         wishes = stack.enter_context(Wishes(recipe.engine.max_seconds))
         # Entered last, so that it records before anything above closes a connection and misleads the peers.
         stack.enter_context(recorder.watch())

@@ -14,7 +14,7 @@ from torch import Tensor
 from ups.config.schema import EngineConfig
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
-from ups.errors import CheckpointError
+from ups.errors import CheckpointError, MachineError
 from ups.training import checkpoint as module
 from ups.training.checkpoint import Checkpointer
 from ups.training.checkpoint_store import (
@@ -86,6 +86,45 @@ def test_the_loop_goes_on_while_a_save_is_written(
     release.set()
     checkpointer.wait()
     assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 1)
+
+
+def test_saves_need_no_new_thread(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer = Checkpointer(runtime, tmp_path)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    save(checkpointer, 1)
+    save(checkpointer, 2)
+    assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 2)
+    with pytest.raises(MachineError, match="cannot start the thread 'ups-checkpoint'"):
+        Checkpointer(runtime, tmp_path)
+
+
+def test_a_save_that_fails_in_an_unforeseen_way_is_counted_and_not_waited_for(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_memory(*args: object) -> None:
+        raise MemoryError
+
+    checkpointer = Checkpointer(runtime, tmp_path)
+    for place in ("_prepare", "from_all", "from_first"):
+        with monkeypatch.context() as context:
+            context.setattr(module, place, no_memory)
+            save(checkpointer, 1)
+        assert checkpointer.failed_in_row == 1
+        assert "MemoryError" in capsys.readouterr().err
+        save(checkpointer, 2)
+        assert checkpointer.failed_in_row == 0
+
+
+def test_how_long_saves_take_is_known_when_the_first_is_done(runtime: Runtime, tmp_path: Path) -> None:
+    checkpointer = Checkpointer(runtime, tmp_path)
+    assert checkpointer.longest_seconds == 0.0
+    save(checkpointer, 1)
+    assert checkpointer.last is not None
+    assert checkpointer.longest_seconds == checkpointer.last.seconds > 0.0
 
 
 def test_failed_saves_are_counted_told_and_forgiven_after_a_good_one(
