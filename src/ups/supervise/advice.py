@@ -37,6 +37,8 @@ ADVICE: dict[str, str] = {
     "training": "Lower the learning rate, use float32, or look at the data: the loss left the finite numbers.",
     "checkpoint": "Check room and permissions where checkpoints are written.",
     "integrity": "Bytes on disk changed after they were written. Check the disk; an older checkpoint is used instead.",
+    "run_directory_lost": "Find out who moved or deleted the directory. Put it back where it was and start the run "
+    "again: it goes on from the last checkpoint in it. What was trained after that checkpoint is lost.",
     "gate": "The result is below the bar that the recipe sets: train longer, or lower the bar on purpose.",
     "bundle": "The bundle is damaged or does not fit: export it again.",
     "error": "See the message and the traceback below.",

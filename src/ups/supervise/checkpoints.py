@@ -59,8 +59,13 @@ def _candidates(run_dir: Path) -> list[tuple[int, Path]]:
         paths = list(directory.iterdir())
     except OSError:
         return []
-    found = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name)) and path.is_dir()]
+    found = [(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name)) and _is_own(path)]
     return sorted(found, reverse=True)
+
+
+def _is_own(path: Path) -> bool:
+    """A checkpoint is a directory of the run. What a link points to may be anybody's, and no restart uses it."""
+    return path.is_dir() and not path.is_symlink()
 
 
 def _whole(path: Path, *, deep: bool) -> bool:

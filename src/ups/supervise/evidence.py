@@ -39,7 +39,8 @@ def write(
     }
     with contextlib.suppress(UpsError, OSError):
         path = run_dir / "failures" / f"attempt_{attempt}" / "evidence.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if run_dir.is_dir():  # one that was moved away is not made anew for this
+            path.parent.mkdir(parents=True, exist_ok=True)
         write_file_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
 
 

@@ -123,7 +123,7 @@ def clean(view: RankView) -> bool:
 def exit_code_for(cause: str) -> int:
     """The exit code of a run that ends with this cause; the table is in `ups.errors`."""
     table = {"config": 3, "data": 4, "environment": 5, "missing_extra": 5, "out_of_memory": 7, "checkpoint": 8}
-    table |= {"integrity": 8, "gate": 9, "bundle": 10}
+    table |= {"integrity": 8, "run_directory_lost": 8, "gate": 9, "bundle": 10}
     return table.get(causes.base_name(cause), 6)
 
 

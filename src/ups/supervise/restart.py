@@ -15,7 +15,7 @@ from ups.supervise.fault import Fault
 
 REPEATS_TO_STOP = 3
 # These do not heal by trying again.
-NOT_RETRIED = frozenset({"config", "missing_extra", "environment", "gate", "bundle", "training"})
+NOT_RETRIED = frozenset({"config", "missing_extra", "environment", "gate", "bundle", "training", "run_directory_lost"})
 MICRO_BATCH = "engine.micro_batch"
 
 

@@ -35,12 +35,14 @@ from ups.distributed.agreement import from_all, from_first
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
 from ups.errors import CheckpointError, UpsError
+from ups.record.held_directory import HeldDirectory
 from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary
 from ups.training.background import BackgroundThread
 from ups.training.checkpoint_store import (
     PROGRESS_NAME,
     checkpoint_path,
     checkpoints_dir,
+    clear_link,
     latest_verified,
     read_progress,
     retain,
@@ -68,6 +70,8 @@ class Checkpointer:
         self._runtime = runtime
         self.run_dir = run_dir
         self._keep = keep
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._held = HeldDirectory(run_dir)
         self._buffers: dict[str, Tensor] = {}
         self._background = BackgroundThread("ups-checkpoint") if asynchronous else None
         self._in_flight = False
@@ -121,6 +125,7 @@ class Checkpointer:
         """Let the thread of the saves end; nothing can be saved afterwards."""
         if self._background is not None:
             self._background.close()
+        self._held.close()
 
     def save_now(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Save and do not return before it is committed; tries until it works or three saves have failed in a row."""
@@ -205,6 +210,8 @@ class Checkpointer:
             sys.stderr.write(
                 f"ups: save of step {outcome.step} failed ({self.failed_in_row} in a row): {outcome.error}\n"
             )
+        if outcome.error:
+            self._held.check()  # no later save can work, and one that made the directory anew would look like success
         if self.failed_in_row >= MAX_FAILED_SAVES:
             raise CheckpointError(
                 f"{self.failed_in_row} saves in a row failed, the last at step {outcome.step}: {outcome.error}",
@@ -228,7 +235,7 @@ class Checkpointer:
         group, first = self._runtime.checkpoint_group, self._runtime.is_first
         place: tuple[str, str] = ("", "")
         if first:
-            place = _attempt_text(lambda: str(_prepare(final, document)))
+            place = _attempt_text(lambda: str(self._prepare(final, document)))
         name, error = from_first(place, group)
         if error:
             return str(error)
@@ -253,14 +260,25 @@ class Checkpointer:
             shutil.rmtree(temporary, ignore_errors=True)
         return str(from_first(outcome, group))
 
+    def _prepare(self, final: Path, document: dict[str, Any]) -> Path:
+        self._held.check()
+        temporary = make_temporary(final)
+        (temporary / PROGRESS_NAME).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+        return temporary
+
     def _own_files(self, temporary: Path) -> list[str]:
         own = [path.name for path in temporary.iterdir() if path.name.startswith(f"__{self._runtime.rank}_")]
         return [*own, ".metadata", PROGRESS_NAME] if self._runtime.is_first else own
 
     def _publish(self, temporary: Path, final: Path, hashes: dict[str, FileHash]) -> str:
         wait_until_visible(temporary, hashes)
+        clear_link(final)
         commit_directory(temporary, final, known_hashes=hashes)
-        retain(self.run_dir, self._keep)
+        try:
+            retain(self.run_dir, self._keep)
+        except (UpsError, OSError) as error:
+            # This checkpoint is committed, whatever becomes of the old ones.
+            sys.stderr.write(f"ups: old checkpoints could not be removed: {_short(error)}\n")
         return ""
 
 
@@ -273,12 +291,6 @@ def _placed_like(tensor: Tensor, buffer: Tensor) -> Tensor:
         return buffer
     placed: Tensor = DTensor(buffer, tensor._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     return placed
-
-
-def _prepare(final: Path, document: dict[str, Any]) -> Path:
-    temporary = make_temporary(final)
-    (temporary / PROGRESS_NAME).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-    return temporary
 
 
 def _attempt_text(work: Callable[[], str]) -> tuple[str, str]:

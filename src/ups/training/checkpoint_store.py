@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -52,6 +53,8 @@ def latest_verified(run_dir: Path, *, say: Callable[[str], None] | None = None, 
     passed_over = 0
     for _, path in list_checkpoints(run_dir):
         try:
+            if path.is_symlink():
+                raise CheckpointError(f"{path} is a symbolic link, and checkpoints are directories of the run")
             verify(path)
             read_progress(path)
         except (IntegrityError, CheckpointError) as error:
@@ -83,11 +86,21 @@ def read_progress(path: Path) -> dict[str, Any]:
 
 
 def retain(run_dir: Path, keep: int) -> list[Path]:
-    """Delete committed checkpoints beyond the newest `keep`; returns them. For the one writer of a run."""
-    committed = [path for _, path in list_checkpoints(run_dir) if is_committed(path)]
+    """Delete committed checkpoints beyond the newest `keep`; returns them. For the one writer of a run.
+
+    A link is left alone: what it points to does not belong to the run.
+    """
+    committed = [path for _, path in list_checkpoints(run_dir) if not path.is_symlink() and is_committed(path)]
     for path in committed[keep:]:
         remove_directory(path)
     return committed[keep:]
+
+
+def clear_link(path: Path, say: Callable[[str], None] | None = None) -> None:
+    """Set a symbolic link aside that stands where a checkpoint is to be committed; what it points to is not touched."""
+    if path.is_symlink():
+        (say or _to_stderr)(f"{path.name} is a symbolic link and is set aside: a checkpoint is committed in its place")
+        _set_aside(path)
 
 
 def wait_until_visible(
@@ -125,7 +138,7 @@ def _has_size(path: Path, size: int) -> bool:
 def _set_aside(path: Path) -> None:
     for number in range(1000):
         target = path.with_name(f"broken_{path.name}" + (f"_{number}" if number else ""))
-        if not target.exists():
+        if not os.path.lexists(target):
             path.rename(target)
             return
 
