@@ -16,8 +16,8 @@ ADVICE: dict[str, str] = {
     "exit": "The program left with this code by itself: look for sys.exit and os._exit, and at the log.",
     "stopped": "Somebody sent SIGSTOP to the process, or a debugger held it. Find out who; the run restarts by itself.",
     "stalled": "Look at the stack of the named rank: it shows what it waits for, often a file system or a lock.",
-    "deadline": "A save may take half an hour, an evaluation an hour, the end of a run a minute. Look at the stack: "
-    "the usual reason is a file system that does not answer.",
+    "deadline": "A first save or evaluation may take an hour, the end of a run a minute; a run that was asked to leave "
+    "has less time. Look at the stack: the usual reason is a file system that does not answer.",
     "collective_mismatch": "Code that all ranks must run alike ran differently on the named rank: look for a branch "
     "on the rank or the data, or a caught exception, around the named operation.",
     "worker_killed": "A reader process of the loader died. After a crash the line of the reader is named: check the "
