@@ -194,7 +194,7 @@ class BlackBox:
             mark,
             stage & _MASK16,
             operation & _MASK16,
-            min(math.ceil(usual_seconds), _MASK16),
+            _MASK16 if usual_seconds >= _MASK16 else math.ceil(usual_seconds) if usual_seconds > 0 else 0,
         )
         start = _RECORDS_OFFSET + (number - 1) % self._capacity * _RECORD_SIZE
         self._view[start : start + _USED] = body + _CRC.pack(zlib.crc32(body))
