@@ -145,6 +145,13 @@ class IntegrityError(UpsError):
     exit_code = 8
 
 
+class RunDirectoryLostError(UpsError):
+    """The directory of a run was removed, moved or replaced while the run went on."""
+
+    cause = "run_directory_lost"
+    exit_code = 8
+
+
 class GateError(UpsError):
     """A score or a check did not reach the bar that the recipe sets."""
 

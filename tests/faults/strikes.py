@@ -103,6 +103,22 @@ def open_files() -> None:
     KEPT.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(FAULT["count"]))
 
 
+def no_address_space() -> None:
+    """From now on this process gets no more address space, as after `prlimit --as`.
+
+    A thread that starts with a stack from the cache comes up, and dies of a MemoryError before it can say so.
+    """
+    limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def wedge_saves() -> None:
+    """From now on the disk does not answer when a checkpoint of this process is brought to it."""
+    from ups.training import checkpoint
+
+    checkpoint.hash_files = lambda *arguments, **named: time.sleep(3600)
+
+
 def die_in_save() -> None:
     """From now on the kernel ends this process at a byte of a file that it writes, or it kills itself at a call."""
     if "offset" in FAULT:
@@ -159,6 +175,8 @@ ACTIONS = {
     "stop_worker": stop_worker,
     "kill_worker": kill_worker,
     "open_files": open_files,
+    "no_address_space": no_address_space,
+    "wedge_saves": wedge_saves,
     "die_in_save": die_in_save,
     "os_exit": lambda: os._exit(FAULT.get("code", 0)),
     "sys_exit": lambda: sys.exit(0),

@@ -28,7 +28,18 @@ import typer
 from typer.core import TyperGroup
 
 from ups.cli.options import new_app
-from ups.cli.output import keep_traceback, log_path, note, print_error, say, shown, silence, styled, table
+from ups.cli.output import (
+    keep_traceback,
+    log_path,
+    note,
+    open_closed_streams,
+    print_error,
+    say,
+    shown,
+    silence,
+    styled,
+    table,
+)
 from ups.errors import EXIT_CODES, UpsError
 
 
@@ -149,6 +160,7 @@ def _root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `ups` command; always ends in SystemExit with a code of `ups.errors.EXIT_CODES`."""
+    open_closed_streams()
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 

@@ -111,6 +111,25 @@ def keep_traceback(error: BaseException, command: str) -> Path | None:
     return path
 
 
+def open_closed_streams() -> None:
+    """Give every standard stream that the shell closed (`2>&-`) the null device, before anything else is opened.
+
+    Otherwise the next file of the run would get the free number, and whatever a library prints would be written into
+    it; and to Python a closed stream is None, which has no `write`.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            descriptor = os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", closefd=False))
+
+
 def silence(*streams: TextIO | None) -> None:
     """Send what is still buffered to nowhere, so that the interpreter's last flush does not fail a second time."""
     try:

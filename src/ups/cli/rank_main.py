@@ -97,6 +97,7 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
             hashed=os.environ.get(HASHED_VARIABLE, ""),
             on_commit=functools.partial(note_commit, Path(boxes)) if boxes else None,
         )
+        stack.callback(checkpointer.close)
         wishes = stack.enter_context(Wishes(recipe.engine.max_seconds))
         # Entered last, so that it records before anything above closes a connection and misleads the peers.
         stack.enter_context(recorder.watch())

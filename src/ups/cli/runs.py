@@ -20,15 +20,19 @@ def runs(
     json: JsonOption = False,
 ) -> None:
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""
+    from ups.supervise.checkpoints import last_commit
     from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
     from ups.supervise.status import duration
 
     known, unreadable = list_runs(directory), list_unreadable_runs(directory)
+    # From the disk, as `ups status` does: run.json knows of it only after a verdict.
+    newest = {path: last_commit(path) for path, _ in known}
     if json:
         keys = ("name", "state", "cause", "exit_code", "checkpoint", "ranks", "started", "ended", "verdict")
         rows = [
             {
                 **{key: d[key] for key in keys},
+                "checkpoint": newest[p],
                 "attempts": len(d["attempts"]),
                 "faults": len(faults_of(d)),
                 "path": str(p),
@@ -49,7 +53,7 @@ def runs(
     for path, document in known:
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(document["started"]))
         took = duration((document["ended"] or time.time()) - document["started"])
-        checkpoint = "-" if document["checkpoint"] is None else str(document["checkpoint"])
+        checkpoint = "-" if newest[path] is None else str(newest[path])
         counts = [str(len(document["attempts"])), str(len(faults_of(document)))]
         cells.append([path.name, document["state"], *counts, checkpoint, started, took, document["cause"] or "-"])
     cells += [[path.name, "unreadable", *"-----", reason] for path, reason in unreadable]

@@ -94,7 +94,8 @@ def write_bundle(directory: Path, stepper: Stepper, info: BundleInfo, *, config_
 
     temporary = make_temporary(directory)
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in stepper.state_dict().items()}
-    save_file(tensors, temporary / "model.safetensors", metadata={"format": FORMAT, "version": str(VERSION)})
+    # One entry only: safetensors writes several in random order, and equal weights would give different files.
+    save_file(tensors, temporary / "model.safetensors", metadata={"format": FORMAT})
     text = json.dumps(info.to_json(), indent=1, sort_keys=True, allow_nan=False)
     (temporary / "bundle.json").write_text(text + "\n", encoding="utf-8")
     (temporary / "config.yaml").write_text(config_text, encoding="utf-8")

@@ -41,7 +41,7 @@ _COUNT = struct.Struct("<Q")
 _NAME_SIZE = 96
 _NUM_NAMES = 64
 _RECORDS_OFFSET = _HEADER_SIZE + _NAME_SIZE * _NUM_NAMES
-# number, time, batch, loss | step, total steps, collective, deadline | phase, mark, stage, operation, spare | crc
+# number, time, batch, loss | step, total steps, collective, deadline | phase, mark, stage, operation, usual | crc
 _BODY = struct.Struct("<QQQdIIIfBBHHH")
 _CRC = struct.Struct("<I")
 _RECORD_SIZE = 64
@@ -112,6 +112,8 @@ class Record:
     loss: float
     total_steps: int
     mark: Mark
+    # What the rank measured itself where the time in the phase does not show it (a save in the background); 0: nothing.
+    usual_seconds: int = 0
 
 
 def ring_path(directory: Path, rank: int) -> Path:
@@ -170,12 +172,15 @@ class BlackBox:
         *,
         operation: int = 0,
         deadline_seconds: float = 0.0,
+        usual_seconds: float = 0.0,
         mark: Mark = Mark.NONE,
     ) -> None:
         """Say that the rank now enters `phase` of `step`.
 
         `deadline_seconds` > 0 declares how long this phase may take at most (a save, an evaluation, a compilation);
-        otherwise the supervisor learns from the run. `collective` 0 repeats the number of the last one issued.
+        otherwise the supervisor learns from the run. `usual_seconds` is what the work took so far at the longest,
+        where it goes on after the phase and the supervisor cannot see it. `collective` 0 repeats the number of the
+        last one issued.
         """
         number = self._number + 1
         body = _BODY.pack(
@@ -191,21 +196,37 @@ class BlackBox:
             mark,
             stage & _MASK16,
             operation & _MASK16,
-            0,
+            _MASK16 if usual_seconds >= _MASK16 else math.ceil(usual_seconds) if usual_seconds > 0 else 0,
         )
         start = _RECORDS_OFFSET + (number - 1) % self._capacity * _RECORD_SIZE
         self._view[start : start + _USED] = body + _CRC.pack(zlib.crc32(body))
         self._number = number
         _COUNT.pack_into(self._view, _COUNT_OFFSET, number)
 
-    def issue(self, operation: str, phase: Phase, step: int, stage: int = 0, *, deadline_seconds: float = 0.0) -> None:
+    def issue(
+        self,
+        operation: str,
+        phase: Phase,
+        step: int,
+        stage: int = 0,
+        *,
+        deadline_seconds: float = 0.0,
+        usual_seconds: float = 0.0,
+    ) -> None:
         """Count and record a collective that is about to be issued.
 
         `operation` names what all ranks must do alike, such as "all_reduce(status, int64[3])". The supervisor compares
         number and name between ranks: a rank that skipped a collective, or issues another one, is named.
         """
         self.collective += 1
-        self.record(phase, step, stage, operation=self.operation(operation), deadline_seconds=deadline_seconds)
+        self.record(
+            phase,
+            step,
+            stage,
+            operation=self.operation(operation),
+            deadline_seconds=deadline_seconds,
+            usual_seconds=usual_seconds,
+        )
 
     def operation(self, name: str) -> int:
         """The number of an operation's name; 0 (no name) once the table of 63 names is full."""
@@ -358,11 +379,23 @@ def _parse(data: bytes) -> Record | None:
     body = data[: _BODY.size]
     if _CRC.unpack(data[_BODY.size :])[0] != zlib.crc32(body):
         return None
-    number, time_ns, batch, loss, step, total, collective, deadline, phase, mark, stage, operation, _ = _BODY.unpack(
-        body
+    number, time_ns, batch, loss, step, total, collective, deadline, phase, mark, stage, operation, usual = (
+        _BODY.unpack(body)
     )
     if number == 0 or phase not in _PHASES or mark not in _MARKS:
         return None
     return Record(
-        number, time_ns, Phase(phase), step, stage, collective, batch, operation, deadline, loss, total, Mark(mark)
+        number,
+        time_ns,
+        Phase(phase),
+        step,
+        stage,
+        collective,
+        batch,
+        operation,
+        deadline,
+        loss,
+        total,
+        Mark(mark),
+        usual,
     )

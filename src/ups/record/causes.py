@@ -42,6 +42,7 @@ CAUSES: dict[str, str] = {
     "checkpoint": "a checkpoint cannot be written, found, verified or loaded",
     "foreign_checkpoint": "a checkpoint is whole, but belongs to another run or another step",
     "integrity": "bytes on disk are not the bytes that were committed",
+    "run_directory_lost": "the directory of the run was removed, moved or replaced while the run went on",
     "gate": "a score or a check did not reach the bar of the recipe",
     "bundle": "a bundle cannot be read",
     "error": "an error of ups without a more precise name",

@@ -7,6 +7,7 @@ reading tensors: `ups.training.checkpoint`.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -74,6 +75,8 @@ def latest_verified(
     passed_over = 0
     for step, path in list_checkpoints(run_dir):
         try:
+            if path.is_symlink():
+                raise CheckpointError(f"{path} is a symbolic link, and checkpoints are directories of the run")
             verify(path, deep=not hashed or read_manifest(path).sha256 != hashed)
             read_progress(path)
         except (IntegrityError, CheckpointError) as error:
@@ -97,11 +100,21 @@ def latest_verified(
 
 
 def retain(run_dir: Path, keep: int) -> list[Path]:
-    """Delete committed checkpoints beyond the newest `keep`; returns them. For the one writer of a run."""
-    committed = [path for _, path in list_checkpoints(run_dir) if is_committed(path)]
+    """Delete committed checkpoints beyond the newest `keep`; returns them. For the one writer of a run.
+
+    A link is left alone: what it points to does not belong to the run.
+    """
+    committed = [path for _, path in list_checkpoints(run_dir) if not path.is_symlink() and is_committed(path)]
     for path in committed[keep:]:
         remove_directory(path)
     return committed[keep:]
+
+
+def clear_link(path: Path, say: Callable[[str], None] | None = None) -> None:
+    """Set a symbolic link aside that stands where a checkpoint is to be committed; what it points to is not touched."""
+    if path.is_symlink():
+        (say or _to_stderr)(f"{path.name} is a symbolic link and is set aside: a checkpoint is committed in its place")
+        _set_aside(path)
 
 
 def wait_until_visible(
@@ -139,7 +152,7 @@ def _has_size(path: Path, size: int) -> bool:
 def _set_aside(path: Path) -> None:
     for number in range(1000):
         target = path.with_name(f"broken_{path.name}" + (f"_{number}" if number else ""))
-        if not target.exists():
+        if not os.path.lexists(target):
             path.rename(target)
             return
 

@@ -98,7 +98,8 @@ class Recorder:
         if shared:
             with contextlib.suppress(OSError, UpsError):
                 write_file_atomically(Path(shared) / path.name, content)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parents[2].is_dir():  # a run directory that was moved away is not made anew for this
+            path.parent.mkdir(parents=True, exist_ok=True)
         write_file_atomically(path, content)
 
     def _free_descriptors(self) -> None:

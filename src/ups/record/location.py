@@ -16,6 +16,7 @@ from types import TracebackType
 
 from ups.errors import UpsError
 
+_BACKGROUND = "ups/training/background.py"
 PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple({str(Path(p).resolve()) for key in ("stdlib", "platstdlib") if (p := sysconfig.get_path(key))})
 _ORIGIN = "ups_origin"
@@ -103,17 +104,29 @@ def set_origin(error: BaseException, frame: Frame | None) -> None:
 
 
 def location_of_dump(text: str) -> Frame | None:
-    """Where the crashed or stalled thread was, from the last faulthandler dump in `text`.
+    """Where the crashed or stalled thread was, from the last faulthandler dump in `text`."""
+    return innermost(reversed(frames_of_dump(text)))
+
+
+def frames_of_dump(text: str) -> list[Frame]:
+    """Frames of the thread that matters in the last faulthandler dump in `text`, innermost first.
 
     faulthandler prints the innermost frame first and marks the thread that got the signal as "Current thread"; the
-    main thread comes last where it is not the current one.
+    main thread comes last where it is not the current one. Where that thread only waits for the background thread of
+    the saves, the background thread is the one that matters.
     """
     blocks = list(_blocks(text))
     if not blocks:
-        return None
-    current = [body for title, body in blocks if title.startswith("Current")]
-    chosen = current[-1] if current else blocks[-1][1]
-    return innermost(reversed(frames_of_text(chosen)))
+        return []
+    marked = [number for number, (title, _) in enumerate(blocks) if title.startswith("Current")]
+    chosen = marked[-1] if marked else len(blocks) - 1
+    frames = frames_of_text(blocks[chosen][1])
+    if any(frame.path.endswith(_BACKGROUND) for frame in frames):
+        of_this_dump = blocks[marked[-2] + 1 if len(marked) > 1 else 0 : chosen]
+        for others in (frames_of_text(body) for _, body in of_this_dump):
+            if any(frame.path.endswith(_BACKGROUND) for frame in others):
+                return others
+    return frames
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:

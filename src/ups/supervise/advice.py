@@ -16,8 +16,8 @@ ADVICE: dict[str, str] = {
     "exit": "The program left with this code by itself: look for sys.exit and os._exit, and at the log.",
     "stopped": "Somebody sent SIGSTOP to the process, or a debugger held it. Find out who; the run restarts by itself.",
     "stalled": "Look at the stack of the named rank: it shows what it waits for, often a file system or a lock.",
-    "deadline": "A save may take half an hour, an evaluation an hour, the end of a run a minute. Look at the stack: "
-    "the usual reason is a file system that does not answer.",
+    "deadline": "A first save or evaluation may take an hour, the end of a run a minute; a run that was asked to leave "
+    "has less time. Look at the stack: the usual reason is a file system that does not answer.",
     "collective_mismatch": "Code that all ranks must run alike ran differently on the named rank: look for a branch "
     "on the rank or the data, or a caught exception, around the named operation.",
     "worker_killed": "A reader process of the loader died. After a crash the line of the reader is named: check the "
@@ -46,6 +46,8 @@ ADVICE: dict[str, str] = {
     "foreign_checkpoint": "Somebody copied, renamed or replaced a checkpoint in this run directory. Remove the one "
     "that is named and start the same command again: it goes on from the one before it.",
     "integrity": "Bytes on disk changed after they were written. Check the disk; an older checkpoint is used instead.",
+    "run_directory_lost": "Find out who moved or deleted the directory. Put it back where it was and start the run "
+    "again: it goes on from the last checkpoint in it. What was trained after that checkpoint is lost.",
     "gate": "The result is below the bar that the recipe sets: train longer, or lower the bar on purpose.",
     "bundle": "The bundle is damaged or does not fit: export it again.",
     "error": "See the message and the traceback below.",

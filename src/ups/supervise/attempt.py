@@ -19,7 +19,7 @@ from ups.record import process_tree
 from ups.record.blackbox import Phase, Record
 from ups.supervise import evidence, stacks
 from ups.supervise.collectives import CollectiveLog, Mismatch
-from ups.supervise.deadlines import PhaseTimes
+from ups.supervise.deadlines import SECTIONS, PhaseTimes
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import Sighting, clean, exit_code_for, first_cause, position, sightings
 from ups.supervise.launcher import Launcher
@@ -125,7 +125,7 @@ class Attempt:
             now = time.monotonic()
             self._memory_kills.look(now)
             if self.wish.number and self._pass_on_wish(now):
-                return self._failed(launcher, None)
+                return self._failed(launcher, self._stuck_in_section(now))
             if now >= next_look:
                 next_look = now + _STANDSTILL_EVERY_SECONDS
                 ending = self._late_start(now - began) or self._standing_still(watch)
@@ -179,7 +179,8 @@ class Attempt:
     def _pass_on_wish(self, now: float) -> bool:
         """Tell each rank once, also those that only come up now, to save and leave; True when their time is over.
 
-        A rank in a save or an evaluation can only leave after it: it has the time that it declared.
+        A rank in a save or an evaluation can only leave after it: it gets what that usually takes, and no more than
+        `Deadlines.leave_seconds` in all.
         """
         self._asked_ns = self._asked_ns or time.monotonic_ns()
         waiting = {view.pid for view in self._views if view.alive and view.pid} - self._asked
@@ -187,15 +188,27 @@ class Attempt:
         self._asked |= waiting
         if self.wish.urgent:
             return True
-        return now - self._asked_ns / 1e9 > self.options.deadlines.grace_seconds and not self._somebody_must_finish(now)
+        asked_for = now - self._asked_ns / 1e9
+        return asked_for > self.options.deadlines.grace_seconds and not self._somebody_must_finish(asked_for)
 
-    def _somebody_must_finish(self, now: float) -> bool:
+    def _somebody_must_finish(self, asked_for: float) -> bool:
         records = [view.last for view in self._views if view.alive and view.last is not None]
-        return any(
-            record.phase in (Phase.SAVE, Phase.EVALUATE)
-            and now - record.time_ns / 1e9 <= self._times.limits(record).kill
-            for record in records
-        )
+        return any(record.phase in SECTIONS and asked_for <= self._times.leave_seconds(record) for record in records)
+
+    def _stuck_in_section(self, now: float) -> _Verdict | None:
+        """Who did not leave in time because of its save or evaluation; None for all others, and if it was urgent."""
+        inside = [view for view in self._views if view.alive and view.last and view.last.phase in SECTIONS]
+        asked_for = now - self._asked_ns / 1e9
+        if not inside or self.wish.urgent:
+            return None
+        places = stacks.capture(self._views, native=False)
+        view = next((view for view in inside if not evidence.waits_for_peers(view)), inside[0])
+        assert view.last is not None
+        step, phase = position(view)
+        at = places[view.rank].short() if view.rank in places else "-"
+        message = f"asked to leave {asked_for:.0f} s ago, and in {phase} for {now - view.last.time_ns / 1e9:.0f} s"
+        sighting = Sighting(view.rank, time.monotonic_ns(), f"deadline({phase})", step, phase, at, message=message)
+        return _Verdict(sighting, asked_for)
 
     def _late_start(self, seconds: float) -> _Verdict | None:
         missing = [view for view in self._views if view.reader is None and view.alive]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ups.errors import CheckpointError, UpsError
 from ups.record import manifest
-from ups.record.checkpoint_store import checkpoint_path, list_checkpoints
+from ups.record.checkpoint_store import list_checkpoints
 from ups.record.identity import RunIdentity
 
 HASH_BELOW_BYTES = 2 * 2**30
@@ -28,12 +28,12 @@ class Found:
 
 def committed_steps(run_dir: Path) -> list[int]:
     """Steps of the committed checkpoints whose files are all there in their sizes, newest first."""
-    return [step for step, path in list_checkpoints(run_dir) if _whole(path)]
+    return [step for step, path in _candidates(run_dir) if _whole(path)]
 
 
 def last_commit(run_dir: Path) -> int | None:
     """Step of the newest committed checkpoint by the sizes of its files: cheap, for who only shows it."""
-    return next((step for step, path in list_checkpoints(run_dir) if _whole(path)), None)
+    return next((step for step, path in _candidates(run_dir) if _whole(path)), None)
 
 
 def find_usable(run_dir: Path, identity: RunIdentity | None = None, hash_below_bytes: int = HASH_BELOW_BYTES) -> Found:
@@ -43,7 +43,7 @@ def find_usable(run_dir: Path, identity: RunIdentity | None = None, hash_below_b
     that they do not read them again. Above `hash_below_bytes` only sizes are compared: the ranks read the bytes then.
     """
     foreign: UpsError | None = None
-    for step, path in list_checkpoints(run_dir):
+    for step, path in _candidates(run_dir):
         try:
             found = manifest.read_manifest(path)
             deep = found.total_bytes <= hash_below_bytes
@@ -62,8 +62,8 @@ def find_usable(run_dir: Path, identity: RunIdentity | None = None, hash_below_b
 
 def prove_step(run_dir: Path, step: int, identity: RunIdentity | None = None) -> UpsError | None:
     """None if the checkpoint of `step` is committed, every byte re-hashes and it is one of this run, else why not."""
-    path = checkpoint_path(run_dir, step)
-    if not path.is_dir():
+    path = dict(_candidates(run_dir)).get(step)
+    if path is None:
         return CheckpointError(f"no checkpoint of the last step {step}")
     try:
         manifest.verify(path)
@@ -72,6 +72,11 @@ def prove_step(run_dir: Path, step: int, identity: RunIdentity | None = None) ->
     except UpsError as error:
         return error
     return None
+
+
+def _candidates(run_dir: Path) -> list[tuple[int, Path]]:
+    """A checkpoint is a directory of the run. What a link points to may be anybody's, and no restart uses it."""
+    return [(step, path) for step, path in list_checkpoints(run_dir) if path.is_dir() and not path.is_symlink()]
 
 
 def _whole(path: Path) -> bool:

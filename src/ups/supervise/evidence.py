@@ -13,6 +13,7 @@ from typing import Any
 
 from ups.errors import UpsError
 from ups.record.failure import memory_of_process
+from ups.record.location import frames_of_dump
 from ups.record.manifest import write_file_atomically
 from ups.supervise.fault import Fault
 from ups.supervise.rank_view import RankView, tail
@@ -38,16 +39,19 @@ def write(
     }
     with contextlib.suppress(UpsError, OSError):
         path = run_dir / "failures" / f"attempt_{attempt}" / "evidence.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if run_dir.is_dir():  # one that was moved away is not made anew for this
+            path.parent.mkdir(parents=True, exist_ok=True)
         write_file_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
 
 
 def waits_for_peers(view: RankView) -> bool:
     """Whether the rank's last printed stack is inside a collective: it waits for others and holds up nobody."""
-    text = tail(view.stem.with_name(f"{view.name}.stacks.txt"))
-    block = text[text.rindex("Current thread") :] if "Current thread" in text else text
-    innermost = [line for line in block.splitlines() if line.lstrip().startswith("File")][:3]
-    return any("torch/distributed" in line or "_engine_run_backward" in line for line in innermost)
+    innermost = frames_of_dump(tail(view.stem.with_name(f"{view.name}.stacks.txt")))[:3]
+    if any(frame.function == "_engine_run_backward" for frame in innermost):
+        return True
+    # A checkpoint is written by torch/distributed/checkpoint, which is work and no waiting.
+    called = next((frame.path for frame in innermost if "torch/distributed" in frame.path), "")
+    return bool(called) and "torch/distributed/checkpoint" not in called
 
 
 def _of_rank(view: RankView, memory: dict[str, Any], first: bool) -> dict[str, Any]:

@@ -23,6 +23,7 @@ NOT_RETRIED = frozenset(
         "statistics_changed",
         "foreign_checkpoint",
         "disk_full",
+        "run_directory_lost",
         "missing_extra",
         "environment",
         "gate",

@@ -1,9 +1,10 @@
 """Is anybody standing still, and who is it? Judges progress, not heartbeats.
 
 Training is synchronous: when one rank stands still, the others soon wait for it in a collective. So a standstill is a
-standstill of all: as long as any rank moves, or is inside a phase with a declared deadline, nobody is judged (unless it
+standstill of all: as long as any rank moves, or is inside a phase with a declared deadline, nobody is ended (unless it
 is ahead of the others and can only be waiting, too). The rank to judge is the one that is furthest behind, by what its
-phase usually takes; where several are level, the one that computes instead of waiting.
+phase usually takes; where several are level, the one that computes instead of waiting. A rank whose declared phase
+takes far longer than usual is named, and left alone until its time is over.
 """
 
 from __future__ import annotations
@@ -76,8 +77,9 @@ class StandstillWatch:
         if not level:
             return None
         issued = min(view.last.collective for view in living if view.last is not None)
-        if any(self._moves(view, issued, now_ns) for view in living):
-            return None
+        moving = [view for view in living if self._moves(view, issued, now_ns)]
+        if moving:
+            return self._slow_section(moving, now_ns)
         view = self._busiest(level, now_ns)
         if not self._over(view, now_ns):
             return None
@@ -86,7 +88,7 @@ class StandstillWatch:
                 return self._standstill(candidate, now_ns, "stopped(SIGSTOP)", True, level)
         assert view.last is not None
         limits = self.times.limits(view.last)
-        cause = f"deadline({view.last.phase.label})" if limits.declared else "stalled"
+        cause = f"deadline({view.last.phase.label})" if limits.declared and not limits.learned else "stalled"
         return self._standstill(view, now_ns, cause, self._seconds(view, now_ns) > limits.kill, level)
 
     def _observe(self, view: RankView, now_ns: int) -> None:
@@ -127,8 +129,20 @@ class StandstillWatch:
             return False
         limits = self.times.limits(view.last)
         excused = limits.declared and view.last.collective <= issued
-        patience = limits.name if excused else self.times.rules.name_floor_seconds
+        patience = limits.kill if excused else self.times.rules.name_floor_seconds
         return self._seconds(view, now_ns) <= patience
+
+    def _slow_section(self, moving: Sequence[RankView], now_ns: int) -> Standstill | None:
+        """The rank to name where all who are waited for are in declared phases, and longer than is usual; not to end.
+
+        `moving` holds no rank then that was heard of lately: the limits for naming are never below that floor.
+        """
+        if not all(self._over(view, now_ns) for view in moving):
+            return None
+        level = least_advanced(moving)
+        view = self._busiest(level, now_ns)
+        assert view.last is not None
+        return self._standstill(view, now_ns, f"deadline({view.last.phase.label})", False, level)
 
     def _over(self, view: RankView, now_ns: int) -> bool:
         return view.last is not None and self._seconds(view, now_ns) > self.times.limits(view.last).name
@@ -150,7 +164,7 @@ class StandstillWatch:
             view,
             view.last,
             self._seconds(view, now_ns),
-            self.times.p99(view.last.phase, view.last.stage),
+            self.times.usual(view.last),
             self.times.limits(view.last).kill,
             cause,
             kill,

@@ -65,7 +65,7 @@ def summary(run_dir: Path, document: dict[str, Any], rows: list[RankStatus]) -> 
         "cause": document["cause"],
         "attempt": len(document["attempts"]) - 1,
         "faults": len(faults_of(document)),
-        "checkpoint": last_commit(run_dir) if running else document["checkpoint"],
+        "checkpoint": last_commit(run_dir),
         "step": slowest.step if slowest else None,
         "total_steps": slowest.total_steps if slowest else None,
         "loss": slowest.document()["loss"] if slowest else None,

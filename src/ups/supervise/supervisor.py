@@ -21,10 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ups.errors import UpsError
+from ups.errors import RunDirectoryLostError, UpsError
 from ups.record import process_tree
 from ups.record.causes import base_name
 from ups.record.foreign import printable
+from ups.record.held_directory import HeldDirectory
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.open_files import raise_open_files
 from ups.supervise.attempt import Attempt, Outcome, Wish
@@ -56,19 +57,26 @@ def supervise(options: Options, say: Callable[[str], None] | None = None) -> int
 
 def supervise_held(options: Options, say: Callable[[str], None] | None = None) -> int:
     """The same for who holds the run already (`run_lock.hold_run`)."""
-    with _listen() as wish, Speaker(say or _print) as speaker:
+    with (
+        contextlib.closing(HeldDirectory(options.run_dir)) as held,
+        _listen() as wish,
+        Speaker(say or _print) as speaker,
+    ):
         process_tree.adopt_orphans()
         raise_open_files()  # inherited by every rank and loader worker
         box_root = make_box_root(options.run_dir, options.ranks)
         try:
-            return _Supervision(options, wish, box_root, speaker.say).run()
+            return _Supervision(options, wish, box_root, speaker.say, held).run()
         finally:
             shutil.rmtree(box_root, ignore_errors=True)
 
 
 class _Supervision:
-    def __init__(self, options: Options, wish: Wish, box_root: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: Options, wish: Wish, box_root: Path, say: Callable[[str], None], held: HeldDirectory
+    ) -> None:
         self._options = options
+        self._held = held
         self._wish = wish
         self._box_root = box_root
         self._say = say
@@ -181,6 +189,9 @@ class _Supervision:
 
     def _judge(self, outcome: Outcome) -> tuple[str, str, int, str]:
         """State ('again' for another attempt), cause, exit code and a detail for the verdict line."""
+        gone = self._held.lost()
+        if gone:
+            return self._lost_directory(outcome, gone)
         run_dir, asked = self._options.run_dir, self._wish.number
         fault = outcome.fault
         if outcome.state == "finished":
@@ -211,11 +222,24 @@ class _Supervision:
             return state, fault.cause, code, f"ckpt={_or_dash(commit)} lost={fault.lost_steps}"
         return "failed", fault.cause, exit_code_for(fault.cause), f"why='ups why {_shown(run_dir)}'"
 
+    def _lost_directory(self, outcome: Outcome, gone: str) -> tuple[str, str, int, str]:
+        """The end of a run whose directory is gone, whatever its ranks made of that: nothing in its place proves it."""
+        cause = RunDirectoryLostError.cause
+        fault = outcome.fault or self._fault_at_the_end(outcome, cause, "")
+        more = f"; the rank says: {fault.message}" if fault.message and fault.cause != cause else ""
+        fault = replace(fault, cause=cause, message=gone + more, exit_code=exit_code_for(cause))
+        fault = replace(fault, checkpoint=None, lost_steps=fault.step, action=self._policy.decide(fault).action)
+        self._file.document["attempts"][-1]["faults"].append(fault.document())
+        self._file.document["checkpoint"] = None
+        self._say(fault.one_line())
+        return "failed", cause, exit_code_for(cause), f"message={json.dumps(gone)}"
+
     def _unproven(self, outcome: Outcome) -> Fault | None:
         """None if the success is proven, else the fault that says what is missing."""
         cause, problem = self._missing_proof(outcome)
-        if not cause:
-            return None
+        return self._fault_at_the_end(outcome, cause, problem) if cause else None
+
+    def _fault_at_the_end(self, outcome: Outcome, cause: str, problem: str) -> Fault:
         number = self._file.document["attempts"][-1]["number"]
         commit = self._find_commit()
         return Fault(

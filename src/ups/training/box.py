@@ -25,7 +25,14 @@ class Box(Protocol):
     ) -> None: ...
 
     def issue(
-        self, operation: str, phase: Phase, step: int, stage: int = 0, *, deadline_seconds: float = 0.0
+        self,
+        operation: str,
+        phase: Phase,
+        step: int,
+        stage: int = 0,
+        *,
+        deadline_seconds: float = 0.0,
+        usual_seconds: float = 0.0,
     ) -> None: ...
 
 
@@ -47,5 +54,14 @@ class NullBox:
     ) -> None:
         return
 
-    def issue(self, operation: str, phase: Phase, step: int, stage: int = 0, *, deadline_seconds: float = 0.0) -> None:
+    def issue(
+        self,
+        operation: str,
+        phase: Phase,
+        step: int,
+        stage: int = 0,
+        *,
+        deadline_seconds: float = 0.0,
+        usual_seconds: float = 0.0,
+    ) -> None:
         return

@@ -1,9 +1,11 @@
 """Saving and loading the state of a run: torch.distributed.checkpoint inside the commit of `ups.record.manifest`.
 
 A save has two parts. The copy (all tensors of this rank into host memory) happens in the loop. Everything after it
-(writing, hashing, fsync, commit, retention) happens in a background thread on the checkpoint group, so that no
-collective of a save can meet one of training. At most one save is in flight: the next one first waits for it. Its
-outcome is agreed on inside the save and looked at only then: all ranks count the same failures at the same step.
+(writing, hashing, fsync, commit, retention) happens in one background thread (`background.py`, made before training) on
+the checkpoint group, so that no collective of a save can meet one of training. At most one save is in flight: the next
+one first waits for it. Its outcome is agreed on inside the save and looked at only then: all ranks count the same
+failures at the same step. An error that could not be agreed on (a peer is gone, no memory to communicate) leaves the
+ranks apart: it is raised, and the rank leaves.
 
 When to save: `hooks.py`. Which checkpoint is trusted: `ups.record.checkpoint_store`. torch's metadata file is a pickle,
 and is read without running it: `checkpoint_metadata.py`.
@@ -15,7 +17,6 @@ import json
 import re
 import shutil
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -39,13 +40,16 @@ from ups.record.checkpoint_store import (
     PROGRESS_NAME,
     checkpoint_path,
     checkpoints_dir,
+    clear_link,
     latest_verified,
     read_progress,
     retain,
     wait_until_visible,
 )
+from ups.record.held_directory import HeldDirectory
 from ups.record.identity import RunIdentity
 from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary
+from ups.training.background import BackgroundThread
 from ups.training.checkpoint_metadata import CheckpointReader
 from ups.training.progress import Progress
 
@@ -85,17 +89,26 @@ class Checkpointer:
         self._runtime = runtime
         self.run_dir = run_dir
         self._keep = keep
-        self._asynchronous = asynchronous
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._held = HeldDirectory(run_dir)
         self._identity = identity
         self._hashed = hashed
         self._on_commit = on_commit or (lambda step, manifest_sha256: None)
         self._buffers: dict[str, Tensor] = {}
-        self._thread: threading.Thread | None = None
+        self._background = BackgroundThread("ups-checkpoint") if asynchronous else None
+        self._in_flight = False
         self._outcome: Saved | None = None
         self.failed_in_row = 0
         self.last: Saved | None = None
+        self._longest_seconds = 0.0
         # A single rank is no mistake here; torch cannot know that.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+
+    @property
+    def longest_seconds(self) -> float:
+        """The longest save so far, from its start to its end in the background; 0 before the first one is done."""
+        done = self._outcome
+        return max(self._longest_seconds, done.seconds if done is not None else 0.0)
 
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Save the state after `progress.step` steps; returns after the copy when asynchronous. Collective: all ranks.
@@ -107,21 +120,36 @@ class Checkpointer:
         document = {"format": 1, "world_size": self._runtime.world_size, "progress": progress.to_json()}
         if self._identity is not None:
             document["identity"] = self._identity.mark()
-        if self._asynchronous:
-            self._thread = threading.Thread(
-                target=self._write, args=(staged, document, progress.step), name="ups-checkpoint", daemon=True
-            )
-            self._thread.start()
+        step = progress.step
+        self._in_flight = True
+        if self._background is None:
+            self._write(staged, document, step)
+            self.wait()
         else:
-            self._write(staged, document, progress.step)
-            self._look()
+            self._background.hand_over(lambda: self._write(staged, document, step))
 
     def wait(self) -> None:
         """Wait for the save in flight, if any, and count its outcome. Collective: all ranks."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-            self._look()
+        if not self._in_flight:
+            return
+        self._in_flight = False
+        if self._background is not None:
+            try:
+                self._background.wait()
+            except CheckpointError:
+                raise
+            except Exception as error:
+                raise CheckpointError(
+                    f"a save could not be finished together with the other ranks: {_short(error)}",
+                    hint="see the traceback; `ups why RUN` tells which rank failed first",
+                ) from error
+        self._look()
+
+    def close(self) -> None:
+        """Let the thread of the saves end; nothing can be saved afterwards."""
+        if self._background is not None:
+            self._background.close()
+        self._held.close()
 
     def save_now(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Save and do not return before it is committed; tries until it works or three saves have failed in a row."""
@@ -201,11 +229,14 @@ class Checkpointer:
         if outcome is None:
             raise CheckpointError("a save ended without an outcome", hint="see the traceback in this rank's log")
         self.last = outcome
+        self._longest_seconds = max(self._longest_seconds, outcome.seconds)
         self.failed_in_row = self.failed_in_row + 1 if outcome.error else 0
         if outcome.error and self._runtime.is_first:
             sys.stderr.write(
                 f"ups: save of step {outcome.step} failed ({self.failed_in_row} in a row): {outcome.error}\n"
             )
+        if outcome.error:
+            self._held.check()  # no later save can work, and one that made the directory anew would look like success
         if self.failed_in_row >= MAX_FAILED_SAVES:
             text = f"{self.failed_in_row} saves in a row failed, the last at step {outcome.step}: {outcome.error}"
             intact = "the last committed checkpoint is intact"
@@ -217,7 +248,12 @@ class Checkpointer:
         """Write, hash and commit. Collective: all ranks, on the checkpoint group only."""
         started = time.monotonic()
         final = checkpoint_path(self.run_dir, step)
-        error = self._commit(staged, document, final)
+        try:
+            error = self._commit(staged, document, final)
+        except Exception as problem:
+            if self._runtime.checkpoint_group is not None:
+                raise  # the other ranks do not know of it: see above
+            error = _short(problem)
         self._outcome = Saved(step, final, error, time.monotonic() - started)
 
     def _commit(self, staged: dict[str, Tensor], document: dict[str, Any], final: Path) -> str:
@@ -225,7 +261,7 @@ class Checkpointer:
         group, first = self._runtime.checkpoint_group, self._runtime.is_first
         place: tuple[str, str] = ("", "")
         if first:
-            place = _attempt_text(lambda: str(_prepare(final, document)))
+            place = _attempt_text(lambda: str(self._prepare(final, document)))
         name, error = from_first(place, group)
         if error:
             return str(error)
@@ -250,17 +286,28 @@ class Checkpointer:
             shutil.rmtree(temporary, ignore_errors=True)
         return str(from_first(outcome, group))
 
+    def _prepare(self, final: Path, document: dict[str, Any]) -> Path:
+        self._held.check()
+        temporary = make_temporary(final)
+        (temporary / PROGRESS_NAME).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+        return temporary
+
     def _own_files(self, temporary: Path) -> list[str]:
         own = [path.name for path in temporary.iterdir() if path.name.startswith(f"__{self._runtime.rank}_")]
         return [*own, ".metadata", PROGRESS_NAME] if self._runtime.is_first else own
 
     def _publish(self, temporary: Path, final: Path, step: int, hashes: dict[str, FileHash]) -> str:
         wait_until_visible(temporary, hashes)
+        clear_link(final)
         # Forgotten first: a kill between the commit and the note must not make a genuine checkpoint look replaced.
         self._on_commit(step, "")
         manifest = commit_directory(temporary, final, known_hashes=hashes)
         self._on_commit(step, manifest.sha256)
-        retain(self.run_dir, self._keep)
+        try:
+            retain(self.run_dir, self._keep)
+        except (UpsError, OSError) as error:
+            # This checkpoint is committed, whatever becomes of the old ones.
+            sys.stderr.write(f"ups: old checkpoints could not be removed: {_short(error)}\n")
         return ""
 
 
@@ -275,17 +322,11 @@ def _placed_like(tensor: Tensor, buffer: Tensor) -> Tensor:
     return placed
 
 
-def _prepare(final: Path, document: dict[str, Any]) -> Path:
-    temporary = make_temporary(final)
-    (temporary / PROGRESS_NAME).write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
-    return temporary
-
-
 def _attempt_text(work: Callable[[], str]) -> tuple[str, str]:
     """(result, '') or ('', what went wrong): an error on one rank must reach the others as a value."""
     try:
         return work(), ""
-    except (UpsError, OSError) as error:
+    except Exception as error:  # noqa: BLE001 - also for want of memory: the other ranks must learn of it, not wait
         return "", _short(error)
 
 

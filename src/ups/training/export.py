@@ -57,7 +57,8 @@ def export_safetensors(checkpoint: Path, output: Path, *, averaged: bool = True)
     weights = {name: tensor.contiguous() for name, tensor in read_weights(checkpoint, averaged=averaged).items()}
     temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     try:
-        save_file(weights, temporary, metadata={"format": "pt", "checkpoint": checkpoint.name})
+        # One entry only: safetensors writes several in random order, and equal weights would give different files.
+        save_file(weights, temporary, metadata={"format": "pt"})
         os.replace(temporary, output)
     except OSError as error:
         temporary.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ import pytest
 
 from ups.cli.main import run
 from ups.record.blackbox import BlackBox, Phase, ring_path
+from ups.record.manifest import commit_directory, make_temporary
 from ups.supervise.fault import KEYS, Fault
 from ups.supervise.run_file import RunFile
 
@@ -69,6 +70,29 @@ def test_runs_lists_every_verdict(runs: Path, capsys: pytest.CaptureFixture[str]
     text = printed(capsys, "runs")
     assert all(name in text for name in ("good", "bad", "live", "completed", "failed", "exception(KeyError)"))
     assert {row["state"] for row in json.loads(printed(capsys, "runs", "--json"))} == {"completed", "failed", "running"}
+
+
+@pytest.mark.parametrize("name", ["good", "bad", "live", "killed"])
+def test_status_and_runs_tell_the_checkpoint_that_is_on_the_disk(
+    runs: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    if name == "killed":  # its supervisor was: no verdict ever told run.json of a checkpoint
+        (runs / "live").rename(runs / name)
+        document = json.loads((runs / name / "run.json").read_text())
+        document.update(checkpoint=None, supervisor_started=1)
+        (runs / name / "run.json").write_text(json.dumps(document))
+    for step in (5, 10, 15):
+        final = runs / name / "checkpoints" / f"step_{step:08d}"
+        temporary = make_temporary(final)
+        (temporary / "data").write_bytes(bytes(10))
+        commit_directory(temporary, final)
+    assert "checkpoint 15" in printed(capsys, "status", name)
+    found = json.loads(printed(capsys, "status", name, "--json"))
+    (row,) = (row for row in json.loads(printed(capsys, "runs", "--json")) if Path(row["path"]).name == name)
+    assert (found["checkpoint"], row["checkpoint"]) == (15, 15)
+    assert found["state"] == row["state"]
+    (line,) = (line for line in printed(capsys, "runs").splitlines() if line.split()[0] == name)
+    assert "15" in line.split()
 
 
 def test_an_unknown_run_is_wrong_use_with_a_hint(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

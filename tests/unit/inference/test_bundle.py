@@ -38,6 +38,12 @@ def test_weights_come_back_bit_for_bit(tmp_path):
     ]  # fmt: skip
 
 
+def test_equal_models_give_equal_files(tmp_path):
+    paths = [make_bundle(tmp_path / str(number)) for number in range(12)]
+    assert len({(path / "model.safetensors").read_bytes() for path in paths}) == 1
+    assert len({load_bundle(path).hash for path in paths[:2]}) == 1
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 def test_loading_needs_neither_training_code_nor_distributed_nor_pickle(tmp_path):

@@ -1,5 +1,6 @@
 """The black box: what a reader sees of a rank that runs, was killed, or is writing right now."""
 
+import math
 import os
 import signal
 import subprocess
@@ -40,18 +41,21 @@ def test_a_new_box_says_init(path: Path) -> None:
 def test_the_reader_sees_what_was_written(path: Path) -> None:
     box = make(path)
     box.loss, box.total_steps = 0.25, 1000
-    box.record(Phase.SAVE, 7, 2, 11, 2**63 + 5, deadline_seconds=300.0)
+    box.record(Phase.SAVE, 7, 2, 11, 2**63 + 5, deadline_seconds=300.0, usual_seconds=2.2)
     latest = BlackBoxReader(path).latest()
     assert latest is not None
     assert (latest.phase, latest.step, latest.stage, latest.collective) == (Phase.SAVE, 7, 2, 11)
-    assert (latest.batch, latest.deadline_seconds) == (2**63 + 5, 300.0)
+    assert (latest.batch, latest.deadline_seconds, latest.usual_seconds) == (2**63 + 5, 300.0, 3)
     assert (latest.loss, latest.total_steps) == (0.25, 1000)
 
 
 def test_numbers_that_do_not_fit_never_stop_the_loop(path: Path) -> None:
     box = make(path)
-    box.record(Phase.DATA, -1, 2**40, 2**70, -5)
-    assert BlackBoxReader(path).latest() is not None
+    for usual, told in ((-1.0, 0), (math.nan, 0), (0.0, 0), (1e9, 65535), (math.inf, 65535)):
+        box.record(Phase.DATA, -1, 2**40, 2**70, -5, usual_seconds=usual)
+        latest = BlackBoxReader(path).latest()
+        assert latest is not None
+        assert latest.usual_seconds == told
 
 
 def test_the_ring_keeps_the_newest(path: Path) -> None:

@@ -39,3 +39,10 @@ def test_what_is_cut_or_not_committed_is_passed_over(run_dir: Path) -> None:
 
 def test_a_run_without_checkpoints_has_none(tmp_path: Path) -> None:
     assert find_usable(tmp_path).step is None
+
+
+def test_what_a_link_points_to_is_not_a_checkpoint_of_the_run(run_dir: Path, tmp_path: Path) -> None:
+    newest = run_dir / "checkpoints/step_00000015"
+    elsewhere = newest.rename(tmp_path / "elsewhere")
+    newest.symlink_to(elsewhere)
+    assert find_usable(run_dir).step == last_commit(run_dir) == 10

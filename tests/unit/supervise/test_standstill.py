@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,12 +80,38 @@ def test_the_rank_behind_is_named_then_ended(ranks: list[Rank]) -> None:
     assert (ended.view.rank, ended.kill, ended.cause) == (1, True, "stalled")
 
 
-def test_nobody_is_accused_while_anybody_moves(ranks: list[Rank]) -> None:
+def test_nobody_is_ended_while_anybody_moves(ranks: list[Rank]) -> None:
     ranks[1].box.record(Phase.DATA, 3)
-    watch = learnt()
-    later = time.monotonic_ns() + 3600 * SECOND
+    watch, now = learnt(), time.monotonic_ns()
     ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=7200.0)
-    assert look(watch, views(ranks), later) is None
+    assert look(watch, views(ranks), now + 100 * SECOND) is None
+    for later in (130, 3600):
+        named = look(watch, views(ranks), now + later * SECOND)
+        assert named is not None
+        assert (named.view.rank, named.kill) == (0, False)
+
+
+def test_a_save_far_beyond_what_saves_take_is_named_then_ended(ranks: list[Rank]) -> None:
+    for rank in ranks:
+        rank.box.issue("save", Phase.SAVE, 3, deadline_seconds=3600.0, usual_seconds=2.0)
+    watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
+    assert look(watch, seen, now + 29 * SECOND) is None
+    named = look(watch, seen, now + 31 * SECOND)
+    assert named is not None
+    assert (named.kill, named.usual_seconds, named.kill_after_seconds) == (False, 2.0, 600.0)
+    ended = look(watch, seen, now + 601 * SECOND)
+    assert ended is not None
+    assert (ended.kill, ended.cause) == (True, "stalled")
+
+
+def test_a_rank_whose_save_is_slow_is_not_named_while_another_trains(ranks: list[Rank]) -> None:
+    watch, now = learnt(), time.monotonic_ns()
+    ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=3600.0)
+    ranks[1].box.record(Phase.FORWARD, 3)
+    seen = views(ranks)
+    assert seen[1].last is not None
+    seen[1].last = replace(seen[1].last, time_ns=now + 195 * SECOND)
+    assert look(watch, seen, now + 200 * SECOND) is None
 
 
 def test_a_long_wait_in_the_past_excuses_nobody_else(ranks: list[Rank]) -> None:
@@ -197,4 +224,7 @@ def test_a_rank_that_saves_excuses_those_who_wait_for_it(ranks: list[Rank]) -> N
     ranks[1].box.issue("barrier", Phase.SYNC, 3)
     watch = learnt()
     watch.times.learn(Phase.SYNC, 0.1)
-    assert look(watch, views(ranks), time.monotonic_ns() + 600 * SECOND) is None
+    assert look(watch, views(ranks), time.monotonic_ns() + 110 * SECOND) is None
+    named = look(watch, views(ranks), time.monotonic_ns() + 600 * SECOND)
+    assert named is not None
+    assert (named.view.rank, named.kill) == (0, False)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ups.config.schema import EngineConfig
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
-from ups.errors import CheckpointError, DiskFullError
+from ups.errors import CheckpointError, DiskFullError, MachineError, RunDirectoryLostError
 from ups.record.checkpoint_store import (
     checkpoint_path,
     latest_verified,
@@ -86,6 +86,45 @@ def test_the_loop_goes_on_while_a_save_is_written(
     release.set()
     checkpointer.wait()
     assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 1)
+
+
+def test_saves_need_no_new_thread(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer = Checkpointer(runtime, tmp_path)
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    save(checkpointer, 1)
+    save(checkpointer, 2)
+    assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 2)
+    with pytest.raises(MachineError, match="cannot start the thread 'ups-checkpoint'"):
+        Checkpointer(runtime, tmp_path)
+
+
+def test_a_save_that_fails_in_an_unforeseen_way_is_counted_and_not_waited_for(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_memory(*args: object) -> None:
+        raise MemoryError
+
+    checkpointer = Checkpointer(runtime, tmp_path)
+    for place in ("make_temporary", "from_all", "from_first"):
+        with monkeypatch.context() as context:
+            context.setattr(module, place, no_memory)
+            save(checkpointer, 1)
+        assert checkpointer.failed_in_row == 1
+        assert "MemoryError" in capsys.readouterr().err
+        save(checkpointer, 2)
+        assert checkpointer.failed_in_row == 0
+
+
+def test_how_long_saves_take_is_known_when_the_first_is_done(runtime: Runtime, tmp_path: Path) -> None:
+    checkpointer = Checkpointer(runtime, tmp_path)
+    assert checkpointer.longest_seconds == 0.0
+    save(checkpointer, 1)
+    assert checkpointer.last is not None
+    assert checkpointer.longest_seconds == checkpointer.last.seconds > 0.0
 
 
 def test_failed_saves_are_counted_told_and_forgiven_after_a_good_one(
@@ -226,3 +265,64 @@ def test_progress_of_a_checkpoint_is_plain_json(runtime: Runtime, tmp_path: Path
     document = json.loads((checkpoint_path(tmp_path, 4) / "progress.json").read_text())
     assert document == read_progress(checkpoint_path(tmp_path, 4))
     assert document["world_size"] == 1
+
+
+def test_a_link_in_place_of_a_checkpoint_is_neither_followed_nor_a_failed_save(
+    runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    checkpointer = Checkpointer(runtime, run_dir, keep=1)
+    save(checkpointer, 4)
+    checkpoint_path(run_dir, 4).rename(elsewhere)
+    checkpoint_path(run_dir, 4).symlink_to(elsewhere)
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    save(checkpointer, 8)  # retention meets the link
+    save(checkpointer, 12)
+    checkpoint_path(run_dir, 16).symlink_to(elsewhere)
+    save(checkpointer, 16)  # commits where a link stands
+    assert checkpointer.failed_in_row == 0
+    assert "save of step" not in (told := capsys.readouterr().err)
+    assert "step_00000016 is a symbolic link and is set aside" in told
+    checkpoint_path(run_dir, 20).symlink_to(elsewhere)
+    found = checkpointer.find()
+    assert found is not None
+    assert (found[0], found[1].step) == (checkpoint_path(run_dir, 16), 16)
+    assert "step_00000020 is a symbolic link" in capsys.readouterr().err
+    assert not checkpoint_path(run_dir, 16).is_symlink()
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+def test_old_checkpoints_that_cannot_be_removed_do_not_undo_a_commit(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: object) -> None:
+        raise MachineError("planted")
+
+    monkeypatch.setattr(module, "retain", refuse)
+    checkpointer = Checkpointer(runtime, tmp_path)
+    save(checkpointer, 4)
+    assert checkpointer.failed_in_row == 0
+    assert "old checkpoints could not be removed: environment: planted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_run_directory_that_is_gone_is_not_made_anew(runtime: Runtime, tmp_path: Path, replaced: bool) -> None:
+    run_dir = tmp_path / "run"
+    checkpointer = Checkpointer(runtime, run_dir)
+    save(checkpointer, 4)
+    run_dir.rename(tmp_path / "moved")
+    if replaced:
+        run_dir.mkdir()
+    with pytest.raises(RunDirectoryLostError, match="replaced" if replaced else "removed or moved"):
+        save(checkpointer, 8)
+    assert run_dir.exists() == replaced
+    assert not (run_dir / "checkpoints").exists()
+
+
+def test_equal_weights_give_equal_files(runtime: Runtime, tmp_path: Path) -> None:
+    checkpointer = Checkpointer(runtime, tmp_path)
+    save(checkpointer, 4, value=1.0)
+    save(checkpointer, 8, value=1.0)
+    for number in range(12):
+        export_safetensors(checkpoint_path(tmp_path, 4 + number % 2 * 4), tmp_path / f"{number}.safetensors")
+    assert len({path.read_bytes() for path in tmp_path.glob("*.safetensors")}) == 1
