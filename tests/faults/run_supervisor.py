@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ups.supervise.deadlines import Deadlines
 from ups.supervise.options import Options
+from ups.supervise.rendezvous import Rendezvous
 from ups.supervise.supervisor import supervise
 
 
@@ -26,9 +27,16 @@ if __name__ == "__main__":
     if recipe:
         prepare_real(run_dir, recipe)
     deadlines = Deadlines(**settings.pop("deadlines"))
+    rendezvous = Rendezvous(**settings.pop("rendezvous"))
     command = (sys.executable, sys.argv[2], str(run_dir))
     # The ranks and all they start carry the mark, this process does not: what carries it afterwards is left over.
     options = Options(
-        run_dir, command=command, deadlines=deadlines, environment={"TOY_MARK": sys.argv[3]}, show_rank=None, **settings
+        run_dir,
+        command=command,
+        deadlines=deadlines,
+        environment={"TOY_MARK": sys.argv[3]},
+        rendezvous=rendezvous,
+        show_rank=None,
+        **settings,
     )
     sys.exit(supervise(options))

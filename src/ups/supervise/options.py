@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.supervise.deadlines import Deadlines
+from ups.supervise.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Options:
     block_size: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     environment: Mapping[str, str] = field(default_factory=dict)
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
     # After the first death: how long the others get to write down what they saw, before all are ended.
     settle_seconds: float = 1.0
     poll_seconds: float = 0.1
