@@ -107,11 +107,10 @@ class RankView:
         if not stopped and now_ns - self._dead_since_ns < _WRAPPER_WRITES_SECONDS * 1e9:
             return
         code = process_tree.exit_code_of_zombie(self.pid)
-        self.exit = _exit(
-            -signal.SIGKILL if code is None else code,
-            message="its wrapper is stopped and did not record this" if stopped else "its wrapper did not record this",
-        )
-        self.exit["time_monotonic_ns"] = self._dead_since_ns
+        message = "its wrapper is stopped and did not record this" if stopped else "its wrapper did not record this"
+        seen = _exit(-signal.SIGKILL if code is None else code, message=message)
+        # In the run if shared memory was full.
+        self.exit = self._own_exit(self.stem.parent) or {**seen, "time_monotonic_ns": self._dead_since_ns}
 
     def _read_pid(self) -> None:
         if not self.pid:
