@@ -25,7 +25,7 @@ def wait_for_step(started: Started, attempt: int, step: int) -> None:
 
 
 def test_a_rank_that_dies_under_a_stopped_wrapper_is_named_and_not_its_peer(tmp_path: Path) -> None:
-    started = start(tmp_path / "run", restarts=2, steps=400, step_seconds=0.02, interval=20)
+    started = start(tmp_path / "run", restarts=2, steps=250, step_seconds=0.02, interval=10)
     for attempt, number in enumerate((signal.SIGKILL, signal.SIGSEGV)):
         wait_for_step(started, attempt, 30 + 50 * attempt)
         os.kill(started.rank_pid(0, "wrapper"), signal.SIGSTOP)
