@@ -43,7 +43,7 @@ def test_a_stopped_wrapper_neither_delays_a_verdict_nor_outlives_the_supervisor(
     for rank in (0, 1):
         os.kill(started.rank_pid(rank, "wrapper"), signal.SIGSTOP)
     started.process.send_signal(signal.SIGTERM)
-    result = started.finish(4 * PATIENCE)
+    result = started.finish(8 * PATIENCE)
     assert result.code == 143, result.output
     assert result.failed_lines == []
     assert result.orphans == []
