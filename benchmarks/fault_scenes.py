@@ -107,14 +107,6 @@ def late_files(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> t
     return rank, result, _wrong(code=result.code == 0, told=told == [(rank, "killed(SIGKILL)")])
 
 
-def launcher_killed(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
-    """M17: the launcher is killed; the run is restarted and nothing outlives it."""
-    rank = dice.randrange(ranks)
-    planted = _plant("kill_launcher", rank, dice.randint(2, 18), dice.choice(LOOP))
-    result = run(folder, planted, ranks=ranks, restarts=1, workers=1, timeout_seconds=300)
-    return -1, result, _wrong(code=result.code == 0, cause=[f["cause"] for f in result.faults] == ["launcher_failed"])
-
-
 def killed_anywhere(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
     """M19: a run that was killed at a drawn place ends with the bytes of one that was not."""
     rank = dice.randrange(ranks)
@@ -148,7 +140,6 @@ SCENES: dict[str, tuple[str, Scene]] = {
     "sigterm": ("M10", sigterm),
     "damage at the end": ("M4, M11", unproven),
     "late files, dead trackers": ("M16, M18", late_files),
-    "launcher killed": ("M17", launcher_killed),
     "killed anywhere": ("M19", killed_anywhere),
     "crash loop": ("M20", crash_loop),
 }

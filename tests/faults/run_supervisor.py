@@ -7,6 +7,7 @@ from pathlib import Path
 from ups.record.identity import RunIdentity
 from ups.supervise.deadlines import Deadlines
 from ups.supervise.options import Options
+from ups.supervise.rendezvous import Rendezvous
 from ups.supervise.supervisor import supervise
 
 
@@ -28,6 +29,7 @@ if __name__ == "__main__":
     recipe = settings.pop("recipe")
     identity = prepare_real(run_dir, recipe) if recipe else None
     deadlines = Deadlines(**settings.pop("deadlines"))
+    rendezvous = Rendezvous(**settings.pop("rendezvous"))
     command = (sys.executable, sys.argv[2], str(run_dir))
     # The ranks and all they start carry the mark, this process does not: what carries it afterwards is left over.
     options = Options(
@@ -35,6 +37,7 @@ if __name__ == "__main__":
         command=command,
         deadlines=deadlines,
         environment={"TOY_MARK": sys.argv[3]},
+        rendezvous=rendezvous,
         show_rank=None,
         identity=identity,
         **settings,

@@ -75,16 +75,18 @@ def signal_itself() -> None:
     time.sleep(0.2)
 
 
-def kill_launcher() -> None:
-    """End the parent of the wrapper."""
-    os.kill(_parent_of(os.getppid()), signal.SIGKILL)
-    time.sleep(3600)
-
-
 def kill_wrapper() -> None:
     """End the parent of this rank, which goes with it; what the rank has started is then nobody's child."""
     os.kill(os.getppid(), signal.SIGKILL)
     time.sleep(3600)
+
+
+def leave_without_wrapper() -> None:
+    """The first time ask this rank to leave, the second time, when it has, end its wrapper."""
+    if ASKED_TO_LEAVE:
+        kill_wrapper()
+    ASKED_TO_LEAVE.append(True)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def stop_worker() -> None:
@@ -165,13 +167,14 @@ def damage_newest(run_dir: Path, how: str = "flip") -> None:
 
 FLAGS_OF = frozenset({"skip_collective", "wrong_shape", "end_of_data", "nan", "done_too_early"})
 KEPT: list[int] = []
+ASKED_TO_LEAVE: list[bool] = []
 ACTIONS = {
     "exception": person_code,
     "crash": native,
     "hold_the_lock": hold_the_lock,
     "kill": signal_itself,
-    "kill_launcher": kill_launcher,
     "kill_wrapper": kill_wrapper,
+    "leave_without_wrapper": leave_without_wrapper,
     "stop_worker": stop_worker,
     "kill_worker": kill_worker,
     "open_files": open_files,

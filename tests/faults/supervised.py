@@ -122,12 +122,12 @@ class Started:
             assert time.monotonic() < deadline, "waited too long"
             time.sleep(0.02)
 
-    def rank_pid(self, rank: int) -> int:
-        """Process number of a rank of the current attempt, 0 if it has not started."""
+    def rank_pid(self, rank: int, of: str = "rank") -> int:
+        """Process number of a rank of the current attempt or of its `wrapper`, 0 if it has not started."""
         with contextlib.suppress(OSError, ValueError):
             document = json.loads((self.run_dir / "run.json").read_text())
             found = json.loads((Path(document["blackbox_dir"]) / f"rank_{rank:05d}.pid").read_text())
-            return int(found["rank_pid"])
+            return int(found[f"{of}_pid"])
         return 0
 
 
@@ -140,6 +140,7 @@ def start(
     micro_batch: int = 0,
     recipe: Path | None = None,
     open_files: tuple[int, int] | None = None,
+    rendezvous: dict[str, Any] | None = None,
     **variables: object,
 ) -> Started:
     """Start a supervisor over toy ranks, with `recipe` over real ones.
@@ -154,6 +155,7 @@ def start(
         "block_size": micro_batch,
         "recipe": str(recipe or ""),
         "deadlines": {**DEADLINES, **(deadlines or {})},
+        "rendezvous": rendezvous or {},
     }
     mark = f"{os.getpid()}-{run_dir}"
     environment = {

@@ -49,7 +49,8 @@ def main() -> None:
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda number, frame: ASKED.append(number))
-    dist.init_process_group("gloo")
+    init = {"init_method": os.environ["UPS_RENDEZVOUS"]} if "UPS_RENDEZVOUS" in os.environ else {}
+    dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), **init)
     rank = dist.get_rank()
     CHILDREN.extend(subprocess.Popen(["sleep", "3600"]) for _ in range(WORKERS))
     if FAULT.get("daemon"):
@@ -103,6 +104,7 @@ def main() -> None:
                 if leave and step < STEPS:
                     BOX.leave(step)
                     print(f"rank {rank} left at {step}", flush=True)
+                    hit("left", FAULT.get("step", 0))
                     return
             print(f"rank {rank} done {hashlib.sha256(state.numpy().tobytes()).hexdigest()}", flush=True)
             BOX.record(Phase.TEARDOWN, step)

@@ -1,7 +1,7 @@
 """The composition root of a rank: `python -m ups.cli.rank_main RUN_DIR` runs the stages of RUN_DIR/config.yaml.
 
-Started by the supervisor through torchrun, or as a plain process for one rank. The failure recorder comes before any
-heavy import, so that a crash while torch is loaded is recorded too. A rank that fails leaves at once, without a
+Started by the wrapper of the rank, or as a plain process for one rank. The failure recorder comes before any heavy
+import, so that a crash while torch is loaded is recorded too. A rank that fails leaves at once, without a
 collective and without destructors that could wait for its peers; what happens next is the supervisor's decision.
 """
 

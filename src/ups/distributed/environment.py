@@ -6,12 +6,14 @@ Apart from `runtime.py` so that a rank can redirect its output to its own log be
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ups.errors import DistributedError
 
 _HINT = "start ranks with `ups train --ranks N` or torchrun, which set all of RANK, WORLD_SIZE, LOCAL_RANK"
+_RENDEZVOUS = re.compile(r"file:///.+|tcp://[0-9.]+:[0-9]{1,5}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class RankEnvironment:
     local_world_size: int = 1
     attempt: int = 0
     launched: bool = False
+    # Where ranks meet: file:///PATH or tcp://ADDRESS:PORT; '' leaves it to torch (MASTER_ADDR, as torchrun sets it).
+    rendezvous: str = ""
 
     @property
     def one_host(self) -> bool:
@@ -48,7 +52,10 @@ class RankEnvironment:
                 f"RANK={rank} WORLD_SIZE={world} LOCAL_RANK={local_rank} LOCAL_WORLD_SIZE={local_world} contradict",
                 hint=_HINT,
             )
-        return cls(rank, world, local_rank, local_world, attempt, launched=True)
+        rendezvous = env.get("UPS_RENDEZVOUS", "")
+        if rendezvous and not _RENDEZVOUS.fullmatch(rendezvous):
+            raise DistributedError(f"UPS_RENDEZVOUS={rendezvous!r} is neither file:///PATH nor tcp://ADDRESS:PORT")
+        return cls(rank, world, local_rank, local_world, attempt, launched=True, rendezvous=rendezvous)
 
 
 def _number(env: Mapping[str, str], name: str, default: int | None = None) -> int:

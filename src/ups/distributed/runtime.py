@@ -14,15 +14,18 @@ import datetime
 import faulthandler
 import os
 import signal
+import socket
 import sys
 import threading
+import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FileStore, HashStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ups.config.schema import EngineConfig
@@ -175,13 +178,15 @@ def _make_groups(
             "this torch has no NCCL, which CUDA ranks need", hint="install a CUDA build of torch for Linux"
         )
     try:
-        if env.launched:
-            dist.init_process_group(backend, timeout=timeout, device_id=device if device.type == "cuda" else None)
-        else:
-            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        dist.init_process_group(
+            backend,
+            timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
+            **meeting_place(env, timeout),
+        )
         control = dist.new_group(backend="gloo", timeout=timeout)
         checkpoint = dist.new_group(backend="gloo", timeout=timeout)
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise DistributedError(
             f"rank {env.rank} of {env.world_size} could not join the process group ({backend}): {error}",
             hint="see the other ranks' logs; `ups doctor` tries each step of the start alone",
@@ -189,6 +194,34 @@ def _make_groups(
     if control is None or checkpoint is None:
         raise DistributedError(f"rank {env.rank} is outside its own process groups")
     return control, checkpoint
+
+
+def meeting_place(env: RankEnvironment, timeout: datetime.timedelta) -> dict[str, Any]:
+    """Where ranks meet, as arguments of `init_process_group`; none for ranks of torchrun, which torch finds by itself.
+
+    A store is made here rather than by torch's `init_method`, because torch's TCP store listens on all interfaces
+    unless it is given a socket. No store is ever asked for a pickle.
+    """
+    if env.launched and not env.rendezvous:
+        return {}
+    return {"store": _make_store(env, timeout), "rank": env.rank, "world_size": env.world_size}
+
+
+def _make_store(env: RankEnvironment, timeout: datetime.timedelta) -> Store:
+    if not env.launched:
+        return HashStore()
+    place = urllib.parse.urlsplit(env.rendezvous)
+    if place.scheme == "file":
+        store = FileStore(place.path, env.world_size)
+        store.set_timeout(timeout)
+        return store
+    host, port = str(place.hostname), int(place.port or 0)
+    if env.rank:
+        return TCPStore(host, port, env.world_size, is_master=False, timeout=timeout)
+    listening = socket.create_server((host, port), backlog=max(128, env.world_size))
+    # The store owns the descriptor from here on.
+    own = listening.detach()
+    return TCPStore(host, port, env.world_size, is_master=True, timeout=timeout, master_listen_fd=own)
 
 
 def _destroy_within(seconds: float) -> None:

@@ -51,7 +51,7 @@ def check_group(assignment: Assignment, runtime: Runtime, seconds: float, report
         raise Refused(f"ranks are on different kinds of devices: {[kind for _, _, kind in seen]}")
     backend = "nccl" if runtime.device.type == "cuda" else "gloo"
     report.facts |= {"backend": backend, "start_seconds": round(seconds, 2), "strategy": runtime.strategy}
-    report.says = f"{len(seen)} ranks joined with {backend} on a free port, strategy {runtime.strategy}"
+    report.says = f"{len(seen)} ranks found each other and joined with {backend}, strategy {runtime.strategy}"
 
 
 def check_collective(runtime: Runtime, report: Report) -> None:

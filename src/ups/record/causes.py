@@ -25,7 +25,7 @@ CAUSES: dict[str, str] = {
     "collective_mismatch": "the rank issued another collective than its peers, or skipped one",
     "worker_killed": "a loader worker of the rank was killed, crashed or left",
     "connection_lost": "ranks lost each other, and none of them recorded a reason",
-    "launcher_failed": "the launcher of the ranks failed before or beside them",
+    "launcher_failed": "a rank could not be started, or the wrapper process between it and the supervisor failed",
     "unproven": "all ranks left with exit code 0, but the success could not be proven",
     "supervisor_died": "the supervisor itself was killed; all ranks went with it",
     "supervisor_error": "the supervisor itself met an error; it ended all ranks before it left",

@@ -16,6 +16,8 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# States of a process that a signal, or a debugger, has stopped.
+STOPPED = ("T", "t")
 # Loaded at import: between fork and exec nothing may be loaded.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -62,6 +64,16 @@ def read_process(pid: int) -> Process | None:
     fields = text[text.rindex(")") + 2 :].split()
     ticks = os.sysconf("SC_CLK_TCK")
     return Process(pid, int(fields[1]), fields[0], (int(fields[11]) + int(fields[12])) / ticks)
+
+
+def exit_code_of_zombie(pid: int) -> int | None:
+    """How a dead process that nobody reaped has ended, as `subprocess` gives it; None where that cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fields = text[text.rindex(")") + 2 :].split()
+        return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == "Z" else None
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def all_processes() -> list[Process]:

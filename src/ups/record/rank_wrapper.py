@@ -1,12 +1,11 @@
 """The small parent of one rank: `python -m ups.record.rank_wrapper RUN_DIR COMMAND...`.
 
-The launcher of the ranks (torchrun) reaps its children and keeps little of what it learns: no time of death, and often
-the wrong rank. This process stands between them. It starts the rank, gives it its log files, and writes down exit code,
-signal and time at the moment of death. It uses the standard library only, so it costs a few megabytes, not an import of
-torch.
+Stands between the supervisor and the rank. It starts the rank, gives it its log files, and writes down exit code,
+signal and time at the moment of death, also while the supervisor is busy with something else. It uses the standard
+library only, so it costs a few megabytes, not an import of torch.
 
 Who dies with whom: the rank dies with the wrapper (SIGKILL by the kernel); the wrapper is told by the kernel when the
-launcher is gone and then ends the rank and everything the rank started.
+supervisor is gone and then ends the rank and everything the rank started.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ from typing import Any
 
 from ups.record import process_tree
 
-# The kernel's word for "your launcher is gone"; a terminal's hang-up means the same to us.
-_LAUNCHER_GONE = signal.SIGHUP
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+# The kernel's word for "your parent is gone". SIGCONT, because it is the only signal that also wakes a wrapper that
+# somebody has stopped; one that comes from elsewhere is told apart by the parent, which is then still there.
+_PARENT_GONE = signal.SIGCONT
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _STRAGGLER_SECONDS = 0.5
 
 
@@ -39,14 +39,14 @@ def main(arguments: list[str]) -> int:
     failures, logs = run_dir / "failures" / f"attempt_{attempt}", run_dir / "logs" / f"attempt_{attempt}"
     box_dir = Path(os.environ.get("UPS_BLACKBOX_DIR") or run_dir / "blackbox")
 
-    state = _State()
-    signal.signal(_LAUNCHER_GONE, state.launcher_gone)
+    state = _State(os.getppid())
+    signal.signal(_PARENT_GONE, state.parent_gone)
     for number in _FORWARDED:
-        signal.signal(number, state.forward)
-    launcher = os.getppid()
-    process_tree.die_with_parent(_LAUNCHER_GONE)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: the rank ignores it, too
+            signal.signal(number, state.forward)
+    process_tree.die_with_parent(_PARENT_GONE)
     process_tree.adopt_orphans()
-    if os.getppid() != launcher or launcher == 1:
+    if os.getppid() != state.parent:
         return 1
 
     known: dict[str, Any] = {"format": 1, "rank": rank, "attempt": attempt, "host": os.uname().nodename}
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
         started_ns = time.monotonic_ns()
         write_json(box_dir / f"{name}.pid", {"rank_pid": child.pid, "wrapper_pid": os.getpid(), "time_ns": started_ns})
     except OSError as error:
-        # A limit on processes, a full disk. Said here, because torchrun ends all others for it; the rank goes with us.
+        # A limit on processes, a full disk.
         nothing = {"pid": 0, "code": 1, "signal": 0, "peak_resident_bytes": 0, "cpu_seconds": 0.0}
         text = f"rank {rank} could not be started: {error}"
         times = {"time_monotonic_ns": time.monotonic_ns(), "time_wall": time.time()}
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> int:
         "signal": -code if code < 0 else 0,
         "time_monotonic_ns": died_ns,
         "time_wall": time.time(),
-        "launcher_gone": state.orphaned,
+        "supervisor_gone": state.orphaned,
         "peak_resident_bytes": usage.ru_maxrss * 1024,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
     }
@@ -109,7 +109,8 @@ def _tell(name: str, places: tuple[Path, ...], document: dict[str, Any]) -> None
 class _State:
     """What the signal handlers share with the main line."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: int) -> None:
+        self.parent = parent
         self.child = 0
         self.orphaned = False
         self.pending: list[int] = []
@@ -126,7 +127,9 @@ class _State:
         elif number == signal.SIGTERM:
             self.pending.append(number)
 
-    def launcher_gone(self, _number: int, _frame: FrameType | None) -> None:
+    def parent_gone(self, _number: int, _frame: FrameType | None) -> None:
+        if os.getppid() == self.parent:
+            return
         self.orphaned = True
         if self.child:
             process_tree.send([self.child], signal.SIGKILL)

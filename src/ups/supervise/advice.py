@@ -23,7 +23,8 @@ ADVICE: dict[str, str] = {
     "worker_killed": "A reader process of the loader died. After a crash the line of the reader is named: check the "
     "file with `ups data validate`. After SIGKILL: fewer data.loader.workers, or a smaller data.loader.prefetch.",
     "connection_lost": "No rank on this host failed by itself. Look at the other hosts, then at the network between.",
-    "launcher_failed": "torchrun did not start the ranks, or was killed: see logs/attempt_*/torchrun.log.",
+    "launcher_failed": "A rank, or the small process that starts it, could not be started or failed: see the message "
+    "and the limits on processes and memory of this host.",
     "unproven": "All ranks left without an error, but the last checkpoint is missing or damaged. Do not use the "
     "result; start the run again, it goes on from the last whole checkpoint.",
     "supervisor_died": "The supervisor was killed, and all ranks with it. Start the same command again: it resumes.",

@@ -17,6 +17,7 @@ from typing import Any
 
 from ups.record import process_tree
 from ups.record.blackbox import Phase, Record
+from ups.record.causes import signal_name
 from ups.supervise import evidence, stacks
 from ups.supervise.collectives import CollectiveLog, Mismatch
 from ups.supervise.deadlines import SECTIONS, PhaseTimes
@@ -29,7 +30,7 @@ from ups.supervise.rank_view import RankView
 from ups.supervise.standstill import Standstill, StandstillWatch
 
 _STANDSTILL_EVERY_SECONDS = 0.25
-_LAUNCHER_LEAVES_SECONDS = 5.0
+_WRAPPERS_LEAVE_SECONDS = 5.0
 _CAUSE_SECONDS = 15.0
 
 
@@ -110,7 +111,7 @@ class Attempt:
         began = time.monotonic()
         next_look = began
         while True:
-            mismatch = self._refresh()
+            mismatch = self._refresh(launcher)
             if self._training_wall is None and all(v.last and v.last.phase is not Phase.INIT for v in self._views):
                 self._training_wall = time.time()
             self.on_look(self._views)
@@ -120,8 +121,6 @@ class Attempt:
                 return self._all_clean(launcher)
             if any(view.failed or (view.exit is not None and not clean(view)) for view in self._views):
                 return self._failed(launcher, None)
-            if launcher.ended():
-                return self._launcher_ended(launcher)
             now = time.monotonic()
             self._memory_kills.look(now)
             if self.wish.number and self._pass_on_wish(now):
@@ -133,10 +132,10 @@ class Attempt:
                     return self._failed(launcher, ending)
             time.sleep(self.options.poll_seconds)
 
-    def _refresh(self) -> Mismatch | None:
+    def _refresh(self, launcher: Launcher) -> Mismatch | None:
         found: Mismatch | None = None
         for view in self._views:
-            view.notice_lost_wrapper()
+            view.notice_unrecorded_death(launcher.wrapper_code(view.rank), launcher.not_started.get(view.rank, ""))
             before: Record | None = view.last
             for record in view.refresh():
                 if before is not None and record.number == before.number + 1:
@@ -148,33 +147,31 @@ class Attempt:
         return found
 
     def _all_clean(self, launcher: Launcher) -> Outcome:
-        deadline = time.monotonic() + _LAUNCHER_LEAVES_SECONDS
-        while not launcher.ended() and time.monotonic() < deadline:
+        deadline = time.monotonic() + _WRAPPERS_LEAVE_SECONDS
+        while launcher.will_end() and time.monotonic() < deadline:
             time.sleep(0.02)
-        orphans = launcher.end()
         state = "finished" if all(view.finished for view in self._views) else "left"
-        return self._outcome(state, None, orphans)
+        broken = self._broken_wrapper(launcher) if state == "left" and not self.wish.number else None
+        if broken is not None:
+            return self._failed(launcher, broken)
+        return self._outcome(state, None, launcher.end())
 
-    def _launcher_ended(self, launcher: Launcher) -> Outcome:
-        """torchrun is gone. Give the wrappers a moment to write; a rank without an exit was killed with its wrapper."""
-        deadline = time.monotonic() + self.options.settle_seconds
-        while time.monotonic() < deadline and any(view.alive for view in self._views):
-            time.sleep(0.02)
-            for view in self._views:
-                view.refresh()
-        if all(clean(view) for view in self._views):
-            return self._all_clean(launcher)
-        if any(view.failed or (view.exit is not None and not clean(view)) for view in self._views):
-            return self._failed(launcher, None)
-        code = launcher.process.returncode
-        view = next(view for view in self._views if view.alive)
-        step, phase = position(view)
-        cause = "launcher_failed"
-        text = launcher.log_tail.strip().splitlines()
-        message = f"torchrun left with exit code {code}: {text[-1] if text else 'it said nothing'}"
-        return self._failed(
-            launcher, _Verdict(Sighting(view.rank, time.monotonic_ns(), cause, step, phase, message=message))
-        )
+    def _broken_wrapper(self, launcher: Launcher) -> _Verdict | None:
+        """A wrapper that did not end as its rank did.
+
+        Ranks that leave without the supervisor having been asked were told by somebody (a person, a scheduler, their
+        own time limit), unless something between us and them failed: then their leaving is a consequence.
+        """
+        for view in self._views:
+            code, ended = launcher.wrapper_code(view.rank), view.exit
+            if code is None or ended is None or (code == int(ended["code"]) and "pid" in ended):
+                continue
+            how = f"was killed by {signal_name(-code)}" if code < 0 else f"failed with exit code {code}"
+            message = f"ranks left although nobody asked the supervisor, and the wrapper of rank {view.rank} {how}"
+            step, phase = position(view)
+            cause = "out_of_memory" if code == -signal.SIGKILL and self._memory_kills.happened() else "launcher_failed"
+            return _Verdict(Sighting(view.rank, time.monotonic_ns(), cause, step, phase, message=message))
+        return None
 
     def _pass_on_wish(self, now: float) -> bool:
         """Tell each rank once, also those that only come up now, to save and leave; True when their time is over.
@@ -288,7 +285,7 @@ class Attempt:
         """Gather what all ranks have to say, end them, and find the first cause."""
         noticed_ns = time.monotonic_ns()
         if own is None:
-            own = self._settle()
+            own = self._settle(launcher)
         ended_ns = time.monotonic_ns()
         pictures = evidence.gather(self._views)
         orphans = launcher.end()
@@ -305,14 +302,14 @@ class Attempt:
         evidence.write(self.options.run_dir, self.number, fault, self._views, pictures)
         return self._outcome("failed", fault, orphans)
 
-    def _settle(self) -> _Verdict | None:
+    def _settle(self, launcher: Launcher) -> _Verdict | None:
         """Let the others write down what they saw; the death may turn out to be the echo of a mismatched collective.
 
         Where so far there are only consequences, somebody who is still busy leaving must be the cause: wait for it.
         """
         began = time.monotonic()
         while True:
-            mismatch = self._refresh()
+            mismatch = self._refresh(launcher)
             if mismatch is not None:
                 return self._of_mismatch(mismatch)
             seconds = time.monotonic() - began
@@ -331,22 +328,10 @@ class Attempt:
             # What the watch saw is the cause, unless a rank recorded its own reason before that.
             earlier = [s for s in found if not s.cascade and s.time_ns < own.sighting.time_ns]
             return earlier[0] if earlier else self._placed(own, found)
-        not_told = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
         if self._asked_ns:
             # Asked to leave: dying of that very signal, or with a peer that did, is obedience and no fault.
-            found = not_told
-        elif missing := self._never_started():
-            # torchrun ends the others with SIGTERM when one cannot be started.
-            found = not_told or [missing]
+            found = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
         return first_cause(found)
-
-    def _never_started(self) -> Sighting | None:
-        """The first rank whose wrapper left neither a process nor an exit."""
-        view = next((view for view in self._views if not view.pid and view.exit is None), None)
-        if view is None:
-            return None
-        message = "this rank was never started; logs/attempt_*/torchrun.log has the reason"
-        return Sighting(view.rank, time.monotonic_ns(), "launcher_failed", 0, Phase.INIT.label, message=message)
 
     def _placed(self, own: _Verdict, found: list[Sighting]) -> Sighting:
         """A mismatch is seen from outside; the place is where the rank itself then failed, or stood."""

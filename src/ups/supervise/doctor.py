@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.05
 # After the first rank has failed: time for the others to say what they saw, which decides nothing.
 _SETTLE_SECONDS = 1.0
 _MAX_LOG_BYTES = 4 << 20
-# How torchrun and this process end what is left.
+# How this process ends what is left.
 _ENDINGS = (-signal.SIGKILL, -signal.SIGTERM)
 
 
@@ -136,7 +136,7 @@ class Processes:
     exits: dict[int, dict[str, Any]]
     timed_out: bool
     log: Path
-    launcher_log: str = ""
+    not_started: str = ""
 
 
 def judge(launch: Launch, left: Processes, seconds: float) -> Iterator[Verdict]:
@@ -228,7 +228,7 @@ def _failure(rung: Rung, launch: Launch, left: Processes, said: list[dict[str, A
         shown = ", ".join(f"rank {rank} at {place.short()}" for rank, place in sorted(places.items()) if place)
         return verdict(f"not done after {launch.seconds:.0f} s ({shown or 'no stack'})", f"{rung.means}; it hangs")
     codes = {rank: ended["code"] for rank, ended in left.exits.items()}
-    tail = (left.err.get(0, "") or left.launcher_log).strip().splitlines()
+    tail = (left.not_started or left.err.get(0, "")).strip().splitlines()
     last = tail[-1][:300] if tail else "no output"
     return verdict(f"it left without a verdict (exit codes {codes or 'unknown'}): {last}")
 
@@ -286,7 +286,7 @@ def _run_ranks(launch: Launch, climb: Climb, work_dir: Path, folder: Path) -> Pr
     deadline, failed_since, timed_out = time.monotonic() + launch.seconds, None, False
     before: dict[int, dict[str, Any]] = {}
     try:
-        while not launcher.ended():
+        while not launcher.ended() and not launcher.not_started:
             now = time.monotonic()
             before = _exits(box_dir)
             if failed_since is None and any(e["code"] for e in before.values()):
@@ -300,13 +300,13 @@ def _run_ranks(launch: Launch, climb: Climb, work_dir: Path, folder: Path) -> Pr
         before = _exits(box_dir)
     finally:
         launcher.end()
-    # What died later died by our hand, or by torchrun's after the first death.
+    # What died later died by our hand.
     exits = {rank: {**e, "ended_by_us": rank not in before} for rank, e in _exits(box_dir).items()}
     logs = folder / "logs" / "attempt_0"
     ranks = range(climb.ranks)
     out = {rank: _read(logs / f"rank_{rank:05d}.out") for rank in ranks}
     err = {rank: _read(logs / f"rank_{rank:05d}.err") for rank in ranks}
-    return Processes(out, err, exits, timed_out, logs, launcher.log_tail)
+    return Processes(out, err, exits, timed_out, logs, " ".join(launcher.not_started.values()))
 
 
 def _variables(launch: Launch, climb: Climb) -> dict[str, str]:

@@ -93,13 +93,13 @@ def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
     time_ns, code = int(ended["time_monotonic_ns"]), int(ended["code"])
     if ended_ns is not None and time_ns > ended_ns and code < 0:
         return None
-    if ended.get("launcher_gone"):
-        text = "torchrun was killed beside its ranks, which went with it"
-        return Sighting(view.rank, time_ns, "launcher_failed", step, phase, message=text)
-    if ended.get("not_started"):
-        return Sighting(view.rank, time_ns, "launcher_failed", step, phase, message=str(ended["not_started"])[:500])
-    cause, at, cascade, message = causes.cause_of_exit(code), "-", False, ""
+    cause, at, cascade, message = causes.cause_of_exit(code), "-", False, str(ended.get("message", ""))
     name = causes.base_name(cause)
+    if cause == "killed(SIGKILL)" and out_of_memory_kill:
+        return _killed_for_memory(view, ended)
+    if ended.get("not_started") or ended.get("wrapper_failed"):
+        text = str(ended.get("not_started") or ended["wrapper_failed"])
+        return Sighting(view.rank, time_ns, "launcher_failed", step, phase, message=text[:500])
     if name == "signal":
         frame = view.crash_location()
         at = frame.short() if frame else "-"
@@ -108,10 +108,16 @@ def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
             cause = "collective_mismatch"
         elif code == -6 and causes.is_cascade_text(log):
             cascade = True  # a communication library gave up on a peer and aborted the process
-        message = _last_words(log)
-    elif cause == "killed(SIGKILL)" and out_of_memory_kill:
-        cause, message = "out_of_memory", "the kernel's oom_kill counter moved while this rank was killed"
+        message = _last_words(log) or message
     return Sighting(view.rank, time_ns, cause, step, phase, at, cascade, message, "", exit_code_for(cause))
+
+
+def _killed_for_memory(view: RankView, ended: dict[str, Any]) -> Sighting:
+    what = ended.get("not_started") or ended.get("message")
+    message = "the kernel's oom_kill counter moved while this rank was killed" + (f": {what}" if what else "")
+    step, phase = position(view)
+    time_ns, code = int(ended["time_monotonic_ns"]), exit_code_for("out_of_memory")
+    return Sighting(view.rank, time_ns, "out_of_memory", step, phase, message=message, exit_code=code)
 
 
 def clean(view: RankView) -> bool:

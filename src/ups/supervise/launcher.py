@@ -1,7 +1,7 @@
-"""Starts the ranks of one attempt under torchrun, and ends them: all of them, provably.
+"""Starts the ranks of one attempt and ends them: all of them, provably.
 
-torchrun gives rendezvous and environment; it never restarts (`--max-restarts=0`). Between it and each rank stands a
-wrapper (`ups.record.rank_wrapper`) that writes down the moment of death.
+Each rank is started by a wrapper of its own (`ups.record.rank_wrapper`), which writes down the moment of death. No
+process stands between the supervisor and the wrappers; how ranks find each other is in `rendezvous.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from ups.errors import MachineError
 from ups.record import process_tree
@@ -25,88 +26,105 @@ TOKEN_VARIABLE = "UPS_SUPERVISOR_TOKEN"  # noqa: S105 - a mark, not a secret
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory with a random name is made inside
 _PREFIX = "ups-box"
 _BOX_BYTES = 2**20  # a ring, what a rank says when it fails, and some room
+_LAUNCH_VARIABLES = frozenset(
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME")
+) | frozenset(("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 FLIGHT_PREFIX = "nccl_trace_rank_"
 
 
 class Launcher:
-    """One attempt's processes."""
+    """One attempt's processes: a wrapper for each rank, which starts the rank."""
 
     def __init__(self, options: Options, attempt: int, box_dir: Path, overrides: Mapping[str, int]) -> None:
         self.token = secrets.token_hex(16)
-        self._log = options.run_dir / "logs" / f"attempt_{attempt}" / "torchrun.log"
+        # Why a wrapper could not be started, by rank; the ranks after it were not tried.
+        self.not_started: dict[int, str] = {}
+        self._wrappers: dict[int, subprocess.Popen[bytes]] = {}
+        logs = options.run_dir / "logs" / f"attempt_{attempt}"
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+            rendezvous = options.rendezvous.variables(box_dir)
+        except OSError as error:
+            raise MachineError(
+                f"cannot start ranks: {error}", hint="check room and permissions of the run directory and of /dev/shm"
+            ) from error
         environment = {
-            **os.environ,
-            # torchrun's restarts and a second run on the host would otherwise meet a stale store.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+            **{name: value for name, value in os.environ.items() if not _of_another_launcher(name)},
+            **({"OMP_NUM_THREADS": "1"} if options.ranks > 1 and "OMP_NUM_THREADS" not in os.environ else {}),
             **options.environment,
+            **rendezvous,
+            "WORLD_SIZE": str(options.ranks),
+            "LOCAL_WORLD_SIZE": str(options.ranks),
             "UPS_ATTEMPT": str(attempt),
             "UPS_BLACKBOX_DIR": str(box_dir),
             "UPS_OVERRIDES": json.dumps(dict(overrides)),
             TOKEN_VARIABLE: self.token,
             **_flight_recorder(options.run_dir, attempt),
         }
-        try:
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            with self._log.open("ab") as log:
-                self.process = subprocess.Popen(
-                    [*_torchrun(options.ranks), str(options.run_dir), *options.rank_command()],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env=environment,
-                    # Its own session: Ctrl-C at the terminal is the supervisor's to pass on, once.
-                    start_new_session=True,
-                    preexec_fn=process_tree.bound_to(os.getpid()),
-                )
-        except OSError as error:
-            raise MachineError(
-                f"cannot start torchrun: {error}", hint="check room on the disk and the limit on processes"
-            ) from error
-
-    @property
-    def log_tail(self) -> str:
-        """The end of what torchrun itself said."""
-        try:
-            return self._log.read_bytes()[-8192:].decode(errors="replace")
-        except OSError:
-            return ""
+        command = [sys.executable, "-m", "ups.record.rank_wrapper", str(options.run_dir), *options.rank_command()]
+        for rank in range(options.ranks):
+            try:
+                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                with (logs / f"rank_{rank:05d}.err").open("ab") as log:
+                    self._wrappers[rank] = _start(command, {**environment, **place}, log)
+            except (OSError, subprocess.SubprocessError) as error:
+                self.not_started[rank] = f"rank {rank} could not be started: {error}"
+                return
 
     def ended(self) -> bool:
-        """Whether torchrun has left."""
-        return self.process.poll() is not None
+        """Whether every wrapper has left."""
+        return all(wrapper.poll() is not None for wrapper in self._wrappers.values())
+
+    def will_end(self) -> bool:
+        """Whether a wrapper is still there that can leave by itself: one that somebody has stopped cannot."""
+        waiting = [wrapper.pid for wrapper in self._wrappers.values() if wrapper.poll() is None]
+        states = [process.state for pid in waiting if (process := process_tree.read_process(pid)) is not None]
+        return any(state not in process_tree.STOPPED for state in states)
+
+    def wrapper_code(self, rank: int) -> int | None:
+        """The exit code of a rank's wrapper as `subprocess` gives it; None while it runs."""
+        wrapper = self._wrappers.get(rank)
+        return None if wrapper is None else wrapper.poll()
 
     def members(self) -> list[process_tree.Process]:
         """Every living process of this attempt, in the family tree or out of it."""
-        found = {p.pid: p for p in process_tree.descendants(self.process.pid)}
-        found |= {p.pid: p for p in process_tree.carriers(TOKEN_VARIABLE, self.token)}
+        found = {p.pid: p for p in process_tree.carriers(TOKEN_VARIABLE, self.token)}
+        for wrapper in self._wrappers.values():
+            if wrapper.returncode is None:  # not reaped: its number is still its own
+                alone = process_tree.read_process(wrapper.pid)
+                found |= {p.pid: p for p in [alone] if p is not None and p.state != "Z"}
+                found |= {p.pid: p for p in process_tree.descendants(wrapper.pid)}
         found.pop(os.getpid(), None)
         return list(found.values())
 
     def end(self, timeout_seconds: float = 10.0) -> list[process_tree.Process]:
         """SIGKILL everything that is left of the attempt; returns what survived that (nothing, but it is looked at)."""
-        left = process_tree.kill_until_gone(self.members, timeout_seconds, not_reaped=frozenset({self.process.pid}))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=1.0)
-        process_tree.reap_adopted(frozenset({self.process.pid}))
+        own = frozenset(wrapper.pid for wrapper in self._wrappers.values())
+        left = process_tree.kill_until_gone(self.members, timeout_seconds, not_reaped=own)
+        for wrapper in self._wrappers.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                wrapper.wait(timeout=1.0)
+        process_tree.reap_adopted(own)
         return left
 
 
-def _torchrun(ranks: int) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nproc-per-node={ranks}",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",  # port 0: nothing to collide with
-        "--local-addr=127.0.0.1",
-        "--max-restarts=0",
-        # Ranks that were asked to leave do so one after the other; a fault's survivors are ended by the supervisor.
-        "--shutdown-timeout=30",
-        "-m",
-        "ups.record.rank_wrapper",
-    ]
+def _start(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        # Its own session: Ctrl-C at the terminal is the supervisor's to pass on, once.
+        start_new_session=True,
+        # Until the wrapper is far enough to end its rank by itself.
+        preexec_fn=process_tree.bound_to(os.getpid()),
+    )
+
+
+def _of_another_launcher(name: str) -> bool:
+    """Whether a variable tells of a launcher around the supervisor, which these ranks must not take for their own."""
+    return name in _LAUNCH_VARIABLES or name.startswith("TORCHELASTIC_")
 
 
 def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
@@ -125,10 +143,12 @@ def make_box_root(run_dir: Path, ranks: int) -> Path:
     """A directory for the rings: shared memory where there is enough, else inside the run."""
     sweep_box_roots()
     if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK) and _room(_SHARED_MEMORY) >= ranks * _BOX_BYTES:
-        root = _SHARED_MEMORY / f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(4)}"
+        root = _SHARED_MEMORY / f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
+        root.mkdir(mode=0o700)  # fails if somebody else has made it
     else:
         root = run_dir / "blackbox" / "live"
-    root.mkdir(parents=True, mode=0o700, exist_ok=True)
+        root.mkdir(parents=True, mode=0o700, exist_ok=True)
+        root.chmod(0o700)
     return root
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ups.record.identity import RunIdentity
 from ups.supervise.deadlines import Deadlines
+from ups.supervise.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Options:
     block_size: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     environment: Mapping[str, str] = field(default_factory=dict)
+    rendezvous: Rendezvous = field(default_factory=Rendezvous)
     # After the first death: how long the others get to write down what they saw, before all are ended.
     settle_seconds: float = 1.0
     poll_seconds: float = 0.1

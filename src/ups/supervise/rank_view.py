@@ -15,11 +15,14 @@ from typing import Any
 from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Mark, Record, ring_path
+from ups.record.causes import signal_name
 from ups.record.failure import failure_stem, read_failure
 from ups.record.foreign import read_end, read_object
 from ups.record.location import Frame, location_of_dump
 
 _TAIL_BYTES = 16_384
+# A wrapper writes within milliseconds of the death; on an overloaded host it may take longer.
+_WRAPPER_WRITES_SECONDS = 2.0
 
 
 class RankView:
@@ -40,13 +43,11 @@ class RankView:
         self.failed = False
         self.pid = 0
         self.wrapper_pid = 0
+        self._dead_since_ns = 0
 
     def refresh(self) -> list[Record]:
         """Look again; returns the records that are new since the last look, oldest first."""
-        if not self.pid:
-            found = read_object(self._box_dir / f"{self.name}.pid")
-            if found is not None:
-                self.pid, self.wrapper_pid = int(found["rank_pid"]), int(found["wrapper_pid"])
+        self._read_pid()
         if self.exit is None:
             # The exit is read before the ring, so that the last record of a dead rank is certainly among the new ones.
             self.exit = read_object(self._box_dir / f"{self.name}.exit.json")
@@ -64,23 +65,58 @@ class RankView:
             self.last = record
         return fresh
 
-    def notice_lost_wrapper(self) -> None:
-        """Write down the death of a rank whose wrapper was killed and could not: the kernel has ended the rank too.
+    def notice_unrecorded_death(self, wrapper_code: int | None, not_started: str = "") -> None:
+        """Write down a death that the wrapper did not: it is gone itself, it is stopped, or it never was.
 
-        Not for an attempt that is being ended: there it is our own doing.
+        `wrapper_code` is how the wrapper ended, None while it runs. Not for an attempt that is being ended: there it is
+        our own doing.
         """
-        if self.exit is not None or not self.wrapper_pid or process_tree.is_alive(self.wrapper_pid):
+        if self.exit is not None:
             return
-        # It may have written in its last moment, and only into the run if shared memory was full.
-        self.exit = (
-            self._own_exit(self._box_dir)
-            or self._own_exit(self.stem.parent)
-            or {
-                "code": -signal.SIGKILL,
-                "time_monotonic_ns": time.monotonic_ns(),
-                "peak_resident_bytes": 0,
-            }
-        )
+        if not_started:
+            self.exit = _exit(1, not_started=not_started)
+        elif wrapper_code is not None:
+            self._read_pid()
+            # It may have written in its last moment, and only into the run if shared memory was full.
+            self.exit = (
+                self._own_exit(self._box_dir)
+                or self._own_exit(self.stem.parent)
+                or self._lost_with_wrapper(wrapper_code)
+            )
+        elif self.pid:
+            self._notice_zombie()
+
+    def _lost_with_wrapper(self, wrapper_code: int) -> dict[str, Any]:
+        signaled = wrapper_code < 0
+        how = f"was killed by {signal_name(-wrapper_code)}" if signaled else f"failed with exit code {wrapper_code}"
+        who = f"the wrapper of rank {self.rank} {how}"
+        if not self.pid:
+            return _exit(wrapper_code, not_started=f"{who} before it started the rank")
+        who = f"{who}, and the rank died with it"
+        return _exit(wrapper_code, message=who) if signaled else _exit(wrapper_code, wrapper_failed=who)
+
+    def _notice_zombie(self) -> None:
+        """A rank that is dead while its wrapper says nothing: at once if the wrapper is stopped, else after a while."""
+        process = process_tree.read_process(self.pid)
+        if process is not None and process.state != "Z":
+            return
+        now_ns = time.monotonic_ns()
+        self._dead_since_ns = self._dead_since_ns or now_ns
+        wrapper = process_tree.read_process(self.wrapper_pid)
+        stopped = wrapper is not None and wrapper.state in process_tree.STOPPED
+        if not stopped and now_ns - self._dead_since_ns < _WRAPPER_WRITES_SECONDS * 1e9:
+            return
+        code = process_tree.exit_code_of_zombie(self.pid)
+        message = "its wrapper is stopped and did not record this" if stopped else "its wrapper did not record this"
+        seen = _exit(-signal.SIGKILL if code is None else code, message=message)
+        # In the run if shared memory was full.
+        self.exit = self._own_exit(self.stem.parent) or {**seen, "time_monotonic_ns": self._dead_since_ns}
+
+    def _read_pid(self) -> None:
+        if not self.pid:
+            found = read_object(self._box_dir / f"{self.name}.pid")
+            if found is not None:
+                self.pid, self.wrapper_pid = int(found["rank_pid"]), int(found["wrapper_pid"])
 
     def _own_exit(self, directory: Path) -> dict[str, Any] | None:
         found = read_object(directory / f"{self.name}.exit.json")
@@ -133,6 +169,11 @@ class RankView:
         if self.reader is not None:
             self.reader.close()
             self.reader = None
+
+
+def _exit(code: int, **more: str) -> dict[str, Any]:
+    """An exit as a wrapper would have written it."""
+    return {"code": code, "time_monotonic_ns": time.monotonic_ns(), "peak_resident_bytes": 0, **more}
 
 
 def least_advanced(views: Iterable[RankView]) -> list[RankView]:

@@ -18,6 +18,12 @@ def test_torchrun_variables_give_the_position() -> None:
     assert not RankEnvironment.read(env).one_host
 
 
+@pytest.mark.parametrize("place", ["file:///dev/shm/x/store", "tcp://127.0.0.1:29400"])
+def test_the_meeting_place_is_read_from_one_variable(place: str) -> None:
+    env = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "UPS_RENDEZVOUS": place}
+    assert RankEnvironment.read(env).rendezvous == place
+
+
 @pytest.mark.parametrize(
     ("env", "told"),
     [
@@ -28,6 +34,10 @@ def test_torchrun_variables_give_the_position() -> None:
         ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4"}, "contradict"),
         ({"RANK": "one", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK='one' is not a whole number"),
         ({"RANK": "", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK='' is not a whole number"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "UPS_RENDEZVOUS": "tcp://[::]:0/x"},
+            "neither file:///PATH nor tcp",
+        ),
     ],
 )
 def test_half_an_environment_is_refused(env: dict[str, str], told: str) -> None:

@@ -127,7 +127,17 @@ import time; time.sleep(600)
     process.kill()
     process.wait()
     wait_for(lambda: left_over(tmp_path) == [], 10)
-    assert exit_of(tmp_path)["launcher_gone"] is True
+    assert exit_of(tmp_path)["supervisor_gone"] is True
+
+
+def test_a_continue_signal_from_a_living_parent_changes_nothing(tmp_path: Path) -> None:
+    wrapper = wrap(tmp_path, "import time; print('ready'); time.sleep(1.5)")
+    log = tmp_path / "logs/attempt_1/rank_00003.out"
+    wait_for(lambda: log.exists() and "ready" in log.read_text())
+    os.kill(wrapper.pid, signal.SIGSTOP)
+    os.kill(wrapper.pid, signal.SIGCONT)
+    assert wrapper.wait(20) == 0
+    assert exit_of(tmp_path)["supervisor_gone"] is False
 
 
 def test_the_wrapper_is_small(tmp_path: Path) -> None:

@@ -60,6 +60,27 @@ def test_sigkill_is_lack_of_memory_only_if_the_kernel_says_so(tmp_path: Path) ->
     assert found(view, oom=True)[0].cause == "out_of_memory"
 
 
+def test_a_wrapper_that_the_kernel_killed_for_memory_is_lack_of_memory(tmp_path: Path) -> None:
+    started, never = rank(tmp_path, 0), rank(tmp_path, 1)
+    started.pid = 1
+    for view in (started, never):
+        view.notice_unrecorded_death(-9)
+    assert [sighting.cause for sighting in found(started, never)] == ["killed(SIGKILL)", "launcher_failed"]
+    assert {sighting.cause for sighting in found(started, never, oom=True)} == {"out_of_memory"}
+    assert "before it started the rank" in found(never, oom=True)[0].message
+
+
+def test_a_wrapper_that_left_by_itself_is_a_failed_launcher(tmp_path: Path) -> None:
+    view = rank(tmp_path, 0)
+    view.pid = 1
+    view.notice_unrecorded_death(None)
+    assert view.alive
+    view.notice_unrecorded_death(3)
+    assert [(s.cause, s.message) for s in found(view)] == [
+        ("launcher_failed", "the wrapper of rank 0 failed with exit code 3, and the rank died with it")
+    ]
+
+
 def test_deaths_that_the_supervisor_caused_are_not_seen(tmp_path: Path) -> None:
     assert found(rank(tmp_path, 0, code=-9, at_ns=100), ended_ns=50) == []
 

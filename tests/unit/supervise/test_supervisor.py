@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -16,13 +17,26 @@ from ups.supervise.supervisor import _listen, supervise
 def test_an_error_of_the_supervisor_is_written_down_as_the_verdict(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("no directory can be made here")
     lines: list[str] = []
-    with pytest.raises(MachineError, match="cannot start torchrun"):
+    with pytest.raises(MachineError, match="cannot start ranks"):
         supervise(Options(run_dir=tmp_path, ranks=2), lines.append)
     document = json.loads((tmp_path / "run.json").read_text())
     assert (document["state"], document["cause"], document["exit_code"]) == ("failed", "environment", 5)
     assert lines == [document["verdict"]]
-    assert "cannot start torchrun" in lines[0]
+    assert "cannot start ranks" in lines[0]
     assert not list(Path("/dev/shm").glob(f"ups-box-{os.getpid()}-*"))
+
+
+def test_a_rank_that_cannot_be_started_is_a_fault_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    lines: list[str] = []
+    assert supervise(Options(run_dir=tmp_path, ranks=2, max_restarts=0), lines.append) == 6
+    document = json.loads((tmp_path / "run.json").read_text())
+    (fault,) = document["attempts"][0]["faults"]
+    assert (fault["rank"], fault["cause"]) == (0, "launcher_failed")
+    assert "rank 0 could not be started" in fault["message"]
+    assert [line.split()[0] for line in lines] == ["FAILED", "VERDICT"]
 
 
 def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
