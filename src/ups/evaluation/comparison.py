@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError, DataError
-from ups.evaluation.headline import best_reference, difference, headlines, significant, with_article
+from ups.evaluation.headline import SCORES, best_reference, difference, headlines, significant, with_article
 from ups.evaluation.results import from_json, paired_difference, trajectory_means
 from ups.record.foreign import load_object, printable
 
@@ -106,9 +106,10 @@ def scored_from(data: Mapping[str, Any], label: str, model: str = "model") -> Sc
     results = {}
     for result in from_json(data["results"]):
         predictor = result["predictors"][model]
-        for line in headlines(result, model):
-            _check_number(line.model)
-            _check_number(line.reference)
+        for part in result["predictors"].values():
+            for _, key in SCORES:
+                _check_number(part["summary"][key])
+        headlines(result, model)
         for value in trajectory_means(predictor["rows"]).values():
             _check_number(value)
         for part in result["predictors"].values():

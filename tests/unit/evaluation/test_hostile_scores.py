@@ -17,19 +17,23 @@ HUGE = 10**400
 
 
 def scores(error: float = 0.5, task: str = "heat") -> dict[str, Any]:
-    summary = {"one_step_trmse": error, "trmse": error, "nrmse": error, "vrmse": error}
-    model = {
-        "summary": summary,
-        "rows": {"0": {"trmse": [error]}, "1": {"trmse": [error]}},
-        "curves": {"trmse": [[error]]},
-    }
     result = {
         "task": task, "split": "test", "data_identity": "d", "steady": False, "space": [8], "dt": 0.1,
         "channels": ["u"],
-        "protocol": {"num_trajectories": 2, "num_steps": 1, "start_frame": 0, "context_frames": 1},
-        "predictors": {"model": model},
+        "protocol": {"num_trajectories": 8, "num_steps": 1, "start_frame": 0, "context_frames": 1},
+        "predictors": {"model": predictor(error), "persistence": predictor(0.9)},
     }  # fmt: skip
     return {"results": [result], "identity": {}, "config": ""}
+
+
+def predictor(error: float) -> dict[str, Any]:
+    keys = ("one_step_trmse", "trmse", "nrmse", "vrmse", "nrmse_median", "vrmse_median")
+    row = {name: [error] for name in ("trmse", "nrmse", "vrmse", "one_step_trmse")}
+    return {
+        "summary": dict.fromkeys(keys, error),
+        "rows": {str(i): dict(row) for i in range(8)},
+        "curves": {"trmse": [[error]]},
+    }
 
 
 def compare(folder: Path, one: Any, two: Any, *options: str) -> int:
@@ -84,7 +88,9 @@ def test_odd_scores_are_an_error_of_the_data(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_scores_without_a_common_trajectory_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = changed(*MODEL, "rows", value={"7": {"trmse": [1.0]}})
+    other = scores()
+    for part in other["results"][0]["predictors"].values():
+        part["rows"] = {"99": part["rows"]["0"]}
     assert compare(tmp_path, scores(), other) == 3
     assert "no trajectory" in capsys.readouterr().err
 

@@ -92,9 +92,9 @@ def test_texts_of_a_stranger_are_only_texts_in_a_card(sound: Path) -> None:
     evil = "<script>alert(1)</script>\x1b[31m|`x` ![a](http://h/i)\n# head\n<img src=x onerror=y>\u202e"
     info = read_info(sound)
     tasks = tuple(replace(task, equation=evil) for task in info.tasks)
-    scores = {evil: {"protocol": evil, "predictors": {evil: dict.fromkeys(
-        ("one_step_trmse", "trmse", "nrmse_median", "vrmse_median", "num_blown_up", "num_samples"), evil,
-    )}}}  # fmt: skip
+    line = dict.fromkeys(("score", "model", "reference", "reference_name", "ratio", "verdict"), evil)
+    counts = {"num_blown_up": 3, "num_samples": evil}
+    scores = {evil: {"protocol": evil, "headline": [line], "predictors": {"model": counts, evil: counts}}}
     card = write_card(evil, replace(info, tasks=tasks, scores=scores, provenance={evil: evil, "step": "`</code><b>`"}))
     outside_code = "".join(part for number, part in enumerate(card.replace("\\`", "").split("`")) if number % 2 == 0)
     assert "<script" not in outside_code
