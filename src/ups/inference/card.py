@@ -65,7 +65,8 @@ def _example(info: BundleInfo) -> str:
 
 def _assumptions(assumptions: Mapping[str, tuple[str, ...]]) -> list[str]:
     """A section about what was assumed about the data; empty where nothing was."""
-    rows = [f"- {task}: {html.escape(printable(text))}" for task, texts in assumptions.items() for text in texts]
+    pairs = [(task, text) for task, texts in assumptions.items() for text in texts]
+    rows = [f"- {task}: {html.escape(printable(text), quote=False)}" for task, text in pairs]
     head = ["", "## Assumed about the data", "", "The data do not contain the following, or it was not used.", ""]
     return [*head, *rows] if rows else []
 
