@@ -256,8 +256,8 @@ def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
         problem = unknown_problem(form.name, form.names, numbers, steady=form.times is None)
         fitting = [p.name for p in PROBLEMS.values() if p.form == form.name]
         if fitting:
-            hint = f"if you know that it holds {' or '.join(fitting)}, state it: `problem:` in a recipe, --problem else"
-            assumptions.append(hint)
+            way = f"`problem: {fitting[0]}` in a recipe, `--problem {fitting[0]}` on the command line"
+            assumptions = [f"{reason}. If you know that it holds {' or '.join(fitting)}, state it: {way}"]
     found: dict[str, float] = {}
     for name in problem.parameters:
         value = file.parameter(name)

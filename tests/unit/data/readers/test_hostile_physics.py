@@ -226,6 +226,14 @@ def test_published_files_are_recognized_with_their_assumptions(tmp_path: Path, n
     assert any("units are not in the file" in text for text in reader.assumptions)
 
 
+def test_the_walls_of_our_own_shallow_water_are_not_called_open(tmp_path: Path) -> None:
+    path = tmp_path / "2D_rdb_NA_NA.h5"
+    files.grouped(path, (6, 8, 4, 1), files.CONFIG_RDB)
+    with h5py.File(path, "r+") as file:
+        file.attrs["ups_generator"] = "{}"
+    assert [axis.boundary for axis in PdebenchReader(path).task.axes] == ["wall", "wall"]
+
+
 def test_a_model_is_told_nothing_about_an_unknown_boundary() -> None:
     task = TaskSpec("t", (FieldSpec("u"),), (AxisSpec("x", "unknown"), AxisSpec("y", "unknown")), dt=0.1)
     known = dataclasses.replace(task, axes=(AxisSpec("x", "open"), AxisSpec("y", "open")))
