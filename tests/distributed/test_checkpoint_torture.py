@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launch import Launched, launch
-from tests.distributed.training import train
-from ups.record.checkpoint_store import latest_verified, list_checkpoints, read_progress
+from ups.record.checkpoints import latest_verified, list_checkpoints, read_progress
+from ups.testing.ranks import Launched, launch
+from ups.testing.toy_training import train
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launch import launch
-from tests.distributed.mixture import write_mixture
-from tests.distributed.parity import LIMITS, Arrangement, distance, global_windows, run_variants
+from ups.testing.mixture import write_mixture
+from ups.testing.parity import LIMITS, Arrangement, distance, global_windows, run_variants
+from ups.testing.ranks import launch
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 STEPS = 20
-# A representative part; `benchmarks/parity.py --full` runs every combination.
+# A representative part; `benchmarks/engine/parity.py --full` runs every combination.
 KINDS = [("float64", "adamw"), ("float32", "sgd")]
 ARRANGEMENTS = [
     Arrangement(2, "ddp", 1),

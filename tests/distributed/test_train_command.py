@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.distributed.mixture import mixture_recipe, write_mixture
-from ups.record.checkpoint_store import latest_verified, read_progress
+from ups.record.checkpoints import latest_verified, read_progress
+from ups.testing.mixture import mixture_recipe, write_mixture
 from ups.training.export import read_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
@@ -147,8 +147,8 @@ def test_sigterm_saves_and_leaves_and_nothing_is_lost(recipe: Path, folder: Path
 
 def test_one_rank_runs_without_a_launcher(recipe: Path, folder: Path) -> None:
     """The composition root works as a plain process, for a debugger."""
-    from ups.cli.run_dir import ensure_run_statistics, prepare
     from ups.config.recipe import resolve
+    from ups.run.directory import ensure_run_statistics, prepare
 
     resolved = resolve(
         recipe, [f"run.dir={folder / 'plain'}", "stages.0.steps=2", "stages.1.steps=2", "stages.2.steps=2"]
@@ -156,7 +156,7 @@ def test_one_rank_runs_without_a_launcher(recipe: Path, folder: Path) -> None:
     prepare(folder / "plain", resolved, 1)
     ensure_run_statistics(folder / "plain", resolved.recipe)
     done = subprocess.run(
-        [sys.executable, "-m", "ups.cli.rank_main", str(folder / "plain")],
+        [sys.executable, "-m", "ups.run.rank_main", str(folder / "plain")],
         env=environment(),
         capture_output=True,
         text=True,
@@ -171,7 +171,7 @@ def test_one_rank_runs_without_a_launcher(recipe: Path, folder: Path) -> None:
 def test_an_error_in_a_rank_keeps_its_exit_code(folder: Path) -> None:
     (folder / "empty").mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "ups.cli.rank_main", str(folder / "empty")],
+        [sys.executable, "-m", "ups.run.rank_main", str(folder / "empty")],
         env=environment(),
         capture_output=True,
         text=True,

@@ -19,32 +19,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.doctor_data import write_data, write_recipe
-from tests.faults.planted import PLANTS, climb, write_assignment
 from ups.cli.doctor import show
 from ups.cli.main import run
 from ups.config.recipe import resolve
+from ups.doctor import examine
+from ups.doctor.ladder import LADDER, names
 from ups.record import process_tree
-from ups.supervise import doctor
-from ups.supervise.ladder import LADDER, names
+from ups.testing.faults.doctor_data import write_data, write_recipe
+from ups.testing.faults.planted import PLANTS, SILENT_BUGS, climb, write_assignment
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
-
-# plant -> module that climbs, rung that refuses, what its words must hold
-SILENT_BUGS = {
-    "unused_parameter": ("model", "backward", "no gradient", "stepper.network.forgotten"),
-    "same_data": ("samples", "samples", "all 2 ranks read the same windows"),
-    "same_order": ("samples", "samples", "same order in every pass"),
-    "cloned_noise": ("samples", "samples", "ranks 0 and 1 draw the same random numbers"),
-    "bypassed_ddp": ("parity", "parity", "different gradients"),
-    "unscaled_accumulation": ("parity", "parity", "is 2 times", "micro-batches of a rank in a block"),
-    "scaled_learning_rate": ("parity", "parity", "learning rates of 2 ranks"),
-    "scaled_batch": ("samples", "samples", "16 windows", "data.block_size is 8"),
-    "padded_scores": ("parity", "evaluation", "5 trajectories to score, and 6 were", "[0] twice"),
-    "unreduced_scores": ("parity", "evaluation", "valid/wave/one_step", "on one rank"),
-    "local_batch_norm": ("parity", "equal", "different buffers", "stepper.norm.running_mean"),
-    "forked_handle": ("data", "loader", "a worker read other 'state'"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -106,14 +90,14 @@ def test_a_crash_in_native_code_is_named_by_rank_signal_and_line(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what a failed rung printed stays: here
     plant = PLANTS / "segfault_in_wrap.py"
-    examination = doctor.Climb(
+    examination = examine.Climb(
         2,
         ground / "run",
         resolve(ground / "recipe.yaml").text,
         environment={"UPS_PROBE_PLANT": str(plant)},
         only=("wrap",),
     )
-    (verdict,) = doctor.examine(examination)
+    (verdict,) = examine.examine(examination)
     line = 1 + plant.read_text().splitlines().index("        ctypes.string_at(0)")
     assert (verdict.rung, verdict.ok, verdict.rank) == ("wrap", False, 1)
     assert "SIGSEGV" in verdict.says
@@ -125,12 +109,12 @@ def test_a_rung_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) -
     plant = tmp_path / "plant.py"
     plant.write_text("import time\n\n\ndef wait_for_ever():\n    time.sleep(10_000)\n\n\nwait_for_ever()\n")
     launch = replace(LADDER[0], seconds=9.0)
-    examination = doctor.Climb(1, tmp_path / "run", environment={"UPS_PROBE_PLANT": str(plant)})
+    examination = examine.Climb(1, tmp_path / "run", environment={"UPS_PROBE_PLANT": str(plant)})
     work = tmp_path / "work"
     work.mkdir()
-    doctor._write_assignment(examination, work)
+    examine._write_assignment(examination, work)
     started = time.monotonic()
-    (verdict,) = doctor._climb(launch, examination, work)
+    (verdict,) = examine._climb(launch, examination, work)
     assert time.monotonic() - started < 30
     assert not verdict.ok
     assert "not done after 9 s" in verdict.says
@@ -139,10 +123,10 @@ def test_a_rung_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) -
 
 
 def test_too_low_a_limit_on_open_files_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    document = {"recipe": "", "run_dir": str(tmp_path), "ranks": 2, "validation": ""}
+    document = {"recipe": "", "run_dir": str(tmp_path), "ranks": 2}
     (tmp_path / "assignment.json").write_text(json.dumps(document))
     done = subprocess.run(
-        [sys.executable, "-m", "ups.probes.machine", str(tmp_path)],
+        [sys.executable, "-m", "ups.doctor.probes.machine", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -158,7 +142,7 @@ def test_a_rank_that_is_killed_from_outside_is_not_taken_for_a_verdict(tmp_path:
     launch = next(launch for launch in LADDER if launch.module == "group")
     out = {0: json.dumps({"rung": "group", "ok": True, "says": "", "seconds": 1}) + "\n", 1: ""}
     exits = {1: {"code": -signal.SIGKILL, "time_monotonic_ns": 5}}
-    verdicts = list(doctor.judge(launch, doctor.Processes(out, {0: "", 1: ""}, exits, False, tmp_path), 1.0))
+    verdicts = list(examine.judge(launch, examine.Processes(out, {0: "", 1: ""}, exits, False, tmp_path), 1.0))
     assert [v.ok for v in verdicts] == [True, False]
     assert verdicts[1].rung == "collective"
     assert "rank 1" in verdicts[1].says
@@ -177,13 +161,13 @@ def test_a_peer_that_lost_its_connection_is_never_blamed_even_if_it_spoke_first(
     }
     dump = 'Current thread 0x00007f0000000000 (most recent call first):\n  File "/home/me/mine.py", line 7 in crash\n'
     exits = {0: {"code": 1, "time_monotonic_ns": 8}, 1: {"code": -11, "time_monotonic_ns": 9}}
-    left = doctor.Processes({0: json.dumps(lost), 1: ""}, {0: "", 1: dump}, exits, False, tmp_path)
-    (verdict,) = doctor.judge(launch, left, 1.0)
+    left = examine.Processes({0: json.dumps(lost), 1: ""}, {0: "", 1: dump}, exits, False, tmp_path)
+    (verdict,) = examine.judge(launch, left, 1.0)
     assert (verdict.rank, verdict.at) == (1, "/home/me/mine.py:7")
 
 
 def test_what_is_printed_for_a_failed_rung_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
-    show(doctor.Verdict("parity", False, "it is 2 times", "a wrong denominator", "divide", log="/tmp/log"))
+    show(examine.Verdict("parity", False, "it is 2 times", "a wrong denominator", "divide", log="/tmp/log"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("FAILED  parity      it is 2 times")
     assert [line.split(maxsplit=1) for line in lines[1:]] == [

@@ -10,26 +10,19 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from tests.distributed.mixture import write_mixture
-from tests.faults.run_supervisor import prepare_real
-from tests.faults.supervised import Result, run, start
-from tests.faults.test_matrix import (
-    check_every_fault_was_printed_once_and_handled_in_time,
-    fault,
-    rank_is_at_step,
-    told,
-)
+from tests.faults.test_matrix import check_every_fault_was_printed_once_and_handled_in_time, fault, told
 from ups.record.manifest import read_manifest
 from ups.supervise.why import explain
+from ups.testing.faults.small_run import prepare_real, rank_is_at_step, rows, weights, write_recipe
+from ups.testing.faults.supervised import PROGRAMS, Result, run, start
+from ups.testing.mixture import write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-FOLDER = Path(__file__).parent
 # A cell that draws prints it; set the variable to see the same again.
 SEED = int(os.environ.get("UPS_TEST_SEED") or time.time_ns() % 1_000_000)
 
@@ -40,30 +33,6 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_recipe(folder, write_mixture(folder))
 
 
-def write_recipe(
-    folder: Path,
-    tasks: list[dict[str, Any]],
-    steps: int = 20,
-    save_every: int = 5,
-    evaluate_every: int | None = None,
-    block_size: int = 4,
-) -> Path:
-    document = {
-        "version": 1,
-        "run": {"name": "small"},
-        "data": {"tasks": tasks, "block_size": block_size, "loader": {"workers": 1}},
-        "model": {"type": "latent_operator", "width": 16, "depth": 1, "num_heads": 2},
-        "stages": [{"type": "operator", "steps": steps}],
-        "engine": {"device": "cpu"},
-        "checkpoint": {"interval_steps": save_every},
-        "tracking": {"log_interval_steps": 1},
-        "evaluate": {"max_trajectories": 1, "interval_steps": evaluate_every},
-    }
-    path = folder / f"recipe_{steps}.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Result:
     result = run(tmp_path_factory.mktemp("clean") / "run", recipe=recipe)
@@ -71,21 +40,9 @@ def clean(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Result:
     return result
 
 
-def weights(result: Result) -> dict[str, str]:
-    """Hashes of the files that hold the tensors of the final checkpoint."""
-    final = max(result.run_dir.glob("checkpoints/step_*"))
-    return {name: file.sha256 for name, file in read_manifest(final).files.items() if name.endswith(".distcp")}
-
-
 def last_loss(result: Result) -> float:
     rows = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     return float([row["loss"] for row in rows if "loss" in row][-1])
-
-
-def rows(result: Result) -> list[dict[str, Any]]:
-    """The rows of training in metrics.jsonl, in the order in which they were written."""
-    found = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in found if "loss" in row]
 
 
 def check_that_restarts_went_on_where_the_lines_said(result: Result) -> None:
@@ -98,8 +55,8 @@ def check_that_restarts_went_on_where_the_lines_said(result: Result) -> None:
 
 
 def line_of(name: str, text: str) -> int:
-    """Number of the line of a file beside this one that holds `text`."""
-    return next(n for n, line in enumerate((FOLDER / name).read_text().splitlines(), 1) if text in line)
+    """Number of the line of a file of the rank programs that holds `text`."""
+    return next(n for n, line in enumerate((PROGRAMS / name).read_text().splitlines(), 1) if text in line)
 
 
 def test_a_clean_run_raises_no_alarm(clean: Result) -> None:

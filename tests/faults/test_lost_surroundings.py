@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.distributed.mixture import mixture_recipe, write_mixture
-from tests.faults.supervised import start
-from tests.faults.test_matrix import rank_is_at_step
+from ups.testing.faults.small_run import rank_is_at_step
+from ups.testing.faults.supervised import start
+from ups.testing.mixture import mixture_recipe, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

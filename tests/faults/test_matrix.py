@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 
-from tests.faults.supervised import PATIENCE, Result, run, start, usual_port_taken
 from ups.record.blackbox import BlackBoxReader, Mark, ring_path
+from ups.testing.faults.small_run import rank_is_at_step
+from ups.testing.faults.supervised import PATIENCE, PROGRAMS, Result, run, start, usual_port_taken
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 LINE_OF_PERSON_CODE = 1 + next(
-    n
-    for n, line in enumerate(Path(__file__).with_name("strikes.py").read_text().splitlines())
-    if "shard_0003.h5" in line
+    n for n, line in enumerate((PROGRAMS / "strikes.py").read_text().splitlines()) if "shard_0003.h5" in line
 )
 
 
@@ -264,16 +263,3 @@ def test_m20_the_same_crash_at_the_same_step_stops_at_the_third_time(tmp_path: P
     assert result.code == 6
     assert [found["action"] for found in result.faults] == ["restart 1/50", "restart 2/50", "stop(same_fault_3_times)"]
     assert result.orphans == []
-
-
-def rank_is_at_step(run_dir: Path, step: int) -> bool:
-    """Whether a living rank 0 has reached `step`, by its black box."""
-    from ups.errors import UpsError
-    from ups.supervise.run_file import read_run
-    from ups.supervise.status import rank_statuses
-
-    try:
-        rows = rank_statuses(run_dir, read_run(run_dir))
-    except (UpsError, OSError):
-        return False
-    return any(row.step >= step for row in rows)

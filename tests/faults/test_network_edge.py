@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from tests.distributed.mixture import write_mixture
-from tests.faults.listening import Listening, listening_sockets
-from tests.faults.supervised import MARK, Started, start
-from tests.faults.test_engine import write_recipe
-from tests.faults.test_matrix import rank_is_at_step
 from ups.record import process_tree
+from ups.testing.faults.listening import Listening, listening_sockets
+from ups.testing.faults.small_run import rank_is_at_step, write_recipe
+from ups.testing.faults.supervised import MARK, Started, start
+from ups.testing.mixture import write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.mixture import write_mixture
-from tests.faults.supervised import PATIENCE, run, start
-from tests.faults.test_engine import write_recipe
-from tests.faults.test_matrix import fault, rank_is_at_step, told
+from tests.faults.test_matrix import fault, told
+from ups.testing.faults.small_run import rank_is_at_step, write_recipe
+from ups.testing.faults.supervised import PATIENCE, run, start
+from ups.testing.mixture import write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

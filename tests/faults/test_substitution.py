@@ -21,9 +21,9 @@ import pytest
 import yaml
 
 import ups
-from tests.distributed.mixture import mixture_recipe, write_mixture
-from ups.record.checkpoint_store import list_checkpoints
+from ups.record.checkpoints import list_checkpoints
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
+from ups.testing.mixture import mixture_recipe, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -8,13 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.supervised import PATIENCE, Started, run, start
-from tests.faults.test_matrix import (
-    check_every_fault_was_printed_once_and_handled_in_time,
-    fault,
-    rank_is_at_step,
-    told,
-)
+from tests.faults.test_matrix import check_every_fault_was_printed_once_and_handled_in_time, fault, told
+from ups.testing.faults.small_run import rank_is_at_step
+from ups.testing.faults.supervised import PATIENCE, Started, run, start
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 

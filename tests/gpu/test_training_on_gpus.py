@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.launch import Launched, launch
-from tests.distributed.mixture import write_mixture
-from tests.distributed.parity import LIMITS, distance, global_windows, run_variants
-from tests.distributed.training import train
+from ups.testing.mixture import write_mixture
+from ups.testing.parity import LIMITS, distance, global_windows, run_variants
+from ups.testing.ranks import Launched, launch
+from ups.testing.toy_training import train
 
 NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 one_gpu = pytest.mark.skipif(NUM_GPUS < 1, reason="needs a CUDA device")

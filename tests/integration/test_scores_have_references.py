@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.integration.environments import ROOT
-from ups.data.readers.store_writer import StoreWriter
+from ups.formats.store_writer import StoreWriter
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
 NUMBER = r"(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|inf|nan)"

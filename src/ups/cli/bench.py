@@ -36,9 +36,9 @@ def bench(
     """
     from pathlib import Path
 
-    from ups.cli.bench_runs import Bench
-    from ups.data.generate.tasks import TASKS
     from ups.evaluation.protocol import MODELS
+    from ups.run.bench import Bench
+    from ups.solvers.tasks import TASKS
 
     for name, known, what in [(n, MODELS, "model") for n in model] + [(n, TASKS, "task") for n in task]:
         if name not in known:

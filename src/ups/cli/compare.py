@@ -81,9 +81,9 @@ def _short_name(name: str) -> str:
 
 
 def _load(name: str, label: str) -> Scored:
-    from ups.cli.reporting import report_folder
-    from ups.cli.trained import find_model
     from ups.evaluation.comparison import read_scores
+    from ups.run.reporting import report_folder
+    from ups.run.trained import find_model
 
     path = Path(name)
     if path.is_file():
@@ -100,7 +100,7 @@ def _load(name: str, label: str) -> Scored:
 def _is_current(folder: Path, scores: Path) -> bool:
     """Whether scores that were kept are of the newest checkpoint of a run, or of this bundle."""
     from ups.evaluation.comparison import MAX_BYTES
-    from ups.record.checkpoint_store import latest_verified
+    from ups.record.checkpoints import latest_verified
     from ups.record.foreign import read_object
     from ups.record.manifest import read_manifest
 
@@ -115,9 +115,9 @@ def _is_current(folder: Path, scores: Path) -> bool:
 
 def _score(name: str, label: str, folder: Path) -> None:
     """Score a model and leave scores.json in `folder`."""
-    from ups.cli.reporting import write_scores
-    from ups.cli.scoring import score
-    from ups.cli.trained import load_trained
+    from ups.run.reporting import write_scores
+    from ups.run.scoring import score
+    from ups.run.trained import load_trained
 
     trained = load_trained(name)
     results = score(trained, progress=lambda what: note(f"{label}: scoring {what}"))

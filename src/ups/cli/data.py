@@ -128,9 +128,9 @@ def pack(
     """Convert PDEBench files to a store; also thins or compresses a store."""
     from ups.data.open import open_paths
     from ups.data.pack import pack as write_store
-    from ups.data.readers.base import Subsampling
-    from ups.data.readers.zarr_store import StoreReader
     from ups.errors import ConfigError
+    from ups.formats.base import Subsampling
+    from ups.formats.zarr_store import StoreReader
 
     if valid_fraction + test_fraction >= 1:
         raise ConfigError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")

@@ -1,4 +1,4 @@
-"""`ups data generate`: asks for the benchmark's data sets and shows how far they are (work: ups.data.generate)."""
+"""`ups data generate`: asks for the benchmark's data sets and shows how far they are (work: ups.solvers)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ups.cli.output import note, report, say, table
 from ups.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ups.data.generate.request import Request
-    from ups.data.generate.sweep import Progress
+    from ups.solvers.request import Request
+    from ups.solvers.sweep import Progress
 
 TasksArgument = Annotated[
     list[str], typer.Argument(metavar="TASK...", help="Tasks to generate, or 'all'.", show_default=False)
@@ -55,7 +55,7 @@ def generate(
     requests = _requests(tasks, _counts(trajectories, small), resolution, frames, seed, parameter, format)
     from pathlib import Path
 
-    from ups.data.generate.sweep import generate as run
+    from ups.solvers.sweep import generate as run
 
     with _progress(requests, quiet=json) as on_progress:
         results = run(
@@ -102,9 +102,9 @@ def _requests(
     parameter: list[str],
     format: str,
 ) -> list[Request]:
-    from ups.data.generate.pdebench_files import with_given_parameters
-    from ups.data.generate.request import make_request
-    from ups.data.generate.tasks import TASKS
+    from ups.solvers.pdebench_files import with_given_parameters
+    from ups.solvers.request import make_request
+    from ups.solvers.tasks import TASKS
 
     if format not in ("store", "pdebench"):
         raise ConfigError(f"there is no format '{format}'", hint="choose --format store or --format pdebench")
@@ -128,7 +128,7 @@ def _assignment(text: str) -> tuple[str, float]:
 
 
 def _counts(text: str | None, small: bool) -> tuple[int, int, int]:
-    from ups.data.generate.request import BENCH_TRAJECTORIES, SMALL_TRAJECTORIES
+    from ups.solvers.request import BENCH_TRAJECTORIES, SMALL_TRAJECTORIES
 
     if text is None:
         return SMALL_TRAJECTORIES if small else BENCH_TRAJECTORIES

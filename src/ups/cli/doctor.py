@@ -11,11 +11,10 @@ from ups.cli.options import JsonOption, SetOption, new_app
 from ups.cli.output import report, say, styled
 
 if TYPE_CHECKING:
-    from ups.supervise.doctor import Verdict
+    from ups.doctor.examine import Verdict
 
 app = new_app()
 
-VALIDATION = "ups.cli.validation:build_validation"
 _NAME_WIDTH = 12
 
 
@@ -37,19 +36,19 @@ def doctor(
     json: JsonOption = False,
 ) -> None:
     """Probe this machine with your recipe, rung by rung, each in its own process; the first that fails is explained."""
-    from ups.supervise.doctor import Climb, examine
+    from ups.doctor.examine import Climb, examine
 
     number = ranks if ranks is not None else default_ranks()
     if recipe is None:
         climb = Climb(number, Path.cwd() / "runs")
     else:
-        from ups.cli.run_dir import run_dir_of
         from ups.cli.train import check_ranks
         from ups.config.recipe import resolve
+        from ups.run.directory import run_dir_of
 
         resolved = resolve(recipe, set)
         check_ranks(resolved.recipe.data.block_size, number)
-        climb = Climb(number, run_dir_of(resolved, recipe), resolved.text, VALIDATION)
+        climb = Climb(number, run_dir_of(resolved, recipe), resolved.text)
     verdicts = examine(climb, None if json else show)
     failed = next((v for v in verdicts if not v.ok), None)
     if json:

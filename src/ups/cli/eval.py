@@ -32,16 +32,17 @@ def evaluate(
     """
     from pathlib import Path
 
-    from ups.cli.reporting import report_folder, write_scores
-    from ups.cli.scoring import score, score_lines
-    from ups.cli.trained import find_model, load_trained
+    from ups.cli.score_table import score_lines
     from ups.errors import ConfigError
     from ups.evaluation.results import to_json
+    from ups.run.reporting import report_folder, write_scores
+    from ups.run.scoring import score
+    from ups.run.trained import find_model, load_trained
 
     if split not in ("test", "valid"):
         raise ConfigError(f"'{split}' is not a held-out split", hint="use --split test or --split valid")
     if solver_cost:
-        from ups.data.generate.restart import require_solvers
+        from ups.solvers.restart import require_solvers
 
         require_solvers()
     trained = load_trained(model)

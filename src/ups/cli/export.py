@@ -27,9 +27,9 @@ def bundle(
     """Write a bundle: weights, config, statistics and a card with scores, as plain files without pickle."""
     from pathlib import Path
 
-    from ups.cli.bundling import bundle_of_run
-    from ups.cli.scoring import score_lines
+    from ups.cli.score_table import score_lines
     from ups.evaluation.results import to_json
+    from ups.run.bundling import bundle_of_run
 
     path, results = bundle_of_run(run, Path(out) if out is not None else None, trajectories)
     if json:

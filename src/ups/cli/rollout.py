@@ -212,7 +212,7 @@ def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:
 
 
 def _read_netcdf(spec: TaskSpec, source: str) -> _Input:
-    from ups.data.readers.netcdf import read_netcdf
+    from ups.formats.netcdf import read_netcdf
 
     found = read_netcdf(source)
     notes = [f"not read from '{Path(source).name}': {text}" for text in found.left_out]

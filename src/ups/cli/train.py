@@ -6,6 +6,7 @@ No torch here: the ranks import it, and when torch is what is broken this proces
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,10 +29,10 @@ def train(
 ) -> None:
     """Train a recipe on one or many ranks, supervised; an interrupted run goes on where its last checkpoint is."""
     from ups.cli.output import say, styled
-    from ups.cli.run_dir import ensure_run_statistics, prepare, run_dir_of
-    from ups.cli.run_identity import identify
     from ups.config.recipe import recipe_file, resolve
-    from ups.probes.preflight import preflight
+    from ups.doctor.probes.preflight import preflight
+    from ups.run.directory import ensure_run_statistics, prepare, run_dir_of
+    from ups.run.identity import identify
     from ups.supervise.run_lock import hold_run
 
     resolved = resolve(recipe_file(recipe), set)
@@ -62,9 +63,9 @@ def check_ranks(block_size: int, ranks: int) -> None:
 
 def leave_bundle(run_dir: Path) -> None:
     """Score a completed run on its test split and write RUN/bundle. The verdict stands already: torch may come now."""
-    from ups.cli.bundling import bundle_of_run
     from ups.cli.output import say
-    from ups.cli.scoring import score_lines
+    from ups.cli.score_table import score_lines
+    from ups.run.bundling import bundle_of_run
 
     path, results = bundle_of_run(str(run_dir))
     say(score_lines(results))
@@ -74,7 +75,7 @@ def leave_bundle(run_dir: Path) -> None:
 def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     from ups.cli.progress_line import ProgressLine
-    from ups.cli.run_identity import check_inputs
+    from ups.run.identity import check_inputs
     from ups.supervise.options import Options
     from ups.supervise.supervisor import supervise_held
 
@@ -85,6 +86,7 @@ def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity
     options = Options(
         run_dir=run_dir,
         ranks=ranks,
+        command=(sys.executable, "-m", "ups.run.rank_main", str(run_dir)),
         max_restarts=recipe.supervise.max_restarts,
         micro_batch=recipe.engine.micro_batch or share,
         block_size=share,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.readers.base import GridReader, Reader
-from ups.data.readers.zarr_store import StoreReader
+from ups.formats.base import GridReader, Reader
+from ups.formats.zarr_store import StoreReader
 from ups.spec.task import Role
 
 NUM_SAMPLED = 16

@@ -11,7 +11,7 @@ import hashlib
 
 import numpy as np
 
-from ups.data.readers.base import Reader
+from ups.formats.base import Reader
 from ups.spec.batch import Window
 
 

@@ -17,11 +17,11 @@ import torch
 
 from ups.config.schema import DataConfig, LoaderConfig
 from ups.data.rank_source import ArrayBatch, RankSource, read_arrays
-from ups.data.readers.base import Reader
 from ups.data.sampler import Cut, build_sampler
 from ups.data.windows import WindowIndex
 from ups.data.worker_pool import MAX_ASKED, WorkerPool
 from ups.errors import CheckpointError, ConfigError, DataError
+from ups.formats.base import Reader
 from ups.spec.batch import Batch
 from ups.spec.place import Place
 from ups.spec.task import TaskSpec

@@ -21,8 +21,8 @@ import numpy as np
 
 from ups.data.moments import Moments
 from ups.data.permutation import Permutation
-from ups.data.readers.base import Reader, WindowBlock
 from ups.errors import DataError, MachineError
+from ups.formats.base import Reader, WindowBlock
 from ups.record.atomic import write_file_atomically
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics

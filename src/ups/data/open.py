@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ups.config.schema import TaskConfig
-from ups.data.readers.base import FULL, GridReader, Reader, Subsampling
-from ups.data.readers.pdebench import PdebenchReader
-from ups.data.readers.zarr_store import StoreReader
 from ups.errors import DataError
+from ups.formats.base import FULL, GridReader, Reader, Subsampling
+from ups.formats.pdebench import PdebenchReader
+from ups.formats.zarr_store import StoreReader
 
 
 def open_task(config: TaskConfig) -> Reader:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.readers.base import GridReader, Reader
-from ups.data.readers.store_writer import FrameSource, StoreWriter
+from ups.formats.base import GridReader, Reader
+from ups.formats.store_writer import FrameSource, StoreWriter
 from ups.record.manifest import Manifest
 
 Progress = Callable[[int, int], None]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.readers.base import GridReader
 from ups.errors import DataError, MissingExtraError
+from ups.formats.base import GridReader
 from ups.spec.batch import Window
 
 MAX_CHANNELS = 6

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.readers.base import Reader
 from ups.data.sampler import Cut, Sampler
 from ups.data.windows import WindowIndex
 from ups.errors import DataError, UpsError
+from ups.formats.base import Reader
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.check_store import check_store
 from ups.data.open import open_paths
-from ups.data.readers.base import Reader
-from ups.data.readers.zarr_store import is_store
 from ups.errors import DataError, UpsError
+from ups.formats.base import Reader
+from ups.formats.check_store import check_store
+from ups.formats.zarr_store import is_store
 from ups.spec.batch import Float32, Float64, Window
 
 KINDS = {

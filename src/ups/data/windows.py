@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ups.data.readers.base import Reader
 from ups.errors import DataError
+from ups.formats.base import Reader
 from ups.spec.batch import Window
 
 

@@ -1,1 +1,1 @@
-"""The only room that knows about ranks, devices and process groups."""
+"""The only module that knows about ranks, devices and process groups."""

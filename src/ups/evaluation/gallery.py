@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ups.data.readers.base import Reader
 from ups.evaluation.rollout import Predictor, RolloutPlan, read_inputs, rollout
+from ups.formats.base import Reader
 from ups.spec.task import TaskSpec
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ups.data.generate.tasks import TASKS
+from ups.solvers.tasks import TASKS
 
 VERSION = "ups-bench v1"
 CPU_SECONDS = 240.0

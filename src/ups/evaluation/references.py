@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.data.readers.base import Reader
 from ups.evaluation.rollout import Predictor, RolloutPlan
+from ups.formats.base import Reader
 from ups.models.baselines import TrainingMean, linear_extrapolation, persistence
 
 

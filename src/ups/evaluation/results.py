@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.readers.base import Reader
 from ups.evaluation.accumulate import Accumulator
 from ups.evaluation.rollout import RolloutPlan
+from ups.formats.base import Reader
 from ups.spec.keyed import key_of
 
 ONE_STEP = ("trmse", "nrmse", "vrmse")

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ups.data.readers.base import Reader
 from ups.errors import DataError
 from ups.evaluation.accumulate import Accumulator
+from ups.formats.base import Reader
 from ups.spec.place import Place
 from ups.spec.task import TaskSpec
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ups.data.generate.problem import Float64
-from ups.data.generate.restart import Given, Restart, Setting, own_task, restart_of
-from ups.data.readers.base import Reader
 from ups.evaluation.accumulate import Accumulator
 from ups.evaluation.rollout import Predictor, RolloutPlan, read_inputs, rollout
+from ups.formats.base import Reader
+from ups.solvers.problem import Float64
+from ups.solvers.restart import Given, Restart, Setting, own_task, restart_of
 
 CPU = torch.device("cpu")
 # Grids finer than the first that is so many times more accurate than the model only cost more.

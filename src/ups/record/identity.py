@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedError, StatisticsChangedError, UpsError
-from ups.record.checkpoint_store import read_progress
+from ups.record.checkpoints import read_progress
 from ups.record.manifest import read_manifest
 
 IDENTITY_VARIABLE = "UPS_IDENTITY"

@@ -1,1 +1,1 @@
-"""What the rooms agree on: tasks, windows, batches, and the place of a rank."""
+"""What the modules agree on: tasks, windows, batches, and the place of a rank."""

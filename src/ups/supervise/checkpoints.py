@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ups.errors import CheckpointError, UpsError
 from ups.record import manifest
-from ups.record.checkpoint_store import list_checkpoints
+from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity
 
 HASH_BELOW_BYTES = 2 * 2**30

@@ -61,7 +61,7 @@ class Launcher:
             TOKEN_VARIABLE: self.token,
             **_flight_recorder(options.run_dir, attempt),
         }
-        command = [sys.executable, "-m", "ups.record.rank_wrapper", str(options.run_dir), *options.rank_command()]
+        command = [sys.executable, "-m", "ups.record.rank_wrapper", str(options.run_dir), *options.command]
         for rank in range(options.ranks):
             try:
                 place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}

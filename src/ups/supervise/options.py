@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +25,7 @@ class Options:
 
     run_dir: Path
     ranks: int
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...]
     max_restarts: int = 3
     micro_batch: int = 0
     block_size: int = 0
@@ -42,7 +41,3 @@ class Options:
     identity: RunIdentity | None = None
     check_inputs: Callable[[], None] | None = None
     last_step: int | None = None
-
-    def rank_command(self) -> list[str]:
-        """The command of a rank, the training loop unless told otherwise."""
-        return list(self.command) or [sys.executable, "-m", "ups.cli.rank_main", str(self.run_dir)]

@@ -7,7 +7,7 @@ one first waits for it. Its outcome is agreed on inside the save and looked at o
 failures at the same step. An error that could not be agreed on (a peer is gone, no memory to communicate) leaves the
 ranks apart: it is raised, and the rank leaves.
 
-When to save: `hooks.py`. Which checkpoint is trusted: `ups.record.checkpoint_store`. torch's metadata file is a pickle,
+When to save: `hooks.py`. Which checkpoint is trusted: `ups.record.checkpoints`. torch's metadata file is a pickle,
 and is read without running it: `checkpoint_metadata.py`.
 """
 
@@ -36,7 +36,7 @@ from ups.distributed.agreement import from_all, from_first
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
 from ups.errors import CheckpointError, DiskFullError, UpsError
-from ups.record.checkpoint_store import (
+from ups.record.checkpoints import (
     PROGRESS_NAME,
     checkpoint_path,
     checkpoints_dir,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.unit.inference.bundles.make import HERE
-from tests.unit.inference.make_bundle import ADVECTION, DARCY, grid
 from ups.cli.main import run
-from ups.data.readers.store_writer import StoreWriter
+from ups.formats.store_writer import StoreWriter
+from ups.testing.small_bundle import ADVECTION, DARCY, grid
 
 FRAMES = 7
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import ups
-from ups.cli import version
 from ups.cli.main import run
+from ups.run import software
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
 
@@ -27,7 +27,7 @@ def test_verbose_lists_libraries_and_every_extra(capsys: pytest.CaptureFixture[s
     assert run(["--version", "--verbose"]) == 0
     text = capsys.readouterr().out
     assert metadata.version("torch") in text
-    for extra, found in version.extras().items():
+    for extra, found in software.extras().items():
         assert extra in text
         assert found["adds"] in text
     run(["--version", "--verbose", "--json"])
@@ -35,14 +35,14 @@ def test_verbose_lists_libraries_and_every_extra(capsys: pytest.CaptureFixture[s
 
 
 def test_every_extra_of_the_project_says_what_it_adds() -> None:
-    assert set(PROJECT["optional-dependencies"]) <= set(version.WHAT_IT_ADDS)
+    assert set(PROJECT["optional-dependencies"]) <= set(software.WHAT_IT_ADDS)
 
 
 def test_a_missing_extra_is_named_with_its_packages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = version.installed_version
-    monkeypatch.setattr(version, "installed_version", lambda name: None if name == "exponax" else real(name))
+    real = software.installed_version
+    monkeypatch.setattr(software, "installed_version", lambda name: None if name == "exponax" else real(name))
     run(["--version", "--verbose"])
     text = capsys.readouterr().out
     assert "reference solvers that make training data (needs exponax)" in text
@@ -50,9 +50,9 @@ def test_a_missing_extra_is_named_with_its_packages(
 
 
 def test_without_package_metadata_it_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version, "DISTRIBUTION", "no-such-distribution")
-    assert version.extras() == {}
+    monkeypatch.setattr(software, "DISTRIBUTION", "no-such-distribution")
+    assert software.extras() == {}
 
 
 def test_extras_of_extras_are_followed() -> None:
-    assert "imageio-ffmpeg" in version._packages_of(version.DISTRIBUTION, "report")
+    assert "imageio-ffmpeg" in software._packages_of(software.DISTRIBUTION, "report")

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.readers.store_writer import StoreWriter
-from ups.data.readers.zarr_store import StoreReader
+from ups.formats.store_writer import StoreWriter
+from ups.formats.zarr_store import StoreReader
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
 TRANSIENT = TaskSpec(

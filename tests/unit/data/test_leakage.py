@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ups.data.leakage import trajectories_in_train
-from ups.data.readers.store_writer import StoreWriter
-from ups.data.readers.zarr_store import StoreReader
+from ups.formats.store_writer import StoreWriter
+from ups.formats.zarr_store import StoreReader
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
 X = np.arange(16) / 16

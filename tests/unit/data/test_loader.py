@@ -22,9 +22,9 @@ import planted_readers as planted
 
 from ups.config.schema import DataConfig
 from ups.data.loader import Loader, build_loader, evaluation_batches
-from ups.data.readers.zarr_store import StoreReader
 from ups.data.worker_pool import pickle_without_devices
 from ups.errors import CheckpointError, ConfigError, DataError, MachineError
+from ups.formats.zarr_store import StoreReader
 from ups.record.causes import cause_of_error
 from ups.record.location import location_of_error
 from ups.spec.batch import Batch

@@ -9,9 +9,9 @@ import pytest
 
 from ups.config.schema import TaskConfig
 from ups.data.open import open_paths, open_task
-from ups.data.readers.base import Reader
-from ups.data.readers.store_writer import StoreWriter
 from ups.errors import DataError
+from ups.formats.base import Reader
+from ups.formats.store_writer import StoreWriter
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import zarr
 
-from ups.data.check_store import check_store
 from ups.data.inspect import card_lines, make_card
 from ups.data.open import open_paths
 from ups.data.pack import pack
-from ups.data.readers import store_writer
-from ups.data.readers.base import Subsampling
-from ups.data.readers.zarr_store import StoreReader
 from ups.data.validate import validate_paths
+from ups.formats import store_writer
+from ups.formats.base import Subsampling
+from ups.formats.check_store import check_store
+from ups.formats.zarr_store import StoreReader
 
 
 @pytest.fixture(scope="module")

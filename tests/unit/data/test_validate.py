@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ups.data.readers.store_writer import StoreWriter
 from ups.data.validate import Finding, validate_paths
+from ups.formats.store_writer import StoreWriter
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
 TASK = TaskSpec(

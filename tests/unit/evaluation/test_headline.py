@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ups.cli.scoring import score_lines
+from ups.cli.score_table import score_lines
 from ups.evaluation.comparison import Scored, compare
 from ups.evaluation.headline import SCORES, headlines
 

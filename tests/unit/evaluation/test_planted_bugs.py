@@ -13,11 +13,11 @@ import torch
 
 from tests.unit.data import test_leakage as leakage_checks
 from tests.unit.evaluation import test_rollout as rollout_checks
-from tests.unit.evaluation.memory_reader import MemoryReader
 from ups.errors import DataError
 from ups.evaluation import accumulate, rollout
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.models.baselines import persistence
+from ups.testing.memory_reader import MemoryReader
 
 read_inputs = rollout.read_inputs
 
@@ -130,7 +130,7 @@ def test_a_blind_search_for_test_trajectories_in_train_is_seen(tmp_path: Path, m
 
 
 def test_test_trajectories_in_train_are_said_wherever_scores_are_shown(tmp_path: Path) -> None:
-    from ups.cli.scoring import score_lines
+    from ups.cli.score_table import score_lines
     from ups.data.leakage import trajectories_in_train
     from ups.data.validate import validate_paths
     from ups.evaluation.references import references

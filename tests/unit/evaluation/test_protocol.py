@@ -8,8 +8,8 @@ import pytest
 
 from ups.config.recipe import resolve
 from ups.config.yaml_subset import dump
-from ups.data.generate.tasks import TASKS
 from ups.evaluation.protocol import CPU_SECONDS, KEPT, MODELS, REFERENCE, entries, markdown, number, row
+from ups.solvers.tasks import TASKS
 
 
 def budget(entry):

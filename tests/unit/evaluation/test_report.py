@@ -9,13 +9,13 @@ import re
 import numpy as np
 import pytest
 
-from tests.unit.evaluation.memory_reader import MemoryReader
 from ups.evaluation.gallery import Example, examples
 from ups.evaluation.references import references
 from ups.evaluation.results import paired_difference, task_result, to_json
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.spec.place import Place
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
+from ups.testing.memory_reader import MemoryReader
 
 pytest.importorskip("matplotlib")
 

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.unit.evaluation.memory_reader import MemoryReader
-from ups.data.generate.problem import SPLITS, Draws
-from ups.data.generate.tasks import TASKS
-from ups.data.readers.store_writer import StoreWriter
-from ups.data.readers.zarr_store import StoreReader
 from ups.evaluation.rollout import RolloutPlan
 from ups.evaluation.solver_cost import cpu_seconds, solver_cost, verdict
+from ups.formats.store_writer import StoreWriter
+from ups.formats.zarr_store import StoreReader
 from ups.models.baselines import persistence
+from ups.solvers.problem import SPLITS, Draws
+from ups.solvers.tasks import TASKS
+from ups.testing.memory_reader import MemoryReader
 
 pytest.importorskip("scipy")
 
 
 def store(path: Path, name: str, num_frames: int) -> StoreReader:
-    from ups.data.generate.problem import cell_centres
+    from ups.solvers.problem import cell_centres
 
     task = TASKS[name]
     centres = [cell_centres(16, axis.extent) for axis in task.spec.axes]

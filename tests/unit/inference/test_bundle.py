@@ -9,10 +9,10 @@ import sys
 import pytest
 import torch
 
-from tests.unit.inference.make_bundle import make_bundle
 from ups.errors import BundleError
 from ups.inference.bundle import load_bundle
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
+from ups.testing.small_bundle import make_bundle
 
 OTHER = {"type": "latent_operator", "width": 24, "num_heads": 2, "depth": 1}
 
@@ -49,8 +49,8 @@ def test_equal_models_give_equal_files(tmp_path):
 def test_loading_needs_neither_training_code_nor_distributed_nor_pickle(tmp_path):
     code = (
         "import sys, ups; s = ups.Simulator.load(sys.argv[1], device='cpu'); "
-        "rooms = ('ups.training', 'ups.distributed', 'ups.data', 'matplotlib'); "
-        "bad = [m for m in sys.modules if m.startswith(rooms)]; "
+        "modules = ('ups.training', 'ups.distributed', 'ups.data', 'matplotlib'); "
+        "bad = [m for m in sys.modules if m.startswith(modules)]; "
         "print(bad, list(s.tasks))"
     )
     path = make_bundle(tmp_path / "b")

@@ -7,8 +7,8 @@ import pytest
 import torch
 import xarray
 
-from tests.unit.inference.make_bundle import grid, make_bundle
 from ups import Simulator
+from ups.testing.small_bundle import grid, make_bundle
 
 RNG = np.random.default_rng(0)
 U = RNG.normal(size=(1, 16))

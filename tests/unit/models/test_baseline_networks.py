@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.unit.inference.make_bundle import ADVECTION, DARCY, FLOW, statistics_of
 from ups.config.model import FnoConfig, UnetConfig
 from ups.errors import ConfigError, DataError
 from ups.models.build import build_model
 from ups.models.unet import pad
+from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, statistics_of
 
 CONFIGS = [UnetConfig(width=8, levels=2, blocks=1)]
 try:

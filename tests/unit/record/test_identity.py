@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ups.errors import CheckpointError, DataChangedError, ForeignCheckpointError, RecipeChangedError
-from ups.record.checkpoint_store import checkpoint_path
+from ups.record.checkpoints import checkpoint_path
 from ups.record.identity import MAX_COMMITS, RunIdentity, note_commit, read_commits
 from ups.record.manifest import commit_directory, make_temporary
 

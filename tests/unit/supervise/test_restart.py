@@ -69,11 +69,11 @@ def test_a_smaller_micro_batch_still_cuts_the_block_evenly(current: int, block: 
 
 def test_the_one_line_has_the_documented_form() -> None:
     one = Fault(
-        0, 2, 4, "n1", 1207, "data", "exception(FileNotFoundError)", "data/readers/pdebench.py:88", 1205, 2,
+        0, 2, 4, "n1", 1207, "data", "exception(FileNotFoundError)", "formats/pdebench.py:88", 1205, 2,
         "restart 1/3", "logs/attempt_0/rank_00002.err",
     )  # fmt: skip
     assert one.one_line() == (
         "FAILED rank=2/4 step=1207 phase=data host=n1 cause=exception(FileNotFoundError) "
-        "at=data/readers/pdebench.py:88 ckpt=1205 lost=2 action=restart 1/3 log=logs/attempt_0/rank_00002.err"
+        "at=formats/pdebench.py:88 ckpt=1205 lost=2 action=restart 1/3 log=logs/attempt_0/rank_00002.err"
     )
     assert Fault.from_document(one.document()) == one

@@ -18,7 +18,7 @@ def test_an_error_of_the_supervisor_is_written_down_as_the_verdict(tmp_path: Pat
     (tmp_path / "logs").write_text("no directory can be made here")
     lines: list[str] = []
     with pytest.raises(MachineError, match="cannot start ranks"):
-        supervise(Options(run_dir=tmp_path, ranks=2), lines.append)
+        supervise(Options(run_dir=tmp_path, ranks=2, command=("true",)), lines.append)
     document = json.loads((tmp_path / "run.json").read_text())
     assert (document["state"], document["cause"], document["exit_code"]) == ("failed", "environment", 5)
     assert lines == [document["verdict"]]
@@ -31,7 +31,7 @@ def test_a_rank_that_cannot_be_started_is_a_fault_with_its_reason(
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
     lines: list[str] = []
-    assert supervise(Options(run_dir=tmp_path, ranks=2, max_restarts=0), lines.append) == 6
+    assert supervise(Options(run_dir=tmp_path, ranks=2, command=("true",), max_restarts=0), lines.append) == 6
     document = json.loads((tmp_path / "run.json").read_text())
     (fault,) = document["attempts"][0]["faults"]
     assert (fault["rank"], fault["cause"]) == (0, "launcher_failed")

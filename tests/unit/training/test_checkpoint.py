@@ -15,7 +15,7 @@ from ups.config.schema import EngineConfig
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.errors import CheckpointError, DiskFullError, MachineError, RunDirectoryLostError
-from ups.record.checkpoint_store import (
+from ups.record.checkpoints import (
     checkpoint_path,
     latest_verified,
     list_checkpoints,

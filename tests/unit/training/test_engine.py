@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.distributed.toy import ToyLoader, ToyStage
 from ups.config.schema import EngineConfig
 from ups.config.stage import OperatorStageConfig
 from ups.distributed.agreement import Status
@@ -18,6 +17,7 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
 from ups.errors import TrainingError
 from ups.record.blackbox import Phase
+from ups.testing.toy import ToyLoader, ToyStage
 from ups.training.box import NullBox
 from ups.training.engine import Engine
 from ups.training.progress import Progress

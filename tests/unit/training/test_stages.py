@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.unit.models.small import LINE, PLANE, STEADY, TASKS, awake, batch_of, loss_of, small_model
 from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig
 from ups.errors import DataError
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
+from ups.testing.small_model import LINE, PLANE, STEADY, TASKS, awake, batch_of, loss_of, small_model
 from ups.training.stages import Stage, build_stage, jitter, noisy, roll_samples
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)

@@ -1,0 +1,246 @@
+"""What the engine costs: steps per second beside a bare torch loop, and beside bare DistributedDataParallel on 2 ranks.
+
+    python benchmarks/engine/overhead.py [--blocks 30] [--steps 5]
+
+Both loops train the same model with the same loader, clipping, moving average and optimiser in the same process, in
+blocks that take turns, so that whatever else the machine does hits both alike; the ratio is the median over pairs of
+neighbouring blocks. The engine has everything on: black box, agreement, log rows, and the supervisor that started these
+ranks and watches them; it is halted while the bare loop runs. Saves are measured by checkpoint_async.py. The ratio by
+CPU time of the ranks is shown too: it hardly depends on what else the machine does. Last line: one JSON object. Exit
+code 1 below the bars: 0.97 alone, 0.95 on 2 ranks, for steps of 50 ms and more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ups.config.schema import Recipe
+from ups.distributed.agreement import Agreement, Status
+from ups.distributed.runtime import Runtime
+from ups.record import manifest
+from ups.record.failure import install_from_environment
+from ups.supervise.options import Options
+from ups.supervise.run_file import read_run
+from ups.supervise.supervisor import supervise
+from ups.testing.mixture import mixture_recipe, write_mixture
+from ups.testing.parity import build_engine
+from ups.tracking.tracker import FanOut, JsonlTracker
+from ups.training.engine import Engine
+from ups.training.hooks import LogHook
+
+BARS = {"single": 0.97, "ddp": 0.95}
+MINIMUM_STEP_SECONDS = 0.05
+
+
+class Turns:
+    """A hook that lets the bare loop run a block after each block of the engine, and keeps both times.
+
+    `supervisor` is the process to be halted meanwhile, 0 for none: one rank does that for all.
+    """
+
+    def __init__(self, steps: int, bare_block: Callable[[], None], supervisor: int) -> None:
+        self.steps, self._bare_block, self._supervisor = steps, bare_block, supervisor
+        self.ours: list[float] = []
+        self.bare: list[float] = []
+        self.cpu_ratios: list[float] = []
+        self._since, self._cpu_since = time.perf_counter(), time.process_time()
+
+    def after_step(self, engine: Engine, agreed: Status) -> None:
+        if engine.progress.step % self.steps == 0:
+            now, cpu_now = time.perf_counter(), time.process_time()
+            self.ours.append((now - self._since) / self.steps)
+            self._send(signal.SIGSTOP)
+            try:
+                self._bare_block()
+            finally:
+                self._send(signal.SIGCONT)
+            after, cpu_after = time.perf_counter(), time.process_time()
+            self.bare.append((after - now) / self.steps)
+            self.cpu_ratios.append((cpu_after - cpu_now) / max(cpu_now - self._cpu_since, 1e-9))
+            self._since, self._cpu_since = time.perf_counter(), time.process_time()
+
+    def at_end(self, engine: Engine) -> None:
+        return
+
+    def _send(self, number: int) -> None:
+        if self._supervisor:
+            os.kill(self._supervisor, number)
+
+
+class Stopwatch:
+    """Seconds spent in named parts of the engine that a bare loop does not have."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def watch(self, owner: Any, name: str, part: str) -> None:
+        real = getattr(owner, name)
+
+        def timed(*args: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return real(*args, **options)
+            finally:
+                self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - started
+
+        setattr(owner, name, timed)
+
+
+def bare_loop(engine: Engine, loader: Any, stage: torch.nn.Module, strategy: str, steps: int) -> Callable[[], None]:
+    """A block of `steps` steps as one would write it by hand for this model."""
+    module: torch.nn.Module = (
+        DistributedDataParallel(stage, gradient_as_bucket_view=True) if strategy == "ddp" else stage
+    )
+    parameters = [p for p in stage.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
+    averages = [p.detach().clone() for p in parameters]
+    batches, count = iter(loader), loader.batches_per_step
+
+    def block() -> None:
+        for _ in range(steps):
+            optimizer.zero_grad(set_to_none=True)
+            for index in range(count):
+                batch = next(batches)
+                if strategy == "ddp" and index < count - 1:
+                    with module.no_sync():  # type: ignore[operator]
+                        (module(batch).total / count).backward()
+                else:
+                    loss = module(batch).total / count
+                    loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, engine.length.optim.clip_norm, foreach=True)
+            optimizer.step()
+            with torch.no_grad():
+                torch._foreach_lerp_(averages, parameters, 0.001)
+        loss.item()
+
+    return block
+
+
+def measure(run_dir: Path) -> None:
+    """On each rank: the engine and the bare loop in turns; then the engine alone with a stopwatch on its parts."""
+    box = install_from_environment(run_dir).box
+    assert box is not None
+    arguments = json.loads((run_dir / "arguments.json").read_text())
+    folder, strategy = Path(arguments["folder"]), arguments["strategy"]
+    steps, blocks = arguments["steps"], arguments["blocks"]
+    recipe = Recipe.model_validate(
+        mixture_recipe(
+            folder,
+            arguments["tasks"],
+            data={"tasks": arguments["tasks"], "block_size": arguments["block_size"]},
+            model={"type": "latent_operator", "width": 64, "depth": 4, "num_heads": 4, "patch_size": 2},
+            stages=[{"type": "operator", "steps": steps * blocks, "jitter": False}],
+            engine={"device": "cpu", "threads": 1, "strategy": strategy},
+        )
+    )
+    with Runtime.start(recipe.engine) as runtime:
+        engine, _ = build_engine(runtime, recipe, arguments["tasks"])
+        other, other_loader = build_engine(runtime, recipe, arguments["tasks"])
+        bare = bare_loop(other, other_loader, other.strategy.stage, strategy, steps)
+        engine.box = box
+        tracker = FanOut(JsonlTracker(folder / "metrics.jsonl")) if runtime.is_first else None
+        turns = Turns(steps, bare, int(read_run(run_dir)["supervisor_pid"]) if runtime.is_first else 0)
+        engine.hooks += [LogHook(10, "operator", tracker), turns]
+        engine.run()
+        ratios = [b / o for o, b in zip(turns.ours[1:], turns.bare[1:], strict=True)]
+
+        again, _ = build_engine(runtime, recipe, arguments["tasks"])
+        again.box, watch = box, Stopwatch()
+        log = LogHook(10, "operator", tracker)
+        again.hooks.append(log)
+        watch.watch(box, "record", "black box")
+        watch.watch(box, "issue", "black box")
+        watch.watch(again.meters, "add", "meters")
+        watch.watch(log, "after_step", "log rows (and reduction of metrics)")
+        real_issue, real_read = Agreement.issue, Agreement.read
+        try:
+            watch.watch(Agreement, "issue", "agreement, issued")
+            watch.watch(Agreement, "read", "agreement, read")
+            started = time.perf_counter()
+            again.run()
+            total = time.perf_counter() - started
+        finally:
+            Agreement.issue, Agreement.read = real_issue, real_read  # type: ignore[method-assign]
+        parts = {name: seconds / total for name, seconds in sorted(watch.seconds.items(), key=lambda x: -x[1])}
+        if runtime.is_first:
+            found = {
+                "ratio": statistics.median(ratios),
+                "quartiles": statistics.quantiles(ratios, n=4),
+                "cpu_ratio": statistics.median(turns.cpu_ratios[1:]),
+                "bare_step_seconds": statistics.median(turns.bare),
+                "parts": parts,
+            }
+            # A result that the supervisor can prove: committed, with its hashes.
+            final = run_dir / "checkpoints" / f"step_{again.progress.step:08d}"
+            temporary = manifest.make_temporary(final)
+            (temporary / "found.json").write_text(json.dumps(found))
+            manifest.commit_directory(temporary, final)
+        box.finish(again.progress.step)
+
+
+def supervised(folder: Path, ranks: int, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What the first rank of a supervised run of `measure` found."""
+    run_dir = folder / "run"
+    run_dir.mkdir()
+    (run_dir / "arguments.json").write_text(json.dumps(arguments))
+    command = (sys.executable, str(Path(__file__).resolve()), "--rank-of", str(run_dir))
+    code = supervise(Options(run_dir=run_dir, ranks=ranks, command=command, max_restarts=0))
+    if code:
+        raise SystemExit(code)
+    (path,) = run_dir.glob("checkpoints/step_*/found.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=5, help="steps of a block")
+    parser.add_argument("--block-size", type=int, default=16, help="windows of a task in a step; sets the step time")
+    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_of:
+        measure(options.rank_of)
+        return 0
+    results: dict[str, Any] = {}
+    passed = True
+    for strategy, ranks in (("single", 1), ("ddp", 2)):
+        with tempfile.TemporaryDirectory(prefix="ups-overhead-") as name:
+            arguments = {
+                "folder": name,
+                "tasks": write_mixture(Path(name)),
+                "strategy": strategy,
+                "steps": options.steps,
+                "blocks": options.blocks,
+                "block_size": options.block_size,
+            }
+            found = supervised(Path(name), ranks, arguments)
+        long_enough = found["bare_step_seconds"] >= MINIMUM_STEP_SECONDS
+        good = found["ratio"] >= BARS[strategy] and long_enough
+        passed &= good
+        print(
+            f"{strategy} on {ranks}: {found['ratio']:.3f} of the bare loop (bar {BARS[strategy]}), "
+            f"step {1e3 * found['bare_step_seconds']:.0f} ms; by CPU time {found['cpu_ratio']:.3f}"
+        )
+        for part, share in found["parts"].items():
+            print(f"    {part:40} {100 * share:5.2f} %" + ("   above 0.5 %" if share > 0.005 else ""))
+        results[strategy] = {"ranks": ranks, "bar": BARS[strategy], "passed": good, **found}
+    print(json.dumps({"benchmark": "engine_overhead", **results, "passed": passed}))
+    return 0 if passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,1 +1,0 @@
-"""Reference solvers and sweeps that write the formats the readers read."""

@@ -1,1 +1,0 @@
-"""Bytes to windows: no threads, no devices, no torch.distributed."""

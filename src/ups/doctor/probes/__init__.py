@@ -1,0 +1,1 @@
+"""The rungs of `ups doctor`, each a program; started by `ups.doctor.examine`, never imported by it."""

@@ -1,0 +1,166 @@
+"""What every rung shares: the assignment it reads, the verdict it prints, and the plant that tests may set.
+
+A rung prints one JSON object when it begins and one when it ends, as the last line of its output. Between the two it
+may crash: the doctor, which reads the output (`ups.doctor.examine`), then knows which rung did. For the same reason
+nothing heavy is imported before a rung has begun.
+
+UPS_PROBE_PLANT exists for tests alone: a Python file that is run before the rung and breaks a part of the product, to
+show that the rung notices. Unset, it does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ups.distributed.environment import RankEnvironment
+from ups.errors import ConfigError, UpsError
+from ups.record.causes import is_cascade
+from ups.record.location import location_of_error
+
+if TYPE_CHECKING:
+    from ups.config.schema import Recipe
+
+ASSIGNMENT_NAME = "assignment.json"
+PLANT_VARIABLE = "UPS_PROBE_PLANT"
+SECONDS_VARIABLE = "UPS_PROBE_SECONDS"
+# Of a collective: a rung that hangs must end before the patience of the person does.
+TIMEOUT_SECONDS = 60.0
+
+
+class Refused(UpsError):
+    """The rung looked and found something wrong: what, what it means, what to try."""
+
+    cause = "doctor"
+
+    def __init__(self, message: str, *, means: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.means = means
+
+    def full_message(self) -> str:
+        """What was found and what it means."""
+        return f"{self.message}: {self.means}" if self.means else self.message
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a climb is about. `run_dir` is where the run would live; `work_dir` belongs to this climb alone."""
+
+    work_dir: Path
+    run_dir: Path
+    ranks: int
+    recipe: Recipe | None
+
+    @classmethod
+    def read(cls, work_dir: Path) -> Assignment:
+        """What the doctor wrote for its rungs."""
+        document = json.loads((work_dir / ASSIGNMENT_NAME).read_text())
+        recipe = None
+        if document.get("recipe"):
+            from ups.config.recipe import resolve
+
+            recipe = resolve(document["recipe"]).recipe
+        run_dir = Path(document["run_dir"])
+        return cls(work_dir, run_dir, int(document["ranks"]), recipe)
+
+    @property
+    def run(self) -> Recipe:
+        """The recipe, for rungs that need one."""
+        if self.recipe is None:
+            raise ConfigError("this rung needs a recipe", hint="ups doctor RECIPE")
+        return self.recipe
+
+
+@dataclass
+class Report:
+    """What a rung has to say when all is well."""
+
+    name: str
+    says: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def start(arguments: list[str]) -> Assignment:
+    """Begin a probe: stacks on fatal signals and shortly before its deadline, the plant if there is one."""
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    seconds = float(os.environ.get(SECONDS_VARIABLE) or 0)
+    if seconds > 0:
+        faulthandler.dump_traceback_later(max(1.0, seconds - 5.0), exit=False)
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m ups.doctor.probes.NAME WORK_DIR\n")
+        sys.exit(2)
+    return Assignment.read(Path(arguments[0]))
+
+
+@contextlib.contextmanager
+def rung(name: str) -> Iterator[Report]:
+    """One rung: says that it begins, then what it found. An error is its verdict, and the process leaves at once.
+
+    At once, because destructors of a rank may wait for peers that are gone.
+    """
+    rank = RankEnvironment.read().rank
+    report = Report(name)
+    if rank == 0:
+        _print({"rung": name, "begins": True, "time_ns": time.monotonic_ns()})
+    started = time.monotonic()
+    try:
+        _run_plant()
+        yield report
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the rung found
+        traceback.print_exc()
+        # What a rung refuses it has compared over all ranks: no single one of them is to blame.
+        blamed = None if isinstance(error, Refused) else rank
+        _print({"rung": name, "ok": False, "rank": blamed, "time_ns": time.monotonic_ns(), **_described(error)})
+        sys.stderr.flush()
+        os._exit(1)
+    if rank == 0:
+        seconds = round(time.monotonic() - started, 3)
+        found = {"says": report.says, "facts": report.facts, "warnings": report.warnings, "seconds": seconds}
+        _print({"rung": name, "ok": True, "time_ns": time.monotonic_ns(), **found})
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    if isinstance(error, UpsError):
+        means = error.means if isinstance(error, Refused) else ""
+        known = {"says": error.message, "means": means, "try": error.hint, "cause": error.cause}
+        return {**known, "cascade": is_cascade(error)}
+    frame = location_of_error(error)
+    place = f" at {frame.short()}" if frame else ""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{place}"
+    return {"says": text, "cause": "exception", "cascade": is_cascade(error)}
+
+
+def _print(document: dict[str, Any]) -> None:
+    # One write: lines of several ranks may share a file.
+    sys.stdout.write(json.dumps(document) + "\n")
+    sys.stdout.flush()
+
+
+def _run_plant() -> None:
+    path = os.environ.get(PLANT_VARIABLE)
+    if not path or "ups_probe_plant" in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location("ups_probe_plant", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{PLANT_VARIABLE}={path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ups_probe_plant"] = module
+    spec.loader.exec_module(module)
+
+
+def counted(number: int, thing: str) -> str:
+    """'1 rank', '2 ranks'."""
+    return f"{number} {thing}" + ("" if number == 1 else "s")

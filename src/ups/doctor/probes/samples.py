@@ -1,0 +1,163 @@
+"""Rung `samples`: over all ranks, the windows of a step are the global batch of the recipe, each exactly once.
+
+Also: every pass over a task has its own order, and random draws belong to windows, not to ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ups.doctor.probes.rung import Refused, Report, counted, rung, start
+
+if TYPE_CHECKING:
+    from ups.config.schema import Recipe
+    from ups.data.loader import Loader
+    from ups.distributed.runtime import Runtime
+    from ups.doctor.probes.parts import Ground
+
+NUM_STEPS = 4
+# Ranks whose draws agree in so many bits agree not by chance.
+_SURE_BITS = 30
+_BITS_OF_A_DRAW = 9
+
+# (step, slot) of a rank -> task, window numbers, draws
+Seen = dict[tuple[int, int], tuple[int, list[int], list[int]]]
+
+
+def main() -> None:
+    """Gather what every rank would read."""
+    assignment = start(sys.argv[1:])
+    with rung("samples") as report:
+        from ups.distributed.runtime import Runtime
+        from ups.doctor.probes.parts import open_ground, quick
+
+        recipe = quick(assignment.run)
+        with Runtime.start(recipe.engine) as runtime, open_ground(assignment) as ground:
+            for index in range(len(recipe.stages)):
+                check(recipe, ground, runtime, index, report)
+
+
+def check(recipe: Recipe, ground: Ground, runtime: Runtime, index: int, report: Report) -> None:
+    """One stage. Collective: all ranks."""
+    from ups.distributed.agreement import from_all
+    from ups.doctor.probes.parts import build_bare, build_reading
+    from ups.spec.place import Place
+
+    _, stage = build_bare(recipe, ground, index, device="meta")
+    frames = stage.window_frames(recipe.data.context_frames)
+    with build_reading(recipe, ground, runtime.place, index, frames) as loader:
+        mine = planned(loader, stage.seed)
+        delivered = next(loader).numbers.tolist()
+    with build_reading(recipe, ground, Place(0, 1), index, frames) as alone:
+        reference = planned(alone, stage.seed)
+        sizes = [len(window_index) for window_index in alone.source.indexes]
+        sampler = alone.source.sampler
+    if delivered != loader.source.plan(0).numbers.tolist():
+        raise Refused(f"rank {runtime.rank} was to read windows {loader.source.plan(0).numbers}, and read {delivered}")
+    everyone: list[Seen] = from_all(mine, runtime.control_group)
+    check_batch(recipe, everyone, reference)
+    check_draws(everyone, reference)
+    check_order(sampler, [reader.task.name for reader in ground.readers], sizes)
+    total = recipe.data.block_size * recipe.data.blocks_per_step
+    report.facts[f"stage_{index}"] = {"windows": sizes, "global_batch": total, "fingerprint": sampler.fingerprint}
+    report.says = (
+        f"{counted(runtime.world_size, 'rank')} read {total} windows a step without overlap; order and draws are "
+        "as they must be"
+    )
+
+
+def planned(loader: Loader, seed: int) -> Seen:
+    """What this loader delivers in the first steps, and the draws of its windows, micro-batch by micro-batch."""
+    from ups.doctor.probes.orders import draws
+
+    found: Seen = {}
+    for number in range(NUM_STEPS * loader.batches_per_step):
+        plan = loader.source.plan(number)
+        task = loader.source.readers[plan.task].task
+        _, numbers, drawn = found.setdefault((plan.step, plan.slot), (plan.task, [], []))
+        numbers.extend(plan.numbers.tolist())
+        drawn.extend(draws(task, plan.numbers, plan.step, seed))
+    return found
+
+
+def check_batch(recipe: Recipe, everyone: Sequence[Seen], reference: Seen) -> None:
+    """Same task on all ranks, no overlap, and together exactly the block that one rank alone would read."""
+    size, world = recipe.data.block_size, len(everyone)
+    for (step, slot), (task, expected, _) in reference.items():
+        parts = [seen[step, slot] for seen in everyone]
+        if any(part[0] != task for part in parts):
+            raise Refused(f"ranks have different tasks at step {step}, slot {slot}: {[part[0] for part in parts]}")
+        lengths = [len(part[1]) for part in parts]
+        if len(set(lengths)) > 1:
+            raise Refused(
+                f"ranks have unequal numbers of windows at step {step}: {lengths}",
+                means="ranks would wait for each other for ever at the end of the shorter share",
+            )
+        if sum(lengths) != size or len(expected) != size:
+            raise Refused(
+                f"a block of step {step} has {sum(lengths)} windows over {world} ranks and {len(expected)} on one, and "
+                f"the recipe says data.block_size is {size}",
+                means="the batch changes with the number of ranks, so results of two world sizes cannot be compared",
+                hint="the global batch stands in the recipe; ranks only cut it",
+            )
+        union, once = Counter(n for part in parts for n in part[1]), Counter(expected)
+        if union != once and all(part[1] == parts[0][1] for part in parts):
+            raise Refused(
+                f"all {world} ranks read the same windows at step {step}: {parts[0][1][:6]} ...",
+                means=f"{world} ranks would do the work of one: each sample is learned {world} times, the rest never",
+                hint="give every loader the Place of its own rank (ups.distributed.runtime makes it)",
+            )
+        if union != once:
+            twice, missing = sorted((union - once).elements()), sorted((once - union).elements())
+            raise Refused(
+                f"the windows of step {step} over all ranks are not the block of one rank: {twice[:6]} too often, "
+                f"{missing[:6]} missing",
+                means="some samples are learned more often than others",
+            )
+
+
+def check_draws(everyone: Sequence[Seen], reference: Seen) -> None:
+    """A draw belongs to a window: other windows on other ranks draw otherwise, and the cut changes nothing."""
+    for rank, seen in enumerate(everyone):
+        for other in range(rank):
+            pairs = [(seen[at], everyone[other][at]) for at in seen]
+            differ = [(a[2], b[2]) for a, b in pairs if a[1] != b[1]]
+            bits = _BITS_OF_A_DRAW * sum(len(a) for a, _ in differ)
+            if bits >= _SURE_BITS and all(a == b for a, b in differ):
+                raise Refused(
+                    f"ranks {other} and {rank} draw the same random numbers for different windows",
+                    means="noise and augmentation would be copies of each other: a smaller batch than it seems",
+                    hint="key every draw by seed, step and window number (ups.spec.keyed), never by a cloned generator",
+                )
+    for rank, seen in enumerate(everyone):
+        for (step, slot), (_, numbers, drawn) in seen.items():
+            known = dict(zip(reference[step, slot][1], reference[step, slot][2], strict=True))
+            wrong = [n for n, d in zip(numbers, drawn, strict=True) if known.get(n) != d]
+            if wrong:
+                raise Refused(
+                    f"window {wrong[0]} of step {step} has another random draw on rank {rank} than in a world of one",
+                    means="results would depend on the number of ranks and on the micro-batch",
+                    hint="key every draw by seed, step and window number (ups.spec.keyed)",
+                )
+
+
+def check_order(sampler: object, names: Sequence[str], sizes: Sequence[int]) -> None:
+    """The order of windows differs from pass to pass."""
+    from ups.data.sampler import Sampler
+    from ups.doctor.probes.orders import same_in_every_pass
+
+    assert isinstance(sampler, Sampler)
+    for task, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        if same_in_every_pass(sampler, task, size):
+            raise Refused(
+                f"task '{name}' comes in the same order in every pass",
+                means="batches repeat their composition from pass to pass, which costs accuracy and shows nowhere",
+                hint="the number of the pass must be part of the key of the order (ups.data.permutation)",
+            )
+
+
+if __name__ == "__main__":
+    main()

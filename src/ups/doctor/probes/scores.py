@@ -1,0 +1,50 @@
+"""Validation as training runs it, for the rungs that compare its scores and count its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ups.config.schema import Recipe
+from ups.doctor.probes.parts import Ground, Parts
+from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.formats.base import Reader
+from ups.run.validation import build_validation
+from ups.spec.place import Place
+from ups.spec.task import TaskSpec
+from ups.training.hooks import EvaluateHook
+
+_NO_SCORES = ("step", "stage", "time")
+
+
+class _Keep:
+    def __init__(self) -> None:
+        self.row: dict[str, Any] = {}
+
+    def log(self, row: Mapping[str, object]) -> None:
+        self.row = dict(row)
+
+
+def validation_scores(recipe: Recipe, ground: Ground, parts: Parts) -> dict[str, float]:
+    """Scores of the present weights by the hook that training uses. Collective: all ranks."""
+    sink = _Keep()
+    validate = build_validation(recipe.evaluate, ground.readers, parts.stepper)
+    EvaluateHook(validate, None, sink).at_end(parts.engine)
+    return {name: float(value) for name, value in sink.row.items() if name not in _NO_SCORES}
+
+
+def scored_trajectories(reader: Reader, place: Place, context_frames: int, limit: int) -> Sequence[int]:
+    """Trajectories of the valid split that this rank scores, found by scoring them with a model that predicts 0."""
+    plan = RolloutPlan(context_frames, 0 if reader.task.steady else context_frames - 1, 1)
+    scores = score_task({"zero": _zero}, reader, place, plan, split="valid", max_trajectories=limit)
+    return sorted(scores["zero"].rows)
+
+
+def _zero(
+    state: Tensor, static: Tensor, parameters: Tensor, dt: Tensor, task: TaskSpec, coordinates: tuple[Tensor, ...]
+) -> Tensor:
+    space = [len(c) for c in coordinates]
+    return torch.zeros(len(dt), task.num_channels(task.predicted), *space, device=dt.device, dtype=dt.dtype)

@@ -1,0 +1,72 @@
+"""The checker of docs/store-format.md: says what in a store is not as the specification wants it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from ups.errors import DataError, IntegrityError
+from ups.formats.shards import drop_files, open_shard
+from ups.formats.zarr_metadata import ArrayLayout
+from ups.formats.zarr_store import StoreReader
+from ups.record.manifest import verify
+
+MAX_FILES = 1_000_000
+
+
+def check_store(path: str | Path, *, deep: bool = True) -> list[str]:
+    """What is wrong with a store, one sentence each; empty if it follows the specification.
+
+    Checks metadata, arrays against the task, every shard's index, every chunk's place and size, and the manifest:
+    names and sizes of all files, with `deep` also every byte (the whole store is read once).
+    """
+    root = Path(path)
+    try:
+        reader = StoreReader(root)
+    except DataError as error:
+        return [error.message]
+    problems: list[str] = []
+    try:
+        num_files = len(verify(root, deep=deep).files)
+    except IntegrityError as error:
+        problems.append(error.message)
+        num_files = MAX_FILES
+    for arrays in reader.layouts.values():
+        for layout in arrays.values():
+            # A shape can claim more files than could ever be looked at one by one.
+            needed = math.prod(layout.files_per_axis)
+            if needed > num_files:
+                problems.append(f"array {layout.directory} needs {needed} files; the store has {num_files} or fewer")
+            else:
+                problems += _check_files(layout)
+    drop_files(str(root.absolute()))
+    return problems
+
+
+def _check_files(layout: ArrayLayout) -> list[str]:
+    """Opens every file of an array and finds every chunk that the shape needs."""
+    problems: list[str] = []
+    per_file = layout.chunks_per_shard
+    for number in range(math.prod(layout.files_per_axis)):
+        position = _unravel(number, layout.files_per_axis)
+        try:
+            shard = open_shard(layout, position)
+            for chunk in range(math.prod(per_file)):
+                inside = _unravel(chunk, per_file)
+                corner = [
+                    p * s + i * c
+                    for p, s, i, c in zip(position, layout.shard_shape, inside, layout.chunk_shape, strict=True)
+                ]
+                if all(a < n for a, n in zip(corner, layout.shape, strict=True)):
+                    shard.require(chunk)
+        except DataError as error:
+            problems.append(error.message)
+    return problems
+
+
+def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    out: list[int] = []
+    for size in reversed(shape):
+        number, rest = divmod(number, size)
+        out.append(rest)
+    return tuple(reversed(out))

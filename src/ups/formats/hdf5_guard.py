@@ -1,0 +1,161 @@
+"""Looks at an HDF5 file of a stranger in a process of its own before this one opens it.
+
+The HDF5 library is C that follows pointers in the file: damaged metadata can end in a crash, an endless loop or a
+huge allocation, none of which Python can catch (docs/decisions/0007-hdf5-is-read-behind-a-guard.md). So the
+structure is read by a child with limits on memory and time, and this process learns only the result. Contiguous data
+is then mapped at the surveyed offset without the library; only chunked data is opened here, with metadata that the
+child walked to the last chunk.
+
+    python -m ups.formats.hdf5_guard [--netcdf]   names on standard input; one JSON line per file
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ups.errors import DataError, UpsError
+from ups.formats.hdf5_survey import FileSurvey, survey_file
+from ups.formats.netcdf_survey import NetcdfSurvey, survey_netcdf
+from ups.record.foreign import open_regular
+
+MEMORY_LIMIT_BYTES = 1 << 30
+TIMEOUT_SECONDS = 120.0
+_HINT = "get the file again from its source, and compare its checksum"
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+
+FileKey = tuple[str, int, int, int]
+_surveys: dict[FileKey, FileSurvey | DataError] = {}
+
+
+def file_key(path: str | Path) -> FileKey:
+    """(path, size, time of change, inode): equal as long as nobody touched the file."""
+    status = os.stat(path)
+    return (os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def survey_files(paths: Sequence[str | Path]) -> list[FileSurvey | DataError]:
+    """Structure of each file, or the reason why it is refused; files seen before by this process are not read again."""
+    keys: list[FileKey | DataError] = [_key_or_error(path) for path in paths]
+    results: dict[FileKey, FileSurvey | DataError] = {
+        k: _surveys[k] for k in keys if not isinstance(k, DataError) and k in _surveys
+    }
+    waiting = list(dict.fromkeys(k for k in keys if not isinstance(k, DataError) and k not in results))
+    while waiting:
+        answers, problem = _ask_child([key[0] for key in waiting])
+        found = [a if isinstance(a, DataError) else FileSurvey.from_json(a) for a in answers]
+        if problem and len(found) < len(waiting):
+            found.append(_blamed(waiting[len(found)], problem))
+        results.update(zip(waiting, found, strict=False))
+        waiting = waiting[len(found) :]
+    _surveys.update(results)
+    return [k if isinstance(k, DataError) else results[k] for k in keys]
+
+
+def survey_netcdf_file(path: str | Path) -> tuple[FileKey, NetcdfSurvey]:
+    """Structure of a NetCDF-4 file, and what it belongs to. Raises DataError for a file that is refused."""
+    key = _key_or_error(path)
+    if isinstance(key, DataError):
+        raise key
+    answers, problem = _ask_child([key[0]], "--netcdf")
+    answer = answers[0] if answers else _blamed(key, problem)
+    if isinstance(answer, DataError):
+        raise answer
+    return key, NetcdfSurvey.from_json(answer)
+
+
+def _blamed(key: FileKey, problem: str) -> DataError:
+    return DataError(f"{key[0]}: the HDF5 library {problem} while reading its structure", hint=_HINT)
+
+
+def _key_or_error(path: str | Path) -> FileKey | DataError:
+    try:
+        with open_regular(Path(path), follow_link=True) as file:
+            if file is None:
+                return DataError(f"{path} is not a regular file, so it is not read", hint="name an HDF5 file")
+            # The signature may also stand at 512, 1024, ... but no file of the formats we read has such a user block.
+            start = file.read(8)
+        if start[:3] == b"CDF" and start[3:4] in (b"\x01", b"\x02", b"\x05"):
+            return DataError(
+                f"{path} is a NetCDF classic file (version 3), which is not read",
+                hint="convert it to NetCDF-4, for instance with: nccopy -k nc4 OLD.nc NEW.nc",
+            )
+        if start != _HDF5:
+            return DataError(f"{path} is not an HDF5 file", hint="stores end in .zarr; others must be HDF5")
+        return file_key(path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        return DataError(f"{path} cannot be opened: {reason}")
+
+
+def _ask_child(paths: list[str], *options: str) -> tuple[list[dict[str, Any] | DataError], str]:
+    """Answers of one child in order, and how it ended if it did not reach the last file ('' if it did)."""
+    command = [sys.executable, "-m", "ups.formats.hdf5_guard", *options]
+    # Files, not pipes: thousands of groups make an answer of megabytes, and a killed child must not lose it.
+    with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as output:
+        names.write("\0".join(paths).encode())
+        names.seek(0)
+        child = subprocess.Popen(command, stdin=names, stdout=output, stderr=subprocess.DEVNULL)
+        try:
+            _wait_while_it_answers(child, output)
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+        output.seek(0)
+        lines = output.read().split(b"\n")[:-1]
+    answers: list[dict[str, Any] | DataError] = []
+    for line in lines[: len(paths)]:
+        data = json.loads(line)
+        answers.append(DataError(data["error"], hint=data["hint"] or _HINT) if "error" in data else data)
+    code = child.returncode
+    if code == 0 and len(answers) == len(paths):
+        return answers, ""
+    if code == -9:
+        return answers, f"took longer than {TIMEOUT_SECONDS:.0f} s"
+    return answers, f"crashed (signal {-code})" if code < 0 else f"failed (exit code {code})"
+
+
+def _wait_while_it_answers(child: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+    """Returns when the child has ended, or has answered nothing for TIMEOUT_SECONDS: the limit is for one file."""
+    answered, deadline = 0, time.monotonic() + TIMEOUT_SECONDS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.1)
+            return
+        size = os.fstat(output.fileno()).st_size
+        if size != answered:
+            answered, deadline = size, time.monotonic() + TIMEOUT_SECONDS
+
+
+def main() -> None:
+    """The child: surveys the files that are named, one JSON line each."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    survey: Callable[[str], FileSurvey | NetcdfSurvey] = survey_netcdf if "--netcdf" in sys.argv[1:] else survey_file
+    # Names come through standard input: a command line has a limit.
+    for path in sys.stdin.buffer.read().decode().split("\0"):
+        try:
+            answer = survey(path).to_json()
+        except UpsError as error:
+            answer = {"error": f"{path}: {error.message}", "hint": error.hint}
+        except MemoryError:
+            answer = {"error": f"{path}: reading its structure needs absurdly much memory", "hint": ""}
+        except Exception as error:  # noqa: BLE001 - h5py raises nearly every type for damaged files
+            answer = {"error": f"{path}: {type(error).__name__}: {str(error)[:200]}", "hint": ""}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""The chunks inside the files of a Zarr array: shard index, memory maps, decoding. The hot path of local reading.
+
+A file is mapped once per process and stays mapped while it is among the most recently used ones of the process
+(`MAX_OPEN_FILES`, because every map holds a file descriptor). Uncompressed chunks are views of the map: a read copies
+each byte once, from the page cache into the batch. Compressed chunks are decoded into a buffer of the declared size
+and never more, so that a hostile chunk cannot expand.
+
+Mapping assumes that a committed store does not change: a file that is truncated while it is mapped kills the process
+with SIGBUS, as with every memory map.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import resource
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import google_crc32c
+import numpy as np
+import numpy.typing as npt
+
+from ups.errors import DataError
+from ups.formats.zarr_metadata import ArrayLayout
+
+Array = npt.NDArray[Any]
+MAX_OPEN_FILES = 128
+_MISSING = np.uint64(2**64 - 1)
+_T = TypeVar("_T")
+FileKey = tuple[str, tuple[int, ...]]  # of an array or a file, and the position of a file in its grid
+
+
+class ProcessCache(Generic[_T]):
+    """The most recently used open files of this process, at most `capacity` or an eighth of what it may open.
+
+    Safe under threads. After a fork the child starts with an empty one and a lock of its own: the parent's lock may be
+    held by a thread that does not exist in the child.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = self._wanted = capacity
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._items: OrderedDict[FileKey, _T] = OrderedDict()
+        soft_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if soft_limit != resource.RLIM_INFINITY:
+            self.capacity = max(2, min(self._wanted, soft_limit // 8))
+
+    def get(self, key: FileKey, opener: Callable[[], _T]) -> _T:
+        """The open file of that key; opened now if it is not among the recent ones."""
+        if self._pid != os.getpid():
+            self._reset()
+        with self._lock:
+            item = self._items.get(key)
+            if item is not None:
+                self._items.move_to_end(key)
+                return item
+        opened = opener()
+        with self._lock:
+            item = self._items.setdefault(key, opened)
+            self._items.move_to_end(key)
+            while len(self._items) > self.capacity:
+                self._items.popitem(last=False)
+        return item
+
+    def drop(self, prefix: str) -> None:
+        """Forget the files below a path; they close when the last reader lets go."""
+        if self._pid != os.getpid():
+            self._reset()
+        with self._lock:
+            for key in [k for k in self._items if k[0].startswith(prefix)]:
+                del self._items[key]
+
+
+class ShardFile:
+    """One mapped file of an array: `chunk(i)` is its i-th chunk in row-major order of the chunk grid."""
+
+    __slots__ = ("_bytes", "_layout", "_lengths", "_offsets", "chunks", "path")
+
+    def __init__(self, path: str, layout: ArrayLayout) -> None:
+        self.path, self._layout = path, layout
+        self._bytes = map_file(path)
+        num_chunks = math.prod(layout.chunks_per_shard)
+        if layout.sharded:
+            self._offsets, self._lengths = _read_index(path, self._bytes, num_chunks)
+        else:
+            self._offsets = np.zeros(1, np.uint64)
+            self._lengths = np.array([len(self._bytes)], np.uint64)
+        present = self._offsets != _MISSING
+        if layout.compressor is None and bool((self._lengths[present] != layout.chunk_bytes).any()):
+            raise DataError(f"{path}: a chunk has not the {layout.chunk_bytes} bytes that its array declares")
+        # When chunks lie one after another, as our writer puts them, the whole file is one array: no lookup per read.
+        self.chunks: Array | None = None
+        count = int(present.sum())
+        if layout.compressor is None and bool(
+            (self._offsets[:count] == np.arange(count, dtype=np.uint64) * np.uint64(layout.chunk_bytes)).all()
+        ):
+            flat = self._bytes[: count * layout.chunk_bytes].view(layout.dtype)
+            self.chunks = flat.reshape(count, *layout.chunk_shape)
+
+    def chunk(self, number: int) -> Array:
+        """Chunk `number` as an array of `chunk_shape`; a read-only view where the file is not compressed."""
+        if self.chunks is not None and number < len(self.chunks):
+            return self.chunks[number]  # type: ignore[no-any-return]
+        self.require(number)
+        offset, length = self._offsets[number], int(self._lengths[number])
+        data = self._bytes[int(offset) : int(offset) + length]
+        if self._layout.compressor is not None:
+            data = _decode(data, self._layout.compressor, self._layout.chunk_bytes, f"{self.path}: chunk {number}")
+        return data.view(self._layout.dtype).reshape(self._layout.chunk_shape)
+
+    def require(self, number: int) -> None:
+        """Raises DataError if a chunk is not there; reads nothing."""
+        if self._offsets[number] == _MISSING:
+            raise DataError(f"{self.path}: chunk {number} is missing", hint="the store is incomplete: pack it again")
+
+
+def open_shard(layout: ArrayLayout, position: tuple[int, ...]) -> ShardFile:
+    """The mapped file at a grid position, from the cache of this process."""
+    # Not the path of the file: building it costs more than finding it.
+    key = (layout.directory, position)
+    return _open_files.get(key, lambda: ShardFile(layout.file(*position), layout))
+
+
+def drop_files(directory: str) -> None:
+    """Close the files of this process below a directory."""
+    _open_files.drop(directory)
+
+
+def map_file(path: str, *, follow_link: bool = False) -> npt.NDArray[np.uint8]:
+    """The bytes of a file, mapped read-only. Raises DataError if it is not a plain file with something in it.
+
+    follow_link: for a file that a person named; inside a store a link leads outside of it and is refused.
+    """
+    try:
+        if (os.path.islink(path) and not follow_link) or not os.path.isfile(path):
+            raise DataError(f"{path} is missing or not a plain file", hint="the store is incomplete: pack it again")
+        with Path(path).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be mapped: {error}") from error
+    return np.frombuffer(mapped, np.uint8)
+
+
+def index_bytes(num_chunks: int) -> int:
+    """Size of the index at the end of a shard: offset and length of every chunk, and a checksum."""
+    return 16 * num_chunks + 4
+
+
+def encode_index(entries: npt.NDArray[np.uint64]) -> bytes:
+    """The index of a shard from (num_chunks, 2) offsets and lengths."""
+    body = np.ascontiguousarray(entries, dtype="<u8").tobytes()
+    return body + int(google_crc32c.value(body)).to_bytes(4, "little")
+
+
+def _read_index(
+    path: str, data: npt.NDArray[np.uint8], num_chunks: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    size = index_bytes(num_chunks)
+    if len(data) < size:
+        raise DataError(f"{path} has {len(data)} bytes, less than its own index of {num_chunks} chunks needs")
+    end = len(data) - size
+    body = data[end : end + 16 * num_chunks].tobytes()
+    if int(google_crc32c.value(body)).to_bytes(4, "little") != data[-4:].tobytes():
+        raise DataError(f"{path}: the checksum of the shard index is wrong", hint="the file is damaged: pack it again")
+    entries = np.frombuffer(body, "<u8").reshape(num_chunks, 2)
+    offsets, lengths = entries[:, 0].astype(np.uint64), entries[:, 1].astype(np.uint64)
+    present = offsets != _MISSING
+    limit = np.uint64(end)
+    if bool(((offsets > limit) | (lengths > limit - np.minimum(offsets, limit)))[present].any()):
+        raise DataError(f"{path}: the shard index points outside the file")
+    return offsets, lengths
+
+
+def _decode(data: npt.NDArray[np.uint8], compressor: str, expected: int, where: str) -> npt.NDArray[np.uint8]:
+    from numcodecs import zstd  # type: ignore[import-untyped]
+
+    try:
+        if compressor == "gzip":
+            plain = zlib.decompressobj(wbits=31).decompress(data.tobytes(), expected + 1)
+            if len(plain) != expected:
+                raise ValueError(f"{min(len(plain), expected)} bytes or more, instead of {expected}")
+            return np.frombuffer(plain, np.uint8)
+        out = np.empty(expected, np.uint8)
+        zstd.decompress(_zstd_frame(data, expected), out)
+    except (ValueError, RuntimeError, zlib.error) as error:
+        raise DataError(f"{where} cannot be decoded with {compressor}: {str(error)[:120]}") from error
+    return out
+
+
+def _zstd_frame(data: npt.NDArray[np.uint8], expected: int) -> bytes:
+    """A zstd frame whose header promises exactly the expected size; streams without a size are not ours."""
+    frame = data.tobytes()
+    if len(frame) < 6 or frame[:4] != b"\x28\xb5\x2f\xfd":
+        raise ValueError("not a zstd frame")
+    descriptor = frame[4]
+    single = bool(descriptor & 0x20)
+    size_flag, dictionary = descriptor >> 6, (0, 1, 2, 4)[descriptor & 3]
+    width = (1 if single else 0, 2, 4, 8)[size_flag]
+    start = 5 + (0 if single else 1) + dictionary
+    content = int.from_bytes(frame[start : start + width], "little") + (256 if width == 2 else 0)
+    if width == 0 or content != expected:
+        raise ValueError(f"the frame promises {content if width else 'an unknown number of'} bytes, not {expected}")
+    return frame
+
+
+_open_files: ProcessCache[ShardFile] = ProcessCache(MAX_OPEN_FILES)

@@ -1,0 +1,214 @@
+"""Reader of our own store: a Zarr v3 group per task, local files, mapped (docs/store-format.md).
+
+Leaves the bytes of files to `shards`, the suspicion about JSON to `zarr_metadata`, the writing to `store_writer`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.errors import DataError, IntegrityError
+from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling
+from ups.formats.shards import drop_files, open_shard
+from ups.formats.zarr_metadata import MAX_JSON_BYTES, ArrayLayout, read_array, read_group
+from ups.record.foreign import open_regular, printable
+from ups.record.manifest import read_manifest
+from ups.spec.batch import Float64
+from ups.spec.task import Role, TaskSpec
+
+FORMAT = "ups-store"
+VERSION = 1
+MAX_COORDINATES = 1 << 20
+MAX_ASSUMPTIONS = 64
+_ZEROS = (0,) * 8
+
+
+class StoreReader(GridReader):
+    """Windows from one `NAME.zarr`."""
+
+    def __init__(self, path: str | Path, subsampling: Subsampling = FULL) -> None:
+        self.path = Path(path).absolute()
+        drop_files(str(self.path))  # maps of a store that was replaced under this name since
+        self.attributes = read_store_attributes(self.path)
+        task = TaskSpec.from_json(self.attributes.get("task"))
+        self._layouts = {split: _read_split(self.path, split, task) for split in _declared_splits(self.attributes)}
+        if not self._layouts:
+            raise DataError(f"store {self.path} has no trajectories")
+        counts = {split: _agree(self.path / split, task, arrays) for split, arrays in self._layouts.items()}
+        for split, (count, _, _) in counts.items():
+            if count != self.attributes["splits"][split]:
+                raise DataError(f"store {self.path}: split '{split}' has {count} trajectories, not as many as declared")
+        if len({(frames, space) for _, frames, space in counts.values()}) != 1:
+            raise DataError(f"store {self.path}: the splits differ in frames or grid")
+        first = next(iter(counts))
+        _, num_frames, space = counts[first]
+        coordinates = tuple(
+            _read_vector(self.path / first / axis.name, axis.name, size)
+            for axis, size in zip(task.axes, space, strict=True)
+        )
+        times = np.zeros(1) if task.steady else _read_vector(self.path / first / "time", "time", num_frames)
+        steps = np.diff(times)
+        if len(steps) and (steps <= 0).any():
+            raise DataError(f"store {self.path}: its times are not increasing")
+        if len(steps) and not np.allclose(steps, task.dt, rtol=1e-3):
+            raise DataError(f"store {self.path}: its times are not {task.dt:g} apart, as the task says")
+        totals = {s: n for s, (n, _, _) in counts.items()}
+        start, assumptions = float(times[0]), _packed_assumptions(self.attributes)
+        source = Source(task, coordinates, num_frames, totals, start, assumptions)
+        super().__init__(source, subsampling)
+        drop_files(str(self.path))  # mapped for the coordinates; nothing stays open before a fork
+
+    @property
+    def layouts(self) -> Mapping[str, Mapping[str, ArrayLayout]]:
+        """Arrays of each split that has trajectories."""
+        return self._layouts
+
+    def where(self, split: str, trajectory: int) -> str:
+        return f"{self.path} {split} trajectory {trajectory}"
+
+    def close(self) -> None:
+        drop_files(str(self.path))
+
+    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
+        layout = self._layouts[split]["state"]
+        frames_per_chunk, frames_per_shard = layout.chunk_shape[1], layout.shard_shape[1]
+        if start // frames_per_chunk == (stop - 1) // frames_per_chunk:
+            chunk = _chunk_of(layout, trajectory, start // frames_per_chunk, frames_per_shard // frames_per_chunk)
+            base = start // frames_per_chunk * frames_per_chunk
+            return chunk[0, start - base : stop - base : step]
+        wanted = range(start, stop, step)
+        out = np.empty((len(wanted), *layout.shape[2:]), layout.dtype)
+        filled = 0
+        while filled < len(wanted):
+            number = wanted[filled] // frames_per_chunk
+            base = number * frames_per_chunk
+            chunk = _chunk_of(layout, trajectory, number, frames_per_shard // frames_per_chunk)
+            part = chunk[0, wanted[filled] - base : min(stop - base, frames_per_chunk) : step]
+            out[filled : filled + len(part)] = part
+            filled += len(part)
+        return out
+
+    def _given(self, split: str, trajectory: int, role: Role) -> Array:
+        layout = self._layouts[split][role]
+        per_shard = layout.shard_shape[0]
+        shard = open_shard(layout, (trajectory // per_shard, *(0,) * (len(layout.shape) - 1)))
+        return shard.chunk(trajectory % per_shard)[0]  # type: ignore[no-any-return]
+
+    def _parameters(self, split: str, trajectory: int) -> Array:
+        layout = self._layouts[split]["parameters"]
+        rows = layout.chunk_shape[0]
+        return open_shard(layout, (trajectory // rows, 0)).chunk(0)[trajectory % rows]  # type: ignore[no-any-return]
+
+    def _source_identity(self) -> str:
+        return store_identity(self.path)
+
+
+def is_store(path: str | Path) -> bool:
+    """Whether a path looks like one of our stores (a directory with the metadata of a Zarr v3 group)."""
+    return (Path(path) / "zarr.json").is_file()
+
+
+def read_store_attributes(path: Path) -> dict[str, Any]:
+    """The root attribute `ups` of a store. Raises DataError if there is none that this version reads."""
+    attributes = read_group(path).get("ups")
+    if not isinstance(attributes, dict) or attributes.get("format") != FORMAT:
+        raise DataError(
+            f"{path} is a Zarr group, but not a store of ups: the attribute 'ups' is missing",
+            hint="make a store with `ups data generate` or `ups data pack`",
+        )
+    if attributes.get("version") != VERSION:
+        raise DataError(
+            f"store {path} has format version {str(attributes.get('version'))[:20]}, this ups reads {VERSION}",
+            hint="use the ups that wrote it, or pack the original files again",
+        )
+    return attributes
+
+
+def store_identity(path: Path) -> str:
+    """SHA-256 over all metadata and the manifest of a store: a few small files, whatever the size of the data."""
+    try:
+        digest = hashlib.sha256(read_manifest(path).sha256.encode())
+    except IntegrityError as error:
+        raise DataError(
+            f"store {path} is not committed: {error.message}", hint="pack or generate it again, or rewrite it with pack"
+        ) from error
+    for file in (
+        file for pattern in ("zarr.json", "*/zarr.json", "*/*/zarr.json") for file in sorted(path.glob(pattern))
+    ):
+        with open_regular(file, follow_link=True) as stream:
+            if stream is None:
+                raise DataError(f"{file} is not a regular file", hint="the store is damaged: pack it again")
+            data = stream.read(MAX_JSON_BYTES)
+        digest.update(json.dumps([str(file.relative_to(path)), len(data)]).encode() + data)
+    return digest.hexdigest()
+
+
+def _packed_assumptions(attributes: dict[str, Any]) -> tuple[str, ...]:
+    """What `ups data pack` knew to be assumed about the files that a store was made of."""
+    generator = attributes.get("generator")
+    found = generator.get("assumptions") if isinstance(generator, dict) else None
+    texts = found[:MAX_ASSUMPTIONS] if isinstance(found, list) else []
+    return tuple(printable(text[:1000]) for text in texts if isinstance(text, str))
+
+
+def _declared_splits(attributes: dict[str, Any]) -> list[str]:
+    splits = attributes.get("splits")
+    if not isinstance(splits, dict) or not all(type(n) is int and n >= 0 for n in splits.values()):
+        raise DataError("a store must declare the number of trajectories of its splits")
+    if not set(splits) <= set(SPLITS):
+        raise DataError(f"splits of a store are {', '.join(SPLITS)}, not {str(sorted(splits))[:200]}")
+    return [s for s in SPLITS if splits.get(s)]
+
+
+def _read_split(path: Path, split: str, task: TaskSpec) -> dict[str, ArrayLayout]:
+    read_group(path / split)
+    names: list[str] = [role for role in ("state", "static", "target") if task.num_channels(role)]
+    if task.parameters:
+        names.append("parameters")
+    return {name: read_array(path / split / name) for name in names}
+
+
+def _agree(group: Path, task: TaskSpec, arrays: dict[str, ArrayLayout]) -> tuple[int, int, tuple[int, ...]]:
+    """(trajectories, frames, space) of a split, after checking that all its arrays and the task agree on them."""
+    dims, main = task.num_spatial_dims, arrays[task.predicted]
+    count, space = main.shape[0], main.shape[-dims:]
+    num_frames = 0 if task.steady else main.shape[1]
+    for name, layout in arrays.items():
+        if name == "parameters":
+            expected: tuple[int, ...] = (count, len(task.parameters))
+            fits = layout.shard_shape[1:] == layout.shape[1:] and not layout.sharded
+        else:
+            frames = (num_frames,) if name == "state" else ()
+            channels = task.num_channels(name)  # type: ignore[arg-type]
+            expected = (count, *frames, channels, *space)
+            whole = 1 + len(frames)  # axes from here on are never cut
+            fits = layout.chunk_shape[0] == 1 and layout.sharded
+            fits = fits and layout.shape[whole:] == layout.chunk_shape[whole:] == layout.shard_shape[whole:]
+        if layout.shape != expected:
+            raise DataError(f"array {group / name} has shape {layout.shape}; the task needs {expected}")
+        if not fits or layout.dtype != "<f4" or count < 1 or min(space) < 2 or (num_frames < 1 and not task.steady):
+            raise DataError(f"array {group / name}: type, chunks or shards are not of the form in docs/store-format.md")
+    return count, num_frames, space
+
+
+def _read_vector(directory: Path, name: str, size: int) -> Float64:
+    layout = read_array(directory)
+    if layout.shape != (size,) or layout.shard_shape != (size,) or layout.sharded or size > MAX_COORDINATES:
+        raise DataError(f"array {directory} must hold the {size} values of '{name}' in one plain chunk")
+    values = np.array(open_shard(layout, (0,)).chunk(0), np.float64)
+    if not np.isfinite(values).all():
+        raise DataError(f"array {directory} holds values that are not finite")
+    return values
+
+
+def _chunk_of(layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int) -> Array:
+    rows = layout.shard_shape[0]
+    position = (trajectory // rows, frame_chunk // chunks_per_shard, *_ZEROS[: len(layout.shape) - 2])
+    number = trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
+    return open_shard(layout, position).chunk(number)

@@ -1,0 +1,1 @@
+"""One run assembled: run directory, rank entry, stages, validation, scoring, bundling, benchmark."""

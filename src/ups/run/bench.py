@@ -1,0 +1,192 @@
+"""The trainings of `ups bench`: each is `ups train` on a recipe of the protocol, in a process of its own.
+
+The scores are those that `ups train` leaves in the run's bundle, so that a row of the table can be repeated by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ups import __version__
+from ups.config.yaml_subset import dump
+from ups.errors import DataError
+from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, markdown, row
+from ups.evaluation.results import to_json
+from ups.record import process_tree
+from ups.record.manifest import write_file_atomically
+from ups.solvers.tasks import TASKS
+
+
+class Bench:
+    """One benchmark directory: recipes/, runs/, logs/, bench.json, bench.md."""
+
+    def __init__(
+        self, models: list[str], tasks: list[str], data: Path, out: Path, *, cpu_seconds: float, small: bool
+    ) -> None:
+        self.models, self.tasks, self.out = models, tasks, out.resolve()
+        self.data = data.resolve()
+        self.cpu_seconds, self.small = cpu_seconds, small
+        self.page, self.result = self.out / "bench.md", self.out / "bench.json"
+        self._working: set[subprocess.Popen[bytes]] = set()
+
+    def run(self, jobs: int, tell: Callable[[str], None]) -> dict[str, Any]:
+        """Whatever is not there yet, then the result (also written to disk). A failed training leaves a gap."""
+        for name in ("recipes", "logs"):
+            (self.out / name).mkdir(parents=True, exist_ok=True)
+        self._generate(tell)
+        wanted = entries(self.models, self.tasks, os.path.relpath(self.data, self.out), self.cpu_seconds)
+        # The longest first: the others fill the time beside it.
+        wanted.sort(key=lambda entry: -len(entry.tasks))
+        failed = self._train_all(wanted, jobs, tell)
+        rows, identities = self._references()
+        for entry, code in zip(wanted, failed, strict=True):
+            if not code:
+                rows += self._rows(entry)
+        document = {
+            "protocol": VERSION if not self.small else f"{VERSION} (small data, not comparable)",
+            "command": self._command(jobs),
+            "cpu_seconds_per_task": self.cpu_seconds,
+            "machine": machine(),
+            "data": identities,
+            "failures": [entry.name for entry, code in zip(wanted, failed, strict=True) if code],
+            "rows": rows,
+        }
+        write_file_atomically(self.page, markdown(document).encode())
+        plain: dict[str, Any] = to_json(document)
+        write_file_atomically(self.result, (json.dumps(plain, indent=1) + "\n").encode())
+        return plain
+
+    def _command(self, jobs: int) -> str:
+        """What repeats this result on another machine."""
+        words = ["ups bench"]
+        words += [f"--model {name}" for name in self.models] if len(self.models) < len(MODELS) else []
+        words += [f"--task {name}" for name in self.tasks] if len(self.tasks) < len(TASKS) else []
+        words += [f"--cpu-seconds {self.cpu_seconds:g}"] if self.cpu_seconds != CPU_SECONDS else []
+        words += ["--small"] if self.small else []
+        words += [f"--jobs {jobs}"] if jobs > 1 else []
+        return " ".join(words)
+
+    def _generate(self, tell: Callable[[str], None]) -> None:
+        from ups.solvers.request import BENCH_TRAJECTORIES, SMALL_TRAJECTORIES, make_request
+        from ups.solvers.sweep import generate
+
+        counts = SMALL_TRAJECTORIES if self.small else BENCH_TRAJECTORIES
+        requests = [make_request(task, trajectories=counts) for task in self.tasks]
+
+        def progress(done: int, total: int, task: str) -> None:
+            if done == total:
+                tell(f"data of {task} is there")
+
+        generate(requests, self.data, num_processes=len(os.sched_getaffinity(0)), on_progress=progress)
+
+    def _train_all(self, wanted: list[Entry], jobs: int, tell: Callable[[str], None]) -> list[int]:
+        """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave."""
+        pool = ThreadPoolExecutor(jobs)
+        before = signal.signal(signal.SIGTERM, _leave)
+        try:
+            return list(pool.map(lambda entry: self._train(entry, tell), wanted))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(self._working):
+                process.terminate()
+            raise
+        finally:
+            pool.shutdown()
+            signal.signal(signal.SIGTERM, before)
+
+    def _train(self, entry: Entry, tell: Callable[[str], None]) -> int:
+        """Train one entry unless it is finished; returns the exit code of `ups train`."""
+        recipe = self.out / "recipes" / f"{entry.name}.yaml"
+        text = dump(entry.recipe)
+        # A finished run of this very recipe is not repeated; `ups train` refuses one of another recipe.
+        if self._bundle(entry).is_dir() and recipe.is_file() and recipe.read_text() == text:
+            return 0
+        recipe.write_text(text)
+        log = self.out / "logs" / f"{entry.name}.log"
+        tell(f"training {entry.name}, log {log}")
+        command = [sys.executable, "-m", "ups", "train", str(recipe)]
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                command,
+                cwd=self.out,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,  # Ctrl-C reaches it once, through us
+                preexec_fn=process_tree.bound_to(os.getpid()),
+            )
+            self._working.add(process)
+            code = process.wait()
+            self._working.discard(process)
+        tell(f"{entry.name} is trained" if not code else f"{entry.name} failed with exit code {code}, see {log}")
+        return code
+
+    def _bundle(self, entry: Entry) -> Path:
+        return self.out / "runs" / entry.name / "bundle"
+
+    def _rows(self, entry: Entry) -> list[dict[str, Any]]:
+        from ups.inference.bundle import load_bundle
+        from ups.record.checkpoints import latest_verified, read_progress
+        from ups.run.scoring import MODEL
+
+        bundle = load_bundle(self._bundle(entry))
+        checkpoint = latest_verified(self.out / "runs" / entry.name)
+        if checkpoint is None:
+            raise DataError(f"run {entry.name} has lost its checkpoint", hint=f"remove runs/{entry.name} and go on")
+        progress = read_progress(checkpoint)["progress"]
+        more = {
+            "parameters": sum(p.numel() for p in bundle.stepper.parameters()),
+            "steps": int(progress["step"]),
+            "cpu_seconds": float(progress["budget_used_seconds"]),
+            "recipe": bundle.info.provenance["recipe"],
+        }
+        scores = bundle.info.scores
+        return [row(entry.model, t, scores[t]["predictors"][MODEL], **more) for t in entry.tasks]
+
+    def _references(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
+        """Rows of the predictors that learn nothing, and the identity of each data set."""
+        from ups.config.schema import TaskConfig
+        from ups.data.open import open_task
+        from ups.run.scoring import bar_of, score_references
+
+        rows, identities = [], {}
+        for task in self.tasks:
+            reader = open_task(TaskConfig(name=task, path=str(self.data / f"{task}.zarr")))
+            identities[task] = reader.identity()
+            if REFERENCE in self.models:
+                result = score_references(reader)
+                bar = bar_of(result)
+                rows.append(row(REFERENCE, task, result["predictors"][bar]["summary"], predictor=bar))
+            reader.close()
+        return rows, identities
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on besides the data."""
+    import torch
+
+    model = platform.machine()
+    cpus = Path("/proc/cpuinfo")
+    if cpus.is_file():
+        names = [line.partition(":")[2].strip() for line in cpus.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return {
+        "cpu": f"{model} ({len(os.sched_getaffinity(0))} usable cores)",
+        "torch": torch.__version__,
+        "ups": __version__,
+    }

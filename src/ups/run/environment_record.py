@@ -1,0 +1,85 @@
+"""What `env.json` says about the machine of a run: hardware, versions, and the variables that change how it runs.
+
+Variables are kept by exact name only. Beginnings of names are not enough: beside NCCL_DEBUG and SLURM_JOB_ID stand
+SLURM_JWT and UPS_PASSWORD. A variable with any other name, and whatever it holds, never reaches a file of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+# By what reads them. None holds a secret by its meaning; values are cleaned all the same.
+KEPT_VARIABLES = frozenset(
+    {
+        # threads and arithmetic
+        *("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_SCHEDULE", "OMP_DYNAMIC"),
+        *("MKL_NUM_THREADS", "MKL_DYNAMIC", "MKL_CBWR", "OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME"),
+        *("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED"),
+        # devices and their memory
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"),
+        *("CUDA_MODULE_LOADING", "NVIDIA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+        *("PYTORCH_NO_CUDA_MEMORY_CACHING", "MALLOC_ARENA_MAX"),
+        # torch
+        *("TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_LOGS"),
+        *("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_CACHE_DIR"),
+        *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",),
+        *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+        *("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_HIGH_PRIORITY"),
+        # communication
+        *("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT", "TP_SOCKET_IFNAME"),
+        *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
+        *("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"),
+        *("NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
+        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+        *("NCCL_CROSS_NIC", "NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_TIMEOUT", "NCCL_LAUNCH_MODE"),
+        # where a scheduler put the run
+        *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NODELIST", "SLURM_NODELIST"),
+        *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
+        *("SLURM_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"),
+        *("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID"),
+        *("SLURM_ARRAY_TASK_ID", "SLURM_CLUSTER_NAME", "SLURM_TIMELIMIT"),
+        # Python and ups
+        *("PYTHONUNBUFFERED", "PYTHONOPTIMIZE", "PYTHONFAULTHANDLER", "PYTHONDEVMODE", "PYTHONMALLOC"),
+        *("UPS_BLACKBOX_DIR",),
+    }
+)  # fmt: skip
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|PRIVATE|SIGNATURE|COOKIE|AUTH|JWT|DSN|(^|_)KEY|API_?KEY|KEY$", re.IGNORECASE
+)
+# user:password@ of a URL, whatever the scheme. Up to the last @, because passwords with / or @ are common: too much is
+# cut rather than too little.
+_USER_INFORMATION = re.compile(r"(?<=://)\S*@")
+_MAX_CHARACTERS = 1000
+
+
+def environment_record(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Versions, hardware and the variables that change a run."""
+    from ups.run.software import describe
+
+    return {
+        "time": time.time(),
+        "host": platform.node(),
+        "cpus": os.cpu_count(),
+        "usable_cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "software": {k: v for k, v in describe().items() if k != "extras"},
+        "variables": kept_variables(environment),
+    }
+
+
+def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of KEPT_VARIABLES that are set, without user information in URLs and values of secrets."""
+    secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) >= 6}
+
+    def cleaned(value: str) -> str:
+        if any(secret in value for secret in secrets):
+            return "(redacted)"
+        return _USER_INFORMATION.sub("", value)[:_MAX_CHARACTERS]
+
+    return {name: cleaned(environment[name]) for name in sorted(KEPT_VARIABLES & environment.keys())}

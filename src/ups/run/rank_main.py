@@ -1,0 +1,124 @@
+"""The composition root of a rank: `python -m ups.run.rank_main RUN_DIR` runs the stages of RUN_DIR/config.yaml.
+
+Started by the wrapper of the rank, or as a plain process for one rank. The failure recorder comes before any heavy
+import, so that a crash while torch is loaded is recorded too. A rank that fails leaves at once, without a
+collective and without destructors that could wait for its peers; what happens next is the supervisor's decision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ups.errors import ConfigError, RecipeChangedError, UpsError
+from ups.record.failure import install_from_environment
+
+if TYPE_CHECKING:
+    from ups.config.schema import Recipe
+    from ups.record.failure import Recorder
+
+
+def main(arguments: list[str]) -> int:
+    """Run one rank to its end; returns its exit code (0 finished, 128 + signal asked to leave)."""
+    if len(arguments) != 1:
+        sys.stderr.write("usage: python -m ups.run.rank_main RUN_DIR\n")
+        return 2
+    run_dir = Path(arguments[0]).resolve()
+    recorder = install_from_environment(run_dir)
+    try:
+        with recorder.watch():
+            return train(run_dir, read_recipe(run_dir), recorder)
+    except Exception as error:  # noqa: BLE001 - the last handler of the process: keeps the traceback, sets the code
+        traceback.print_exc()
+        code = error.exit_code if isinstance(error, UpsError) else 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def read_recipe(run_dir: Path) -> Recipe:
+    """The resolved recipe of a run, with what the supervisor changed for this attempt (a smaller micro-batch)."""
+    from ups.config.identity import recipe_identity
+    from ups.config.recipe import resolve
+    from ups.record.identity import RunIdentity
+    from ups.run.identity import CONFIG_NAME
+
+    try:
+        changes = json.loads(os.environ.get("UPS_OVERRIDES") or "{}")
+        overrides = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"UPS_OVERRIDES is not a JSON object: {error}") from error
+    recipe = resolve(run_dir / CONFIG_NAME, overrides).recipe
+    identity = RunIdentity.from_environment()
+    if identity is not None and recipe_identity(recipe) not in identity.recipes:
+        raise RecipeChangedError(
+            f"{run_dir / CONFIG_NAME} is not the recipe that the supervisor started this run with",
+            hint="bring the old file back, or start a new run: --set run.dir=PATH",
+        )
+    return recipe
+
+
+def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
+    """All stages of a run from wherever it stands. Collective: all ranks."""
+    from ups.data.open import open_task
+    from ups.distributed.runtime import Runtime
+    from ups.record.identity import HASHED_VARIABLE, RunIdentity, note_commit
+    from ups.run.directory import read_statistics
+    from ups.run.stage_run import StageRun
+    from ups.tracking.tracker import FanOut, JsonlTracker
+    from ups.training.checkpoint import Checkpointer
+    from ups.training.progress import Progress
+    from ups.training.wishes import Wishes
+
+    box = recorder.box
+    boxes = os.environ.get("UPS_BLACKBOX_DIR")
+    with contextlib.ExitStack() as stack:
+        runtime = stack.enter_context(Runtime.start(recipe.engine))
+        readers = [open_task(task) for task in recipe.data.tasks]
+        for reader in readers:
+            stack.callback(reader.close)
+        statistics = read_statistics(run_dir, readers)
+        tracker = None
+        if runtime.is_first:
+            tracker = FanOut(JsonlTracker(run_dir / "metrics.jsonl"))
+            stack.callback(tracker.close)
+        checkpointer = Checkpointer(
+            runtime,
+            run_dir,
+            keep=recipe.checkpoint.keep,
+            asynchronous=recipe.checkpoint.asynchronous,
+            identity=RunIdentity.from_environment(),
+            hashed=os.environ.get(HASHED_VARIABLE, ""),
+            on_commit=functools.partial(note_commit, Path(boxes)) if boxes else None,
+        )
+        stack.callback(checkpointer.close)
+        wishes = stack.enter_context(Wishes(recipe.engine.max_seconds))
+        # Entered last, so that it records before anything above closes a connection and misleads the peers.
+        stack.enter_context(recorder.watch())
+        found = checkpointer.find()
+        path, progress = found if found is not None else (None, Progress())
+        progress.check([stage.steps for stage in recipe.stages])
+        while True:
+            if progress.stage_finished:
+                if progress.stage_index + 1 >= len(recipe.stages):
+                    break
+                progress = progress.next_stage()
+            stage = StageRun(recipe, runtime, readers, statistics, checkpointer, tracker, wishes, box)
+            stopped, progress, path = stage.run(progress, path)
+            if stopped:
+                if box is not None:
+                    box.leave(progress.step)
+                return 128 + stopped
+        if box is not None:
+            box.finish(progress.step)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,52 @@
+"""Writes scores and report of a trained model: scores.json always, index.html where it is asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ups.run.scoring import MODEL, worst_examples
+
+if TYPE_CHECKING:
+    from ups.run.trained import Trained
+
+
+def report_folder(model: Path) -> Path:
+    """Where the report of a run or bundle goes: RUN/report, or beside a bundle, in which any new file is damage."""
+    if not (model / "bundle.json").is_file():
+        return model / "report"
+    named = model.resolve() if model.name in ("", "..") else model
+    return named.with_name(f"{named.name}-report")
+
+
+def write_scores(folder: Path, trained: Trained, results: Sequence[Mapping[str, Any]], *, page: bool) -> list[Path]:
+    """Write scores.json, and with `page` index.html, into `folder`; returns what was written."""
+    from ups.evaluation.results import to_json
+    from ups.record.manifest import write_file_atomically
+
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {"model": trained.name, "identity": trained.identity, "config": trained.config_text}
+    data["results"] = to_json(results)
+    scores = folder / "scores.json"
+    write_file_atomically(scores, json.dumps(data, indent=1, allow_nan=False).encode())
+    written = [scores]
+    if page:
+        import warnings
+
+        from ups.evaluation.report.page import write_report
+
+        # JAX, if a solver was measured, warns of every fork; the one that makes films replaces itself at once.
+        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+        text = write_report(
+            results,
+            worst_examples(trained, results),
+            title=f"{trained.name}: scores",
+            model=MODEL,
+            identity=trained.identity,
+            config_text=trained.config_text,
+        )
+        write_file_atomically(folder / "index.html", text.encode())
+        written.append(folder / "index.html")
+    return written

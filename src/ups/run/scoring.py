@@ -1,0 +1,131 @@
+"""Scores of a trained model on its held-out data, beside the references: shared by eval, train and bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ups.evaluation.accumulate import Accumulator
+    from ups.evaluation.gallery import Example
+    from ups.evaluation.rollout import Predictor, RolloutPlan
+    from ups.formats.base import Reader
+    from ups.run.trained import Trained
+
+MODEL = "model"
+NUM_WORST = 5
+
+
+def score(
+    trained: Trained,
+    *,
+    split: str = "test",
+    start_frame: int | None = None,
+    max_trajectories: int | None = None,
+    tasks: Sequence[str] = (),
+    solver_cost: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> list[dict[str, Any]]:
+    """A result (see `ups.evaluation.results`) for each task with such a split: whole rollouts from the start frame.
+
+    solver_cost: also measure what the same error costs the solver that made the data (takes minutes).
+    """
+    from ups.data.leakage import trajectories_in_train
+    from ups.evaluation.references import references
+    from ups.evaluation.results import task_result
+    from ups.evaluation.rollout import RolloutPlan
+
+    results = []
+    for reader in trained.readers:
+        if (tasks and reader.task.name not in tasks) or not reader.splits.get(split, 0):
+            continue
+        if progress is not None:
+            progress(reader.task.name)
+        plan = RolloutPlan.whole(reader, trained.stepper.context_frames, start_frame)
+        predictors: dict[str, Predictor] = {MODEL: trained.stepper, **references(reader, plan)}
+        scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories)
+        shared = trajectories_in_train(reader, split)
+        result = task_result(reader, plan, split, scores, MODEL, steps, shared)
+        if solver_cost:
+            result["solver_cost"] = _solver_cost(trained, reader, plan, result, progress)
+        results.append(result)
+    return results
+
+
+def _rollouts_and_steps(
+    predictors: dict[str, Predictor], reader: Reader, plan: RolloutPlan, split: str, max_trajectories: int | None = None
+) -> tuple[dict[str, Accumulator], dict[str, Accumulator]]:
+    """Scores of whole rollouts, and of the same frames each predicted from the true ones before it."""
+    from ups.evaluation.rollout import score_task
+    from ups.run.trained import alone
+
+    common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories}
+    with alone() as runtime:
+        rollouts = score_task(predictors, reader, runtime.place, plan, **common)
+        steps = score_task(predictors, reader, runtime.place, plan, kind="one_step", **common)
+    return rollouts, steps
+
+
+def _solver_cost(
+    trained: Trained,
+    reader: Reader,
+    plan: RolloutPlan,
+    result: Mapping[str, Any],
+    progress: Callable[[str], None] | None,
+) -> dict[str, Any]:
+    from ups.evaluation.solver_cost import solver_cost
+
+    error = float(result["predictors"][MODEL]["summary"]["trmse"])
+    count = int(result["protocol"]["num_trajectories"])
+    return solver_cost(
+        reader, plan, trained.stepper, error, split=result["split"], max_trajectories=count, progress=progress
+    )
+
+
+def score_references(reader: Reader, context_frames: int = 1, split: str = "test") -> dict[str, Any]:
+    """The result of the untrained predictors alone on one task."""
+    from ups.evaluation.references import references
+    from ups.evaluation.results import task_result
+    from ups.evaluation.rollout import RolloutPlan
+
+    plan = RolloutPlan.whole(reader, context_frames)
+    scores, steps = _rollouts_and_steps(references(reader, plan), reader, plan, split)
+    return task_result(reader, plan, split, scores, bar_of({"steady": reader.task.steady}), steps)
+
+
+def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, list[Example]]:
+    """Truth and prediction of the model's worst trajectories of each task, worst first."""
+    from ups.evaluation.gallery import examples
+    from ups.evaluation.rollout import RolloutPlan
+
+    found = {}
+    by_name = {reader.task.name: reader for reader in trained.readers}
+    for result in results:
+        protocol = result["protocol"]
+        plan = RolloutPlan(protocol["context_frames"], protocol["start_frame"], protocol["num_steps"])
+        worst = result["predictors"][MODEL]["worst"][:NUM_WORST]
+        reader = by_name[result["task"]]
+        found[result["task"]] = examples(trained.stepper, reader, plan, worst, result["split"])
+    return found
+
+
+def bar_of(result: Mapping[str, Any]) -> str:
+    """The reference that a model must beat: the training mean for a steady task, else persistence."""
+    return "training mean" if result["steady"] else "persistence"
+
+
+def ratio_words(ratio: float) -> str:
+    """'31.2x'; a dash where there is none."""
+    import math
+
+    return "-" if math.isnan(ratio) else f"{ratio:.3g}x" if ratio < 1 else f"{ratio:.1f}x"
+
+
+def blow_up_words(result: Mapping[str, Any]) -> str:
+    """How many rollouts of the model blew up, beside those of the references; '' if none did."""
+    counts = {name: int(p["summary"]["num_blown_up"]) for name, p in result["predictors"].items()}
+    if not counts[MODEL]:
+        return ""
+    total = int(result["predictors"][MODEL]["summary"]["num_samples"])
+    others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != MODEL)
+    return f"{counts[MODEL]} of {total} trajectories of '{result['task']}' blew up ({others})"

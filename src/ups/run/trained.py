@@ -1,0 +1,114 @@
+"""A trained model from wherever a person points: a run directory or a bundle."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ups.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from ups.config.schema import Recipe
+    from ups.distributed.runtime import Runtime
+    from ups.formats.base import Reader
+    from ups.models.stepper import Stepper
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model with the data it is scored on.
+
+    identity: label -> value, for reports and cards; step: optimiser steps of the run, 0 if not known.
+    """
+
+    name: str
+    stepper: Stepper
+    readers: list[Reader]
+    recipe: Recipe
+    config_text: str
+    identity: dict[str, str]
+    step: int
+
+
+def find_model(name: str) -> Path:
+    """A run or bundle by path, or a run by its name under runs/."""
+    for path in (Path(name), Path("runs") / name):
+        if (path / "config.yaml").is_file():
+            return path
+    raise ConfigError(
+        f"there is no run or bundle '{name}'", hint="give a run directory such as runs/NAME, or a bundle directory"
+    )
+
+
+def load_trained(name: str) -> Trained:
+    """The model of a run (its newest verified checkpoint) or of a bundle, with the data its recipe names."""
+    path = find_model(name)
+    return _from_bundle(path) if (path / "bundle.json").is_file() else _from_run(path)
+
+
+def alone() -> AbstractContextManager[Runtime]:
+    """A runtime of one process on the CPU, whatever launch variables are set around it."""
+    from ups.config.schema import EngineConfig
+    from ups.distributed.environment import RankEnvironment
+    from ups.distributed.runtime import Runtime
+
+    return Runtime.start(EngineConfig(device="cpu", strategy="single"), RankEnvironment())
+
+
+def _open(recipe: Recipe) -> list[Reader]:
+    from ups.data.open import open_task
+
+    return [open_task(task) for task in recipe.data.tasks]
+
+
+def _from_bundle(path: Path) -> Trained:
+    from ups.config.recipe import resolve
+    from ups.inference.bundle import load_bundle
+
+    bundle = load_bundle(path)
+    resolved = resolve(path / "config.yaml")
+    identity = {"bundle": bundle.hash, "recipe": resolved.hash} | dict(bundle.info.provenance)
+    step = int(bundle.info.provenance.get("step", "0"))
+    readers = _open(resolved.recipe)
+    return Trained(resolved.recipe.run.name, bundle.stepper, readers, resolved.recipe, resolved.text, identity, step)
+
+
+def _from_run(path: Path) -> Trained:
+    from ups.config.recipe import resolve
+    from ups.models.build import build_model
+    from ups.record.checkpoints import latest_verified, read_progress
+    from ups.run.directory import read_statistics
+    from ups.run.identity import check_recipe, check_statistics
+    from ups.supervise.run_file import run_identity
+    from ups.training.export import read_weights
+    from ups.training.progress import Progress
+
+    resolved = resolve(path / "config.yaml")
+    recipe = resolved.recipe
+    check_recipe(path, recipe)
+    known = run_identity(path)
+    found = latest_verified(path, belongs=known.check if known is not None else None)
+    if found is None:
+        raise CheckpointError(
+            f"run '{path}' has no checkpoint yet", hint=f"see what it is doing with: ups status {path}"
+        )
+    readers = _open(recipe)
+    if known is not None:
+        check_statistics(path, known)
+    statistics = read_statistics(path, readers)
+    tasks = [reader.task for reader in readers]
+    stepper = build_model(recipe.model, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
+    weights = {name.removeprefix("stepper."): tensor for name, tensor in read_weights(found).items()}
+    expected = {name: (tensor.shape, tensor.dtype) for name, tensor in stepper.named_parameters()}
+    stored = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
+    wrong = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
+    if wrong:
+        raise CheckpointError(f"{found} does not hold the model of the run's config.yaml: '{wrong[0]}' differs")
+    stepper.load_state_dict(weights, strict=False)  # the statistics came with the run, not with the checkpoint
+    stepper.requires_grad_(False)
+    step = Progress.from_json(read_progress(found)["progress"]).step
+    identity = {"run": recipe.run.name, "recipe": resolved.hash, "checkpoint": found.name, "step": str(step)}
+    identity |= {f"data {reader.task.name}": reader.identity() for reader in readers}
+    return Trained(recipe.run.name, stepper.eval(), readers, recipe, resolved.text, identity, step)

@@ -1,0 +1,97 @@
+"""Validation during training: the error of one model step on held-out trajectories, beside its references.
+
+Composes `ups.evaluation` with the engine, which do not know each other. Scores of a finished run: `ups eval`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from ups.config.schema import EvaluateConfig
+from ups.evaluation.references import mean_field
+from ups.evaluation.results import trajectory_means
+from ups.evaluation.rollout import Predictor, RolloutPlan, score_task
+from ups.formats.base import Reader
+from ups.models.baselines import TrainingMean, persistence
+from ups.models.stepper import Stepper
+from ups.training.engine import Engine
+from ups.training.precision import autocast, weight_dtype
+
+MODEL = "one_step"
+
+
+def build_validation(
+    config: EvaluateConfig, readers: Sequence[Reader], stepper: Stepper
+) -> Callable[[Engine], Mapping[str, float]]:
+    """A validation of `stepper` on the valid split of each task that has one. Collective: all ranks call it together.
+
+    Per task: `valid/<task>/one_step`, the error of every frame predicted from the true ones before it, relative to the
+    RMS of the trajectory, and the same of the references (see `_bar`); `better_on` of `trajectories`: on how many the
+    model is better than the best of them.
+    """
+    held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0]
+    plans = {reader.task.name: RolloutPlan.whole(reader, stepper.context_frames) for reader in held_out}
+    bars: dict[str, dict[str, Predictor]] = {}  # filled at the first validation: a mean takes reading
+
+    def validate(engine: Engine) -> Mapping[str, float]:
+        device = engine.runtime.device
+        names: list[str] = []
+        sums: list[float] = []
+        wins: list[float] = []
+        counts: list[float] = []
+        for reader in held_out:
+            task = reader.task.name
+            if task not in bars:
+                bars[task] = _bar(reader, stepper)
+            predictors: dict[str, Predictor] = {MODEL: stepper, **bars[task]}
+            with autocast(engine.config.precision, device):
+                scores = score_task(
+                    predictors,
+                    reader,
+                    engine.runtime.place,
+                    plans[task],
+                    split="valid",
+                    max_trajectories=config.max_trajectories,
+                    device=device,
+                    dtype=weight_dtype(engine.config.precision),
+                    kind="one_step",
+                )
+            ours = trajectory_means(scores[MODEL].rows)
+            for name in predictors:
+                theirs = trajectory_means(scores[name].rows)
+                names.append(f"valid/{task}/{name}")
+                sums.append(sum(theirs.values()))
+                # not by rounding alone: who wins must not depend on the number of ranks
+                wins.append(float(sum(ours[t] < error * (1 - 1e-6) for t, error in theirs.items())))
+                counts.append(float(len(theirs)))
+        packed = torch.tensor([sums, wins, counts], dtype=torch.float64, device=device)
+        if engine.runtime.control_group is not None:
+            dist.all_reduce(packed)
+        means = dict(zip(names, (packed[0] / packed[2]).tolist(), strict=True))
+        won = dict(zip(names, packed[1].tolist(), strict=True))
+        scored = dict(zip(names, packed[2].tolist(), strict=True))
+        found: dict[str, float] = {}
+        for task, bar in bars.items():
+            found |= {f"valid/{task}/{name}": means[f"valid/{task}/{name}"] for name in (MODEL, *bar)}
+            best = min((f"valid/{task}/{name}" for name in bar), key=lambda name: means[name])
+            found |= {f"valid/{task}/better_on": won[best], f"valid/{task}/trajectories": scored[best]}
+        return found
+
+    return validate
+
+
+def _bar(reader: Reader, stepper: Stepper) -> dict[str, Predictor]:
+    """What a trained model must beat on this task, under the names of their metrics.
+
+    The mean of each channel over the train split is known; its mean at each point takes reading, which is worth it
+    where it is the only reference.
+    """
+    task = reader.task
+    if task.steady:
+        return {"training_mean": TrainingMean({task.name: mean_field(reader, max_trajectories=64)})}
+    mean = torch.tensor(stepper.statistics[task.name].state_mean, dtype=torch.float64)
+    field = mean.reshape(-1, *[1] * task.num_spatial_dims).expand(-1, *reader.space)  # (C, *S)
+    return {"persistence": persistence, "channel_mean": TrainingMean({task.name: field})}

@@ -1,0 +1,117 @@
+"""What is asked of a sweep: one task, its size and its seed, checked; and the identity that follows from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ups.errors import ConfigError, DataError
+from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Draws, Solution, Split, check_fixed
+from ups.solvers.tasks import BenchTask, check_size, find_task
+
+BENCH_TRAJECTORIES = (512, 64, 64)
+SMALL_TRAJECTORIES = (32, 8, 8)
+MAX_TRAJECTORIES = 10_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Trajectories that are solved together: number of the chunk in its split, and how many of it are stored."""
+
+    split: Split
+    number: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One task to generate. Equal requests give equal data (up to solver bits between machines)."""
+
+    task: str
+    resolution: int
+    num_frames: int
+    trajectories: tuple[int, int, int]
+    seed: int = 0
+    fixed: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def bench_task(self) -> BenchTask:
+        return find_task(self.task)
+
+    def identity(self) -> str:
+        """Hash of generator, version and everything that was asked for: the name of this data set."""
+        content = {"generator": GENERATOR, "version": GENERATOR_VERSION, **self.to_json()}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All chunks, in the order of the store."""
+        size = self.bench_task.trajectories_per_chunk
+        for split, count in zip(SPLITS, self.trajectories, strict=True):
+            for number in range(-(-count // size)):
+                yield Chunk(split, number, min(size, count - number * size))
+
+    def solve(self, chunk: Chunk) -> Solution:
+        """The stored trajectories of a chunk.
+
+        A chunk is always solved whole, so that a trajectory has the same bytes however many are asked for.
+        """
+        task = self.bench_task
+        size = task.trajectories_per_chunk
+        numbers = tuple(range(chunk.number * size, (chunk.number + 1) * size))
+        draws = Draws(self.seed, self.task, chunk.split, numbers, self.fixed)
+        solution = task.solve(draws, self.resolution, self.num_frames).first(chunk.count)
+        self._check_finite(chunk, solution)
+        return solution
+
+    def _check_finite(self, chunk: Chunk, solution: Solution) -> None:
+        import numpy as np
+
+        for role, array in solution.arrays().items():
+            rows = np.isfinite(array).reshape(array.shape[0], -1).all(axis=1)
+            if not rows.all():
+                number = chunk.number * self.bench_task.trajectories_per_chunk + int(np.argmin(rows))
+                raise DataError(
+                    f"the solver of '{self.task}' diverged: {chunk.split} trajectory {number} has {role} values "
+                    f"that are not finite (seed {self.seed}, resolution {self.resolution})",
+                    hint="choose another resolution or seed",
+                )
+
+    def num_bytes(self) -> int:
+        """Size of the stored arrays."""
+        spec = self.bench_task.spec
+        points = math.prod([self.resolution] * spec.num_spatial_dims)
+        channels = self.num_frames * spec.num_channels("state") + spec.num_channels("static")
+        per_trajectory = 4 * (points * (channels + spec.num_channels("target")) + len(spec.parameters))
+        return sum(self.trajectories) * per_trajectory
+
+
+def make_request(
+    task: str,
+    *,
+    trajectories: tuple[int, int, int] = BENCH_TRAJECTORIES,
+    resolution: int | None = None,
+    num_frames: int | None = None,
+    seed: int = 0,
+    fixed: Mapping[str, float] | None = None,
+) -> Request:
+    """A checked request; sizes that are not given are those of the benchmark. Raises ConfigError."""
+    bench = find_task(task)
+    resolution = bench.resolution if resolution is None else resolution
+    num_frames = bench.num_frames if num_frames is None or bench.spec.steady else num_frames
+    check_size(bench, resolution, num_frames)
+    if min(trajectories) < 0 or trajectories[0] < 1 or max(trajectories) > MAX_TRAJECTORIES:
+        raise ConfigError(
+            f"cannot generate {','.join(map(str, trajectories))} trajectories",
+            hint=f"give three counts for train, valid and test, with 1 to {MAX_TRAJECTORIES:,} for train",
+        )
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed {seed} is not possible", hint="choose a number from 0 to 2^63 - 1")
+    check_fixed(bench.spec, fixed or {})
+    return Request(task, resolution, num_frames, trajectories, seed, dict(fixed or {}))

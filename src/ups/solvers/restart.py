@@ -1,0 +1,334 @@
+"""The reference solvers started from stored frames, on any grid and with any step: what accuracy costs without a model.
+
+A stored frame is taken back to the solver's grid by the inverse of what stored it (see `reduce`): Fourier or cosine
+modes are divided by their filter and cut or padded, cell averages are averaged or reconstructed with limited slopes.
+What the stored frame has lost (modes above its grid, digits beyond float32) the solver does not know either.
+
+Shapes: n trajectories, T frames after the given one, C channels, R stored and N solver points per axis, S is R or
+(R, R).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.errors import MissingExtraError
+from ups.formats.base import GridReader, Reader
+from ups.solvers import darcy, diffreact, euler, shallow_water, spectral
+from ups.solvers.finite_volume import limited_slope
+from ups.solvers.problem import Float64
+from ups.solvers.reduce import (
+    Complex128,
+    average_periodic_1d,
+    block_mean,
+    half_cell_shift,
+    truncate_periodic_1d,
+    truncate_periodic_2d,
+)
+from ups.solvers.tasks import TASKS, BenchTask
+from ups.spec.task import TaskSpec
+
+# Grids to try, as parts of the stored one.
+GRID_FACTORS = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 3 / 4, 1, 2, 4)
+MIN_POINTS = 4
+MAX_HALVINGS = 4
+# What data of a task has in common with it: neither its name in a recipe nor the time between its frames.
+_SAME = ("fields", "axes", "parameters", "steady", "equation")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How fine a solver works. substeps: steps per frame; 0 where the solver has none or chooses them itself."""
+
+    points: int
+    substeps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a solver starts from, as stored: frame (n, C, *S), static (n, Cs, *S), parameters (n, P), in float64."""
+
+    frame: Float64
+    static: Float64
+    parameters: Float64
+
+
+Integers = npt.NDArray[np.int64]
+# (task, given, dt, num_frames, setting) -> (n, T, C, *S) on the stored grid; what blew up is not finite
+Run = Callable[[TaskSpec, Given, float, int, Setting], Float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A solver that starts from stored frames.
+
+    substeps: (points, dt) -> steps per frame with which the data was made; None where there is no choice of steps.
+    whole_cells: only grids that divide the stored one or are multiples of it.
+    """
+
+    run: Run
+    substeps: Callable[[int, float], int] | None = None
+    whole_cells: bool = False
+
+    def settings(self, resolution: int, dt: float) -> list[list[Setting]]:
+        """Settings to try, one list per grid from coarse to fine, each from large to small steps."""
+        grids = []
+        for points in dict.fromkeys(int(resolution * factor) for factor in GRID_FACTORS):
+            if points < MIN_POINTS or points % 2:
+                continue
+            if self.whole_cells and resolution % points and points % resolution:
+                continue
+            most = self.substeps(points, dt) if self.substeps is not None else 0
+            steps = sorted({max(1, most >> halving) for halving in range(MAX_HALVINGS + 1)}) if most else [0]
+            grids.append([Setting(points, n) for n in steps])
+        return grids
+
+
+def require_solvers() -> None:
+    """Raises MissingExtraError if what the solvers need is not installed: better before a long score than after it."""
+    for package in ("scipy", "exponax"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError.of("generate", package, "starting a solver from stored frames")
+
+
+def own_task(reader: Reader) -> tuple[BenchTask | None, str]:
+    """The task of ours that the data of a reader was made by, or None and why no solver can start from its frames."""
+    if not isinstance(reader, GridReader):
+        return None, "its reader does not say what was stored"
+    source = reader.source.task
+    for task in TASKS.values():
+        if all(getattr(source, part) == getattr(task.spec, part) for part in _SAME):
+            break
+    else:
+        return None, "it was not made by one of our solvers"
+    if reader.subsampling.space_stride > 1:
+        return None, "it is read with a space_stride: its frames are not what the solver stores"
+    if len(set(reader.space)) != 1:
+        return None, "its axes have different numbers of points"
+    return task, ""
+
+
+def restart_of(task: BenchTask) -> Restart:
+    """The solver of a task, ready to start from stored frames."""
+    return RESTARTS[task.spec.name]
+
+
+def _advection(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    """Exact in time: each mode turns. Points are those of the one transform."""
+    resolution = given.frame.shape[-1]
+    modes = _modes_1d(given.frame[:, 0], averages=False)
+    modes = modes[:, : min(modes.shape[1], setting.points // 2)]
+    wave = 2j * np.pi / spec.axes[0].extent * np.arange(modes.shape[1])
+    time = dt * np.arange(1, num_frames + 1)
+    turned = modes[:, None] * np.exp(-wave * given.parameters[:, 0, None, None] * time[None, :, None])
+    padded = _pad_1d(turned, 2 * modes.shape[1], resolution)
+    return truncate_periodic_1d(padded, resolution, resolution)[:, :, None]
+
+
+def _spectral_1d(
+    spec: TaskSpec,
+    given: Given,
+    dt: float,
+    num_frames: int,
+    setting: Setting,
+    *,
+    averages: bool,
+    solve: Callable[[TaskSpec, Float64, Given, float, int, int], Complex128],
+) -> Float64:
+    resolution, points = given.frame.shape[-1], setting.points
+    start = np.fft.irfft(_pad_1d(_modes_1d(given.frame[:, 0], averages), resolution, points), n=points)
+    found = solve(spec, start, given, dt, num_frames + 1, setting.substeps)[:, 1:]
+    fine = resolution * -(-points // resolution)
+    padded = _pad_1d(found / points, points, fine)
+    reduce = average_periodic_1d if averages else truncate_periodic_1d
+    return reduce(padded, fine, resolution)[:, :, None]
+
+
+def _burgers(spec: TaskSpec, start: Float64, given: Given, dt: float, num_frames: int, substeps: int) -> Complex128:
+    return spectral.burgers(start, given.parameters[:, 0] / np.pi, dt, num_frames, substeps)
+
+
+def _kuramoto(spec: TaskSpec, start: Float64, given: Given, dt: float, num_frames: int, substeps: int) -> Complex128:
+    return spectral.kuramoto_sivashinsky(start, spec.axes[0].extent, dt, num_frames, substeps=substeps)
+
+
+def _fisher(spec: TaskSpec, start: Float64, given: Given, dt: float, num_frames: int, substeps: int) -> Complex128:
+    return spectral.fisher_kpp(start, given.parameters, spec.axes[0].extent, dt, num_frames, substeps)
+
+
+def _navier_stokes(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    resolution, points = given.frame.shape[-1], setting.points
+    rows, columns = _kept_2d(resolution)
+    modes = np.fft.rfft2(given.frame[:, 0])[..., rows, columns] / resolution**2
+    modes = modes / half_cell_shift(rows + columns, resolution)
+    start = np.fft.irfft2(_pad_2d(modes, resolution, points), s=(points, points))
+    found = spectral.navier_stokes(
+        start,
+        spec.axes[0].extent,
+        spectral.NS_VISCOSITY,
+        spectral.NS_DRAG,
+        1.0,
+        dt,
+        num_frames + 1,
+        substeps=setting.substeps,
+    )[:, 1:]
+    if points < resolution:
+        found = _pad_2d(found[..., _kept_2d(points)[0], _kept_2d(points)[1]] / points**2, points, resolution)
+        points = resolution
+    return truncate_periodic_2d(found, points, resolution)[:, :, None]
+
+
+def _diffusion_reaction(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    start = _resample_cosine(np.moveaxis(given.frame, 1, 0), setting.points)
+    step = dt / setting.substeps
+    frames = np.stack(diffreact.evolve(start, spec.axes[0].extent, dt, num_frames + 1, max_step=step)[1:])
+    return np.transpose(_resample_cosine(frames, given.frame.shape[-1]), (2, 0, 1, 3, 4))  # (n, T, 2, R, R)
+
+
+def _euler(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    density, pressure, velocity = np.moveaxis(given.frame, 1, 0)
+    start = _regrid(euler.conserved(np.stack([density, velocity, pressure])), setting.points, 1)
+    dx = spec.axes[0].extent / setting.points
+    try:
+        found = np.stack(euler.evolve(np.moveaxis(start, 1, -1), dx, dt, num_frames + 1, "open")[1:])  # (T, 3, N, n)
+    except ValueError:  # no stable step exists any more
+        return np.full((len(given.frame), num_frames, *given.frame.shape[1:]), np.inf)
+    stored = _regrid(np.moveaxis(found, -1, 0), given.frame.shape[-1], 1)  # (n, T, 3, R)
+    density, velocity, pressure = euler.primitive(np.moveaxis(stored, 2, 0))
+    return np.stack([density, pressure, velocity], axis=2)
+
+
+def _shallow_water(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    start = np.moveaxis(_regrid(given.frame, setting.points, 2), 0, -1)  # (3, N, N, n)
+    dx = spec.axes[0].extent / setting.points
+    try:
+        found = np.stack(shallow_water.evolve(start, dx, dt, num_frames + 1)[1:])  # (T, 3, N, N, n)
+    except ValueError:  # no stable step exists any more
+        return np.full((len(given.frame), num_frames, *given.frame.shape[1:]), np.inf)
+    return _regrid(np.moveaxis(found, -1, 0), given.frame.shape[-1], 2)
+
+
+def _darcy(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
+    """A coarse cell takes the geometric mean of the medium, which is exact for a random two-phase medium in 2D."""
+    resolution, cells = given.static.shape[-1], setting.points
+    medium = given.static[:, 0]
+    if cells < resolution:
+        medium = np.exp(block_mean(np.log(medium), cells, 2))
+    else:
+        medium = medium.repeat(cells // resolution, axis=1).repeat(cells // resolution, axis=2)
+    source = np.ones((cells, cells))
+    extent = spec.axes[0].extent
+    found = np.stack([b * darcy.solve(a, source, extent) for a, b in zip(medium, given.parameters[:, 0], strict=True)])
+    if cells < resolution:
+        weights = _linear_weights(cells, resolution)
+        found = np.einsum("xi,nij,yj->nxy", weights, found, weights, optimize=True)
+    else:
+        found = block_mean(found, resolution, 2)
+    return found[:, None, None]
+
+
+def _modes_1d(values: Float64, averages: bool) -> Complex128:
+    """(n, R) stored values -> (n, (R + 1) // 2) amplitudes of the modes below the Nyquist mode, filter undone."""
+    resolution = values.shape[-1]
+    modes = np.arange((resolution + 1) // 2)
+    found = np.fft.rfft(values)[..., : modes.size] / resolution / half_cell_shift(modes, resolution)
+    undone: Complex128 = found / np.sinc(modes / resolution) if averages else found
+    return undone
+
+
+def _pad_1d(amplitudes: Complex128, points: int, wanted: int) -> Complex128:
+    """Amplitudes of modes on `points` points -> (..., wanted // 2 + 1) rfft coefficients, cut or padded with zeros."""
+    kept = min((points + 1) // 2, (wanted + 1) // 2, amplitudes.shape[-1])
+    out = np.zeros((*amplitudes.shape[:-1], wanted // 2 + 1), dtype=np.complex128)
+    out[..., :kept] = amplitudes[..., :kept] * wanted
+    return out
+
+
+def _kept_2d(points: int) -> tuple[Integers, Integers]:
+    """Indices of the modes below the Nyquist mode in an rfft2: rows (2 h - 1, 1), columns (1, h)."""
+    half = (points + 1) // 2
+    rows = np.concatenate([np.arange(half), np.arange(-(half - 1), 0)])
+    return rows[:, None], np.arange(half)[None, :]
+
+
+def _pad_2d(amplitudes: Complex128, points: int, wanted: int) -> Complex128:
+    """Amplitudes in the order of `_kept_2d(points)` -> (..., wanted, wanted // 2 + 1) rfft2 coefficients."""
+    out = np.zeros((*amplitudes.shape[:-2], wanted, wanted // 2 + 1), dtype=np.complex128)
+    rows, columns = _kept_2d(min(points, wanted))
+    out[..., rows, columns] = amplitudes[..., rows, columns] * wanted**2
+    return out
+
+
+def _resample_cosine(fields: Float64, wanted: int) -> Float64:
+    """(..., N, N) at cell centres -> (..., wanted, wanted): cosine modes cut or padded with zeros."""
+    from scipy.fft import dctn, idctn
+
+    points = fields.shape[-1]
+    if points == wanted:
+        return fields
+    kept = min(points, wanted)
+    modes = np.zeros((*fields.shape[:-2], wanted, wanted))
+    modes[..., :kept, :kept] = dctn(fields, type=2, norm="ortho", axes=(-2, -1))[..., :kept, :kept]
+    values: Float64 = idctn(modes, type=2, norm="ortho", axes=(-2, -1)) * (wanted / points)
+    return values
+
+
+def _regrid(averages: Float64, wanted: int, num_spatial_dims: int) -> Float64:
+    """Cell averages (..., *S) on a grid that divides theirs (means over blocks) or is a multiple (limited slopes).
+
+    Integrals are kept to round-off.
+    """
+    points = averages.shape[-1]
+    if wanted < points:
+        return block_mean(averages, wanted, num_spatial_dims)
+    for axis in range(averages.ndim - num_spatial_dims, averages.ndim):
+        averages = _refine(averages, wanted // points, axis)
+    return averages
+
+
+def _refine(averages: Float64, factor: int, axis: int) -> Float64:
+    if factor == 1:
+        return averages
+    values = np.moveaxis(averages, axis, -1)
+    jump = np.diff(values, axis=-1)
+    none = np.zeros_like(values[..., :1])
+    slope = limited_slope(np.concatenate([none, jump], axis=-1), np.concatenate([jump, none], axis=-1))
+    offset = (np.arange(factor) + 0.5) / factor - 0.5
+    fine = values[..., None] + slope[..., None] * offset  # (..., N, factor)
+    return np.moveaxis(fine.reshape(*values.shape[:-1], -1), -1, axis)
+
+
+def _linear_weights(cells: int, resolution: int) -> Float64:
+    """(resolution, cells): linear interpolation from coarse to fine cell centres, with zero on both ends."""
+    coarse = np.concatenate([[0.0], (np.arange(cells) + 0.5) / cells, [1.0]])
+    fine = (np.arange(resolution) + 0.5) / resolution
+    columns = [np.interp(fine, coarse, unit) for unit in np.eye(cells + 2)[1:-1]]
+    return np.stack(columns, axis=1)
+
+
+RESTARTS: dict[str, Restart] = {
+    "advection1d": Restart(_advection),
+    "burgers1d": Restart(
+        partial(_spectral_1d, averages=True, solve=_burgers), lambda points, dt: max(1, math.ceil(dt * 2.0 * points))
+    ),
+    "ks1d": Restart(
+        partial(_spectral_1d, averages=False, solve=_kuramoto),
+        lambda points, dt: max(1, math.ceil(dt / spectral.KS_STEP - 1e-9)),
+    ),
+    "reacdiff1d": Restart(
+        partial(_spectral_1d, averages=True, solve=_fisher),
+        lambda points, dt: max(1, math.ceil(dt / spectral.REACDIFF_STEP - 1e-9)),
+    ),
+    "euler1d": Restart(_euler, whole_cells=True),
+    "ns2d": Restart(_navier_stokes, lambda points, dt: max(1, math.ceil(dt * points / 1.6 - 1e-9))),
+    "swe2d": Restart(_shallow_water, whole_cells=True),
+    "diffreact2d": Restart(_diffusion_reaction, lambda points, dt: max(1, math.ceil(dt / diffreact.STEP - 1e-9))),
+    "darcy2d": Restart(_darcy, whole_cells=True),
+}

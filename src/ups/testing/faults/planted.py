@@ -1,0 +1,70 @@
+"""Climbs one probe of the doctor in forked ranks, with or without a planted bug: seconds instead of a cold start.
+
+The probe itself, its output and the judgement of it are the real ones; only the way its processes start is shorter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ups.doctor.examine import Processes, Verdict, judge
+from ups.doctor.ladder import LADDER
+from ups.testing.ranks import Launched
+
+PLANTS = Path(__file__).with_name("plants")
+
+
+def run_probe(arguments: dict[str, Any]) -> None:
+    """What a rank does: the main function of a probe."""
+    if arguments["plant"]:
+        os.environ["UPS_PROBE_PLANT"] = arguments["plant"]
+    if not arguments["ranks"]:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            del os.environ[name]
+    sys.argv = ["probe", arguments["work_dir"]]
+    module = __import__(f"ups.doctor.probes.{arguments['module']}", fromlist=["main"])
+    module.main()
+
+
+def climb(module: str, work_dir: Path, plant: str = "", ranks: int = 2) -> list[Verdict]:
+    """The verdicts of one module of the ladder."""
+    launch = next(launch for launch in LADDER if launch.module == module)
+    count = ranks if launch.ranks else 1
+    path = str(PLANTS / f"{plant}.py") if plant else ""
+    arguments = {"module": module, "work_dir": str(work_dir), "plant": path, "ranks": launch.ranks}
+    with Launched(run_probe, count, arguments) as launched:
+        codes = launched.wait(100)
+        texts = {rank: (launched.folder / f"rank_{rank}.log").read_text() for rank in range(count)}
+    exits = {rank: {"code": code, "time_monotonic_ns": 2**62} for rank, code in enumerate(codes)}
+    return list(judge(launch, Processes(texts, texts, exits, False, work_dir), 0.0))
+
+
+def write_assignment(work_dir: Path, recipe: Path, ranks: int = 2) -> None:
+    """What the doctor writes for its probes."""
+    document = {
+        "recipe": str(recipe),
+        "run_dir": str(work_dir / "run"),
+        "ranks": ranks,
+    }
+    (work_dir / "assignment.json").write_text(json.dumps(document))
+
+
+# plant -> module that climbs, rung that refuses, what its words must hold
+SILENT_BUGS = {
+    "unused_parameter": ("model", "backward", "no gradient", "stepper.network.forgotten"),
+    "same_data": ("samples", "samples", "all 2 ranks read the same windows"),
+    "same_order": ("samples", "samples", "same order in every pass"),
+    "cloned_noise": ("samples", "samples", "ranks 0 and 1 draw the same random numbers"),
+    "bypassed_ddp": ("parity", "parity", "different gradients"),
+    "unscaled_accumulation": ("parity", "parity", "is 2 times", "micro-batches of a rank in a block"),
+    "scaled_learning_rate": ("parity", "parity", "learning rates of 2 ranks"),
+    "scaled_batch": ("samples", "samples", "16 windows", "data.block_size is 8"),
+    "padded_scores": ("parity", "evaluation", "5 trajectories to score, and 6 were", "[0] twice"),
+    "unreduced_scores": ("parity", "evaluation", "valid/wave/one_step", "on one rank"),
+    "local_batch_norm": ("parity", "equal", "different buffers", "stepper.norm.running_mean"),
+    "forked_handle": ("data", "loader", "a worker read other 'state'"),
+}

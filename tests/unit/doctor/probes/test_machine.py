@@ -1,0 +1,79 @@
+"""The machine is refused before it can fail a run: full disk, small shared memory, few open files."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ups.config.recipe import resolve
+from ups.doctor.probes import machine
+from ups.doctor.probes.checkpoint import check_room
+from ups.doctor.probes.rung import Assignment, Refused, Report
+from ups.doctor.probes.wrap import judge_memory
+
+RECIPES = Path(__file__).resolve().parents[4] / "recipes"
+
+
+def assignment(tmp_path: Path, ranks: int = 2, *changes: str) -> Assignment:
+    return Assignment(tmp_path, tmp_path / "run", ranks, resolve(RECIPES / "tiny.yaml", list(changes)).recipe)
+
+
+def test_this_machine_passes(tmp_path: Path) -> None:
+    report = Report("machine")
+    machine.check(assignment(tmp_path), report)
+    assert "processors" in report.says
+    assert not list(tmp_path.iterdir()), "nothing is left where the run will live"
+
+
+def test_open_files_grow_with_ranks_workers_and_files(tmp_path: Path) -> None:
+    few = machine.open_files_needed(assignment(tmp_path))
+    workers = machine.open_files_needed(assignment(tmp_path, 2, "data.loader.workers=8"))
+    assert few < workers < machine.open_files_needed(assignment(tmp_path, 512, "data.loader.workers=8"))
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write everywhere")
+    tmp_path.chmod(0o500)
+    with pytest.raises(Refused, match="cannot be written"):
+        machine.check_disk(tmp_path / "run", Report("machine"))
+
+
+def test_too_many_ranks_for_the_processors_is_a_warning(tmp_path: Path) -> None:
+    report = Report("machine")
+    machine.check_processors(assignment(tmp_path, 8), report, 2.0)
+    assert "8 ranks share 2 processors" in report.warnings[0]
+
+
+@pytest.mark.processes
+def test_small_shared_memory_is_refused(tmp_path: Path) -> None:
+    program = (
+        "from pathlib import Path; from ups.doctor.probes.machine import check_shared_memory; "
+        "from ups.doctor.probes.rung import Report; import sys; "
+        "check_shared_memory(2, Report('machine'), Path(sys.argv[1]))"
+    )
+    mounted = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    script = 'mount -t tmpfs -o size=64k none "$1" || exit 77; exec "$2" -c "$3" "$1"'
+    done = subprocess.run(
+        [*mounted, script, "sh", str(tmp_path), sys.executable, program], capture_output=True, text=True, timeout=60
+    )
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("this machine does not let a test mount its own tmpfs")
+    assert "64 kB left" in done.stderr or "65.5 kB left" in done.stderr, done.stderr
+    assert "Refused" in done.stderr
+
+
+def test_a_disk_too_small_for_the_checkpoints_is_refused() -> None:
+    check_room(num_bytes=10**9, keep=3, room=4 * 10**9)
+    with pytest.raises(Refused, match="4 checkpoints of 1 GB need 4 GB"):
+        check_room(num_bytes=10**9, keep=3, room=4 * 10**9 - 1)
+
+
+def test_ranks_that_do_not_fit_in_memory_together_are_refused() -> None:
+    report = Report("memory")
+    judge_memory(17 * 10**9, 20 * 10**9, 4, report)
+    assert report.warnings, "close to the limit is told"
+    with pytest.raises(Refused, match=r"4 ranks with workers need 19.5 GB of 20 GB"):
+        judge_memory(int(19.5e9), 20 * 10**9, 4, report)
