@@ -36,7 +36,7 @@ def train(
     from ups.supervise.run_lock import hold_run
 
     resolved = resolve(recipe_file(recipe), set)
-    run_dir = run_dir_of(resolved, recipe)
+    run_dir = run_dir_of(resolved, recipe, set)
     check_ranks(resolved.recipe.data.block_size, ranks)
     for warning in preflight(resolved.recipe, ranks, run_dir):
         say(styled(f"warning: {warning}", "yellow"))

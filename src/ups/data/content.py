@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ups.errors import DataChangedError, DataError, IntegrityError
-from ups.record.manifest import MANIFEST_NAME, hash_files, read_manifest
+from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, hash_files, read_manifest
 
 NUM_BLOCKS = 256
 BLOCK_BYTES = 16 << 10
@@ -94,10 +94,17 @@ def _files(paths: Sequence[str | Path]) -> list[tuple[str, Path, int]]:
             if not root.is_dir():
                 found.append((str(number), root, root.stat().st_size))
                 continue
-            for folder, _, names in os.walk(root):
-                for name in names:
-                    path = Path(folder) / name
-                    found.append((f"{number}/{path.relative_to(root)}", path, path.stat().st_size))
+            found += [(f"{number}/{name}", root / name, (root / name).stat().st_size) for name in _names(root)]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
     return sorted(found)
+
+
+def _names(root: Path) -> list[str]:
+    """Files below a directory; of a store those that it was committed with (a network file system adds its own)."""
+    if (root / MANIFEST_NAME).is_file():
+        try:
+            return [MANIFEST_NAME, COMMITTED_NAME, *read_manifest(root).files]
+        except IntegrityError as error:
+            raise DataError(f"store {error.message}") from error
+    return [str((Path(folder) / name).relative_to(root)) for folder, _, names in os.walk(root) for name in names]

@@ -40,7 +40,7 @@ _MIN_SAMPLE = 16
 _READ_BYTES = 8 << 20
 
 _FORMAT = "ups-statistics"
-_VERSION = 1
+_VERSION = 2
 _MAX_FILE_BYTES = 4 << 20
 # Statistics of the same files under other strides live in the same file; the oldest leave first.
 _MAX_ENTRIES = 16
@@ -112,6 +112,10 @@ def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> 
     for file in found:
         entry = _read_entries(file).get(identity)
         if entry is not None:
+            if not isinstance(entry, dict) or entry.pop("sha256", None) != _checksum(entry):
+                # A run would take these numbers for its own: they are measured anew instead.
+                logger.warning("statistics in %s are ignored: they do not fit their checksum", file)
+                continue
             statistics = Statistics.from_json(entry)
             _check(statistics, reader, file)
             return statistics
@@ -254,9 +258,14 @@ def _store(file: Path, statistics: Statistics) -> None:
     entries = _read_entries(file) if file.exists() else {}
     entries.pop(statistics.data_identity, None)
     kept = list(entries.items())[-(_MAX_ENTRIES - 1) :]
+    found = statistics.to_json()
     document = {
         "format": _FORMAT,
         "version": _VERSION,
-        "entries": {**dict(kept), statistics.data_identity: statistics.to_json()},
+        "entries": {**dict(kept), statistics.data_identity: {**found, "sha256": _checksum(found)}},
     }
     write_file_atomically(file, (json.dumps(document, indent=1) + "\n").encode())
+
+
+def _checksum(statistics: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(statistics, sort_keys=True).encode()).hexdigest()

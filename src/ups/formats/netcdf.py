@@ -42,7 +42,7 @@ def read_netcdf(path: str | Path) -> NetcdfInput:
     drop_hdf5(key[0])
     try:
         # A one-dimensional variable with the name of its dimension becomes that dimension's coordinate.
-        dataset = xarray.decode_cf(xarray.Dataset(variables))
+        dataset = xarray.decode_cf(xarray.Dataset(variables)).load()  # decoding is lazy: here, or outside of this guard
     except Exception as error:  # the decoders raise nearly every type for attributes that make no sense
         raise DataError(
             f"{path} cannot be decoded by the CF conventions: {str(error)[:200]}",

@@ -35,6 +35,7 @@ class StoreReader(GridReader):
     def __init__(self, path: str | Path, subsampling: Subsampling = FULL) -> None:
         self.path = Path(path).absolute()
         drop_files(str(self.path))  # maps of a store that was replaced under this name since
+        _refuse_links(self.path)
         self.attributes = read_store_attributes(self.path)
         task = TaskSpec.from_json(self.attributes.get("task"))
         self._layouts = {split: _read_split(self.path, split, task) for split in _declared_splits(self.attributes)}
@@ -109,6 +110,16 @@ class StoreReader(GridReader):
         return store_identity(self.path)
 
 
+def _refuse_links(path: Path) -> None:
+    """A part of a store that is a link leads to data that its manifest does not speak of; the store itself may be one."""
+    parts = (part for pattern in ("*", "*/*", "*/*/c") for part in path.glob(pattern))
+    link = next((part for part in parts if part.is_symlink()), None)
+    if link is not None:
+        raise DataError(
+            f"{link} is a symbolic link, and a store is made of its own files", hint="copy what it points to"
+        )
+
+
 def is_store(path: str | Path) -> bool:
     """Whether a path looks like one of our stores (a directory with the metadata of a Zarr v3 group)."""
     return (Path(path) / "zarr.json").is_file()
@@ -135,9 +146,7 @@ def store_identity(path: Path) -> str:
     try:
         digest = hashlib.sha256(read_manifest(path).sha256.encode())
     except IntegrityError as error:
-        raise DataError(
-            f"store {path} is not committed: {error.message}", hint="pack or generate it again, or rewrite it with pack"
-        ) from error
+        raise DataError(f"store {error.message}", hint="pack or generate it again, or rewrite it with pack") from error
     for file in (
         file for pattern in ("zarr.json", "*/zarr.json", "*/*/zarr.json") for file in sorted(path.glob(pattern))
     ):

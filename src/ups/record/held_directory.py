@@ -32,6 +32,14 @@ class HeldDirectory:
                 return f"{self.path} was replaced by another directory while the run went on"
         return ""
 
+    def found(self) -> Path | None:
+        """Where the directory is now; None if it was removed, or cannot be found."""
+        try:
+            place = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+            return place if os.path.samestat(os.stat(place), os.fstat(self._descriptor)) else None
+        except OSError:
+            return None
+
     def check(self) -> None:
         """Raises RunDirectoryLostError if the directory is gone."""
         lost = self.lost()

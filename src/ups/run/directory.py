@@ -6,6 +6,7 @@ what is learned would mix two experiments in one directory, silently.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import TYPE_CHECKING
 from ups.config.identity import first_difference
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import Recipe
-from ups.errors import ConfigError, DataChangedError, DataError
+from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
 from ups.record.foreign import load_object
 from ups.record.manifest import write_file_atomically
 from ups.run.environment_record import environment_record
 from ups.run.identity import CONFIG_NAME, STATISTICS_NAME, check_recipe
 from ups.spec.statistics import Statistics
+from ups.supervise.run_file import run_identity
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
@@ -27,9 +29,12 @@ if TYPE_CHECKING:
 ENVIRONMENT_NAME = "env.json"
 
 
-def run_dir_of(resolved: ResolvedRecipe, argument: str) -> Path:
-    """Where the run lives: the run directory that was named, `run.dir`, or runs/<name>."""
-    if Path(argument).is_dir():
+def run_dir_of(resolved: ResolvedRecipe, argument: str, overrides: Sequence[str] = ()) -> Path:
+    """Where the run lives: `run.dir` if it was given on the command line, the run directory that was named, the
+    `run.dir` of the recipe, or runs/<name>.
+    """
+    moved = any(override.partition("=")[0].strip() == "run.dir" for override in overrides)
+    if Path(argument).is_dir() and not moved:
         return Path(argument).resolve()
     run = resolved.recipe.run
     return Path(run.dir or Path("runs") / run.name).resolve()
@@ -83,7 +88,15 @@ def ensure_run_statistics(run_dir: Path, recipe: Recipe) -> None:
     finally:
         for reader in readers:
             reader.close()
-    write_file_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+    content = (json.dumps(found, indent=1) + "\n").encode()
+    known = run_identity(run_dir)
+    if known is not None and known.statistics and hashlib.sha256(content).hexdigest() != known.statistics:
+        # Before it is written: a refused start leaves the run directory as it was.
+        raise StatisticsChangedError(
+            f"{path} is missing, and what is measured now is not what the run was started with",
+            hint="bring the old file back, or start a new run: --set run.dir=PATH",
+        )
+    write_file_atomically(path, content)
 
 
 def read_statistics(run_dir: Path, readers: Sequence[Reader]) -> dict[str, Statistics]:

@@ -54,7 +54,9 @@ _SECRET_NAME = re.compile(
 )
 # user:password@ of a URL, whatever the scheme. Up to the last @, because passwords with / or @ are common: too much is
 # cut rather than too little.
-_USER_INFORMATION = re.compile(r"(?<=://)\S*@")
+_USER_INFORMATION = re.compile(r"(?<=//)\S*@|[^\s/@]+:[^\s@]*@")
+# What follows a question mark in a URL may be a token; none of the kept variables needs it.
+_QUERY = re.compile(r"\?\S+")
 _MAX_CHARACTERS = 1000
 
 
@@ -80,6 +82,6 @@ def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
     def cleaned(value: str) -> str:
         if any(secret in value for secret in secrets):
             return "(redacted)"
-        return _USER_INFORMATION.sub("", value)[:_MAX_CHARACTERS]
+        return _QUERY.sub("", _USER_INFORMATION.sub("", value))[:_MAX_CHARACTERS]
 
     return {name: cleaned(environment[name]) for name in sorted(KEPT_VARIABLES & environment.keys())}

@@ -12,7 +12,8 @@ from pathlib import Path
 from ups.config.identity import recipe_identity
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe, TaskConfig
-from ups.errors import DataChangedError, RecipeChangedError, StatisticsChangedError
+from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedError, StatisticsChangedError
+from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity, file_sha256
 from ups.supervise.run_file import run_identity, was_started
 
@@ -27,6 +28,11 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
     Raises the error that names what has changed since the run was started.
     """
     earlier = run_identity(run_dir)
+    if earlier is None and list_checkpoints(run_dir) and not was_started(run_dir):
+        raise ForeignCheckpointError(
+            f"{run_dir} has checkpoints, but no run.json that says whose they are",
+            hint=f"bring run.json of the run back, {_NEW_RUN}",
+        )
     if earlier is None:
         identity = replace(RunIdentity.new(), unmarked=was_started(run_dir))
     else:

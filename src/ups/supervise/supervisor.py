@@ -225,12 +225,20 @@ class _Supervision:
     def _lost_directory(self, outcome: Outcome, gone: str) -> tuple[str, str, int, str]:
         """The end of a run whose directory is gone, whatever its ranks made of that: nothing in its place proves it."""
         cause = RunDirectoryLostError.cause
+        moved = self._held.found()
+        commit = None
+        if moved is not None:
+            # Whoever asks later asks there, and would read that the supervisor died.
+            gone += f"; it is now {moved}"
+            self._file.path = moved / self._file.path.name
+            commit = find_usable(moved, self._identity).step
         fault = outcome.fault or self._fault_at_the_end(outcome, cause, "")
         more = f"; the rank says: {fault.message}" if fault.message and fault.cause != cause else ""
         fault = replace(fault, cause=cause, message=gone + more, exit_code=exit_code_for(cause))
-        fault = replace(fault, checkpoint=None, lost_steps=fault.step, action=self._policy.decide(fault).action)
+        fault = replace(fault, checkpoint=commit, lost_steps=max(0, fault.step - (commit or 0)))
+        fault = fault.with_action(self._policy.decide(fault).action)
         self._file.document["attempts"][-1]["faults"].append(fault.document())
-        self._file.document["checkpoint"] = None
+        self._file.document["checkpoint"] = commit
         self._say(fault.one_line())
         return "failed", cause, exit_code_for(cause), f"message={json.dumps(gone)}"
 

@@ -35,7 +35,7 @@ from torch.distributed.tensor import DTensor
 from ups.distributed.agreement import from_all, from_first
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
-from ups.errors import CheckpointError, DiskFullError, UpsError
+from ups.errors import CheckpointError, DiskFullError, MachineError, UpsError
 from ups.record.checkpoints import (
     PROGRESS_NAME,
     checkpoint_path,
@@ -56,6 +56,7 @@ from ups.training.progress import Progress
 MAX_FAILED_SAVES = 3
 # Trying again does not help against these: the run stops instead of repeating the steps since the last commit.
 _NO_ROOM = re.compile("no space left|disk quota exceeded", re.IGNORECASE)
+_READ_ONLY = re.compile("read-only file system", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +243,8 @@ class Checkpointer:
             intact = "the last committed checkpoint is intact"
             if _NO_ROOM.search(outcome.error):
                 raise DiskFullError(text, hint=f"free some room on the disk of the run and start it again; {intact}")
+            if _READ_ONLY.search(outcome.error):
+                raise MachineError(text, hint=f"make the file system of the run writable and start it again; {intact}")
             raise CheckpointError(text, hint=f"see the log of rank 0; {intact}")
 
     def _write(self, staged: dict[str, Tensor], document: dict[str, Any], step: int) -> None:

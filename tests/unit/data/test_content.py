@@ -65,3 +65,9 @@ def test_what_was_modified_is_compared_with_the_manifest(store: Path) -> None:
 def test_data_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         content_sample([tmp_path / "nothing.h5"])
+
+
+def test_a_file_that_a_network_file_system_adds_is_not_data(store: Path) -> None:
+    before = content_sample([store])
+    (store / "train" / ".nfs0001").write_bytes(b"x")
+    assert content_sample([store]) == before

@@ -115,6 +115,12 @@ def _wrong_dimension(path: Path) -> None:
     _with_u(path, lambda file: file.create_dataset("u", data=np.zeros(7)))
 
 
+def _scale_in_words(path: Path) -> None:
+    _valid(path)
+    with h5py.File(path, "r+") as file:
+        file["u"].attrs["scale_factor"] = "three"
+
+
 def _nonsense_units(path: Path) -> None:
     _valid(path, time=((), 1e300, {"units": "days since 0000-99-99"}))
 
@@ -132,6 +138,7 @@ ATTACKS = [
     _chunk_that_expands,
     _wrong_dimension,
     _nonsense_units,
+    _scale_in_words,
 ]
 
 

@@ -330,3 +330,12 @@ def test_times_start_where_the_data_starts(tmp_path: Path) -> None:
 def test_few_file_descriptors_mean_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards.resource, "getrlimit", lambda _: (64, 64))
     assert shards.ProcessCache(128).capacity == 8
+
+
+@pytest.mark.parametrize("part", ["train", "train/state", "train/state/c"])
+def test_a_part_that_is_a_link_is_refused(tmp_path: Path, part: str) -> None:
+    store = write_flow(tmp_path / "flow.zarr", {"train": 2})
+    elsewhere = (store / part).rename(tmp_path / "elsewhere")
+    (store / part).symlink_to(elsewhere)
+    with pytest.raises(DataError, match="is a symbolic link"):
+        StoreReader(store)

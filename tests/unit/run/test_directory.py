@@ -137,3 +137,29 @@ def test_ranks_that_cannot_share_a_block_are_refused_before_anything_starts() ->
     with pytest.raises(ConfigError, match="cannot be cut evenly over 5 ranks") as caught:
         check_ranks(12, 5)
     assert "data.block_size=15" in caught.value.hint
+
+
+def test_a_run_directory_with_another_place_is_a_new_run(recipe: Path, tmp_path: Path) -> None:
+    run_dir = prepared(recipe)
+    resolved = resolve(recipe_file(run_dir), [f"run.dir={tmp_path / 'new'}"])
+    assert run_dir_of(resolved, str(run_dir), [f"run.dir={tmp_path / 'new'}"]) == tmp_path / "new"
+
+
+def test_statistics_that_were_edited_in_the_cache_are_measured_anew(recipe: Path, tmp_path: Path) -> None:
+    config = resolve(recipe).recipe
+    run_dir = prepared(recipe)
+    ensure_run_statistics(run_dir, config)
+    cache = tmp_path / "wave1d.zarr.statistics.json"
+    document = json.loads(cache.read_text())
+    for entry in document["entries"].values():
+        entry["state_std"] = [3 * value for value in entry["state_std"]]
+    cache.write_text(json.dumps(document))
+    before = (run_dir / "statistics.json").read_bytes()
+    (run_dir / "statistics.json").unlink()
+    ensure_run_statistics(run_dir, config)
+    assert (run_dir / "statistics.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("value", ["u:canary@h", "//u:canary@h", "http://a:b@h?token=canary", "x canary:y@z"])
+def test_odd_urls_lose_their_secrets(value: str) -> None:
+    assert "canary" not in kept_variables({"NCCL_SOCKET_IFNAME": value})["NCCL_SOCKET_IFNAME"]

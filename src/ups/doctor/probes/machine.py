@@ -83,7 +83,8 @@ def check_disk(run_dir: Path, report: Report) -> int:
     room, state = free_bytes(base), os.statvfs(base)
     if room < LITTLE_DISK_BYTES or (state.f_files and state.f_favail < 1000):
         raise Refused(
-            f"the disk of {base} has {size_text(room)} and {state.f_favail} files left",
+            f"the disk of {base} has {size_text(room)} and {state.f_favail} files left, less than the "
+            f"{size_text(LITTLE_DISK_BYTES)} and 1000 files that a run should find",
             means="checkpoints and logs of a run would not fit",
             hint="free some room, or choose another place with --set run.dir=PATH",
         )

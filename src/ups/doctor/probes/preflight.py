@@ -29,6 +29,7 @@ def preflight(recipe: Recipe, ranks: int, run_dir: Path) -> list[str]:
         try:
             check_fit(reader, recipe)
             check_windows(reader, "train", 0)
+            reader.identity()  # of a store that was never committed there is none
         except Refused as error:
             raise DataError(error.full_message(), hint=error.hint) from error
         finally:
