@@ -111,7 +111,7 @@ class StoreReader(GridReader):
 
 
 def _refuse_links(path: Path) -> None:
-    """A part of a store that is a link leads to data that its manifest does not speak of; the store itself may be one."""
+    """A part that is a link leads to data outside of the manifest. The store itself may be a link."""
     parts = (part for pattern in ("*", "*/*", "*/*/c") for part in path.glob(pattern))
     link = next((part for part in parts if part.is_symlink()), None)
     if link is not None:
