@@ -54,7 +54,7 @@ _SECRET_NAME = re.compile(
 )
 # user:password@ of a URL, whatever the scheme. Up to the last @, because passwords with / or @ are common: too much is
 # cut rather than too little.
-_USER_INFORMATION = re.compile(r"(?<=//)\S*@|[^\s/@]+:[^\s@]*@")
+_USER_INFORMATION = re.compile(r"(?<=//)\S*@|[^\s/@:]+:(?!//)[^\s@]*@")
 # What follows a question mark in a URL may be a token; none of the kept variables needs it.
 _QUERY = re.compile(r"\?\S+")
 _MAX_CHARACTERS = 1000
