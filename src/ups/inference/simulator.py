@@ -7,6 +7,8 @@ for is part of it, for each sample (`ups.inference.trust`); another domain than 
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, load_bundle
 from ups.inference.frames import FrameSink, open_sink
 from ups.inference.inputs import Start, read_start, suggestion
+from ups.inference.module import SimulatorModule
 from ups.inference.trust import judge
 from ups.models.rollout import rollout
 from ups.spec.batch import Batch
@@ -56,6 +59,14 @@ class Simulator:
     def context_frames(self) -> int:
         """Frames that have to be given before the first step."""
         return self._bundle.info.context_frames
+
+    @functools.cached_property
+    def module(self) -> SimulatorModule:
+        """The differentiable torch module, in physical units: gradients with respect to state and parameters.
+
+        It has its own copy of the weights: what is done to it (`double()`, fine-tuning) does not change this simulator.
+        """
+        return SimulatorModule(copy.deepcopy(self._stepper), self._bundle.info)
 
     def __repr__(self) -> str:
         return f"Simulator(tasks={list(self.tasks)}, bundle={self._bundle.hash[:12]}, device={self._device})"
