@@ -30,6 +30,7 @@ from ups import Simulator
 from ups.config.model import LatentOperatorConfig
 from ups.inference.bundle import BundleInfo, write_bundle
 from ups.models.build import build_model
+from ups.spec.batch import Batch
 from ups.spec.statistics import Statistics
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
@@ -64,16 +65,23 @@ def bare_loop(simulator: Simulator, samples: int) -> Callable[[int], None]:
     """The loop that one would write by hand around the model."""
     stepper = simulator._stepper
     first = torch.from_numpy(states(samples))[:, None]  # (B, 1, C, X)
-    static, parameters = torch.zeros(samples, 0, POINTS), torch.full((samples, 1), 0.05)
-    dt = torch.full((samples,), TASK.dt)
-    coordinates = ((torch.arange(POINTS) + 0.5) / POINTS,)
-    task = simulator.tasks[TASK.name]
+    none = torch.zeros(samples, 0, POINTS)
+    batch = Batch(
+        task=simulator.tasks[TASK.name],
+        state=first,
+        static=none,
+        target=none,
+        parameters=torch.full((samples, 1), 0.05),
+        dt=torch.full((samples,), TASK.dt),
+        coordinates=((torch.arange(POINTS) + 0.5) / POINTS,),
+        numbers=torch.arange(samples),
+    )
 
     @torch.inference_mode()
     def run(steps: int) -> None:
         state = first
         for _ in range(steps):
-            state = stepper(state, static, parameters, dt, task, coordinates)[:, None]
+            state = stepper(batch.with_state(state))[:, None]
 
     return run
 

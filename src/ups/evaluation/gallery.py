@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ups.evaluation.rollout import Predictor, RolloutPlan, read_inputs, rollout
+from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.formats.base import Reader
+from ups.models.rollout import Predictor, rollout
 from ups.spec.task import TaskSpec
 
 
@@ -42,8 +43,8 @@ def examples(
 ) -> list[Example]:
     """Truth and prediction of chosen trajectories, in the order asked for."""
     task = reader.task
-    inputs, truth = read_inputs(reader, split, trajectories, plan, torch.device("cpu"), torch.float32)
-    frames = torch.stack(list(rollout(predictor, *inputs, num_steps=plan.num_steps)), dim=1)
+    batch, truth = read_inputs(reader, split, trajectories, plan, torch.device("cpu"), torch.float32)
+    frames = torch.stack(list(rollout(predictor, batch, plan.num_steps)), dim=1)
     fields = task.fields_of(task.predicted)
     units = tuple(f.unit for f in fields for _ in range(f.num_channels(task.num_spatial_dims)))
     return [
@@ -57,7 +58,7 @@ def examples(
             coordinates=reader.coordinates,
             prediction=frames[i].double().numpy(),
             truth=truth[i].double().numpy(),
-            parameters={p.name: float(v) for p, v in zip(task.parameters, inputs[2][i], strict=True)},
+            parameters={p.name: float(v) for p, v in zip(task.parameters, batch.parameters[i], strict=True)},
         )
         for i, trajectory in enumerate(trajectories)
     ]

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ups.evaluation.rollout import Predictor, RolloutPlan
+from ups.evaluation.rollout import RolloutPlan
 from ups.formats.base import Reader
 from ups.models.baselines import TrainingMean, linear_extrapolation, persistence
+from ups.models.rollout import Predictor
 
 
 def mean_field(reader: Reader, max_trajectories: int = 512) -> Tensor:

@@ -7,9 +7,9 @@ Memory holds one batch of trajectories, whatever the number of trajectories.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy.typing as npt
 import torch
@@ -18,22 +18,9 @@ from torch import Tensor
 from ups.errors import DataError
 from ups.evaluation.accumulate import Accumulator
 from ups.formats.base import Reader
+from ups.models.rollout import Predictor, rollout
+from ups.spec.batch import Batch
 from ups.spec.place import Place
-from ups.spec.task import TaskSpec
-
-
-class Predictor(Protocol):
-    """Anything that maps the frames so far to the next one, in physical units (see ups.models.stepper)."""
-
-    def __call__(
-        self,
-        state: Tensor,
-        static: Tensor,
-        parameters: Tensor,
-        dt: Tensor,
-        task: TaskSpec,
-        coordinates: tuple[Tensor, ...],
-    ) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -64,45 +51,16 @@ class RolloutPlan:
         return cls(context_frames, start, steps)
 
 
-def rollout(
-    predictor: Predictor,
-    state: Tensor,
-    static: Tensor,
-    parameters: Tensor,
-    dt: Tensor,
-    task: TaskSpec,
-    coordinates: tuple[Tensor, ...],
-    num_steps: int,
-) -> Iterator[Tensor]:
-    """Yields (B, C, *S) for each of `num_steps` steps, feeding predictions back. state: (B, T, C, *S) given frames."""
-    if task.steady:
-        yield predictor(state, static, parameters, dt, task, coordinates)
-        return
-    for _ in range(num_steps):
-        frame = predictor(state, static, parameters, dt, task, coordinates)
-        yield frame
-        state = torch.cat([state[:, 1:], frame[:, None]], dim=1)
-
-
-def one_steps(
-    predictor: Predictor,
-    state: Tensor,
-    static: Tensor,
-    parameters: Tensor,
-    dt: Tensor,
-    task: TaskSpec,
-    coordinates: tuple[Tensor, ...],
-    context_frames: int,
-) -> Tensor:
+def one_steps(predictor: Predictor, batch: Batch, context_frames: int) -> Tensor:
     """(B, T - context, C, *S): every frame after the first ones, each predicted from the true frames before it.
 
-    state (B, T, C, *S) are all frames. A steady task has one prediction, (B, 1, C, *S).
+    batch.state (B, T, C, *S) are all frames. A steady task has one prediction, (B, 1, C, *S).
     """
-    if task.steady:
-        return predictor(state, static, parameters, dt, task, coordinates)[:, None]
+    if batch.task.steady:
+        return predictor(batch)[:, None]
     frames = [
-        predictor(state[:, first : first + context_frames], static, parameters, dt, task, coordinates)
-        for first in range(state.shape[1] - context_frames)
+        predictor(batch.with_state(batch.state[:, first : first + context_frames]))
+        for first in range(batch.state.shape[1] - context_frames)
     ]
     return torch.stack(frames, dim=1)
 
@@ -135,14 +93,14 @@ def score_task(
     mine = range(place.rank, count, place.world_size)
     for first in range(0, len(mine), batch_size):
         part = mine[first : first + batch_size]
-        inputs, truth = read_inputs(reader, split, part, plan, device, dtype)
-        given = None if task.steady else inputs[0]
+        batch, truth = read_inputs(reader, split, part, plan, device, dtype)
+        given = None if task.steady else batch.state
         for name, predictor in predictors.items():
             if kind == "one_step":
-                known = inputs[0] if task.steady else torch.cat([inputs[0], truth], dim=1)
-                frames = one_steps(predictor, known, *inputs[1:], context_frames=plan.context_frames)
+                known = batch if task.steady else batch.with_state(torch.cat([batch.state, truth], dim=1))
+                frames = one_steps(predictor, known, plan.context_frames)
             else:
-                frames = torch.stack(list(rollout(predictor, *inputs, num_steps=plan.num_steps)), dim=1)
+                frames = torch.stack(list(rollout(predictor, batch, plan.num_steps)), dim=1)
             scores[name].add(list(part), frames, truth, given)
         if progress is not None:
             progress(len(part))
@@ -151,8 +109,11 @@ def score_task(
 
 def read_inputs(
     reader: Reader, split: str, part: Sequence[int], plan: RolloutPlan, device: torch.device, dtype: torch.dtype
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, TaskSpec, tuple[Tensor, ...]], Tensor]:
-    """Inputs of `rollout` for some trajectories, and the truth (B, T, C, *S) of the predicted frames only."""
+) -> tuple[Batch, Tensor]:
+    """What a predictor gets of some trajectories, and the truth (B, T, C, *S) of the predicted frames only.
+
+    The batch holds the given frames and an empty target: no predictor can see what it is asked for.
+    """
     steady = reader.task.steady
     num_frames = 0 if steady else plan.context_frames + plan.num_steps
     block = reader.read_block(split, part, [0 if steady else plan.first_frame] * len(part), num_frames)
@@ -160,14 +121,15 @@ def read_inputs(
     def to_device(array: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(device=device, dtype=dtype)
 
-    state = to_device(block.state)
-    truth = to_device(block.target)[:, None] if steady else state[:, plan.context_frames :]
-    inputs = (
-        state[:, : plan.context_frames],
-        to_device(block.static),
-        to_device(block.parameters),
-        torch.full((len(part),), block.dt, device=device, dtype=dtype),
-        reader.task,
-        tuple(to_device(c) for c in block.coordinates),
+    state, target = to_device(block.state), to_device(block.target)
+    batch = Batch(
+        task=reader.task,
+        state=state[:, : plan.context_frames],
+        static=to_device(block.static),
+        target=target[:, :0],
+        parameters=to_device(block.parameters),
+        dt=torch.full((len(part),), block.dt, device=device, dtype=dtype),
+        coordinates=tuple(to_device(c) for c in block.coordinates),
+        numbers=torch.tensor(list(part), dtype=torch.int64),
     )
-    return inputs, truth
+    return batch, target[:, None] if steady else state[:, plan.context_frames :]

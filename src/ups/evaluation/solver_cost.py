@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from ups.evaluation.accumulate import Accumulator
-from ups.evaluation.rollout import Predictor, RolloutPlan, read_inputs, rollout
+from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.formats.base import Reader
+from ups.models.rollout import Predictor, rollout
 from ups.solvers.problem import Float64
 from ups.solvers.restart import Given, Restart, Setting, own_task, restart_of
 
@@ -139,8 +140,8 @@ def _measure(
     for first in range(0, count, size):
         part = range(first, min(first + size, count))
         # always `size` of them: compiled solvers would compile again for another number
-        inputs, truth = read_inputs(reader, split, [part[i % len(part)] for i in range(size)], plan, CPU, torch.float64)
-        given = Given(*(np.ascontiguousarray(t.numpy()) for t in (_last(inputs[0]), inputs[1], inputs[2])))
+        batch, truth = read_inputs(reader, split, [part[i % len(part)] for i in range(size)], plan, CPU, torch.float64)
+        given = Given(*(np.ascontiguousarray(t.numpy()) for t in (_last(batch.state), batch.static, batch.parameters)))
 
         def run(given: Given = given) -> Float64:
             with np.errstate(all="ignore"):
@@ -148,7 +149,7 @@ def _measure(
 
         found = torch.from_numpy(run())
         kept = slice(0, len(part))
-        score.add(list(part), found[kept], truth[kept], None if task.steady else inputs[0][kept])
+        score.add(list(part), found[kept], truth[kept], None if task.steady else batch.state[kept])
         if first == 0:
             milliseconds = 1e3 * cpu_seconds(run) / (size * plan.num_steps)
     return score.summary()["trmse"], milliseconds
@@ -161,10 +162,10 @@ def _last(state: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def _model_milliseconds(model: Predictor, reader: Reader, plan: RolloutPlan, split: str, size: int) -> float:
-    inputs, _ = read_inputs(reader, split, range(size), plan, CPU, torch.float32)
+    batch, _ = read_inputs(reader, split, range(size), plan, CPU, torch.float32)
 
     def run() -> None:
-        for _ in rollout(model, *inputs, num_steps=plan.num_steps):
+        for _ in rollout(model, batch, plan.num_steps):
             pass
 
     run()  # the first call pays for what later ones find in memory

@@ -64,8 +64,8 @@ class Layout:
     ) -> None:
         self.task = task
         self.fields = task.fields_of(task.predicted)
-        self.space = start.space
-        self.num_samples = start.parameters.shape[0]
+        self.space = start.batch.space
+        self.num_samples = start.batch.num_samples
         self.num_frames = num_frames
         self.batched = start.batched
         self.attributes = facts | trust.attributes()
@@ -78,7 +78,8 @@ class Layout:
                 start.time + task.dt * every * np.arange(1, num_frames + 1), np.float64
             )
         self.units = {a.name: a.unit for a in task.axes} | {"time": task.time_unit}
-        self.parameters = {p.name: (p.unit, start.parameters[:, i].numpy()) for i, p in enumerate(task.parameters)}
+        values = start.batch.parameters.numpy()
+        self.parameters = {p.name: (p.unit, values[:, i]) for i, p in enumerate(task.parameters)}
 
     @property
     def num_bytes(self) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ups.errors import BundleError
 from ups.inference.domain import Domain, fit_domain, given_coordinates
+from ups.spec.batch import Batch
 from ups.spec.task import FieldSpec, Role, TaskSpec
 
 Float64 = npt.NDArray[np.float64]
@@ -26,22 +27,17 @@ MAX_FRAME_VALUES = 2**31
 
 @dataclass(frozen=True)
 class Start:
-    """Where a rollout begins. state (B, T, C, *S), static (B, Cs, *S), parameters (B, P).
+    """Where a rollout begins: what the model is given, and what its result is labeled with.
 
+    batch: float32, on the CPU, on the trained domain; batched: whether the input has a sample axis.
     notes: what was assumed, because the input does not say it.
     """
 
-    state: Tensor
-    static: Tensor
-    parameters: Tensor
+    batch: Batch
     domain: Domain
     time: float
     batched: bool
     notes: tuple[str, ...] = ()
-
-    @property
-    def space(self) -> tuple[int, ...]:
-        return tuple(len(c) for c in self.domain.trained)
 
 
 def suggestion(name: str, known: list[str]) -> str:
@@ -92,10 +88,19 @@ def read_start(
     domain = fit_domain(task, trained, space, given_axes, rescale=rescale)
     if domain.assumed:
         notes.append(f"no coordinates were given for {', '.join(domain.assumed)}: the trained domain is assumed")
-    return Start(
+    none = torch.zeros(num_samples, 0, *space)
+    batch = Batch(
+        task=task,
         state=_expand(frames, num_samples, (0, 0, *space)),
-        static=_expand(given, num_samples, None)[:, 0] if given is not None else torch.zeros(num_samples, 0, *space),
+        static=_expand(given, num_samples, None)[:, 0] if given is not None else none,
+        target=none,
         parameters=torch.from_numpy(values).float().expand(num_samples, -1),
+        dt=torch.full((num_samples,), task.dt),
+        coordinates=tuple(torch.from_numpy(np.array(c)).float() for c in domain.trained),
+        numbers=torch.arange(num_samples),
+    )
+    return Start(
+        batch=batch,
         domain=domain,
         time=time,
         batched=batched,

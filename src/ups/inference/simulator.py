@@ -7,7 +7,9 @@ for is part of it, for each sample (`ups.inference.trust`); another domain than 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,10 @@ from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, load_bundle
 from ups.inference.frames import FrameSink, open_sink
 from ups.inference.inputs import Start, read_start, suggestion
+from ups.inference.module import SimulatorModule
 from ups.inference.trust import judge
+from ups.models.rollout import rollout
+from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
 
 MAX_STEPS = 10**8
@@ -54,6 +59,14 @@ class Simulator:
     def context_frames(self) -> int:
         """Frames that have to be given before the first step."""
         return self._bundle.info.context_frames
+
+    @functools.cached_property
+    def module(self) -> SimulatorModule:
+        """The differentiable torch module, in physical units: gradients with respect to state and parameters.
+
+        It has its own copy of the weights: what is done to it (`double()`, fine-tuning) does not change this simulator.
+        """
+        return SimulatorModule(copy.deepcopy(self._stepper), self._bundle.info)
 
     def __repr__(self) -> str:
         return f"Simulator(tasks={list(self.tasks)}, bundle={self._bundle.hash[:12]}, device={self._device})"
@@ -131,7 +144,7 @@ class Simulator:
         trust = judge(spec, start, steps, self._bundle.info)
         facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}
         sink = open_sink(spec, start, steps // every, every, trust, facts, out)
-        return self._run(spec, start, steps, every, sink, progress)
+        return self._run(start, steps, every, sink, progress)
 
     def query(self, points: Any, times: Any) -> Any:
         """Values at any points and times: needs a point decoder, which this bundle does not have."""
@@ -140,36 +153,23 @@ class Simulator:
             hint="use rollout() and interpolate: result.interp(x=..., time=...)",
         )
 
-    def frames(self, spec: TaskSpec, start: Start, steps: int) -> Iterator[Tensor]:
-        """The loop itself: yields (B, C, *S) for each step, on the device."""
-        state, static, parameters = (x.to(self._device) for x in (start.state, start.static, start.parameters))
-        dt = torch.full((parameters.shape[0],), spec.dt, device=self._device)
-        coordinates = tuple(torch.from_numpy(np.array(c)).float().to(self._device) for c in start.domain.trained)
-        with torch.inference_mode():
-            for _ in range(steps):
-                try:
-                    frame = self._stepper(state, static, parameters, dt, spec, coordinates)
-                except DataError as error:
-                    raise BundleError(error.message, hint=error.hint) from error
-                yield frame
-                if not spec.steady:
-                    state = frame[:, None] if state.shape[1] == 1 else torch.cat([state[:, 1:], frame[:, None]], dim=1)
-
+    @torch.inference_mode()
     def _run(
-        self,
-        spec: TaskSpec,
-        start: Start,
-        steps: int,
-        every: int,
-        sink: FrameSink,
-        progress: Callable[[int], None] | None,
+        self, start: Start, steps: int, every: int, sink: FrameSink, progress: Callable[[int], None] | None
     ) -> Any:
-        for number, frame in enumerate(self.frames(spec, start, steps), start=1):
+        for number, frame in enumerate(rollout(self._predict, start.batch.to(self._device), steps), start=1):
             if number % every == 0:
                 sink.add(_host(frame))
             if progress is not None:
                 progress(number)
         return sink.finish()
+
+    def _predict(self, batch: Batch) -> Tensor:
+        try:
+            frame: Tensor = self._stepper(batch)
+        except DataError as error:
+            raise BundleError(error.message, hint=error.hint) from error
+        return frame
 
 
 def _host(frame: Tensor) -> npt.NDArray[np.float32]:

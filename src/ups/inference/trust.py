@@ -53,13 +53,13 @@ def kinds_of(flags: int) -> list[str]:
 
 def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
     """Everything about a rollout of `steps` steps from `start` that the bundle was not trained or scored for."""
-    every = np.ones(start.parameters.shape[0], np.bool_)
+    every = np.ones(start.batch.num_samples, np.bool_)
     found: list[tuple[str, Flags, str]] = []
     for kind, samples, text in [*_parameters(spec, start), *_amplitudes(spec, start, info.statistics[spec.name])]:
         found.append((kind, samples, _named(samples, batched=start.batched) + text))
     trained_space = info.space(spec.name)
-    if start.space != trained_space:
-        text = f"grid {_times(start.space)} differs from the training grid {_times(trained_space)}"
+    if start.batch.space != trained_space:
+        text = f"grid {_times(start.batch.space)} differs from the training grid {_times(trained_space)}"
         found.append(("grid", every, text))
     if start.domain.rescaled:
         text = f"the domain was mapped to the trained one ({start.domain.rescaled}); the physics was not rescaled"
@@ -93,7 +93,7 @@ def scored_steps(scores: Mapping[str, Any], task: str) -> int | None:
 def _parameters(spec: TaskSpec, start: Start) -> list[tuple[str, Flags, str]]:
     found = []
     for number, parameter in enumerate(spec.parameters):
-        values = start.parameters[:, number].double().numpy()
+        values = start.batch.parameters[:, number].double().numpy()
         width = parameter.maximum - parameter.minimum
         outside = np.maximum(parameter.minimum - values, values - parameter.maximum)
         # float32 storage of the ends of the range is not outside of it
@@ -111,8 +111,8 @@ def _parameters(spec: TaskSpec, start: Start) -> list[tuple[str, Flags, str]]:
 
 def _amplitudes(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tuple[str, Flags, str]]:
     roles: tuple[tuple[Role, Tensor, tuple[float, ...], tuple[float, ...]], ...] = (
-        ("state", start.state, statistics.state_mean, statistics.state_std),
-        ("static", start.static[:, None], statistics.static_mean, statistics.static_std),
+        ("state", start.batch.state, statistics.state_mean, statistics.state_std),
+        ("static", start.batch.static[:, None], statistics.static_mean, statistics.static_std),
     )
     found = []
     for role, frames, means, deviations in roles:

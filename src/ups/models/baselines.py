@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ups.spec.task import TaskSpec
+from ups.spec.batch import Batch
 
 
-def persistence(
-    state: Tensor, static: Tensor, parameters: Tensor, dt: Tensor, task: TaskSpec, coordinates: tuple[Tensor, ...]
-) -> Tensor:
+def persistence(batch: Batch) -> Tensor:
     """Nothing changes: the next frame (B, C, *S) is the last one given."""
-    return state[:, -1]
+    return batch.state[:, -1]
 
 
-def linear_extrapolation(
-    state: Tensor, static: Tensor, parameters: Tensor, dt: Tensor, task: TaskSpec, coordinates: tuple[Tensor, ...]
-) -> Tensor:
+def linear_extrapolation(batch: Batch) -> Tensor:
     """The last change goes on: 2 u(t) - u(t - dt). Needs two given frames; with one it is persistence."""
+    state = batch.state
     return state[:, -1] if state.shape[1] < 2 else 2 * state[:, -1] - state[:, -2]
 
 
@@ -30,14 +27,6 @@ class TrainingMean:
     def __init__(self, mean_fields: dict[str, Tensor]) -> None:
         self.mean_fields = mean_fields
 
-    def __call__(
-        self,
-        state: Tensor,
-        static: Tensor,
-        parameters: Tensor,
-        dt: Tensor,
-        task: TaskSpec,
-        coordinates: tuple[Tensor, ...],
-    ) -> Tensor:
-        mean = self.mean_fields[task.name].to(device=dt.device, dtype=dt.dtype)
-        return mean[None].expand(dt.shape[0], *mean.shape)
+    def __call__(self, batch: Batch) -> Tensor:
+        mean = self.mean_fields[batch.task.name].to(device=batch.dt.device, dtype=batch.dt.dtype)
+        return mean[None].expand(batch.num_samples, *mean.shape)

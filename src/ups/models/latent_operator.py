@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -129,11 +128,3 @@ class LatentNetwork(Network):
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
         return list(self.operator.blocks)
-
-
-def index_coordinates(space: Sequence[int], task: TaskSpec, like: Tensor) -> tuple[Tensor, ...]:
-    """Uniform coordinates, for callers who have none: cell i of n stands at i / n of the extent."""
-    return tuple(
-        torch.arange(n, dtype=like.dtype, device=like.device) * (axis.extent / n)
-        for n, axis in zip(space, task.axes, strict=True)
-    )

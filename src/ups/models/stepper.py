@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from ups.config.model import LatentOperatorConfig, ModelConfig
 from ups.errors import ConfigError, DataError
-from ups.models.latent_operator import LatentNetwork, index_coordinates
+from ups.models.latent_operator import LatentNetwork
 from ups.models.network import Network
 from ups.models.normalization import Normalization, wide
 from ups.models.vocabulary import Channels, Vocabulary
+from ups.spec.batch import Batch
 from ups.spec.statistics import Statistics
 from ups.spec.task import Role, TaskSpec
 
@@ -49,41 +50,21 @@ class Stepper(nn.Module):
         self._conserve = isinstance(config, LatentOperatorConfig) and config.conserve
         self._known = {t.name: t for t in tasks}
 
-    def forward(
-        self,
-        state: Tensor,
-        static: Tensor,
-        parameters: Tensor,
-        dt: Tensor,
-        task: TaskSpec,
-        coordinates: Sequence[Tensor] | None = None,
-    ) -> Tensor:
-        """state (B, T, C, *S), static (B, Cs, *S), parameters (B, P), dt (B,) -> next state (B, C, *S).
+    def forward(self, batch: Batch) -> Tensor:
+        """The next frame (B, C, *S) after the context frames in `batch.state`, or the target (B, Ct, *S) if steady."""
+        prediction = self.predict(batch)
+        if batch.task.steady:
+            return self.normalization.restore("target", batch.task, prediction, 1)
+        return self.advance(batch.state[:, -1], prediction, batch.task)
 
-        For a steady task `state` has no channels and the result is the target (B, Ct, *S).
-        """
-        prediction = self.predict(state, static, parameters, dt, task, coordinates)
-        if task.steady:
-            return self.normalization.restore("target", task, prediction, 1)
-        return self.advance(state[:, -1], prediction, task)
-
-    def predict(
-        self,
-        state: Tensor,
-        static: Tensor,
-        parameters: Tensor,
-        dt: Tensor,
-        task: TaskSpec,
-        coordinates: Sequence[Tensor] | None = None,
-    ) -> Tensor:
+    def predict(self, batch: Batch) -> Tensor:
         """Scaled change (B, C, *S) of the last frame, or normalised target (B, Ct, *S): what losses are taken of."""
-        self._check(state, static, parameters, task)
-        fields, channels = self.inputs(state, static, task)
-        if coordinates is None:
-            coordinates = index_coordinates(fields.shape[2:], task, fields)
-        normalised = self.normalization.parameters_of(task, parameters)
+        self._check(batch)
+        task = batch.task
+        fields, channels = self.inputs(batch.state, batch.static, task)
+        parameters = self.normalization.parameters_of(task, batch.parameters)
         outputs = task.channel_names(task.predicted)
-        raw = self.network(fields, channels, outputs, task, normalised, dt, coordinates)
+        raw = self.network(fields, channels, outputs, task, parameters, batch.dt, batch.coordinates)
         return self._gained(raw, task)
 
     def decode_update(self, update: Tensor, task: TaskSpec) -> Tensor:
@@ -143,7 +124,8 @@ class Stepper(nn.Module):
         """The modules to shard, recompute or compile one by one."""
         return self.network.shard_units()
 
-    def _check(self, state: Tensor, static: Tensor, parameters: Tensor, task: TaskSpec) -> None:
+    def _check(self, batch: Batch) -> None:
+        task, state, parameters = batch.task, batch.state, batch.parameters
         known = self._known.get(task.name)
         if known is None:
             raise DataError(
@@ -155,7 +137,7 @@ class Stepper(nn.Module):
                 f"task '{task.name}' has other fields, axes or parameters than the one the model was built for",
                 hint="use the specification that is stored with the model",
             )
-        roles: tuple[tuple[Role, int], ...] = (("static", static.shape[1]), ("state", state.shape[2]))
+        roles: tuple[tuple[Role, int], ...] = (("static", batch.static.shape[1]), ("state", state.shape[2]))
         for role, found in roles:
             if found != task.num_channels(role):
                 raise DataError(f"task '{task.name}' has {task.num_channels(role)} {role} channels, not {found}")

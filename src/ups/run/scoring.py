@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ups.evaluation.accumulate import Accumulator
     from ups.evaluation.gallery import Example
-    from ups.evaluation.rollout import Predictor, RolloutPlan
+    from ups.evaluation.rollout import RolloutPlan
     from ups.formats.base import Reader
+    from ups.models.rollout import Predictor
     from ups.run.trained import Trained
 
 MODEL = "model"

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from ups.config.schema import EvaluateConfig
 from ups.evaluation.references import mean_field
 from ups.evaluation.results import trajectory_means
-from ups.evaluation.rollout import Predictor, RolloutPlan, score_task
+from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
 from ups.models.baselines import TrainingMean, persistence
+from ups.models.rollout import Predictor
 from ups.models.stepper import Stepper
 from ups.training.engine import Engine
 from ups.training.precision import autocast, weight_dtype

@@ -46,8 +46,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Windows of one task, stacked.
+    """Windows of one task, stacked: what a stage is trained on, and what a predictor gets.
 
+    A predictor (`ups.models.rollout.Predictor`) finds in `state` the frames that are given, oldest first, and nothing
+    in `target`.
     state (B, T, C, *S), static (B, C, *S), target (B, C, *S), parameters (B, P), dt (B,): floating point tensors.
     coordinates: one (n,) float64 tensor per axis, shared by the batch.
     numbers (B,) int64, always on the CPU: window numbers, the key (with seed and step) of every random draw for a
@@ -89,6 +91,10 @@ class Batch:
             dt=move(self.dt),
             coordinates=tuple(move(c) for c in self.coordinates),
         )
+
+    def with_state(self, state: torch.Tensor) -> Batch:
+        """The same samples with other frames (B, T, C, *S)."""
+        return replace(self, state=state)
 
     def pin_memory(self) -> Batch:
         """Page-locked copies, so that the transfer to an accelerator can overlap with work."""

@@ -101,9 +101,8 @@ def batch_of(task: TaskSpec, frames: int, samples: int = 3, dtype: torch.dtype =
 
 
 def step(stepper: Stepper, batch: Batch) -> torch.Tensor:
-    """One call of the stepper with a batch's own tensors."""
-    state = batch.state[:, : stepper.context_frames]
-    found: torch.Tensor = stepper(state, batch.static, batch.parameters, batch.dt, batch.task, batch.coordinates)
+    """One call of the stepper with the first frames of a batch."""
+    found: torch.Tensor = stepper(batch.with_state(batch.state[:, : stepper.context_frames]))
     return found
 
 

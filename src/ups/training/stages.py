@@ -138,9 +138,7 @@ class OperatorStage(Stage):
 
     def steady_errors(self, batch: Batch) -> Tensor:
         """(B,) errors of the normalised target."""
-        predicted = self.stepper.predict(
-            batch.state, batch.static, batch.parameters, batch.dt, batch.task, batch.coordinates
-        )
+        predicted = self.stepper.predict(batch)
         wanted = self.stepper.normalization.normalise("target", batch.task, batch.target, 1)
         return self._errors(predicted - wanted, wanted)
 
@@ -152,7 +150,7 @@ class OperatorStage(Stage):
         for step in range(self.config.unroll_steps):
             counts = step >= self.config.pushforward_steps
             with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
-                predicted = stepper.predict(history, batch.static, batch.parameters, batch.dt, task, batch.coordinates)
+                predicted = stepper.predict(batch.with_state(history))
                 if counts:
                     truth = batch.state[:, context + step]
                     # Relative to the true change, not to the correction of the model's own error: a poor history must

@@ -19,8 +19,8 @@ from ups.testing.memory_reader import MemoryReader
 
 
 def damped(factor: float):
-    def predict(state, static, parameters, dt, task, coordinates):
-        return static * factor + 0.5 if task.steady else state[:, -1].roll(1, -1) * factor
+    def predict(batch):
+        return batch.static * factor + 0.5 if batch.task.steady else batch.state[:, -1].roll(1, -1) * factor
 
     return predict
 

@@ -33,12 +33,12 @@ def test_without_a_bug_all_checks_pass(tmp_path: Path) -> None:
 
 def test_scoring_all_given_frames_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_context(reader, split, part, plan, device, dtype):
-        inputs, truth = read_inputs(reader, split, part, plan, device, dtype)
-        return inputs, torch.cat([inputs[0], truth], dim=1)
+        batch, truth = read_inputs(reader, split, part, plan, device, dtype)
+        return batch, torch.cat([batch.state, truth], dim=1)
 
-    def copying(predictor, state, *rest, num_steps):
-        yield from state.unbind(1)
-        yield from original(predictor, state, *rest, num_steps=num_steps)
+    def copying(predictor, batch, num_steps):
+        yield from batch.state.unbind(1)
+        yield from original(predictor, batch, num_steps)
 
     original = rollout.rollout
     monkeypatch.setattr(rollout, "read_inputs", with_context)
@@ -51,8 +51,8 @@ def test_scoring_the_last_given_frame_in_place_of_the_last_predicted_one_is_seen
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def one_early(reader, split, part, plan, device, dtype):
-        inputs, truth = read_inputs(reader, split, part, plan, device, dtype)
-        return inputs, torch.cat([inputs[0][:, -1:], truth[:, :-1]], dim=1)
+        batch, truth = read_inputs(reader, split, part, plan, device, dtype)
+        return batch, torch.cat([batch.state[:, -1:], truth[:, :-1]], dim=1)
 
     monkeypatch.setattr(rollout, "read_inputs", one_early)
     with pytest.raises(AssertionError):
@@ -91,8 +91,8 @@ def test_padding_ranks_to_equal_shares_is_seen_even_without_the_guard(
 
 def test_a_wrong_channel_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def swapped(reader, split, part, plan, device, dtype):
-        inputs, truth = read_inputs(reader, split, part, plan, device, dtype)
-        return inputs, truth.flip(2)
+        batch, truth = read_inputs(reader, split, part, plan, device, dtype)
+        return batch, truth.flip(2)
 
     monkeypatch.setattr(rollout, "read_inputs", swapped)
     with pytest.raises(AssertionError):
@@ -113,8 +113,8 @@ def test_scores_in_normalised_units_are_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_model_whose_output_stays_normalised_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def normalised(state, *rest):
-        frame = exact(state, *rest)
+    def normalised(batch):
+        frame = exact(batch)
         return (frame - frame.mean(dim=(0, 2), keepdim=True)) / frame.std(dim=(0, 2), keepdim=True)
 
     exact = rollout_checks.exact

@@ -20,10 +20,10 @@ from ups.testing.memory_reader import MemoryReader
 pytest.importorskip("matplotlib")
 
 
-def almost(state, static, parameters, dt, task, coordinates):
-    if task.steady:
-        return static * 1.01 + 0.5
-    return state[:, -1].roll(1, -1) * 0.99
+def almost(batch):
+    if batch.task.steady:
+        return batch.static * 1.01 + 0.5
+    return batch.state[:, -1].roll(1, -1) * 0.99
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from ups.testing.memory_reader import MemoryReader
 ALONE = Place(rank=0, world_size=1)
 
 
-def exact(state, static, parameters, dt, task, coordinates):
-    return state[:, -1].roll(1, -1)
+def exact(batch):
+    return batch.state[:, -1].roll(1, -1)
 
 
 def summaries(reader, predictors, plan, **options):
@@ -40,8 +40,8 @@ def test_one_step_scores_predict_each_frame_from_the_true_one_before_it():
     reader = MemoryReader()
     plan = RolloutPlan.whole(reader, context_frames=1)
 
-    def lagging(state, *rest):
-        return 0.9 * exact(state, *rest)
+    def lagging(batch):
+        return 0.9 * exact(batch)
 
     predictors = {"exact": exact, "lagging": lagging, "persistence": persistence}
     step, whole = (summaries(reader, predictors, plan, kind=kind) for kind in ("one_step", "rollout"))
@@ -76,11 +76,11 @@ def test_swapped_channels_and_normalised_units_are_seen():
     reader = MemoryReader()
     plan = RolloutPlan.whole(reader, 1)
 
-    def swapped(state, *rest):
-        return exact(state, *rest).flip(1)
+    def swapped(batch):
+        return exact(batch).flip(1)
 
-    def normalised(state, *rest):
-        frame = exact(state, *rest)
+    def normalised(batch):
+        frame = exact(batch)
         return (frame - frame.mean()) / frame.std()
 
     scores = summaries(reader, {"exact": exact, "swapped": swapped, "normalised": normalised}, plan)
@@ -90,8 +90,8 @@ def test_swapped_channels_and_normalised_units_are_seen():
 
 
 def test_a_blow_up_counts_as_failure_and_is_not_dropped():
-    def bursting(state, *rest):
-        frame = exact(state, *rest)
+    def bursting(batch):
+        frame = exact(batch)
         frame[0] = math.nan
         return frame
 

@@ -48,8 +48,8 @@ def test_a_transient_task_is_solved_from_its_stored_frames(tmp_path: Path) -> No
 def test_a_steady_task_is_solved_from_its_medium(tmp_path: Path) -> None:
     reader = store(tmp_path / "a.zarr", "darcy2d", 0)
 
-    def zero(state, static, parameters, dt, task, coordinates):
-        return torch.zeros_like(static)
+    def zero(batch):
+        return torch.zeros_like(batch.static)
 
     found = solver_cost(reader, RolloutPlan.whole(reader, 1), zero, 1.0)
     assert found["settings"][0]["points"] == 4

@@ -11,6 +11,7 @@ import xarray
 from ups import Simulator
 from ups.inference.bundle import load_bundle
 from ups.inference.trust import KINDS, kinds_of, scored_steps
+from ups.models.rollout import rollout
 from ups.testing.small_bundle import make_bundle
 
 X = np.arange(16) / 16
@@ -95,16 +96,14 @@ def test_a_given_field_far_from_its_training_data_is_named(simulator):
 
 @pytest.mark.parametrize("out", [None, "blown.zarr"])
 def test_a_blow_up_is_told_for_each_sample(simulator, tmp_path, out, monkeypatch):
-    real = simulator.frames
-
-    def frames(spec, start, steps):
-        for number, frame in enumerate(real(spec, start, steps)):
+    def bursting(predictor, batch, num_steps):
+        for number, frame in enumerate(rollout(predictor, batch, num_steps)):
             frame = frame.clone()
             if number >= 2:
                 frame[1, 0, 3] = float("nan")
             yield frame
 
-    monkeypatch.setattr(simulator, "frames", frames)
+    monkeypatch.setattr("ups.inference.simulator.rollout", bursting)
     monkeypatch.setattr("ups.inference.frames.CHUNK_BYTES", 16 * 4 * 3)
     states = np.stack([U, U, U])
     result = simulator.rollout(states, 5, {"beta": 1.0}, task="advection", out=out and tmp_path / out)

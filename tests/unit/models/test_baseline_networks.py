@@ -9,6 +9,7 @@ from ups.config.model import FnoConfig, UnetConfig
 from ups.errors import ConfigError, DataError
 from ups.models.build import build_model
 from ups.models.unet import pad
+from ups.spec.batch import Batch
 from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, statistics_of
 
 CONFIGS = [UnetConfig(width=8, levels=2, blocks=1)]
@@ -28,13 +29,15 @@ def inputs(task, points=16, context_frames=1):
         return torch.randn(*shape, generator=generator)
 
     frames = 0 if task.steady else context_frames
-    return (
-        random(2, frames, task.num_channels("state"), *space),
-        random(2, task.num_channels("static"), *space),
-        torch.full((2, len(task.parameters)), 0.5),
-        torch.full((2,), 0.1),
-        task,
-        tuple(torch.arange(points) / points for _ in space),
+    return Batch(
+        task=task,
+        state=random(2, frames, task.num_channels("state"), *space),
+        static=random(2, task.num_channels("static"), *space),
+        target=torch.zeros(2, 0, *space),
+        parameters=torch.full((2, len(task.parameters)), 0.5),
+        dt=torch.full((2,), 0.1),
+        coordinates=tuple(torch.arange(points) / points for _ in space),
+        numbers=torch.arange(2),
     )
 
 
@@ -47,8 +50,7 @@ def build(config, task, context_frames=1):
 @pytest.mark.parametrize("context_frames", [1, 3])
 def test_every_task_has_the_right_shape_and_all_parameters_learn(config, task, context_frames):
     stepper = build(config, task, context_frames)
-    given = inputs(task, context_frames=context_frames)
-    frame = stepper(*given)
+    frame = stepper(inputs(task, context_frames=context_frames))
     role = "target" if task.steady else "state"
     assert frame.shape == (2, task.num_channels(role), *(16,) * task.num_spatial_dims)
     frame.square().mean().backward()
@@ -71,8 +73,9 @@ def test_one_task_only(config):
 
 def test_the_unet_commutes_with_rolls_of_its_coarsest_cell_on_a_periodic_axis():
     stepper = build(CONFIGS[0], ADVECTION)
-    state, *rest = inputs(ADVECTION)
-    torch.testing.assert_close(stepper(state.roll(2, -1), *rest), stepper(state, *rest).roll(2, -1))
+    batch = inputs(ADVECTION)
+    rolled = batch.with_state(batch.state.roll(2, -1))
+    torch.testing.assert_close(stepper(rolled), stepper(batch).roll(2, -1))
 
 
 def test_padding_goes_around_periodic_axes_and_repeats_the_edge_of_others():
@@ -88,7 +91,7 @@ def test_padding_goes_around_periodic_axes_and_repeats_the_edge_of_others():
 
 def test_a_grid_that_cannot_be_halved_is_named():
     with pytest.raises(DataError, match="needs a grid that 2 divides, not"):
-        build(CONFIGS[0], ADVECTION)(*inputs(ADVECTION, points=15))
+        build(CONFIGS[0], ADVECTION)(inputs(ADVECTION, points=15))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.type)
@@ -96,6 +99,6 @@ def test_no_parameter_is_complex_and_a_change_of_precision_loses_nothing(config)
     stepper = build(config, ADVECTION)
     assert not any(p.is_complex() for p in stepper.parameters())
     assert all(isinstance(value, torch.Tensor) for value in stepper.state_dict().values())
-    before = stepper(*inputs(ADVECTION))
-    after = stepper.to(torch.float64).to(torch.float32)(*inputs(ADVECTION))
+    before = stepper(inputs(ADVECTION))
+    after = stepper.to(torch.float64).to(torch.float32)(inputs(ADVECTION))
     assert torch.equal(before, after)

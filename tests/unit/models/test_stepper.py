@@ -39,12 +39,10 @@ def test_a_new_model_is_persistence_and_the_training_mean() -> None:
 def test_the_model_depends_on_everything_it_is_conditioned_on(task: TaskSpec) -> None:
     stepper = awake(small_model(context_frames=2))
     batch = batch_of(task, 2)
-    reference = stepper.predict(batch.state, batch.static, batch.parameters, batch.dt, task, batch.coordinates)
+    reference = stepper.predict(batch)
 
     def changes(**other: torch.Tensor) -> bool:
-        values = {"state": batch.state, "static": batch.static, "parameters": batch.parameters, "dt": batch.dt}
-        values |= other
-        found = stepper.predict(**values, task=task, coordinates=batch.coordinates)
+        found = stepper.predict(replace(batch, **other))  # type: ignore[arg-type]
         return bool(((found - reference).abs().amax(tuple(range(1, found.ndim))) > 1e-4).all())
 
     if task.parameters:
@@ -62,7 +60,7 @@ def test_global_attention_commutes_with_rolls_by_patches(task: TaskSpec, shifts:
     stepper = awake(small_model(attention="global")).double()
     batch = batch_of(task, 1, dtype=torch.float64)
     dims = tuple(range(-len(shifts), 0))
-    before = stepper(batch.state.roll(shifts, dims), batch.static, batch.parameters, batch.dt, task)
+    before = stepper(batch.with_state(batch.state.roll(shifts, dims)))
     after = step(stepper, batch).roll(shifts, dims)
     torch.testing.assert_close(before, after, rtol=0, atol=1e-10)
 
@@ -71,7 +69,7 @@ def test_global_attention_commutes_with_rolls_by_patches(task: TaskSpec, shifts:
 def test_windowed_attention_commutes_with_rolls_by_windows(attention: str) -> None:
     stepper = awake(small_model(attention=attention, depth=4)).double()
     batch = batch_of(LINE, 1, dtype=torch.float64)
-    rolled = stepper(batch.state.roll(8, -1), batch.static, batch.parameters, batch.dt, LINE)
+    rolled = stepper(batch.with_state(batch.state.roll(8, -1)))
     torch.testing.assert_close(rolled, step(stepper, batch).roll(8, -1), rtol=0, atol=1e-10)
 
 
@@ -88,8 +86,7 @@ def test_declared_conserved_fields_keep_their_integral_and_others_do_not() -> No
 def test_a_task_without_translation_symmetry_sees_where_it_is() -> None:
     stepper = awake(small_model(attention="global"))
     batch = batch_of(PLANE, 1)
-    same_everywhere = torch.ones_like(batch.state), torch.ones_like(batch.static)
-    result = stepper(*same_everywhere, batch.parameters, batch.dt, PLANE, batch.coordinates)
+    result = stepper(replace(batch, state=torch.ones_like(batch.state), static=torch.ones_like(batch.static)))
     patches = result[0, 0, ::4, ::4]
     assert (patches[0] - patches[1]).abs().min() > 1e-4, "walls along x"
     assert (patches[:, 0] - patches[:, 1]).abs().min() > 1e-4, "an undeclared symmetry along y"
@@ -130,7 +127,7 @@ def test_half_precision_does_not_touch_the_state_itself() -> None:
     batch = batch_of(LINE, 1)
     big = batch.state + 1000.0
     with torch.autocast("cpu", torch.bfloat16):
-        result = stepper(big, batch.static, batch.parameters, batch.dt, LINE)
+        result = stepper(batch.with_state(big))
     assert torch.equal(result, big[:, -1])
 
 
@@ -182,17 +179,15 @@ def test_what_does_not_fit_is_refused_with_a_reason() -> None:
     stepper = small_model()
     batch = batch_of(LINE, 1)
     with pytest.raises(DataError, match="not a multiple of the patch size 4"):
-        stepper(batch.state[..., :30], batch.static[..., :30], batch.parameters, batch.dt, LINE)
+        stepper(replace(batch, state=batch.state[..., :30], static=batch.static[..., :30]))
     with pytest.raises(DataError, match="1 context frames, not 2"):
-        stepper(batch.state.repeat(1, 2, 1, 1), batch.static, batch.parameters, batch.dt, LINE)
+        stepper(batch.with_state(batch.state.repeat(1, 2, 1, 1)))
     with pytest.raises(DataError, match="has 1 parameters, not 0"):
-        stepper(batch.state, batch.static, batch.parameters[:, :0], batch.dt, LINE)
+        stepper(replace(batch, parameters=batch.parameters[:, :0]))
     with pytest.raises(DataError, match="does not know task 'other'"):
-        stepper(
-            batch.state, batch.static, batch.parameters, batch.dt, TaskSpec("other", LINE.fields, LINE.axes, dt=1.0)
-        )
+        stepper(replace(batch, task=TaskSpec("other", LINE.fields, LINE.axes, dt=1.0)))
     imposter = TaskSpec("line", PLANE.fields, PLANE.axes, dt=1.0)
     with pytest.raises(DataError, match="other fields, axes or parameters"):
-        stepper(batch.state, batch.static, batch.parameters, batch.dt, imposter)
+        stepper(replace(batch, task=imposter))
     with pytest.raises(ConfigError, match="two tasks are called 'line'"):
         small_model(tasks=(LINE, LINE))

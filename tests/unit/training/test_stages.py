@@ -125,12 +125,8 @@ def test_a_perfect_prediction_costs_nothing() -> None:
     state = batch.state.clone()
     with torch.no_grad():
         for frame in range(2):
-            args = (batch.static, batch.parameters, batch.dt, PLANE, batch.coordinates)
-            state[:, frame + 1] = stepper(state[:, frame : frame + 1], *args)
-        target = stepper(
-            (still := batch_of(STEADY, 0, dtype=torch.float64)).state, still.static, still.parameters, still.dt, STEADY,
-            still.coordinates,
-        )  # fmt: skip
+            state[:, frame + 1] = stepper(batch.with_state(state[:, frame : frame + 1]))
+        target = stepper(still := batch_of(STEADY, 0, dtype=torch.float64))
     assert loss_of(operator(stepper, unroll_steps=2, jitter=False), replace(batch, state=state)) < 1e-5
     assert loss_of(operator(stepper), replace(still, target=target)) < 1e-5
 
@@ -138,9 +134,8 @@ def test_a_perfect_prediction_costs_nothing() -> None:
 def test_the_unroll_feeds_the_model_its_own_results() -> None:
     stepper = awake(small_model()).double()
     batch = batch_of(LINE, 3, dtype=torch.float64)
-    args = (batch.static, batch.parameters, batch.dt, LINE, batch.coordinates)
-    once = stepper(batch.state[:, :1], *args)
-    twice = stepper(once[:, None], *args)
+    once = stepper(batch.with_state(batch.state[:, :1]))
+    twice = stepper(batch.with_state(once[:, None]))
     change = (batch.state[:, 2] - batch.state[:, 1]) / 0.25
     error = (twice - batch.state[:, 2]) / 0.25
     expected = (error.square().mean((1, 2)) / (change.square().mean((1, 2)) + 1e-12)).sqrt().mean()
@@ -159,8 +154,7 @@ def test_pushforward_steps_leave_no_gradient() -> None:
 
     stepper = awake(small_model()).double()
     with torch.no_grad():
-        args = (batch.static, batch.parameters, batch.dt, LINE, batch.coordinates)
-        once = stepper(batch.state[:, :1], *args)
+        once = stepper(batch.with_state(batch.state[:, :1]))
     stage = operator(awake(small_model()).double(), jitter=False, loss="mse")
     given = torch.stack([once, batch.state[:, 2]], dim=1)
     loss_of(stage, replace(batch, state=given)).backward()

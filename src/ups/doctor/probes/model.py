@@ -43,9 +43,9 @@ def check(assignment: Assignment, report: Report) -> None:
             task, context = reader.task, stepper.context_frames
             plan = RolloutPlan(context, 0 if task.steady else context - 1, 1)
             trajectories = range(min(2, reader.splits["train"]))
-            inputs, truth = read_inputs(reader, "train", trajectories, plan, device, dtype)
+            batch, truth = read_inputs(reader, "train", trajectories, plan, device, dtype)
             with torch.no_grad(), autocast(recipe.engine.precision, device):
-                prediction = stepper(*inputs)
+                prediction = stepper(batch)
             if prediction.shape != truth[:, 0].shape:
                 raise Refused(
                     f"the model predicts {tuple(prediction.shape)} for task '{task.name}', whose truth has "

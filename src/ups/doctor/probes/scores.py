@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ups.config.schema import Recipe
@@ -13,8 +12,8 @@ from ups.doctor.probes.parts import Ground, Parts
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
 from ups.run.validation import build_validation
+from ups.spec.batch import Batch
 from ups.spec.place import Place
-from ups.spec.task import TaskSpec
 from ups.training.hooks import EvaluateHook
 
 _NO_SCORES = ("step", "stage", "time")
@@ -43,8 +42,6 @@ def scored_trajectories(reader: Reader, place: Place, context_frames: int, limit
     return sorted(scores["zero"].rows)
 
 
-def _zero(
-    state: Tensor, static: Tensor, parameters: Tensor, dt: Tensor, task: TaskSpec, coordinates: tuple[Tensor, ...]
-) -> Tensor:
-    space = [len(c) for c in coordinates]
-    return torch.zeros(len(dt), task.num_channels(task.predicted), *space, device=dt.device, dtype=dt.dtype)
+def _zero(batch: Batch) -> Tensor:
+    channels = batch.task.num_channels(batch.task.predicted)
+    return batch.dt.new_zeros(batch.num_samples, channels, *batch.space)
