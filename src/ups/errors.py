@@ -52,6 +52,12 @@ class RecipeChangedError(ConfigError):
     cause = "recipe_changed"
 
 
+class PluginError(ConfigError):
+    """A part that a recipe names cannot be used: its package cannot be imported, or breaks the contract of its kind."""
+
+    cause = "plugin"
+
+
 class DataError(UpsError):
     """A file, store or batch is not what it claims to be."""
 

@@ -54,6 +54,8 @@ def test_the_import_rules_hold() -> None:
         ("ups.doctor.planted", "import torch", "neither them nor torch"),
         ("ups.doctor.planted", "from ups.doctor.probes import machine", "neither them nor torch"),
         ("ups.record.planted", "import pydantic", "standard library alone"),
+        ("ups.registry", "import pydantic", "standard library alone"),
+        ("ups.registry", "from ups.record import atomic", "Modules from the top"),
         ("ups.data.planted", "from ups import models", "Modules from the top"),
         ("ups.data.planted", "from ups.solvers import tasks", "Modules from the top"),
         ("ups.solvers.planted", "from ups.data import open", "Modules from the top"),

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from ups.config.part import PartSection
 from ups.config.setting import Section, is_secret
 from ups.config.yaml_subset import FieldPath, Origin, Value, dotted, quoted, scalar_text
 from ups.errors import ConfigError
@@ -287,7 +288,9 @@ def literals(annotation: Any) -> tuple[Any, ...]:
 
 
 def sections_in(annotation: Any) -> list[type[Section]]:
-    """Every section class that a value of this annotation can be."""
+    """Every section class that a value of this annotation can be; of a kind of parts, those that can be imported."""
+    if isinstance(annotation, type) and issubclass(annotation, PartSection) and annotation.is_base():
+        return list(annotation.kinds().values())
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return [annotation]
     if get_origin(annotation) in (Annotated, Union, types.UnionType, list):

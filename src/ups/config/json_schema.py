@@ -15,6 +15,8 @@ _INCLUDE = {
 def recipe_schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a recipe file, `include:` and all."""
     schema = Recipe.model_json_schema()
+    _name_parts(schema, schema["$defs"])
+    schema["$defs"] = dict(sorted(schema["$defs"].items()))
     required = schema.pop("required")
     # With an include, a section may hold only what it changes, and the rest is not a mistake.
     schema["if"] = {"not": {"required": ["include"]}}
@@ -28,6 +30,21 @@ def recipe_schema() -> dict[str, Any]:
     }
     schema["properties"] = {"include": _INCLUDE, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ups recipe"}
+
+
+def _name_parts(schema: Any, definitions: dict[str, Any]) -> None:
+    """Moves the settings of each part, which pydantic writes out in place, to the definitions, under its class name."""
+    if isinstance(schema, dict) and "oneOf" in schema and "discriminator" in schema:
+        mapping = schema["discriminator"]["mapping"]
+        for number, part in enumerate(schema["oneOf"]):
+            name, kind = str(part.get("title", "Part")), str(part["properties"]["type"]["const"])
+            if definitions.setdefault(name, part) != part:
+                definitions[name := f"{name}_{kind}"] = part  # two packages, one class name
+            mapping[kind] = f"#/$defs/{name}"
+            schema["oneOf"][number] = {"$ref": mapping[kind]}
+        return
+    for inner in list(schema.values()) if isinstance(schema, dict) else schema if isinstance(schema, list) else ():
+        _name_parts(inner, definitions)
 
 
 def _definition(schema: dict[str, Any], part: dict[str, Any]) -> dict[str, Any]:

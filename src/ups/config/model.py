@@ -1,16 +1,50 @@
-"""Sizes and choices of each model. The factory table is in `ups.models.build`."""
+"""Sizes and choices of each model, and what each model can do. The entry points say which `type` it is."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import model_validator
 
-from ups.config.setting import Section, setting
+from ups.config.part import PartSection
+from ups.config.setting import REQUIRED, setting
+from ups.registry import MODELS
 
 
-class LatentOperatorConfig(Section):
+class ModelConfig(PartSection):
+    """Base of the settings of a model. What a model can do is declared here, where checks need no torch.
+
+    many_tasks: learns several tasks with one set of weights. has_latents: has encoder, operator and decoder, for stages
+    that train on latents. can_conserve: the integrals of conserved fields may be kept exactly (a setting `conserve`
+    turns that off). dims: numbers of spatial dimensions that it takes.
+    """
+
+    registry = MODELS
+    default_type = "latent_operator"
+    many_tasks: ClassVar[bool] = False
+    has_latents: ClassVar[bool] = False
+    can_conserve: ClassVar[bool] = False
+    dims: ClassVar[frozenset[int]] = frozenset({1, 2, 3})
+
+    type: str = setting(REQUIRED, "Which model to build.")
+
+    @property
+    def grid_divisor(self) -> int:
+        """What must divide the number of points along every axis."""
+        return 1
+
+    @property
+    def conserves(self) -> bool:
+        """Whether the integrals of conserved fields are kept."""
+        return self.can_conserve and bool(getattr(self, "conserve", True))
+
+
+class LatentOperatorConfig(ModelConfig):
     """Grid encoder -> latent operator -> decoder: the model of this project."""
+
+    many_tasks = True
+    has_latents = True
+    can_conserve = True
 
     type: Literal["latent_operator"] = setting("latent_operator", "Which model to build.")
     width: int = setting(96, "Channels of a latent token.", unit="channels", ge=8, le=16384)
@@ -43,7 +77,7 @@ class LatentOperatorConfig(Section):
         return self
 
 
-class FnoConfig(Section):
+class FnoConfig(ModelConfig):
     """Fourier neural operator of the neuraloperator project: a baseline for one task (extra `baselines`)."""
 
     type: Literal["fno"] = setting("fno", "Which model to build.")
@@ -51,13 +85,8 @@ class FnoConfig(Section):
     modes: int = setting(64, "Fourier modes kept along each axis, both signs together.", unit="modes", ge=2, le=4096)
     depth: int = setting(4, "Number of Fourier layers.", unit="layers", ge=1, le=64)
 
-    @property
-    def grid_divisor(self) -> int:
-        """What must divide the number of points along every axis."""
-        return 1
 
-
-class UnetConfig(Section):
+class UnetConfig(ModelConfig):
     """U-Net of ConvNeXt blocks with kernel 7: a baseline for one task."""
 
     type: Literal["unet"] = setting("unet", "Which model to build.")
@@ -71,13 +100,3 @@ class UnetConfig(Section):
     def grid_divisor(self) -> int:
         """What must divide the number of points along every axis."""
         return int(2 ** (self.levels - 1))
-
-
-def _default_type(value: Any) -> Any:
-    """A model section that names no type means the model of this project."""
-    return {"type": "latent_operator", **value} if isinstance(value, dict) and "type" not in value else value
-
-
-ModelConfig = Annotated[
-    LatentOperatorConfig | FnoConfig | UnetConfig, Field(discriminator="type"), BeforeValidator(_default_type)
-]

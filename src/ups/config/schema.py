@@ -7,9 +7,9 @@ from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from ups.config.model import LatentOperatorConfig, ModelConfig
+from ups.config.model import ModelConfig
 from ups.config.setting import REQUIRED, Section, section, setting
-from ups.config.stage import OperatorStageConfig, StageConfig
+from ups.config.stage import StageConfig
 
 
 class RunConfig(Section):
@@ -183,7 +183,7 @@ class Recipe(Section):
     version: Literal[1] = setting(1, "Version of the recipe format.")
     run: RunConfig = setting(REQUIRED, "Identity of the run.")
     data: DataConfig = setting(REQUIRED, "Tasks and how they are mixed.")
-    model: ModelConfig = section(LatentOperatorConfig, "The model.")
+    model: ModelConfig = section(dict, "The model.")
     stages: list[StageConfig] = setting(REQUIRED, "What is trained, in this order.", min_length=1, max_length=32)
     engine: EngineConfig = section(EngineConfig, "How the training loop runs.")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "When the state is saved.", may_change=True)
@@ -199,17 +199,17 @@ class Recipe(Section):
                 f"engine.micro_batch ({micro}) must divide data.block_size ({self.data.block_size}), "
                 "so that every micro-batch has the same size"
             )
-        if self.model.type != "latent_operator" and len(self.data.tasks) > 1:
+        if not self.model.many_tasks and len(self.data.tasks) > 1:
+            able = [name for name, kind in ModelConfig.kinds().items() if kind.many_tasks]
             raise ValueError(
                 f"model.type '{self.model.type}' learns one task, and data.tasks has {len(self.data.tasks)}; "
-                "use latent_operator to learn them together"
+                f"use {' or '.join(able)} to learn them together"
             )
         trained_before = False
         for number, stage in enumerate(self.stages):
-            latent = isinstance(stage, OperatorStageConfig) and stage.space == "latent"
-            if latent and not trained_before:
+            if stage.needs_trained_latents and not trained_before:
                 raise ValueError(f"stages.{number}: space 'latent' needs an autoencode stage before it")
-            if (latent or stage.type == "autoencode") and self.model.type != "latent_operator":
+            if stage.needs_latents and not self.model.has_latents:
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no latents to train on")
-            trained_before = trained_before or stage.type == "autoencode"
+            trained_before = trained_before or stage.trains_latents
         return self

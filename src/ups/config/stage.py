@@ -1,12 +1,14 @@
-"""What each stage of a run does: its length, its loss and its optimiser. The classes are in `ups.training.stages`."""
+"""What each stage of a run does: its length, its loss and its optimiser. The entry points say which `type` it is."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from ups.config.setting import Section, section, setting
+from ups.config.part import PartSection
+from ups.config.setting import REQUIRED, Section, section, setting
+from ups.registry import STAGES
 
 
 class OptimConfig(Section):
@@ -22,7 +24,7 @@ class OptimConfig(Section):
     clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns clipping off.", ge=0)
 
 
-class StageLength(Section):
+class StageLength(PartSection):
     """How long a stage runs: a number of steps, or a time from which the number of steps is fixed early on."""
 
     steps: int | None = setting(None, "Optimiser steps; or give budget_seconds.", unit="steps", ge=1, le=10**9)
@@ -41,8 +43,36 @@ class StageLength(Section):
         return self
 
 
-class AutoencodeStageConfig(StageLength):
+class StageConfig(StageLength):
+    """Base of the settings of a stage. What a stage needs is declared here, where checks need no torch.
+
+    trains_latents: leaves an encoder and a decoder behind that later stages can stand on.
+    """
+
+    registry = STAGES
+    trains_latents: ClassVar[bool] = False
+
+    type: str = setting(REQUIRED, "Which stage this is.")
+
+    @property
+    def needs_latents(self) -> bool:
+        """Whether only a model with latents can be trained by this stage."""
+        return self.trains_latents
+
+    @property
+    def needs_trained_latents(self) -> bool:
+        """Whether a stage that trains the latents must come before."""
+        return False
+
+    def window_frames(self, context_frames: int) -> int:
+        """Frames that a sample of a transient task needs."""
+        return context_frames + 1
+
+
+class AutoencodeStageConfig(StageConfig):
     """Train encoder and decoder: fields -> latent tokens -> fields."""
+
+    trains_latents = True
 
     type: Literal["autoencode"] = setting("autoencode", "Which stage this is.")
     inverse_weight: float = setting(
@@ -55,7 +85,7 @@ class AutoencodeStageConfig(StageLength):
         return context_frames
 
 
-class OperatorStageConfig(StageLength):
+class OperatorStageConfig(StageConfig):
     """Train the step in time (or the map from given fields to the target, for steady tasks)."""
 
     type: Literal["operator"] = setting("operator", "Which stage this is.")
@@ -91,6 +121,16 @@ class OperatorStageConfig(StageLength):
     )
     jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
 
+    @property
+    def needs_latents(self) -> bool:
+        """Whether only a model with latents can be trained by this stage."""
+        return self.space == "latent"
+
+    @property
+    def needs_trained_latents(self) -> bool:
+        """Whether a stage that trains the latents must come before."""
+        return self.space == "latent"
+
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
         return context_frames + self.unroll_steps
@@ -102,6 +142,3 @@ class OperatorStageConfig(StageLength):
                 f"pushforward_steps ({self.pushforward_steps}) must be below unroll_steps ({self.unroll_steps})"
             )
         return self
-
-
-StageConfig = Annotated[AutoencodeStageConfig | OperatorStageConfig, Field(discriminator="type")]

@@ -1,42 +1,19 @@
-"""From a model section of a recipe to a stepper: the table of factories, and initialisation as a function of a seed."""
+"""From a model section of a recipe to a stepper: the registered factory, and initialisation as a function of a seed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from ups.config.model import FnoConfig, LatentOperatorConfig, ModelConfig, UnetConfig
-from ups.models.fno import FnoNetwork
-from ups.models.latent_operator import LatentNetwork
+from ups.config.model import ModelConfig
+from ups.errors import ConfigError, PluginError
 from ups.models.network import Network
-from ups.models.single_task import only_task
 from ups.models.stepper import Stepper
-from ups.models.unet import UnetNetwork
-from ups.models.vocabulary import Vocabulary
+from ups.registry import MODELS
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics
 from ups.spec.task import TaskSpec
-
-
-def _latent_operator(config: LatentOperatorConfig, tasks: Sequence[TaskSpec], context_frames: int) -> Network:
-    return LatentNetwork(config, Vocabulary.of(tasks), context_frames)
-
-
-def _fno(config: FnoConfig, tasks: Sequence[TaskSpec], context_frames: int) -> Network:
-    return FnoNetwork(config, only_task("fno", tasks), context_frames)
-
-
-def _unet(config: UnetConfig, tasks: Sequence[TaskSpec], context_frames: int) -> Network:
-    return UnetNetwork(config, only_task("unet", tasks), context_frames)
-
-
-NETWORKS: dict[str, Callable[[Any, Sequence[TaskSpec], int], Network]] = {
-    "latent_operator": _latent_operator,
-    "fno": _fno,
-    "unet": _unet,
-}
 
 
 def build_model(
@@ -52,7 +29,21 @@ def build_model(
     Drawn under a forked generator: building a model neither depends on the process' random state nor changes it.
     device "meta" builds it without memory, for weights that are put in place afterwards.
     """
+    build = MODELS.factory(config.type)
+    for task in tasks:
+        if task.num_spatial_dims not in config.dims:
+            able = ", ".join(str(dims) for dims in sorted(config.dims))
+            raise ConfigError(
+                f"model type '{config.type}' takes tasks with {able} spatial dimensions, and task '{task.name}' has "
+                f"{task.num_spatial_dims}",
+                hint="choose another model.type",
+            )
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.manual_seed(key_of(seed, "init"))
-        network = NETWORKS[config.type](config, tasks, context_frames)
+        network = build(config, tasks, context_frames)
+    if not isinstance(network, Network):
+        raise PluginError(
+            f"model '{config.type}' of {MODELS.origin(config.type)} built a {type(network).__name__}, not a Network",
+            hint="derive it from ups.models.network.Network",
+        )
     return Stepper(config, network, tasks, statistics, context_frames)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ups.config.model import FnoConfig
 from ups.errors import MissingExtraError
 from ups.models.network import Network
-from ups.models.single_task import num_inputs, num_outputs, with_parameters
+from ups.models.single_task import num_inputs, num_outputs, only_task, with_parameters
 from ups.models.vocabulary import Channels
 from ups.spec.task import TaskSpec
 
@@ -72,6 +72,11 @@ class FnoNetwork(Network):
     def shard_units(self) -> list[nn.Module]:
         """The library applies all layers inside one module: it is one unit."""
         return [self.fno.fno_blocks]
+
+
+def build(config: FnoConfig, tasks: Sequence[TaskSpec], context_frames: int) -> FnoNetwork:
+    """The network for the one task of a recipe."""
+    return FnoNetwork(config, only_task("fno", tasks), context_frames)
 
 
 def _only_tensors(module: nn.Module, state: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:

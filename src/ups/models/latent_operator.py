@@ -29,7 +29,7 @@ from ups.models.blocks import (
 from ups.models.conditioning import Conditioning, Positions
 from ups.models.decoder import GridDecoder
 from ups.models.encoder import GridEncoder
-from ups.models.network import Network
+from ups.models.network import NetworkWithLatents
 from ups.models.vocabulary import Channels, Vocabulary
 from ups.spec.task import TaskSpec
 
@@ -98,10 +98,11 @@ class LatentOperator(nn.Module):
         ]
 
 
-class LatentNetwork(Network):
+class LatentNetwork(NetworkWithLatents):
     """Encoder -> latent operator -> decoder, in normalised units."""
 
     predicts_update = True
+    operator: LatentOperator
 
     def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary, context_frames: int) -> None:
         super().__init__()
@@ -128,3 +129,8 @@ class LatentNetwork(Network):
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
         return list(self.operator.blocks)
+
+
+def build(config: LatentOperatorConfig, tasks: Sequence[TaskSpec], context_frames: int) -> LatentNetwork:
+    """The network of this project for a set of tasks."""
+    return LatentNetwork(config, Vocabulary.of(tasks), context_frames)

@@ -37,3 +37,15 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
+
+
+class NetworkWithLatents(Network):
+    """A network of three modules, for stages that train on latents; its config declares `has_latents`.
+
+    encoder(fields, channels) -> latent; operator(latent, task, parameters, dt, coordinates) -> update of the latent;
+    decoder(update, outputs) -> fields.
+    """
+
+    encoder: nn.Module
+    operator: nn.Module
+    decoder: nn.Module

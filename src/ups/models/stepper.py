@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.config.model import LatentOperatorConfig, ModelConfig
+from ups.config.model import ModelConfig
 from ups.errors import ConfigError, DataError
-from ups.models.latent_operator import LatentNetwork
-from ups.models.network import Network
+from ups.models.network import Network, NetworkWithLatents
 from ups.models.normalization import Normalization, wide
 from ups.models.vocabulary import Channels, Vocabulary
 from ups.spec.batch import Batch
@@ -47,7 +46,7 @@ class Stepper(nn.Module):
         self.context_frames = context_frames
         self.network: Network = network
         self.normalization = Normalization(Vocabulary.of(tasks), tasks, statistics)
-        self._conserve = isinstance(config, LatentOperatorConfig) and config.conserve
+        self._conserve = config.conserves
         self._known = {t.name: t for t in tasks}
 
     def forward(self, batch: Batch) -> Tensor:
@@ -74,9 +73,8 @@ class Stepper(nn.Module):
 
     def _gained(self, raw: Tensor, task: TaskSpec) -> Tensor:
         x = wide(raw)
-        if not self.network.predicts_update:
-            return x
-        x = x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
+        if self.network.predicts_update:
+            x = x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
         return conserving(x, task) if self._conserve else x
 
     def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
@@ -111,9 +109,9 @@ class Stepper(nn.Module):
         return fields, Channels(names, (self.context_frames - 1,) * len(names))
 
     @property
-    def latent(self) -> LatentNetwork:
+    def latent(self) -> NetworkWithLatents:
         """The network, for stages that work on its latents. Raises ConfigError for a network without."""
-        if not isinstance(self.network, LatentNetwork):
+        if not isinstance(self.network, NetworkWithLatents):
             raise ConfigError(
                 f"model type '{self.config.type}' has no latents to train on",
                 hint="use model.type latent_operator, or an operator stage in physical space",

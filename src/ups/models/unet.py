@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ups.config.model import UnetConfig
 from ups.errors import DataError
 from ups.models.network import Network
-from ups.models.single_task import num_inputs, num_outputs, with_parameters
+from ups.models.single_task import num_inputs, num_outputs, only_task, with_parameters
 from ups.models.vocabulary import Channels
 from ups.spec.task import TaskSpec
 
@@ -126,6 +126,11 @@ class UnetNetwork(Network):
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
         return [*self.down, *self.up]
+
+
+def build(config: UnetConfig, tasks: Sequence[TaskSpec], context_frames: int) -> UnetNetwork:
+    """The network for the one task of a recipe."""
+    return UnetNetwork(config, only_task("unet", tasks), context_frames)
 
 
 def _blocks(width: int, count: int, periodic: Sequence[bool]) -> nn.Sequential:

@@ -30,6 +30,7 @@ CAUSES: dict[str, str] = {
     "supervisor_died": "the supervisor itself was killed; all ranks went with it",
     "supervisor_error": "the supervisor itself met an error; it ended all ranks before it left",
     "config": "the recipe or an override is wrong",
+    "plugin": "a part that the recipe names cannot be imported, or breaks the contract of its kind",
     "recipe_changed": "the recipe in the run directory is not the one that the run was started with",
     "data": "a file, store or batch is not what it claims to be",
     "data_changed": "the data is not the data that the run was started with",

@@ -31,6 +31,7 @@ ADVICE: dict[str, str] = {
     "supervisor_error": "The supervisor itself met an error and ended all ranks; the message is in the verdict. "
     "Start the same command again: it resumes. If it is no lack of room or of processes, please report it.",
     "config": "Correct the recipe; `ups config check RECIPE` tests it without starting anything.",
+    "plugin": "Repair or install the package that is named; `ups --version --verbose` lists all parts.",
     "recipe_changed": "Bring config.yaml of the run back as it was, or start a new run with the new recipe: "
     "--set run.dir=PATH. Settings that say how a run is done may change: `ups train RUN --set ...`.",
     "data": "Check the file that is named with `ups data validate`.",

@@ -18,6 +18,7 @@ REPEATS_TO_STOP = 3
 NOT_RETRIED = frozenset(
     {
         "config",
+        "plugin",
         "recipe_changed",
         "data_changed",
         "statistics_changed",

@@ -1,4 +1,4 @@
-"""Stages: what is trained, and the loss of a batch. One class per stage, one table; the loop is the engine's.
+"""Stages: what is trained, and the loss of a batch. One class per stage; the loop is the engine's.
 
 A stage is the module that a strategy wraps: one forward per micro-batch. Its loss is a mean over samples in which no
 sample depends on another one, and its random draws are keyed by (seed, step, window number), so that ranks and
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig, StageConfig
-from ups.errors import DataError
+from ups.errors import DataError, PluginError
 from ups.models.stepper import Stepper
 from ups.models.vocabulary import Channels
+from ups.registry import STAGES
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import TaskSpec
@@ -284,8 +285,17 @@ def _mean_losses(task: TaskSpec, errors: dict[str, Tensor], weights: dict[str, f
     return Losses(total, metrics)
 
 
+def build_operator(config: OperatorStageConfig, stepper: Stepper, seed: int) -> OperatorStage:
+    """The stage that trains the step, in the space that the recipe names."""
+    return (LatentOperatorStage if config.space == "latent" else OperatorStage)(config, stepper, seed)
+
+
 def build_stage(config: StageConfig, stepper: Stepper, seed: int) -> Stage:
     """The stage that a recipe names. Freezes what it does not train."""
-    if isinstance(config, AutoencodeStageConfig):
-        return AutoencodeStage(config, stepper, seed)
-    return (LatentOperatorStage if config.space == "latent" else OperatorStage)(config, stepper, seed)
+    stage = STAGES.factory(config.type)(config, stepper, seed)
+    if not isinstance(stage, Stage):
+        raise PluginError(
+            f"stage '{config.type}' of {STAGES.origin(config.type)} built a {type(stage).__name__}, not a Stage",
+            hint="derive it from ups.training.stages.Stage",
+        )
+    return stage

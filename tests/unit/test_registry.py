@@ -1,0 +1,192 @@
+"""Parts are found by name, wherever they come from; a broken one is named and disturbs nobody else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+import ups.registry as registry
+from ups.config.json_schema import recipe_schema
+from ups.config.model import FnoConfig, ModelConfig
+from ups.config.recipe import resolve
+from ups.config.setting import setting
+from ups.errors import ConfigError, PluginError
+from ups.models.build import build_model
+from ups.registry import MODELS, OURS, REGISTRIES, STAGES
+from ups.testing.small_model import LINE, PLANE, statistics_of
+
+SMALLEST = """
+run: {name: r}
+data: {tasks: [{name: a, path: a.zarr}]}
+model: {type: latent_operator}
+stages: [{type: operator, steps: 1}]
+"""
+
+
+class HeatConfig(ModelConfig):
+    """A model of somebody else."""
+
+    type: Literal["heat"] = setting("heat", "Which model to build.")
+    strength: float = setting(1.0, "How strongly it smooths.", ge=0, le=2)
+
+
+def package(folder: Path, name: str, entry_points: str, code: str) -> None:
+    """An installed distribution in `folder`: metadata and one module."""
+    module = name.replace("-", "_")
+    (folder / f"{module}.py").write_text(code)
+    info = folder / f"{module}-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory whose packages count as installed; everything that the registries remember is forgotten."""
+
+    def forget() -> None:
+        registry._entry_points.cache_clear()
+        registry._announced.cache_clear()
+        for one in REGISTRIES:
+            one._loaded.clear()
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    forget()
+    yield tmp_path
+    forget()
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "r.yaml"
+    path.write_text(SMALLEST)
+    return path
+
+
+def test_our_own_parts_come_from_our_entry_points() -> None:
+    assert set(MODELS.names()) >= {"latent_operator", "fno", "unet"}
+    assert set(STAGES.names()) >= {"autoencode", "operator"}
+    assert {MODELS.origin(name).distribution for name in ("latent_operator", "fno", "unet")} == {OURS}
+    assert MODELS.origin("fno").where == "ups.models.fno:build"
+
+
+def test_names_import_no_code() -> None:
+    code = "import sys, ups.registry as r; [one.names() for one in r.REGISTRIES]; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_settings_of_our_parts_are_read_without_torch() -> None:
+    code = (
+        "import sys, ups.registry as r\n"
+        "for one in (r.MODELS, r.STAGES, r.TRACKERS): [one.config(name) for name in one.names()]\n"
+        "print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_part_that_is_unregistered_is_gone_everywhere(recipe: Path) -> None:
+    resolve(recipe, ["model.type=unet"])
+    with MODELS.without("unet"):
+        assert "unet" not in MODELS.names()
+        with pytest.raises(ConfigError, match=r"model\.type.*expected latent_operator or fno"):
+            resolve(recipe, ["model.type=unet"])
+        assert "UnetConfig" not in str(recipe_schema())
+        with pytest.raises(ConfigError, match="there is no model 'unet'"):
+            MODELS.factory("unet")
+    resolve(recipe, ["model.type=unet"])
+
+
+def test_a_registered_part_is_checked_explained_and_in_the_json_schema_like_ours(recipe: Path) -> None:
+    MODELS.register("heat", config=HeatConfig)(lambda config, tasks, context_frames: None)
+    try:
+        found = resolve(recipe, ["model.type=heat", "model.strength=0.5"])
+        assert found.recipe.model == HeatConfig(strength=0.5)
+        assert "type: heat\n  strength: 0.5" in found.text
+        with pytest.raises(ConfigError, match=r"model\.strength = 3: expected at most 2") as caught:
+            resolve(recipe, ["model.type=heat", "model.strength=3"])
+        assert caught.value.hint == "How strongly it smooths."
+        with pytest.raises(ConfigError) as caught:
+            resolve(recipe, ["model.type=heat", "model.strenght=1"])
+        assert caught.value.hint == "did you mean 'strength'?"
+        with pytest.raises(ConfigError) as caught:
+            resolve(recipe, ["model.type=haet"])
+        assert caught.value.hint == "did you mean 'heat'?"
+        schema = recipe_schema()
+        assert schema["$defs"]["HeatConfig"]["properties"]["strength"]["maximum"] == 2
+        assert schema["properties"]["model"]["discriminator"]["mapping"]["heat"] == "#/$defs/HeatConfig"
+        with pytest.raises(PluginError, match="built a NoneType, not a Network"):
+            build_model(HeatConfig(), [LINE], {"line": statistics_of(LINE)}, 1)
+    finally:
+        MODELS.unregister("heat")
+
+
+def test_a_name_is_given_once() -> None:
+    with pytest.raises(PluginError, match=r"'fno' cannot be registered: universal-simulator .* has one of this name"):
+        MODELS.register("fno", config=FnoConfig)(lambda: None)
+
+
+def test_a_broken_package_is_named_and_disturbs_nobody_else(site: Path, recipe: Path) -> None:
+    points = "[ups.models]\nbent = bent_models:build\n[ups.models.config]\nbent = bent_models:BentConfig\n"
+    package(site, "bent-models", points, "import a_package_that_is_not_there\n")
+    resolve(recipe)
+    assert "bent" not in str(recipe_schema())
+    with pytest.raises(PluginError) as caught:
+        resolve(recipe, ["model.type=bent"])
+    assert caught.value.message == (
+        "model 'bent' of bent-models 1.2 cannot be imported from bent_models:build: "
+        "ModuleNotFoundError: No module named 'a_package_that_is_not_there'"
+    )
+    assert (caught.value.cause, caught.value.exit_code) == ("plugin", 3)
+    assert MODELS.error("fno") == ""
+    assert "a_package_that_is_not_there" in MODELS.error("bent")
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(7)", "1 / 0", "def f(:"])
+def test_whatever_the_code_of_a_plugin_does_is_one_error(site: Path, recipe: Path, code: str) -> None:
+    package(site, "odd-models", "[ups.models]\nodd = odd_models:build\n", code)
+    with pytest.raises(PluginError, match=r"'odd' of odd-models 1\.2 cannot be imported"):
+        resolve(recipe, ["model.type=odd"])
+    sys.modules.pop("odd_models", None)
+
+
+def test_settings_that_are_not_what_a_recipe_can_hold_are_refused(site: Path, recipe: Path) -> None:
+    package(site, "loose-models", "[ups.models]\nloose = loose_models:build\n", "def build(): pass")
+    with pytest.raises(PluginError, match=r"settings of model 'loose' of loose-models 1\.2 are not a ModelConfig"):
+        resolve(recipe, ["model.type=loose"])
+    sys.modules.pop("loose_models", None)
+
+
+def test_a_plugin_cannot_take_a_name_of_ours(site: Path) -> None:
+    package(site, "a-thief", "[ups.models]\nfno = a_thief:build\n", "1 / 0")
+    assert MODELS.origin("fno").distribution == OURS
+    MODELS.factory("fno")
+
+
+def test_two_plugins_with_one_name_are_both_named(site: Path) -> None:
+    for name in ("first-models", "second-models"):
+        package(site, name, f"[ups.models]\ntwin = {name.replace('-', '_')}:build\n", "build = print")
+    with pytest.raises(PluginError, match=r"first-models 1\.2 and second-models 1\.2 both bring models 'twin'"):
+        MODELS.factory("twin")
+
+
+def test_a_model_for_one_task_and_a_stage_on_latents_are_checked_by_what_parts_declare(recipe: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.type 'unet' has no latents to train on"):
+        resolve(recipe, ["model.type=unet", "stages=[{type: autoencode, steps: 1}]"])
+    tasks = "data.tasks=[{name: a, path: a.zarr}, {name: b, path: b.zarr}]"
+    with pytest.raises(ConfigError, match=r"learns one task, and data\.tasks has 2; use latent_operator"):
+        resolve(recipe, ["model.type=unet", tasks])
+
+
+def test_a_model_says_which_dimensions_it_takes() -> None:
+    class OnlyLines(FnoConfig):
+        dims = frozenset({1})
+
+    with pytest.raises(ConfigError, match="takes tasks with 1 spatial dimensions, and task 'plane' has 2"):
+        build_model(OnlyLines(), [PLANE], {"plane": statistics_of(PLANE)}, 1)
