@@ -29,10 +29,32 @@ ENVIRONMENT_NAME = "env.json"
 
 def run_dir_of(resolved: ResolvedRecipe, argument: str) -> Path:
     """Where the run lives: the run directory that was named, `run.dir`, or runs/<name>."""
-    if Path(argument).is_dir():
+    if argument and Path(argument).is_dir():
         return Path(argument).resolve()
     run = resolved.recipe.run
     return Path(run.dir or Path("runs") / run.name).resolve()
+
+
+def read_run_recipe(path: Path) -> ResolvedRecipe:
+    """The resolved recipe that a run or a bundle holds."""
+    return resolve(path / CONFIG_NAME)
+
+
+def last_step_of(recipe: Recipe) -> int | None:
+    """The step at which a run of this recipe is done; None where time decides."""
+    lengths = [stage.steps for stage in recipe.stages]
+    return None if None in lengths else sum(length or 0 for length in lengths)
+
+
+def check_ranks(block_size: int, ranks: int) -> None:
+    """Raises ConfigError, before anything starts, if a block cannot be cut evenly over the ranks."""
+    if ranks < 1:
+        raise ConfigError(f"{ranks} ranks cannot train", hint="use 1 or more")
+    if block_size % ranks:
+        raise ConfigError(
+            f"data.block_size ({block_size}) cannot be cut evenly over {ranks} ranks",
+            hint=f"use --set data.block_size={-(-block_size // ranks) * ranks}, or a number of ranks that divides it",
+        )
 
 
 def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
@@ -43,7 +65,7 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
     config = run_dir / CONFIG_NAME
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.exists():
-        stored = resolve(config).recipe
+        stored = read_run_recipe(run_dir).recipe
         check_recipe(run_dir, stored)
         difference = first_difference(stored, resolved.recipe)
         if difference:
