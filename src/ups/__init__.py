@@ -1,20 +1,63 @@
-"""Universal Physics Stack: one neural simulator for many PDEs. No side effect and no heavy import here."""
+"""Universal Physics Stack: one neural simulator for many PDEs. No side effect and no heavy import here.
+
+The names below are found on first use, each in its module: `import ups` costs nothing, `ups.Simulator` imports torch.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ups.config.schema import Recipe
     from ups.inference.simulator import Simulator
+    from ups.library.data import Dataset, open_data
+    from ups.library.fit import fit
+    from ups.library.recipe import load_recipe
+    from ups.library.run import Run
+    from ups.library.scores import Comparison, Scores, compare, evaluate
+    from ups.library.train import train
 
 __version__ = "0.1.0"
-__all__ = ["Simulator", "__version__"]
+__all__ = [
+    "Comparison",
+    "Dataset",
+    "Recipe",
+    "Run",
+    "Scores",
+    "Simulator",
+    "__version__",
+    "compare",
+    "evaluate",
+    "fit",
+    "load_recipe",
+    "open_data",
+    "train",
+]
+
+_MODULES = {
+    "Comparison": "ups.library.scores",
+    "Dataset": "ups.library.data",
+    "Recipe": "ups.config.schema",
+    "Run": "ups.library.run",
+    "Scores": "ups.library.scores",
+    "Simulator": "ups.inference.simulator",
+    "compare": "ups.library.scores",
+    "evaluate": "ups.library.scores",
+    "fit": "ups.library.fit",
+    "load_recipe": "ups.library.recipe",
+    "open_data": "ups.library.data",
+    "train": "ups.library.train",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`ups.Simulator` imports torch; `import ups` alone does not."""
-    if name == "Simulator":
-        from ups.inference.simulator import Simulator
+    if name not in _MODULES:
+        raise AttributeError(f"module 'ups' has no attribute '{name}'")
+    from importlib import import_module
 
-        return Simulator
-    raise AttributeError(f"module 'ups' has no attribute '{name}'")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -42,11 +42,10 @@ def doctor(
     if recipe is None:
         climb = Climb(number, Path.cwd() / "runs")
     else:
-        from ups.cli.train import check_ranks
-        from ups.config.recipe import resolve
-        from ups.run.directory import run_dir_of
+        from ups.config.recipe import recipe_file, resolve
+        from ups.run.directory import check_ranks, run_dir_of
 
-        resolved = resolve(recipe, set)
+        resolved = resolve(recipe_file(recipe), set)
         check_ranks(resolved.recipe.data.block_size, number)
         climb = Climb(number, run_dir_of(resolved, recipe), resolved.text)
     verdicts = examine(climb, None if json else show)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.options import JsonOption, new_app
-from ups.cli.output import note, report, say
+from ups.cli.output import note, report, say, styled
 
 app = new_app()
 
@@ -30,40 +30,22 @@ def evaluate(
 
     Whole rollouts from the start frame on held-out trajectories; a trajectory that blows up counts as infinite.
     """
-    from pathlib import Path
+    from ups.library.scores import evaluate as evaluate_model
+    from ups.run.score_text import score_lines
 
-    from ups.cli.score_table import score_lines
-    from ups.errors import ConfigError
-    from ups.evaluation.results import to_json
-    from ups.run.reporting import report_folder, write_scores
-    from ups.run.scoring import score
-    from ups.run.trained import find_model, load_trained
-
-    if split not in ("test", "valid"):
-        raise ConfigError(f"'{split}' is not a held-out split", hint="use --split test or --split valid")
-    if solver_cost:
-        from ups.solvers.restart import require_solvers
-
-        require_solvers()
-    trained = load_trained(model)
-    known = [reader.task.name for reader in trained.readers]
-    wrong = [name for name in task if name not in known]
-    if wrong:
-        raise ConfigError(f"'{model}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
-    results = score(
-        trained,
+    scores = evaluate_model(
+        model,
         split=split,
+        tasks=task,
         start_frame=start_frame,
         max_trajectories=trajectories,
-        tasks=task,
         solver_cost=solver_cost,
         progress=None if json else lambda name: note(f"scoring {name}"),
     )
-    folder = Path(out) if out is not None else report_folder(find_model(model))
-    written = write_scores(folder, trained, results, page=page)
+    written = scores.write(out, page=page)
     if json:
-        report({"model": trained.name, "identity": trained.identity, "results": to_json(results)})
+        report(scores.to_json())
         return
-    say(score_lines(results))
+    say(score_lines(scores.results, styled))
     for path in written:
         say(f"wrote {path}")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.options import JsonOption, new_app
-from ups.cli.output import report, say
+from ups.cli.output import report, say, styled
 
 app = new_app("Turn a run into something others can use.")
 
@@ -27,13 +27,13 @@ def bundle(
     """Write a bundle: weights, config, statistics and a card with scores, as plain files without pickle."""
     from pathlib import Path
 
-    from ups.cli.score_table import score_lines
     from ups.evaluation.results import to_json
     from ups.run.bundling import bundle_of_run
+    from ups.run.score_text import score_lines
 
     path, results = bundle_of_run(run, Path(out) if out is not None else None, trajectories)
     if json:
         report({"bundle": str(path), "results": to_json(results)})
         return
-    say(score_lines(results))
+    say(score_lines(results, styled))
     say(f"wrote {path}")

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 
 from ups.errors import MachineError, UpsError
 from ups.record.foreign import printable
+from ups.run.table import table as table
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _MAX_LOG_BYTES = 1_000_000
@@ -61,17 +62,6 @@ def report(data: Mapping[str, Any] | Sequence[Any]) -> None:
     """Print a result as JSON, for `--json`."""
     # JSON leaves DEL as it is.
     say(json.dumps(data, indent=2, ensure_ascii=True, default=str).replace("\x7f", "\\u007f"))
-
-
-def table(rows: Sequence[Sequence[str]], *, indent: int = 2, gap: int = 2) -> str:
-    """Rows as aligned columns; the last column runs free. A cell stays on its line, whatever it holds."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
-    lines = []
-    for row in rows:
-        cells = [cell.ljust(width + gap) for cell, width in zip(row[:-1], widths, strict=True)]
-        lines.append((" " * indent + "".join(cells) + row[-1]).rstrip())
-    return "\n".join(lines)
 
 
 def print_error(error: UpsError, *, as_json: bool = False) -> None:

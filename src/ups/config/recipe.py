@@ -60,9 +60,21 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Reso
     document = reader.read(os.fspath(path))
     for override in overrides:
         apply_override(document, override)
-    recipe = _validate(document, frozenset(reader.included))
+    return _resolved(document, frozenset(reader.included), tuple(reader.files))
+
+
+def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe") -> ResolvedRecipe:
+    """The same for a recipe made of plain values, as `plain_data` gives it; `name` stands for its file in messages."""
+    document = Document(data, dict.fromkeys(paths_in(data), Origin(name, 0)))
+    for override in overrides:
+        apply_override(document, override)
+    return _resolved(document, frozenset(), ())
+
+
+def _resolved(document: Document, included: frozenset[str], files: tuple[str, ...]) -> ResolvedRecipe:
+    recipe = _validate(document, included)
     text = dump_recipe(recipe)
-    return ResolvedRecipe(recipe, text, text_hash(text), tuple(reader.files))
+    return ResolvedRecipe(recipe, text, text_hash(text), files)
 
 
 def dump_recipe(recipe: Recipe) -> str:

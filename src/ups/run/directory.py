@@ -34,10 +34,32 @@ def run_dir_of(resolved: ResolvedRecipe, argument: str, overrides: Sequence[str]
     `run.dir` of the recipe, or runs/<name>.
     """
     moved = any(override.partition("=")[0].strip() == "run.dir" for override in overrides)
-    if Path(argument).is_dir() and not moved:
+    if argument and Path(argument).is_dir() and not moved:
         return Path(argument).resolve()
     run = resolved.recipe.run
     return Path(run.dir or Path("runs") / run.name).resolve()
+
+
+def read_run_recipe(path: Path) -> ResolvedRecipe:
+    """The resolved recipe that a run or a bundle holds."""
+    return resolve(path / CONFIG_NAME)
+
+
+def last_step_of(recipe: Recipe) -> int | None:
+    """The step at which a run of this recipe is done; None where time decides."""
+    lengths = [stage.steps for stage in recipe.stages]
+    return None if None in lengths else sum(length or 0 for length in lengths)
+
+
+def check_ranks(block_size: int, ranks: int) -> None:
+    """Raises ConfigError, before anything starts, if a block cannot be cut evenly over the ranks."""
+    if ranks < 1:
+        raise ConfigError(f"{ranks} ranks cannot train", hint="use 1 or more")
+    if block_size % ranks:
+        raise ConfigError(
+            f"data.block_size ({block_size}) cannot be cut evenly over {ranks} ranks",
+            hint=f"use --set data.block_size={-(-block_size // ranks) * ranks}, or a number of ranks that divides it",
+        )
 
 
 def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
@@ -48,7 +70,7 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
     config = run_dir / CONFIG_NAME
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.exists():
-        stored = resolve(config).recipe
+        stored = read_run_recipe(run_dir).recipe
         check_recipe(run_dir, stored)
         difference = first_difference(stored, resolved.recipe)
         if difference:

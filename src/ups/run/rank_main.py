@@ -7,7 +7,6 @@ collective and without destructors that could wait for its peers; what happens n
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -65,59 +64,24 @@ def read_recipe(run_dir: Path) -> Recipe:
 
 
 def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
-    """All stages of a run from wherever it stands. Collective: all ranks."""
-    from ups.data.open import open_task
-    from ups.distributed.runtime import Runtime
+    """All stages of a run, as the variables of the launcher say. Collective: all ranks."""
+    from ups.distributed.environment import RankEnvironment
     from ups.record.identity import HASHED_VARIABLE, RunIdentity, note_commit
-    from ups.run.directory import read_statistics
-    from ups.run.stage_run import StageRun
-    from ups.tracking.tracker import FanOut, JsonlTracker
-    from ups.training.checkpoint import Checkpointer
-    from ups.training.progress import Progress
+    from ups.run.rank import run_stages
     from ups.training.wishes import Wishes
 
-    box = recorder.box
     boxes = os.environ.get("UPS_BLACKBOX_DIR")
-    with contextlib.ExitStack() as stack:
-        runtime = stack.enter_context(Runtime.start(recipe.engine))
-        readers = [open_task(task) for task in recipe.data.tasks]
-        for reader in readers:
-            stack.callback(reader.close)
-        statistics = read_statistics(run_dir, readers)
-        tracker = None
-        if runtime.is_first:
-            tracker = FanOut(JsonlTracker(run_dir / "metrics.jsonl"))
-            stack.callback(tracker.close)
-        checkpointer = Checkpointer(
-            runtime,
-            run_dir,
-            keep=recipe.checkpoint.keep,
-            asynchronous=recipe.checkpoint.asynchronous,
-            identity=RunIdentity.from_environment(),
-            hashed=os.environ.get(HASHED_VARIABLE, ""),
-            on_commit=functools.partial(note_commit, Path(boxes)) if boxes else None,
-        )
-        stack.callback(checkpointer.close)
-        wishes = stack.enter_context(Wishes(recipe.engine.max_seconds))
-        # Entered last, so that it records before anything above closes a connection and misleads the peers.
-        stack.enter_context(recorder.watch())
-        found = checkpointer.find()
-        path, progress = found if found is not None else (None, Progress())
-        progress.check([stage.steps for stage in recipe.stages])
-        while True:
-            if progress.stage_finished:
-                if progress.stage_index + 1 >= len(recipe.stages):
-                    break
-                progress = progress.next_stage()
-            stage = StageRun(recipe, runtime, readers, statistics, checkpointer, tracker, wishes, box)
-            stopped, progress, path = stage.run(progress, path)
-            if stopped:
-                if box is not None:
-                    box.leave(progress.step)
-                return 128 + stopped
-        if box is not None:
-            box.finish(progress.step)
-    return 0
+    stopped, _ = run_stages(
+        run_dir,
+        recipe,
+        RankEnvironment.read(),
+        recorder,
+        Wishes(recipe.engine.max_seconds),
+        identity=RunIdentity.from_environment(),
+        hashed=os.environ.get(HASHED_VARIABLE, ""),
+        on_commit=functools.partial(note_commit, Path(boxes)) if boxes else None,
+    )
+    return 128 + stopped if stopped else 0
 
 
 if __name__ == "__main__":

@@ -64,11 +64,11 @@ def _open(recipe: Recipe) -> list[Reader]:
 
 
 def _from_bundle(path: Path) -> Trained:
-    from ups.config.recipe import resolve
     from ups.inference.bundle import load_bundle
+    from ups.run.directory import read_run_recipe
 
     bundle = load_bundle(path)
-    resolved = resolve(path / "config.yaml")
+    resolved = read_run_recipe(path)
     identity = {"bundle": bundle.hash, "recipe": resolved.hash} | dict(bundle.info.provenance)
     step = int(bundle.info.provenance.get("step", "0"))
     readers = _open(resolved.recipe)
@@ -76,16 +76,15 @@ def _from_bundle(path: Path) -> Trained:
 
 
 def _from_run(path: Path) -> Trained:
-    from ups.config.recipe import resolve
     from ups.models.build import build_model
     from ups.record.checkpoints import latest_verified, read_progress
-    from ups.run.directory import read_statistics
+    from ups.run.directory import read_run_recipe, read_statistics
     from ups.run.identity import check_recipe, check_statistics
     from ups.supervise.run_file import run_identity
     from ups.training.export import read_weights
     from ups.training.progress import Progress
 
-    resolved = resolve(path / "config.yaml")
+    resolved = read_run_recipe(path)
     recipe = resolved.recipe
     check_recipe(path, recipe)
     known = run_identity(path)

@@ -79,6 +79,18 @@ class RunFile:
             return str(error)
         return ""
 
+    def pronounce(self, state: str, cause: str, exit_code: int, detail: str) -> tuple[str, str]:
+        """Write the end of the run down; returns the line of the verdict, and what went wrong with writing it or ''."""
+        attempts = self.document["attempts"]
+        faults = sum(len(attempt.get("faults", [])) for attempt in attempts)
+        line = f"VERDICT state={state} exit={exit_code} attempts={len(attempts)} faults={faults}"
+        line += f" cause={cause}" if cause else ""
+        line += f" {detail}" if detail else ""
+        self.document.update(
+            state=state, cause=cause, exit_code=exit_code, verdict=line, ended=time.time(), blackbox_dir=""
+        )
+        return line, self.save()
+
 
 def read_run(run_dir: Path) -> dict[str, Any]:
     """The state of a run, merged over hosts; `died` if it says running but its supervisor is gone from this host."""

@@ -23,19 +23,19 @@ from typing import Any
 
 from ups.errors import RunDirectoryLostError, UpsError
 from ups.record import process_tree
-from ups.record.causes import base_name
 from ups.record.foreign import printable
 from ups.record.held_directory import HeldDirectory
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.open_files import raise_open_files
 from ups.supervise.attempt import Attempt, Outcome, Wish
-from ups.supervise.checkpoints import Found, find_usable, prove_step
+from ups.supervise.checkpoints import Found, find_usable
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.launcher import make_box_root
 from ups.supervise.options import Options
+from ups.supervise.proof import missing_proof
 from ups.supervise.rank_view import RankView
-from ups.supervise.restart import MICRO_BATCH, NOT_RETRIED, RestartPolicy
+from ups.supervise.restart import MICRO_BATCH, RestartPolicy
 from ups.supervise.run_file import RunFile
 from ups.supervise.run_lock import hold_run
 from ups.supervise.speaker import Speaker
@@ -268,37 +268,21 @@ class _Supervision:
 
     def _missing_proof(self, outcome: Outcome) -> tuple[str, str]:
         """Cause and message of what speaks against the success; two empty texts if nothing does."""
-        expected = self._options.last_step
         if outcome.behind is not None:
             behind = f"rank {outcome.behind} says it is done before step {outcome.last_step} of the others"
             return "unproven(last_step)", behind
-        if expected is not None and outcome.last_step != expected:
-            return "unproven(last_step)", f"the ranks are done at step {outcome.last_step} of {expected}"
-        error = prove_step(self._options.run_dir, outcome.last_step, self._identity)
-        try:
-            if error is None and self._options.check_inputs is not None:
-                self._options.check_inputs()
-        except UpsError as problem:
-            error = problem
-        if error is None:
-            return "", ""
-        # What names a substitution keeps its name; damage and absence mean that nothing is proven.
-        named = base_name(error.cause) in NOT_RETRIED
-        return (error.cause if named else "unproven(final_checkpoint)"), error.message
+        options = self._options
+        return missing_proof(
+            options.run_dir, outcome.last_step, options.last_step, self._identity, options.check_inputs
+        )
 
     def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:
-        document = self._file.document
-        faults = sum(len(attempt.get("faults", [])) for attempt in document["attempts"])
-        line = f"VERDICT state={state} exit={exit_code} attempts={len(document['attempts'])} faults={faults}"
-        line += f" cause={cause}" if cause else ""
-        line += f" {detail}" if detail else ""
-        document.update(state=state, cause=cause, exit_code=exit_code, verdict=line, ended=time.time(), blackbox_dir="")
-        problem = self._file.save()
+        line, problem = self._file.pronounce(state, cause, exit_code, detail)
         self._say(line)
         if problem:
             self._say(f"this verdict could not be written to {_shown(self._file.path)}: {problem}")
         if self._options.on_verdict is not None:
-            self._options.on_verdict(document)
+            self._options.on_verdict(self._file.document)
         return exit_code
 
     def _notice(self, entry: dict[str, Any]) -> None:

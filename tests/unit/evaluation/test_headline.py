@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ups.cli.score_table import score_lines
 from ups.evaluation.comparison import Scored, compare
 from ups.evaluation.headline import SCORES, headlines
+from ups.run.score_text import score_lines
 
 HARDNESS = np.random.default_rng(0).uniform(0.5, 1.5, 16)
 

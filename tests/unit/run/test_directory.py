@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ups.cli.train import check_ranks
 from ups.config.recipe import recipe_file, resolve
 from ups.data.open import open_task
 from ups.errors import ConfigError, DataError
-from ups.run.directory import ensure_run_statistics, prepare, read_statistics, run_dir_of
+from ups.run.directory import check_ranks, ensure_run_statistics, prepare, read_statistics, run_dir_of
 from ups.run.environment_record import kept_variables
 from ups.testing.mixture import mixture_recipe, write_mixture
 

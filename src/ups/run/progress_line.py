@@ -1,6 +1,6 @@
-"""The live line of `ups train`: follows metrics.jsonl of a run from the outside, so it costs the ranks nothing.
+"""The live line of a run: follows its metrics.jsonl from the outside, so it costs the ranks nothing.
 
-On a terminal one line is rewritten in place; in a log there is one line for each row.
+On a terminal and in a notebook one line is rewritten in place; in a log there is one line for each row.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from ups.cli.output import shown
+from ups.record.foreign import printable
+
+BAR_WIDTH = 20
 
 
 class ProgressLine:
@@ -24,7 +26,7 @@ class ProgressLine:
         self._path = path
         self._stages = stage_names
         self._stream = stream or sys.stderr
-        self._live = self._stream.isatty()
+        self._live = self._stream.isatty() or in_notebook(self._stream)
         self._offset = path.stat().st_size if path.exists() else 0
         self._rest = b""
         self._shown = ""
@@ -36,7 +38,7 @@ class ProgressLine:
         """Print a whole line to standard output, above the live line."""
         with self._lock:
             self._clear()
-            sys.stdout.write(shown(text) + "\n")
+            sys.stdout.write(_shown(text) + "\n")
             sys.stdout.flush()
 
     def __enter__(self) -> Self:
@@ -55,9 +57,9 @@ class ProgressLine:
             # Nobody reads any more, or the terminal is gone: the run goes on.
             with contextlib.suppress(OSError, ValueError):
                 for row in self._new_rows():
-                    text = shown(describe(row, self._stages))
+                    text = _shown(describe(row, self._stages))
                     if text:
-                        self._show(text)
+                        self._show(bar(row) + text if self._live else text)
                 if last:
                     with self._lock:
                         if self._live and self._shown:
@@ -97,8 +99,24 @@ class ProgressLine:
 
     def _clear(self) -> None:
         if self._live and self._shown:
-            self._stream.write("\r\x1b[K")
+            # A notebook knows no "clear the line": what was there is written over.
+            self._stream.write("\r\x1b[K" if self._stream.isatty() else "\r" + " " * len(self._shown) + "\r")
             self._shown = ""
+
+
+def in_notebook(stream: TextIO) -> bool:
+    """Whether what is written to `stream` is shown in a notebook, which rewrites a line like a terminal."""
+    return type(stream).__module__.startswith("ipykernel")
+
+
+def bar(row: dict[str, Any]) -> str:
+    """How much of its stage is done, as `[######....] `; '' where that is not known."""
+    done: Any = row.get("stage_step")
+    total: Any = row.get("stage_steps")
+    if not (_is_number(done) and _is_number(total) and 0 <= done <= total and total):
+        return ""
+    filled = int(BAR_WIDTH * done / total)
+    return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] "
 
 
 def describe(row: dict[str, Any], stages: list[str]) -> str:
@@ -167,5 +185,10 @@ def duration(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(text: str) -> str:
+    # A message may repeat what a stranger's file says.
+    return printable(text, keep="\n\t")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.cli.progress_line import ProgressLine, describe, duration
+from ups.run.progress_line import ProgressLine, describe, duration
 
 ROW = {"stage": 1, "stage_step": 30, "stage_steps": 90, "loss": 0.12345, "steps_per_second": 2.0, "skipped": 0}
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ups.cli.output import styled, table
 from ups.run.scoring import MODEL, blow_up_words, ratio_words
+from ups.run.table import table
 
 
-def score_lines(results: Sequence[Mapping[str, Any]]) -> str:
-    """A table for people: each score of the model beside the best reference, with a word where it is not better."""
+def plain(text: str, *_styles: str) -> str:
+    """Text without terminal styles."""
+    return text
+
+
+def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str] = plain) -> str:
+    """A table for people: each score of the model beside the best reference, with a word where it is not better.
+
+    styled(text, *styles) makes a text bold, dim or yellow where that can be shown.
+    """
     from ups.evaluation.headline import headlines
     from ups.evaluation.results import leak_words
 

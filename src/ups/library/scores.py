@@ -1,0 +1,189 @@
+"""`ups.evaluate` and `ups.compare`: scores on held-out data, beside what costs nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ups.errors import ConfigError
+from ups.library.run import Run
+
+if TYPE_CHECKING:
+    import pandas
+
+    from ups.evaluation.comparison import TaskComparison
+    from ups.run.trained import Trained
+
+ModelLike = str | os.PathLike[str] | Run
+HELD_OUT = ("test", "valid")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of one model. `results`: one for each task, all of it (see docs/evaluation.md).
+
+    `table()` has what to look at first; `print(scores)` shows it with its references.
+    """
+
+    model: str
+    identity: dict[str, str]
+    results: list[dict[str, Any]]
+    folder: Path
+    _trained: Trained = field(repr=False)
+
+    def table(self) -> pandas.DataFrame:
+        """Each score of the model beside its best reference: task, score, model, reference, ratio, verdict."""
+        import pandas
+
+        from ups.evaluation.headline import headlines
+        from ups.run.scoring import MODEL
+
+        rows = [
+            {"task": result["task"], **line.to_json()} for result in self.results for line in headlines(result, MODEL)
+        ]
+        return pandas.DataFrame(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `ups eval --json` prints."""
+        from ups.evaluation.results import to_json
+
+        return {"model": self.model, "identity": self.identity, "results": to_json(self.results)}
+
+    def write(self, folder: str | os.PathLike[str] | None = None, *, page: bool = False) -> list[Path]:
+        """Write scores.json, and with `page` the report; default beside the model. Returns what was written."""
+        from ups.run.reporting import write_scores
+
+        return write_scores(Path(folder) if folder is not None else self.folder, self._trained, self.results, page=page)
+
+    def __str__(self) -> str:
+        from ups.run.score_text import score_lines
+
+        return score_lines(self.results)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several models side by side: a comparison for each task, notes, and what their recipes differ in."""
+
+    models: list[str]
+    tasks: list[TaskComparison]
+    notes: list[str]
+    recipe_changes: dict[str, list[tuple[str, str, str]]]
+
+    def table(self) -> pandas.DataFrame:
+        """Error of each model and of the best reference, for each task and score, and which is significantly best."""
+        import pandas
+
+        from ups.evaluation.headline import SCORES
+
+        rows = []
+        for found in self.tasks:
+            for head, key in SCORES:
+                if found.first["steady"] and key == "one_step_trmse":
+                    continue
+                name, value = found.reference(key)
+                scores = {label: found.summary(label)[key] for label in found.results}
+                best = found.winner(key)[0]
+                rows.append(
+                    {
+                        "task": found.task,
+                        "score": head,
+                        **scores,
+                        "reference": value,
+                        "reference_name": name,
+                        "best": best,
+                    }
+                )
+        return pandas.DataFrame(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `ups compare --json` prints."""
+        from ups.evaluation.results import to_json
+
+        changes = {label: [list(row) for row in rows] for label, rows in self.recipe_changes.items()}
+        tasks = [to_json(_plain(found)) for found in self.tasks]
+        return {"models": self.models, "tasks": tasks, "notes": self.notes, "recipe_changes": changes}
+
+    def write(self, folder: str | os.PathLike[str]) -> Path:
+        """Write a page with tables and curves; returns it."""
+        from ups.run.comparing import write_page
+
+        return write_page(Path(folder), self.tasks, self.notes, self.recipe_changes)
+
+    def __str__(self) -> str:
+        return str(self.table().to_string(index=False))
+
+
+def evaluate(
+    model: ModelLike,
+    split: str = "test",
+    *,
+    tasks: Sequence[str] = (),
+    start_frame: int | None = None,
+    max_trajectories: int | None = None,
+    solver_cost: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Scores:
+    """Score a run (its newest checkpoint) or a bundle on held-out trajectories: whole rollouts from the start frame.
+
+    tasks: only these. max_trajectories: at most so many of each task. solver_cost: also measure what the same error
+    costs the solver that made the data (takes minutes). progress: called with the name of each task. Writes nothing.
+    """
+    from ups.run.reporting import report_folder
+    from ups.run.scoring import score
+    from ups.run.trained import find_model, load_trained
+
+    if split not in HELD_OUT:
+        raise ConfigError(f"'{split}' is not a held-out split", hint="use test or valid")
+    if solver_cost:
+        from ups.solvers.restart import require_solvers
+
+        require_solvers()
+    name = _name_of(model)
+    trained = load_trained(name)
+    known = [reader.task.name for reader in trained.readers]
+    wrong = [task for task in tasks if task not in known]
+    if wrong:
+        raise ConfigError(f"'{name}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
+    results = score(
+        trained,
+        split=split,
+        start_frame=start_frame,
+        max_trajectories=max_trajectories,
+        tasks=tasks,
+        solver_cost=solver_cost,
+        progress=progress,
+    )
+    return Scores(trained.name, trained.identity, results, report_folder(find_model(name)), trained)
+
+
+def compare(*models: ModelLike, tasks: Sequence[str] = (), progress: Callable[[str], None] | None = None) -> Comparison:
+    """Scores of several runs, bundles, reports or scores.json files, with paired differences to the first.
+
+    One without scores is scored first, and its scores.json kept. Raises if the scores are of other data or of another
+    protocol.
+    """
+    from ups.run.comparing import compare_models
+
+    return Comparison(*compare_models([_name_of(model) for model in models], tasks, progress))
+
+
+def _name_of(model: ModelLike) -> str:
+    return str(model.path) if isinstance(model, Run) else os.fspath(model)
+
+
+def _plain(found: TaskComparison) -> dict[str, Any]:
+    from ups.evaluation.headline import SCORES
+
+    return {
+        "task": found.task,
+        "protocol": dict(found.first["protocol"]),
+        "scores": {label: dict(found.summary(label)) for label in found.results},
+        "references": {name: dict(summary) for name, summary in found.references().items()},
+        "best": {key: found.winner(key)[0] for _, key in SCORES},
+        "verdicts": {label: found.rollout_verdict(label) for label in found.results},
+        "differences": {label: dict(d) for label, d in found.differences.items()},
+    }

@@ -1,0 +1,102 @@
+"""`ups.train`: a supervised run on one or many ranks. `ups train` is this function with options.
+
+No torch here: the ranks import it, and when torch is what is broken this process still says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ups.config.recipe import ResolvedRecipe
+from ups.config.schema import Recipe
+from ups.errors import RunDirectoryLostError
+from ups.library.output import Output, Printed
+from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
+from ups.library.run import Run
+from ups.record.identity import RunIdentity
+
+
+def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overrides: Any) -> Run:
+    """Train a recipe on `ranks` processes until the verdict, or go on with a run that was interrupted.
+
+    recipe: a file, a run directory, plain values or a Recipe; overrides as in `load_recipe`. The run is supervised: a
+    rank that dies is explained and the run restarted from its last checkpoint. An interrupt saves and leaves. Returns
+    the run whatever its verdict is: look at `run.state` and `run.why()`. Raises ConfigError, DataError or MachineError
+    if the run cannot be started. With `progress` a line follows the run.
+
+    The ranks are processes of their own: what this process has registered or changed in memory is not seen there.
+    """
+    resolved = resolve_recipe(recipe, overrides)
+    run_dir = run_dir_for(recipe, resolved)
+    train_resolved(resolved, run_dir, ranks, Printed() if progress else Output())
+    if not run_dir.is_dir():
+        raise RunDirectoryLostError(f"{run_dir} is gone: it was moved or removed while the run went on")
+    return Run(run_dir)
+
+
+def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> int:
+    """The same for a recipe that is resolved already; returns the exit code of the run."""
+    with prepared(resolved, run_dir, ranks, output) as identity:
+        code = start_ranks(run_dir, resolved.recipe, ranks, identity, output)
+        if code == 0:
+            # The verdict stands already: torch may come now.
+            leave_bundle(run_dir, output)
+    return code
+
+
+@contextlib.contextmanager
+def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> Iterator[RunIdentity]:
+    """Check machine and data, hold the run, and write what ranks read; gives the identity of the run."""
+    from ups.doctor.probes.preflight import preflight
+    from ups.run.directory import check_ranks, ensure_run_statistics, prepare
+    from ups.run.identity import identify
+    from ups.supervise.run_lock import hold_run
+
+    check_ranks(resolved.recipe.data.block_size, ranks)
+    for warning in preflight(resolved.recipe, ranks, run_dir):
+        output.warn(warning)
+    # Held first: what follows writes files that a living run reads.
+    with hold_run(run_dir):
+        prepare(run_dir, resolved, ranks)
+        ensure_run_statistics(run_dir, resolved.recipe)
+        yield identify(run_dir, resolved.recipe)
+
+
+def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity, output: Output) -> int:
+    """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
+    from ups.run.directory import last_step_of
+    from ups.run.identity import check_inputs
+    from ups.supervise.options import Options
+    from ups.supervise.supervisor import supervise_held
+
+    share = recipe.data.block_size // ranks
+    threads = recipe.engine.threads or (1 if ranks > 1 else None)
+    environment = {"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {}
+    options = Options(
+        run_dir=run_dir,
+        ranks=ranks,
+        command=(sys.executable, "-m", "ups.run.rank_main", str(run_dir)),
+        max_restarts=recipe.supervise.max_restarts,
+        micro_batch=recipe.engine.micro_batch or share,
+        block_size=share,
+        environment=environment,
+        show_rank=None,
+        identity=identity,
+        check_inputs=lambda: check_inputs(run_dir, identity),
+        last_step=last_step_of(recipe),
+    )
+    with output.following(run_dir, recipe) as say:
+        return supervise_held(options, say)
+
+
+def leave_bundle(run_dir: Path, output: Output) -> None:
+    """Score a completed run on its test split and write RUN/bundle."""
+    from ups.run.bundling import bundle_of_run
+
+    path, results = bundle_of_run(str(run_dir))
+    output.scored(results, path)

@@ -1,0 +1,112 @@
+"""Finds the scores of several models, scoring those that have none, and puts them side by side.
+
+What may be compared: `ups.evaluation.comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ups.config.changes import changes_between, shown_value
+from ups.config.yaml_subset import parse
+from ups.errors import ConfigError
+from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, compare, read_scores
+from ups.record.checkpoints import latest_verified
+from ups.record.foreign import read_object
+from ups.record.manifest import read_manifest, write_file_atomically
+from ups.run.reporting import report_folder, write_scores
+from ups.run.trained import find_model, load_trained
+
+Changes = dict[str, list[tuple[str, str, str]]]
+
+
+def compare_models(
+    names: Sequence[str], tasks: Sequence[str] = (), progress: Callable[[str], None] | None = None
+) -> tuple[list[str], list[TaskComparison], list[str], Changes]:
+    """Labels, a comparison for each task, notes, and the recipe changes of each model against the first.
+
+    names: runs, bundles, reports or scores.json files. Raises ConfigError for fewer than two.
+    """
+    if len(names) < 2:
+        raise ConfigError("a comparison needs two models or more", hint="ups compare runs/A runs/B")
+    scored = [_only(one, tasks) for one in _labeled(names, progress)]
+    found, notes = compare(scored)
+    changes = {one.label: _changes(scored[0], one) for one in scored[1:]}
+    return [one.label for one in scored], found, notes, changes
+
+
+def write_page(folder: Path, tasks: Sequence[TaskComparison], notes: Sequence[str], changes: Changes) -> Path:
+    """Write the page with tables and curves; returns its path."""
+    from ups.evaluation.report.side_by_side import write_comparison
+
+    folder.mkdir(parents=True, exist_ok=True)
+    text = write_comparison(tasks, notes, title="Comparison", changes=changes)
+    write_file_atomically(folder / "index.html", text.encode())
+    return folder / "index.html"
+
+
+def _labeled(names: Sequence[str], progress: Callable[[str], None] | None) -> list[Scored]:
+    """Scores of each model, in order; labeled by what was typed, without what tells nothing."""
+    if len({Path(n).resolve() for n in names}) < len(names):
+        raise ConfigError("the same model is named twice")
+    short = [_short_name(name) for name in names]
+    labels = [s if short.count(s) == 1 else n for s, n in zip(short, names, strict=True)]
+    return [_load(name, label, progress) for name, label in zip(names, labels, strict=True)]
+
+
+def _short_name(name: str) -> str:
+    parts = [p for p in Path(name).parts if p not in ("scores.json", "report", "bundle", "runs", ".", "..", "/")]
+    return parts[-1] if parts else name
+
+
+def _load(name: str, label: str, progress: Callable[[str], None] | None) -> Scored:
+    path = Path(name)
+    if path.is_file():
+        return read_scores(path, label)
+    if (path / "scores.json").is_file():
+        return read_scores(path / "scores.json", label)
+    folder = find_model(name)
+    known = report_folder(folder) / "scores.json"
+    if not (known.is_file() and _is_current(folder, known)):
+        _score(name, label, known.parent, progress)
+    return read_scores(known, label)
+
+
+def _is_current(folder: Path, scores: Path) -> bool:
+    """Whether scores that were kept are of the newest checkpoint of a run, or of this bundle."""
+    identity = (read_object(scores, MAX_BYTES) or {}).get("identity")
+    if not isinstance(identity, dict):
+        return False
+    if (folder / "bundle.json").is_file():
+        return bool(identity.get("bundle") == read_manifest(folder).sha256)
+    newest = latest_verified(folder)
+    return newest is not None and identity.get("checkpoint") == newest.name
+
+
+def _score(name: str, label: str, folder: Path, progress: Callable[[str], None] | None) -> None:
+    """Score a model and leave scores.json in `folder`."""
+    from ups.run.scoring import score
+
+    trained = load_trained(name)
+
+    def tell(task: str) -> None:
+        if progress is not None:
+            progress(f"{label}: scoring {task}")
+
+    write_scores(folder, trained, score(trained, progress=tell), page=False)
+
+
+def _only(one: Scored, tasks: Sequence[str]) -> Scored:
+    if not tasks:
+        return one
+    return replace(one, results={name: result for name, result in one.results.items() if name in tasks})
+
+
+def _changes(a: Scored, b: Scored) -> list[tuple[str, str, str]]:
+    """(field, value in a, value in b) of the recipes; empty if one of them is not known."""
+    if not a.config_text or not b.config_text:
+        return []
+    pairs = changes_between(parse(a.config_text, a.label).value, parse(b.config_text, b.label).value)
+    return [(field, shown_value(old), shown_value(new)) for field, old, new in pairs]

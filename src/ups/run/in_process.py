@@ -1,0 +1,219 @@
+"""A run inside this process: the engine of a rank, with the record that a supervisor would keep.
+
+It writes run.json, black box, failure record and verdict like a supervised run, so that `ups status`, `ups why` and a
+later `ups train` see no difference. What it cannot do is what needs another process: restart after a death, notice a
+standstill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ups.config.recipe import plain_data, resolve_data
+from ups.config.schema import Recipe
+from ups.distributed.environment import RankEnvironment
+from ups.errors import CheckpointError, UpsError, exit_code_of_cause
+from ups.record.blackbox import BlackBox, ring_path
+from ups.record.causes import base_name, cause_of_error
+from ups.record.failure import Recorder, failure_stem, read_failure
+from ups.record.identity import RunIdentity
+from ups.run.directory import last_step_of
+from ups.run.identity import check_inputs
+from ups.run.rank import run_stages
+from ups.supervise.checkpoints import find_usable, last_commit
+from ups.supervise.fault import Fault
+from ups.supervise.launcher import make_box_root
+from ups.supervise.proof import missing_proof
+from ups.supervise.run_file import RunFile
+from ups.training.wishes import SAVE_SIGNAL, STOP_SIGNALS, Wishes
+
+# Two at the same moment are one wish: a terminal signals the process and its group.
+_SAME_WISH_SECONDS = 0.5
+_ACTION = "stop(nobody_restarts_a_run_in_process)"
+
+
+def train_in_process(run_dir: Path, recipe: Recipe, identity: RunIdentity, say: Callable[[str], None]) -> int:
+    """Train a prepared run that is held (`run_lock.hold_run`) to its end; returns its exit code.
+
+    Raises what went wrong, after it was written down; KeyboardInterrupt only for a second interrupt.
+    """
+    root = make_box_root(run_dir, 1)
+    try:
+        return _InProcess(run_dir, recipe, identity, say, root).run()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+class _InProcess:
+    def __init__(
+        self, run_dir: Path, recipe: Recipe, identity: RunIdentity, say: Callable[[str], None], root: Path
+    ) -> None:
+        self._run_dir, self._recipe, self._identity, self._say, self._root = run_dir, recipe, identity, say, root
+        self._file = RunFile(run_dir)
+        self._entry: dict[str, Any] = {}
+        self._box: BlackBox | None = None
+
+    def run(self) -> int:
+        self._file.begin(ranks=1, max_restarts=0, box_root=self._root, identity=self._identity)
+        document = self._file.document
+        number = len(document["attempts"])
+        self._entry = {"number": number, "started": time.time(), "from_checkpoint": None, "faults": []}
+        self._entry["overrides"] = dict(document["overrides"])
+        document["attempts"].append(self._entry)
+        box_dir = self._root / f"attempt_{number}"
+        document["blackbox_dir"] = str(box_dir)
+        recorder = Recorder(failure_stem(self._run_dir, number, 0), 0, 1, number, None)
+        try:
+            # Micro-batch sizes that a supervisor has found to fit are kept.
+            changes = [f"{name}={value}" for name, value in document["overrides"].items()]
+            recipe = resolve_data(plain_data(self._recipe), changes).recipe if changes else self._recipe
+            found = find_usable(self._run_dir, self._identity)
+            if found.foreign is not None:
+                raise found.foreign
+            self._entry["from_checkpoint"] = found.step
+            self._file.save()
+            recorder.box = self._box = BlackBox.create(ring_path(box_dir, 0), rank=0, world_size=1, attempt=number)
+            with _signals_as_before(), torch.enable_grad():
+                stopped, step = run_stages(
+                    self._run_dir,
+                    recipe,
+                    RankEnvironment(attempt=number),
+                    recorder,
+                    _Interruptible(recipe.engine.max_seconds),
+                    identity=self._identity,
+                    hashed=found.manifest_sha256,
+                    on_commit=self._note_commit,
+                )
+            return self._left(stopped, step) if stopped else self._done(step)
+        except KeyboardInterrupt:
+            step = self._step()
+            self._left(signal.SIGINT, step)
+            raise
+        except BaseException as error:
+            self._failed(error, recorder)
+            raise
+        finally:
+            self._keep_ring(box_dir)
+
+    def _note_commit(self, step: int, manifest_sha256: str) -> None:
+        self._identity = self._identity.with_commit(step, manifest_sha256)
+        self._file.document["identity"] = self._identity.to_json()
+        self._file.save()
+
+    def _step(self) -> int:
+        return 0 if self._box is None else self._box.last.step
+
+    def _done(self, step: int) -> int:
+        cause, problem = missing_proof(
+            self._run_dir,
+            step,
+            last_step_of(self._recipe),
+            self._identity,
+            lambda: check_inputs(self._run_dir, self._identity),
+        )
+        if cause:
+            raise _Unproven(problem, cause)
+        self._file.document["checkpoint"] = step
+        self._end("finished", step, 0)
+        return self._verdict("completed", "", 0, f"step={step} ckpt={step} verified")
+
+    def _left(self, number: int, step: int) -> int:
+        commit = find_usable(self._run_dir, self._identity).step
+        self._file.document["checkpoint"] = commit
+        state, code = ("stopped", 130) if number == signal.SIGINT else ("preempted", 143)
+        self._end("left", step, code)
+        detail = f"ckpt={'-' if commit is None else commit} lost={max(0, step - (commit or 0))}"
+        return self._verdict(state, f"asked({signal.Signals(number).name})", code, detail)
+
+    def _failed(self, error: BaseException, recorder: Recorder) -> None:
+        """Write down what happened; must not raise, the error itself is on its way."""
+        recorder.record(error)
+        seen = read_failure(recorder.stem) or {}
+        cause = error.missing if isinstance(error, _Unproven) else cause_of_error(error)
+        commit = last_commit(self._run_dir)
+        step = self._step()
+        fault = Fault(
+            attempt=self._entry["number"],
+            rank=0,
+            world=1,
+            host=os.uname().nodename,
+            step=step,
+            phase=str(seen.get("phase", "init")),
+            cause=cause,
+            at=str(seen.get("at", "-")),
+            checkpoint=commit,
+            lost_steps=max(0, step - (commit or 0)),
+            action=_ACTION,
+            message=error.message if isinstance(error, UpsError) else str(error)[:2000],
+            hint=error.hint if isinstance(error, UpsError) else "",
+            exit_code=exit_code_of_cause(base_name(cause)),
+            time_wall=time.time(),
+        )
+        self._file.document["checkpoint"] = commit
+        self._entry["faults"].append(fault.document())
+        self._end("failed", step, fault.exit_code)
+        self._say(fault.one_line())
+        self._verdict("failed", cause, fault.exit_code, f"why='ups why {self._run_dir}'")
+
+    def _end(self, outcome: str, step: int, code: int) -> None:
+        self._entry.update(ended=time.time(), exits={"0": code}, last_step=step, outcome=outcome, orphans=0)
+
+    def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:
+        line, problem = self._file.pronounce(state, cause, exit_code, detail)
+        self._say(line)
+        if problem:
+            self._say(f"this verdict could not be written to {self._file.path}: {problem}")
+        return exit_code
+
+    def _keep_ring(self, box_dir: Path) -> None:
+        target = self._run_dir / "blackbox"
+        with contextlib.suppress(OSError):
+            target.mkdir(exist_ok=True)
+            shutil.copy2(ring_path(box_dir, 0), target)
+
+
+class _Unproven(CheckpointError):
+    """The run says that it is done, and something speaks against it."""
+
+    def __init__(self, message: str, cause: str) -> None:
+        super().__init__(message, hint="look at the checkpoints with `ups why`, then continue the run")
+        self.missing = cause
+
+
+class _Interruptible(Wishes):
+    """The first interrupt asks to save and leave, another one leaves at once: who waits twice means it."""
+
+    _first = 0.0
+
+    def ask_to_stop(self, number: int, frame: FrameType | None = None) -> None:
+        if number == signal.SIGINT and frame is not None:
+            now = time.monotonic()
+            self._first = self._first or now
+            if now - self._first > _SAME_WISH_SECONDS:
+                raise KeyboardInterrupt
+        super().ask_to_stop(number, frame)
+
+
+@contextlib.contextmanager
+def _signals_as_before() -> Iterator[None]:
+    """A rank ignores signals once it has left; a notebook goes on and must still be interruptible."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, SAVE_SIGNAL)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
