@@ -20,9 +20,9 @@ def runs(
     json: JsonOption = False,
 ) -> None:
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""
+    from ups.record.text import duration_text
     from ups.supervise.checkpoints import last_commit
     from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
-    from ups.supervise.status import duration
 
     known, unreadable = list_runs(directory), list_unreadable_runs(directory)
     # From the disk, as `ups status` does: run.json knows of it only after a verdict.
@@ -52,7 +52,7 @@ def runs(
     cells = [["run", "state", "attempts", "faults", "checkpoint", "started", "took", "cause"]]
     for path, document in known:
         started = time.strftime("%Y-%m-%d %H:%M", time.localtime(document["started"]))
-        took = duration((document["ended"] or time.time()) - document["started"])
+        took = duration_text((document["ended"] or time.time()) - document["started"])
         checkpoint = "-" if newest[path] is None else str(newest[path])
         counts = [str(len(document["attempts"])), str(len(faults_of(document)))]
         cells.append([path.name, document["state"], *counts, checkpoint, started, took, document["cause"] or "-"])

@@ -9,6 +9,8 @@ import numpy as np
 
 from ups.formats.base import GridReader, Reader
 from ups.formats.zarr_store import StoreReader
+from ups.record.text import size_text
+from ups.spec.moments import Moments, by_channel
 from ups.spec.task import Role
 
 NUM_SAMPLED = 16
@@ -67,7 +69,7 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("task", card["task"] + (f": {card['equation']}" if card["equation"] else ", equation not known"))]
     rows.append(("path", ", ".join(card["paths"][:3]) + (" ..." if len(card["paths"]) > 3 else "")))
     rows.append(("format", card["format"] + (f", {card['storage']}" if "storage" in card else "")))
-    rows.append(("size", _human(card["bytes"])))
+    rows.append(("size", size_text(card["bytes"])))
     rows.append(("trajectories", ", ".join(f"{count} {split}" for split, count in card["splits"].items())))
     if card["steady"]:
         rows.append(("time", "steady: static fields are given, target fields are asked for"))
@@ -99,25 +101,25 @@ def _ranges(reader: Reader, num_sampled: int) -> tuple[dict[str, Any], int]:
     """Minimum, maximum, mean and deviation of every channel and parameter over sampled trajectories."""
     task = reader.task
     roles: tuple[Role, ...] = ("state", "static", "target")
-    moments = {role: _Moments(task.num_channels(role)) for role in roles}
-    parameters = _Moments(len(task.parameters))
+    moments = {role: Moments(task.num_channels(role), allow_nonfinite=True) for role in roles}
+    parameters = Moments(len(task.parameters), allow_nonfinite=True)
     seen = 0
     for split, count in reader.splits.items():
         for trajectory in np.unique(np.linspace(0, count - 1, min(count, num_sampled)).astype(int)) if count else ():
             window = reader.read(split, int(trajectory), 0, 0 if task.steady else 1)
             for role in ("static", "target"):
-                moments[role].add(getattr(window, role)[None])
-            parameters.add(window.parameters[None, :, None])
+                moments[role].add(by_channel(getattr(window, role), 0))
+            parameters.add(window.parameters[:, None])
             if not task.steady:
                 step = max(1, reader.num_frames // 8)
                 for start in range(0, reader.num_frames, step):
-                    moments["state"].add(reader.read(split, int(trajectory), start, 1).state)
+                    moments["state"].add(by_channel(reader.read(split, int(trajectory), start, 1).state, 1))
             seen += 1
     fields = []
     for role in roles:
         owners = [f for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims))]
-        for i, (name, owner) in enumerate(zip(task.channel_names(role), owners, strict=True)):
-            fields.append({"name": name, "field": owner.name, "role": role, "unit": owner.unit, **moments[role].of(i)})
+        for name, owner, numbers in zip(task.channel_names(role), owners, _numbers(moments[role]), strict=True):
+            fields.append({"name": name, "field": owner.name, "role": role, "unit": owner.unit, **numbers})
     found = [
         {
             "name": p.name,
@@ -125,48 +127,25 @@ def _ranges(reader: Reader, num_sampled: int) -> tuple[dict[str, Any], int]:
             "minimum": p.minimum,
             "maximum": p.maximum,
             "scale": p.scale,
-            "found_minimum": parameters.of(i)["minimum"],
-            "found_maximum": parameters.of(i)["maximum"],
+            "found_minimum": parameters.minimum[i],
+            "found_maximum": parameters.maximum[i],
         }
         for i, p in enumerate(task.parameters)
     ]
     return {"fields": fields, "parameters": found}, seen
 
 
-class _Moments:
-    """Running minimum, maximum, sum and sum of squares of each channel."""
-
-    def __init__(self, num_channels: int) -> None:
-        self._low, self._high = np.full(num_channels, np.inf), np.full(num_channels, -np.inf)
-        self._sum, self._squares, self._count = np.zeros(num_channels), np.zeros(num_channels), 0
-
-    def add(self, values: Any) -> None:
-        """values (T, C, *S)."""
-        if not len(self._low) or not values.size:
-            return
-        flat = values.reshape(values.shape[0], values.shape[1], -1).astype(np.float64)
-        self._low = np.minimum(self._low, flat.min(axis=(0, 2)))
-        self._high = np.maximum(self._high, flat.max(axis=(0, 2)))
-        self._sum += flat.sum(axis=(0, 2))
-        self._squares += np.square(flat).sum(axis=(0, 2))
-        self._count += flat.shape[0] * flat.shape[2]
-
-    def of(self, i: int) -> dict[str, float]:
-        mean = self._sum[i] / max(1, self._count)
-        variance = max(0.0, self._squares[i] / max(1, self._count) - mean * mean)
-        return {
-            "minimum": float(self._low[i]),
-            "maximum": float(self._high[i]),
-            "mean": float(mean),
-            "std": float(np.sqrt(variance)),
-        }
+def _numbers(moments: Moments) -> list[dict[str, float]]:
+    """One row per channel."""
+    columns = zip(moments.minimum, moments.maximum, moments.mean, moments.std(), strict=True)
+    return [dict(zip(("minimum", "maximum", "mean", "std"), row, strict=True)) for row in columns]
 
 
 def _storage(reader: StoreReader) -> str:
     layout = next(iter(reader.layouts.values()))["target" if reader.task.steady else "state"]
     packing = layout.compressor or "uncompressed"
     shard = layout.chunk_bytes * int(np.prod(layout.chunks_per_shard))
-    return f"Zarr v3, {packing}, chunks of {_human(layout.chunk_bytes)} in shards of {_human(shard)}"
+    return f"Zarr v3, {packing}, chunks of {size_text(layout.chunk_bytes)} in shards of {size_text(shard)}"
 
 
 def _bytes_of(path: Path) -> int:
@@ -177,11 +156,3 @@ def _bytes_of(path: Path) -> int:
 
 def _unit(unit: str) -> str:
     return "" if unit == "1" else f" {unit}"
-
-
-def _human(num_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.4g} TB"

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.moments import Moments
 from ups.data.permutation import Permutation
 from ups.errors import DataError, MachineError
 from ups.formats.base import Reader, WindowBlock
 from ups.record.atomic import write_file_atomically
 from ups.spec.keyed import key_of
+from ups.spec.moments import Moments
 from ups.spec.statistics import Statistics
 
 logger = logging.getLogger(__name__)

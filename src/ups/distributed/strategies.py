@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ups.config.schema import EngineConfig
+from ups.distributed.precision import weight_dtype
 from ups.distributed.runtime import Runtime
 from ups.errors import ConfigError, TrainingError
 
@@ -29,7 +30,6 @@ from ups.errors import ConfigError, TrainingError
 # argument got a new name in torch 2.13.
 _NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _KEEP_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
 
 
 class Single:
@@ -145,7 +145,7 @@ def spread(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strategy
 
     Every rank must hold the same initial weights: fsdp keeps a slice of its own copy.
     """
-    stage.to(device=runtime.device, dtype=DTYPES[config.precision])
+    stage.to(device=runtime.device, dtype=weight_dtype(config.precision))
     units = shard_units(stage)
     for unit in units:
         if config.activation_checkpointing:

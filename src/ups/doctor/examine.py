@@ -23,7 +23,7 @@ from typing import Any
 
 from ups.doctor.ladder import LADDER, Launch, Rung
 from ups.record import process_tree
-from ups.record.causes import is_cascade_text, signal_name
+from ups.record.causes import causes_first, is_cascade_text, signal_name
 from ups.record.location import location_of_dump
 from ups.supervise.launcher import Launcher
 from ups.supervise.options import Options
@@ -185,7 +185,7 @@ def _events(left: Processes, said: list[dict[str, Any]]) -> list[_Event]:
         if code < 0 and not (code in _ENDINGS and ended.get("ended_by_us")):
             lost = code == -signal.SIGABRT and is_cascade_text(left.err.get(rank, ""))
             events.append(_Event(rank, int(ended["time_monotonic_ns"]), lost, signal=-code))
-    return sorted(events, key=lambda event: (event.cascade, event.time_ns))
+    return causes_first(events)
 
 
 def _failure(rung: Rung, launch: Launch, left: Processes, said: list[dict[str, Any]], seconds: float) -> Verdict:

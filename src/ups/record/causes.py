@@ -1,13 +1,15 @@
 """The stable names of causes: what `ups why` prints, what scripts match on, what docs/failures.md explains.
 
 A cause is a name, with one detail in parentheses where there is one: `exception(FileNotFoundError)`, `signal(SIGSEGV)`.
-Here they are made from exceptions and exit codes; which rank's cause is the first one is for `ups.supervise` to find.
+Here they are made from exceptions and exit codes, and put in order; who saw what is for `ups.supervise` and the doctor.
 """
 
 from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
 
 from ups.errors import UpsError, WorkerError
 
@@ -158,3 +160,20 @@ def _signal_of_description(text: str) -> str:
         if (signal.strsignal(number) or "").strip() == text.strip():
             return signal_name(number)
     return text.strip().replace(" ", "_")
+
+
+class Event(Protocol):
+    """Something that went wrong on a rank. cascade: it only says that another rank is gone."""
+
+    @property
+    def time_ns(self) -> int: ...
+    @property
+    def cascade(self) -> bool: ...
+
+
+_Event = TypeVar("_Event", bound=Event)
+
+
+def causes_first(events: Iterable[_Event]) -> list[_Event]:
+    """Causes before consequences, then by time: a rank that lost a peer is a consequence whatever its time."""
+    return sorted(events, key=lambda event: (event.cascade, event.time_ns))

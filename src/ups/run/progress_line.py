@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 from ups.record.foreign import printable
+from ups.record.text import duration_text
 
 BAR_WIDTH = 20
 
@@ -138,7 +139,7 @@ def describe(row: dict[str, Any], stages: list[str]) -> str:
         parts.append(f"loss {row['loss']:.4g}")
     parts.append(f"{rate:.3g} steps/s")
     if rate > 0 and total:
-        parts.append(f"left {duration((total - done) / rate)}")
+        parts.append(f"left {duration_text((total - done) / rate)}")
     if row.get("skipped"):
         parts.append(f"skipped {row['skipped']}")
     return "  ".join(parts)
@@ -173,19 +174,7 @@ def _beyond_chance(won: float, total: float) -> bool:
     return bool(40 * sum(math.comb(count, k) for k in range(int(won), count + 1)) < 2**count)
 
 
-def duration(seconds: float) -> str:
-    """'45 s', '12 min', '3 h 05 min', '2 d 4 h'."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 48 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
-
-
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ups.config.schema import EvaluateConfig
+from ups.distributed.precision import autocast, weight_dtype
 from ups.evaluation.references import mean_field
 from ups.evaluation.results import trajectory_means
 from ups.evaluation.rollout import RolloutPlan, score_task
@@ -19,7 +20,6 @@ from ups.models.baselines import TrainingMean, persistence
 from ups.models.rollout import Predictor
 from ups.models.stepper import Stepper
 from ups.training.engine import Engine
-from ups.training.precision import autocast, weight_dtype
 
 MODEL = "one_step"
 

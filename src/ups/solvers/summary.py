@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ups.solvers.problem import Solution
+from ups.spec.moments import Moments, by_channel
 from ups.spec.task import TaskSpec
 
 TOLERANCE = 1e-3
@@ -23,7 +24,7 @@ class Summary:
 
     def __init__(self, spec: TaskSpec) -> None:
         self._spec = spec
-        self._moments: dict[str, list[np.ndarray[Any, Any]]] = {}
+        self._moments: dict[str, Moments] = {}
         self._hashes = {role: hashlib.sha256() for role in ("state", "static", "target", "parameters")}
 
     def add(self, solution: Solution) -> None:
@@ -32,19 +33,12 @@ class Summary:
             if not array.size:
                 continue
             self._hashes[role].update(np.ascontiguousarray(array).data)
-            self._take(role, _by_channel(array, 2 if role == "state" else 1))
+            self._take(role, by_channel(array, 2 if role == "state" else 1))
             if role == "state":
-                self._take("change", _by_channel(np.diff(array.astype(np.float64), axis=1), 2))
+                self._take("change", by_channel(np.diff(array.astype(np.float64), axis=1), 2))
 
     def _take(self, role: str, values: np.ndarray[Any, Any]) -> None:
-        values = values.astype(np.float64)
-        count = np.full(values.shape[0], float(values.shape[1]))
-        new = [count, values.sum(axis=1), (values**2).sum(axis=1), values.min(axis=1), values.max(axis=1)]
-        if role in self._moments:
-            old = self._moments[role]
-            sums = [a + b for a, b in zip(old[:3], new[:3], strict=True)]
-            new = [*sums, np.minimum(old[3], new[3]), np.maximum(old[4], new[4])]
-        self._moments[role] = new
+        self._moments.setdefault(role, Moments(len(values), allow_nonfinite=True)).add(values)
 
     def to_json(self) -> dict[str, Any]:
         """{role: {channel: {mean, std, minimum, maximum[, change_rms]}}, sha256: {role: hash}}."""
@@ -58,18 +52,14 @@ class Summary:
         for role, channels in names.items():
             if role not in self._moments:
                 continue
-            count, total, squares, low, high = self._moments[role]
-            mean = total / count
-            std = np.sqrt(np.maximum(squares / count - mean**2, 0.0))
+            found = self._moments[role]
+            rows = zip(channels, found.mean, found.std(), found.minimum, found.maximum, strict=True)
             out[role] = {
-                name: {"mean": mean[i], "std": std[i], "minimum": low[i], "maximum": high[i]}
-                for i, name in enumerate(channels)
+                name: {"mean": mean, "std": std, "minimum": low, "maximum": high} for name, mean, std, low, high in rows
             }
         if "change" in self._moments:
-            count, _, squares, _, _ = self._moments["change"]
-            for i, name in enumerate(names["state"]):
-                out["state"][name]["change_rms"] = float(np.sqrt(squares[i] / count[i]))
-        out = {r: {c: {k: float(v) for k, v in s.items()} for c, s in channels.items()} for r, channels in out.items()}
+            for name, rms in zip(names["state"], self._moments["change"].rms, strict=True):
+                out["state"][name]["change_rms"] = rms
         out["sha256"] = {role: digest.hexdigest() for role, digest in self._hashes.items() if role in out}
         return out
 
@@ -92,7 +82,3 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: f
                     if name in a and abs(a[name] - b.get(name, np.inf)) > tolerance * scale
                 ]
     return found
-
-
-def _by_channel(array: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]:
-    return np.moveaxis(array, axis, 0).reshape(array.shape[axis], -1)  # (C, everything else)

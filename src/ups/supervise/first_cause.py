@@ -53,12 +53,11 @@ def sightings(views: Sequence[RankView], *, out_of_memory_kill: bool, ended_ns: 
 
 def first_cause(found: Sequence[Sighting]) -> Sighting | None:
     """The first death that is no consequence. Where all are, they lost each other for a reason nobody saw."""
-    for sighting in found:
-        if not sighting.cascade:
-            return sighting
     if not found:
         return None
-    first = found[0]
+    first = causes.causes_first(found)[0]
+    if not first.cascade:
+        return first
     return Sighting(
         first.rank, first.time_ns, "connection_lost", first.step, first.phase, first.at, True, first.message
     )

@@ -14,6 +14,7 @@ from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Phase, Record, ring_path
 from ups.record.failure import memory_of_process
+from ups.record.text import duration_text
 from ups.supervise.checkpoints import last_commit
 from ups.supervise.run_file import faults_of
 
@@ -99,20 +100,12 @@ def one_line(result: dict[str, Any]) -> str:
     if result["steps_per_second"]:
         parts.append(f"{result['steps_per_second']:.3g} steps/s")
     if result["seconds_left"] is not None:
-        parts.append(f"{duration(result['seconds_left'])} left")
+        parts.append(f"{duration_text(result['seconds_left'])} left")
     parts.append(f"attempt {result['attempt']}, {result['faults']} faults")
     parts.append("no checkpoint yet" if result["checkpoint"] is None else f"checkpoint {result['checkpoint']}")
     if result["cause"]:
         parts.append(f"cause {result['cause']}")
     return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as 1h02m, 3m05s or 12s."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
 
 
 def _row(reader: BlackBoxReader, records: list[Record], *, live: bool) -> RankStatus:

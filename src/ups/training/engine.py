@@ -17,6 +17,7 @@ from torch import Tensor
 from ups.config.schema import EngineConfig
 from ups.config.stage import StageLength
 from ups.distributed.agreement import OPERATION, Agreement, Status
+from ups.distributed.precision import autocast, weight_dtype
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, locals_of
 from ups.errors import DataError, TrainingError
@@ -26,7 +27,6 @@ from ups.training.box import Box, NullBox
 from ups.training.ema import Ema
 from ups.training.meters import Meters
 from ups.training.optim import build_optimizer, learning_rate, optimizer_tensors, set_learning_rate, trainable
-from ups.training.precision import autocast, weight_dtype
 from ups.training.progress import Budget, Progress
 from ups.training.wishes import Wishes
 

@@ -16,12 +16,12 @@ sys.path.append(str(Path(__file__).parent))
 import planted_readers as planted
 
 import ups.data.normalize as normalize
-from ups.data.moments import Moments
 from ups.data.normalize import compute_statistics, ensure_statistics, load_statistics, statistics_path
 from ups.errors import DataError
 from ups.formats.base import Subsampling
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
+from ups.spec.moments import Moments
 from ups.spec.statistics import Statistics, safe
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 

@@ -140,3 +140,17 @@ def test_ten_thousand_trajectories_need_no_more_memory_than_a_few_batches():
     fields = 10_000 * 3 * 2 * 1024 * 4
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=150, check=True)
     assert int(done.stdout) < fields / 5, "what stays of a trajectory is one short row"
+
+
+def test_no_predictor_is_shown_what_it_is_asked_for():
+    for steady in (False, True):
+        seen = []
+
+        def curious(batch, seen=seen):
+            seen.append(batch)
+            return batch.static if batch.task.steady else batch.state[:, -1]
+
+        reader = MemoryReader(num_trajectories=3, steady=steady)
+        score_task({"c": curious}, reader, ALONE, RolloutPlan.whole(reader, 1))
+        assert all(batch.target.numel() == 0 for batch in seen)
+        assert all(batch.state.shape[1] == (0 if steady else 1) for batch in seen)

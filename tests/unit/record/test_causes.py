@@ -1,5 +1,7 @@
 """Names of causes: stable, and never a consequence taken for a cause."""
 
+from typing import NamedTuple
+
 import pytest
 
 from ups import errors
@@ -95,3 +97,12 @@ def test_every_cause_made_here_is_documented() -> None:
     made = [causes.cause_of_exit(code) for code in (0, 3, -11, -9)]
     made += [causes.cause_of_error(e) for e in (KeyError("x"), MemoryError(), SystemExit(4))]
     assert {causes.base_name(name) for name in made} <= causes.CAUSES.keys()
+
+
+def test_causes_come_before_consequences_and_then_by_time() -> None:
+    class Seen(NamedTuple):
+        time_ns: int
+        cascade: bool
+
+    lost, late, early = Seen(1, True), Seen(3, False), Seen(2, False)
+    assert causes.causes_first([lost, late, early]) == [early, late, lost]

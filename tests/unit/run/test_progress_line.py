@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.run.progress_line import ProgressLine, describe, duration
+from ups.run.progress_line import ProgressLine, describe
 
 ROW = {"stage": 1, "stage_step": 30, "stage_steps": 90, "loss": 0.12345, "steps_per_second": 2.0, "skipped": 0}
 
@@ -39,14 +39,6 @@ def test_validation_stands_beside_its_best_reference(ours: float, better_on: int
     row = {"one_step": ours, "persistence": 1.5, "channel_mean": 1.0, "better_on": better_on, "trajectories": 8}
     line = describe({"step": 9, **{f"valid/a/{name}": value for name, value in row.items()}}, ["x"])
     assert line == f"valid step 9  a one_step {ours} (channel_mean 1{words})"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(5, "5 s"), (89, "89 s"), (600, "10 min"), (3600 * 3 + 300, "3 h 05 min"), (86400 * 2 + 4 * 3600, "2 d 4 h")],
-)
-def test_durations_read_well(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 class Terminal(io.StringIO):

@@ -31,10 +31,10 @@ def check_stage(recipe: Recipe, ground: Ground, index: int, report: Report) -> N
 
     from ups.data.loader import evaluation_batches
     from ups.distributed.environment import RankEnvironment
+    from ups.distributed.precision import autocast, weight_dtype
     from ups.distributed.runtime import choose_device
     from ups.doctor.probes.parts import build_bare, stage_name
     from ups.spec.place import Place
-    from ups.training.precision import autocast, weight_dtype
 
     device = choose_device(recipe.engine.device, RankEnvironment())
     dtype = weight_dtype(recipe.engine.precision)

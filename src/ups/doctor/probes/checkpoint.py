@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ups.doctor.probes.limits import free_bytes, size_text
+from ups.doctor.probes.limits import free_bytes
 from ups.doctor.probes.rung import Assignment, Refused, Report
+from ups.record.text import size_text
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe

@@ -6,8 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ups.doctor.probes.limits import size_text
 from ups.doctor.probes.rung import TIMEOUT_SECONDS, Assignment, Refused, Report, rung, start
+from ups.record.text import size_text
 
 if TYPE_CHECKING:
     from ups.distributed.runtime import Runtime

@@ -53,14 +53,6 @@ def free_bytes(path: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def size_text(num_bytes: float) -> str:
-    """12.3 GB, 450 MB, 12 kB."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(num_bytes) >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes:.0f} bytes"
-
-
 def _meminfo(proc: Path, name: str) -> int:
     for line in (proc / "meminfo").read_text().splitlines():
         if line.startswith(f"{name}:"):

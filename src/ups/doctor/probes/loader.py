@@ -11,8 +11,9 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from ups.doctor.probes.limits import memory_available_bytes, size_text
+from ups.doctor.probes.limits import memory_available_bytes
 from ups.doctor.probes.rung import Assignment, Refused, Report
+from ups.record.text import size_text
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe

@@ -13,11 +13,11 @@ from ups.doctor.probes.limits import (
     free_bytes,
     memory_available_bytes,
     memory_limit_bytes,
-    size_text,
     usable_processors,
 )
 from ups.doctor.probes.rung import Assignment, Refused, Report, rung, start
 from ups.record.open_files import raise_open_files
+from ups.record.text import size_text
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
 # A ring of a rank (ups.record.blackbox) with room to spare, and what NCCL takes for its buffers between two GPUs.

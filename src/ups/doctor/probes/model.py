@@ -6,8 +6,8 @@ import sys
 import time
 
 from ups.doctor.probes import backward
-from ups.doctor.probes.limits import size_text
 from ups.doctor.probes.rung import Assignment, Refused, Report, rung, start
+from ups.record.text import size_text
 
 
 def main() -> None:
@@ -26,10 +26,10 @@ def check(assignment: Assignment, report: Report) -> None:
     import torch
 
     from ups.distributed.environment import RankEnvironment
+    from ups.distributed.precision import autocast, weight_dtype
     from ups.distributed.runtime import choose_device
     from ups.doctor.probes.parts import build_bare, open_ground
     from ups.evaluation.rollout import RolloutPlan, read_inputs
-    from ups.training.precision import autocast, weight_dtype
 
     recipe = assignment.run
     device = choose_device(recipe.engine.device, RankEnvironment())

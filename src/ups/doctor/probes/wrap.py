@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ups.doctor.probes import checkpoint
-from ups.doctor.probes.limits import memory_limit_bytes, size_text
+from ups.doctor.probes.limits import memory_limit_bytes
 from ups.doctor.probes.rung import Assignment, Refused, Report, counted, rung, start
+from ups.record.text import size_text
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe

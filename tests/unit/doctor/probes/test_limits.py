@@ -41,8 +41,3 @@ def test_a_quota_counts_as_processors(kernel: tuple[Path, Path]) -> None:
 
 def test_free_room_is_asked_of_the_nearest_directory(tmp_path: Path) -> None:
     assert limits.free_bytes(tmp_path / "not" / "there" / "yet") > 0
-
-
-@pytest.mark.parametrize(("number", "text"), [(12, "12 bytes"), (4500, "4.5 kB"), (2.5e9, "2.5 GB"), (1.5e13, "15 TB")])
-def test_sizes_read_well(number: float, text: str) -> None:
-    assert limits.size_text(number) == text

@@ -1,0 +1,23 @@
+"""Durations and sizes as people read them: one spelling for commands, status, checks and data cards."""
+
+from __future__ import annotations
+
+
+def duration_text(seconds: float) -> str:
+    """'45 s', '12 min', '3 h 05 min', '2 d 4 h'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def size_text(num_bytes: float) -> str:
+    """'12.3 GB', '450 MB', '12 kB', '7 bytes'."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:.3g} {unit}"
+    return f"{num_bytes:.0f} bytes"

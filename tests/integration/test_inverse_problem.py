@@ -1,0 +1,41 @@
+"""The viscosity of a trajectory is found by gradient through the rollout of a simulator that was just trained."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.environments import ROOT
+
+SCRIPT = ROOT / "examples" / "inverse_problem.py"
+
+
+def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HOME": str(folder), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *options], cwd=folder, env=environment, capture_output=True, text=True,
+        timeout=360, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(400)
+def test_the_viscosity_is_found_within_five_percent(tmp_path: Path) -> None:
+    pytest.importorskip("exponax")
+    first = run(tmp_path)
+    made = ("--bundle", str(tmp_path / "runs/inverse_problem/bundle"), "--data", str(tmp_path / "data/burgers1d.zarr"))
+    second = run(tmp_path, *made, "--guess", "0.1")  # from the other side, with what the first one made
+    for done, guess in ((first, 0.02), (second, 0.1)):
+        assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+        found = re.search(r"guess (\S+), found nu = (\S+), truth (\S+):", done.stdout)
+        assert found is not None, done.stdout[-2000:]
+        start, result, truth = (float(number) for number in found.groups())
+        assert start == pytest.approx(guess)
+        assert abs(start / truth - 1) > 0.5, "a guess that is right already shows nothing"
+        assert abs(result / truth - 1) < 0.05
+    assert "$ ups train" not in second.stdout

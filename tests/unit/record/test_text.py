@@ -1,0 +1,20 @@
+"""Durations and sizes as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ups.record.text import duration_text, size_text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(5, "5 s"), (89, "89 s"), (600, "10 min"), (3600 * 3 + 300, "3 h 05 min"), (86400 * 2 + 4 * 3600, "2 d 4 h")],
+)
+def test_durations_read_well(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(12, "12 bytes"), (4500, "4.5 kB"), (2.5e9, "2.5 GB"), (1.5e13, "15 TB")])
+def test_sizes_read_well(number: float, text: str) -> None:
+    assert size_text(number) == text
