@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -17,6 +18,7 @@ RECORDS = 50_000
 
 def main() -> int:
     """Time `record` and `issue` on a ring in shared memory."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
     shared = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
         box = BlackBox.create(Path(folder) / "rank.ring", rank=0, world_size=1, attempt=0)

@@ -10,15 +10,14 @@ To add a command, write `src/ups/cli/NAME.py` with an `app`, and add a row to CO
         from ups.config.recipe import resolve             # anything slow is imported inside the command
         ...
 
-One `@app.command()` makes `ups train`; several make a group (`ups data generate`, `ups data inspect`). A row is listed
-only if its module exists. A command prints with `ups.cli.output`, raises `ups.errors` classes, offers `--json` if it
-reports something, and leaves with `raise typer.Exit(code)` if the code is not 0. `ups --help` imports none of them.
+One `@app.command()` makes `ups train`; several make a group (`ups data generate`, `ups data inspect`). A command prints
+with `ups.cli.output`, raises `ups.errors` classes, offers `--json` if it reports something, and leaves with `raise
+typer.Exit(code)` if the code is not 0. `ups --help` imports none of them.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -61,10 +60,7 @@ COMMANDS = (
     Command("config", "ups.cli.config", "show, check or compare recipes; schema for editors", PREPARE),
     Command("data", "ups.cli.data", "generate, inspect, validate or pack data", PREPARE),
     Command("doctor", "ups.cli.doctor", "probe this machine, with your recipe", PREPARE),
-    Command("plan", "ups.cli.plan", "memory, time and cost before spending them", PREPARE),
     Command("train", "ups.cli.train", "train a recipe, supervised, on one or many ranks", RUN),
-    Command("run", "ups.cli.run", "check, train, evaluate, gate and bundle in one go", RUN),
-    Command("launch", "ups.cli.launch", "the same run elsewhere: Slurm or a cloud", RUN),
     Command("runs", "ups.cli.runs", "list runs and their verdicts", LOOK),
     Command("status", "ups.cli.status", "what a run is doing now", LOOK),
     Command("why", "ups.cli.why", "why a run stopped: rank, place, cause, what to do", LOOK),
@@ -73,13 +69,12 @@ COMMANDS = (
     Command("bench", "ups.cli.bench", "the fixed benchmark protocol", USE),
     Command("rollout", "ups.cli.rollout", "simulate with a bundle", USE),
     Command("export", "ups.cli.export", "write a bundle for other programs", USE),
-    Command("serve", "ups.cli.serve", "answer requests with a bundle", USE),
 )
 
 
 def available() -> dict[str, Command]:
-    """The commands whose module exists, by name, in the order of the table."""
-    return {c.name: c for c in COMMANDS if importlib.util.find_spec(c.module) is not None}
+    """The commands by name, in the order of the table."""
+    return {row.name: row for row in COMMANDS}
 
 
 class LazyGroup(TyperGroup):

@@ -1,4 +1,6 @@
-"""The only reader of RANK & co: what a launcher told this process about its position in the world. No torch.
+"""Position of this process among the ranks (RANK, WORLD_SIZE, ...), as the launcher set it, checked. No torch.
+
+`ups.record` reads RANK unchecked where it must: in the wrapper and the failure recorder, which start before this.
 
 Apart from `runtime.py` so that a rank can redirect its output to its own log before it imports anything that may crash.
 """

@@ -183,8 +183,8 @@ def install(run_dir: Path, *, rank: int, world_size: int, attempt: int = 0, box:
 def install_from_environment(run_dir: Path) -> Recorder:
     """Open black box and failure recorder of this rank from the variables that the launcher set.
 
-    The only place besides the runtime that reads RANK: it must work when importing torch is what crashes. Without
-    UPS_BLACKBOX_DIR (no supervisor) the ring lies in the run directory.
+    Reads RANK itself, unlike the runtime: it must work when importing torch is what crashes. Without UPS_BLACKBOX_DIR
+    (no supervisor) the ring lies in the run directory.
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     attempt = int(os.environ.get("UPS_ATTEMPT", "0"))

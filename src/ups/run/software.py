@@ -16,13 +16,6 @@ WHAT_IT_ADDS = {
     "generate": "reference solvers that make training data",
     "report": "figures and films in reports",
     "baselines": "the FNO reference implementation as a baseline",
-    "tensorboard": "metrics in TensorBoard",
-    "wandb": "metrics in Weights & Biases",
-    "mlflow": "metrics in MLflow",
-    "serve": "an HTTP server for a trained simulator",
-    "export": "export of a trained simulator to ONNX",
-    "lightning": "an adapter for Lightning pipelines",
-    "docs": "building the documentation",
     "dev": "tests, linters and type checks",
 }
 _CORE = ("torch", "numpy", "pydantic", "pyyaml", "typer", "h5py", "zarr", "safetensors")
