@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -216,3 +218,11 @@ def test_scores_and_comparison_from_python(recipe: ups.Recipe) -> None:
         ups.evaluate(one, tasks=["x"])
     with pytest.raises(ConfigError, match="not a held-out split"):
         ups.evaluate(one, "train")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_train_leaves_other_children_of_the_program_alone(recipe: ups.Recipe) -> None:
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"]) as child:
+        assert ups.train(recipe, stages__0__steps=1).state == "completed"
+        assert child.wait() == 7
