@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ups.inference.simulator import Simulator
     from ups.library.data import Dataset, open_data
     from ups.library.fit import fit
+    from ups.library.generate import generate_data
     from ups.library.recipe import load_recipe
     from ups.library.run import Run
     from ups.library.scores import Comparison, Scores, compare, evaluate
@@ -29,6 +30,7 @@ __all__ = [
     "compare",
     "evaluate",
     "fit",
+    "generate_data",
     "load_recipe",
     "open_data",
     "train",
@@ -44,6 +46,7 @@ _MODULES = {
     "compare": "ups.library.scores",
     "evaluate": "ups.library.scores",
     "fit": "ups.library.fit",
+    "generate_data": "ups.library.generate",
     "load_recipe": "ups.library.recipe",
     "open_data": "ups.library.data",
     "train": "ups.library.train",

@@ -48,9 +48,9 @@ def bound_to(parent: int, death_signal: int = signal.SIGKILL) -> Callable[[], No
     return prepare
 
 
-def adopt_orphans() -> None:
+def adopt_orphans(adopt: bool = True) -> None:
     """Make descendants of this process its children when their own parent dies, instead of children of init."""
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def read_process(pid: int) -> Process | None:
@@ -141,6 +141,20 @@ def reap_adopted(others: frozenset[int] = frozenset()) -> None:
         if process.parent == os.getpid() and process.state == "Z" and process.pid not in others:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, os.WNOHANG)
+
+
+def children_in_session() -> frozenset[int]:
+    """Children of this process in its own session, dead ones too: started by itself, for reasons of its own.
+
+    Ranks have sessions of their own, so that what is adopted from them is never among these.
+    """
+    own, session, found = os.getpid(), os.getsid(0), set()
+    for process in all_processes():
+        if process.parent == own:
+            with contextlib.suppress(OSError):
+                if os.getsid(process.pid) == session:
+                    found.add(process.pid)
+    return frozenset(found)
 
 
 def catches(pid: int, number: int) -> bool:

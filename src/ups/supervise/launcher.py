@@ -99,7 +99,8 @@ class Launcher:
 
     def end(self, timeout_seconds: float = 10.0) -> list[process_tree.Process]:
         """SIGKILL everything that is left of the attempt; returns what survived that (nothing, but it is looked at)."""
-        own = frozenset(wrapper.pid for wrapper in self._wrappers.values())
+        # A program that trains with `ups.train` may have children besides, and waits for them itself.
+        own = frozenset(wrapper.pid for wrapper in self._wrappers.values()) | process_tree.children_in_session()
         left = process_tree.kill_until_gone(self.members, timeout_seconds, not_reaped=own)
         for wrapper in self._wrappers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -68,6 +68,7 @@ def supervise_held(options: Options, say: Callable[[str], None] | None = None) -
         try:
             return _Supervision(options, wish, box_root, speaker.say, held).run()
         finally:
+            process_tree.adopt_orphans(False)
             shutil.rmtree(box_root, ignore_errors=True)
 
 
