@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
 import ups.registry as registry
 from ups.config.json_schema import recipe_schema
@@ -18,9 +19,10 @@ from ups.config.recipe import resolve
 from ups.config.setting import setting
 from ups.data.open import open_paths, recognized
 from ups.errors import BundleError, ConfigError, DataError, PluginError
+from ups.evaluation.accumulate import Accumulator
 from ups.inference.bundle import load_bundle
 from ups.models.build import build_model
-from ups.registry import MODELS, OURS, READERS, REGISTRIES, STAGES, TASKS, TRACKERS
+from ups.registry import METRICS, MODELS, OURS, READERS, REGISTRIES, STAGES, TASKS, TRACKERS
 from ups.run.software import parts
 from ups.solvers.request import make_request
 from ups.solvers.tasks import BENCH_TASKS, find_task
@@ -310,3 +312,19 @@ def test_no_name_in_a_bundle_is_imported(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(BundleError, match="which is not installed"):
         load_bundle(stranger(tmp_path, {"type": name}, needs))
     assert not {"planted", "antigravity", "this"} & (set(sys.modules) - before)
+
+
+def test_a_metric_of_a_plugin_is_among_the_scores_and_a_broken_one_is_left_out(site: Path) -> None:
+    package(site, "more-metrics", "[ups.metrics]\nmae = more_metrics:mae\nbent = more_metrics:bent\n", METRIC)
+    scores = Accumulator(2, ("u",))
+    scores.add([0], torch.zeros(1, 2, 1, 8), torch.ones(1, 2, 1, 8))
+    assert scores.summary()["mae"] == 1
+    assert "bent" not in scores.summary()
+    with METRICS.without("brmse"):
+        scores = Accumulator(2, ("u",))
+        scores.add([0], torch.zeros(1, 2, 1, 8), torch.ones(1, 2, 1, 8))
+        assert "brmse" not in scores.summary()
+    sys.modules.pop("more_metrics", None)
+
+
+METRIC = "def mae(prediction, truth): return (prediction - truth).abs().mean(dim=3)\n"

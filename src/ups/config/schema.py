@@ -219,7 +219,11 @@ class Recipe(Section):
         trained_before = False
         for number, stage in enumerate(self.stages):
             if stage.needs_trained_latents and not trained_before:
-                raise ValueError(f"stages.{number}: space 'latent' needs an autoencode stage before it")
+                able = [name for name, kind in StageConfig.kinds().items() if kind.trains_latents]
+                raise ValueError(
+                    f"stages.{number}: '{stage.type}' on latents needs a stage before it that trains them: "
+                    f"{' or '.join(able)}"
+                )
             if stage.needs_latents and not self.model.has_latents:
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no latents to train on")
             trained_before = trained_before or stage.trains_latents
