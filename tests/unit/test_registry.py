@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,15 +10,23 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+import torch
 
 import ups.registry as registry
 from ups.config.json_schema import recipe_schema
 from ups.config.model import FnoConfig, ModelConfig
 from ups.config.recipe import resolve
 from ups.config.setting import setting
-from ups.errors import ConfigError, PluginError
+from ups.data.open import open_paths, recognized
+from ups.errors import BundleError, ConfigError, DataError, PluginError
+from ups.evaluation.accumulate import Accumulator
+from ups.inference.bundle import load_bundle
 from ups.models.build import build_model
-from ups.registry import MODELS, OURS, REGISTRIES, STAGES
+from ups.registry import METRICS, MODELS, OURS, READERS, REGISTRIES, STAGES, TASKS, TRACKERS
+from ups.run.software import parts
+from ups.solvers.request import make_request
+from ups.solvers.tasks import BENCH_TASKS, find_task
+from ups.testing.small_bundle import make_bundle
 from ups.testing.small_model import LINE, PLANE, statistics_of
 
 SMALLEST = """
@@ -190,3 +199,132 @@ def test_a_model_says_which_dimensions_it_takes() -> None:
 
     with pytest.raises(ConfigError, match="takes tasks with 1 spatial dimensions, and task 'plane' has 2"):
         build_model(OnlyLines(), [PLANE], {"plane": statistics_of(PLANE)}, 1)
+
+
+READER = """
+class Format:
+    def recognizes(self, path):
+        return path.read_bytes()[:4] == b"MINE"
+    def open(self, paths, subsampling, **rest):
+        return ("opened", [path.name for path in paths])
+MINE = Format()
+"""
+
+
+def test_a_reader_of_a_plugin_is_found_by_first_bytes_or_by_name(site: Path) -> None:
+    package(site, "mine-reader", "[ups.readers]\nmine = mine_reader:MINE\n", READER)
+    path = site / "a.bin"
+    path.write_bytes(b"MINE and more")
+    assert open_paths(path) == ("opened", ["a.bin"])
+    assert open_paths(path, format="mine") == ("opened", ["a.bin"])
+    path.write_bytes(b"\x89HDF\r\n\x1a\n")
+    assert recognized([path]) == "pdebench"
+    sys.modules.pop("mine_reader", None)
+
+
+def test_two_readers_that_know_a_file_are_asked_about_by_name(site: Path) -> None:
+    for name in ("one-reader", "two-reader"):
+        package(site, name, f"[ups.readers]\n{name[:3]} = {name.replace('-', '_')}:MINE\n", READER)
+    path = site / "a.bin"
+    path.write_bytes(b"MINE and more")
+    with pytest.raises(DataError, match="recognized by several readers: one, two"):
+        open_paths(path)
+    for name in ("one_reader", "two_reader"):
+        sys.modules.pop(name, None)
+
+
+def test_a_broken_reader_disturbs_no_other(site: Path) -> None:
+    package(site, "bent-reader", "[ups.readers]\nbent = bent_reader:MINE\n", "1 / 0")
+    (site / "a.bin").write_bytes(b"nothing known")
+    assert recognized([site / "a.bin"]) == "pdebench"
+    with pytest.raises(PluginError, match="reader 'bent' of bent-reader"):
+        open_paths(site / "a.bin", format="bent")
+
+
+def test_a_recipe_names_a_reader_that_is_there(recipe: Path) -> None:
+    assert resolve(recipe, ["data.tasks.0.format=store"]).recipe.data.tasks[0].format == "store"
+    with pytest.raises(ConfigError, match="there is no reader of this name; known here: auto, pdebench, store"):
+        resolve(recipe, ["data.tasks.0.format=hdf4"])
+    with READERS.without("store"), pytest.raises(ConfigError, match="there is no reader of this name"):
+        resolve(recipe, ["data.tasks.0.format=store"])
+
+
+def test_a_tracker_of_a_plugin_is_part_of_a_recipe(site: Path, recipe: Path) -> None:
+    code = (
+        "from typing import Literal\n"
+        "from ups.config.setting import setting\n"
+        "from ups.config.tracker import TrackerConfig\n"
+        "class BoardConfig(TrackerConfig):\n"
+        "    type: Literal['board'] = setting('board', 'Which tracker this is.')\n"
+        "    port: int = setting(1, 'Where it listens.', ge=1)\n"
+    )
+    points = "[ups.trackers]\nboard = board_tracker:Board\n[ups.trackers.config]\nboard = board_tracker:BoardConfig\n"
+    package(site, "board-tracker", points, code)
+    found = resolve(recipe, ["tracking.trackers=[{type: board, port: 7}]"]).recipe.tracking.trackers
+    assert found[0].model_dump() == {"type": "board", "port": 7}
+    with pytest.raises(ConfigError, match=r"tracking\.trackers\.0\.port = 0: expected at least 1"):
+        resolve(recipe, ["tracking.trackers=[{type: board, port: 0}]"])
+    assert TRACKERS.error("board").startswith("tracker 'board' of board-tracker 1.2 cannot be imported")
+    (row,) = [part for part in parts() if part["kind"] == "trackers"]
+    assert row["error"] == TRACKERS.error("board")
+    sys.modules.pop("board_tracker", None)
+
+
+def test_a_tenth_task_is_generated_and_does_not_change_the_benchmark(site: Path) -> None:
+    package(site, "ten-tasks", "[ups.tasks]\nheat1d = ten_tasks:heat1d\n", "heat1d = 10")
+    assert "heat1d" in TASKS.names()
+    assert len(BENCH_TASKS) == 9
+    assert "heat1d" not in BENCH_TASKS
+    with pytest.raises(PluginError, match="task 'heat1d' of ten-tasks 1.2 is not a SolverTask".replace(".", "[.]")):
+        find_task("heat1d")
+    sys.modules.pop("ten_tasks", None)
+
+
+def test_a_task_that_is_unregistered_cannot_be_generated() -> None:
+    with TASKS.without("ks1d"), pytest.raises(ConfigError, match="there is no task 'ks1d' to generate"):
+        make_request("ks1d")
+
+
+def stranger(folder: Path, model: dict[str, object], needs: object) -> Path:
+    """A bundle whose description says so, committed again."""
+    from tests.unit.inference.test_bundle import recommit
+
+    path = make_bundle(folder / "b")
+    data = json.loads((path / "bundle.json").read_text()) | {"model": model, "needs": needs}
+    (path / "bundle.json").write_text(json.dumps(data))
+    recommit(path)
+    return path
+
+
+def test_a_bundle_of_a_missing_plugin_names_package_and_version(tmp_path: Path) -> None:
+    needs = [{"kind": "models", "name": "ring", "distribution": "ups-rings", "version": "2.1"}]
+    path = stranger(tmp_path, {"type": "ring", "width": 8}, needs)
+    with pytest.raises(BundleError, match=r"needs model 'ring' of package ups-rings 2\.1, which is not installed"):
+        load_bundle(path)
+
+
+@pytest.mark.parametrize("name", ["os:system", "antigravity", "this", "../evil", "planted"])
+def test_no_name_in_a_bundle_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    needs = [{"kind": "models", "name": name, "distribution": "planted", "version": "planted:run"}]
+    with pytest.raises(BundleError, match="which is not installed"):
+        load_bundle(stranger(tmp_path, {"type": name}, needs))
+    assert not {"planted", "antigravity", "this"} & (set(sys.modules) - before)
+
+
+def test_a_metric_of_a_plugin_is_among_the_scores_and_a_broken_one_is_left_out(site: Path) -> None:
+    package(site, "more-metrics", "[ups.metrics]\nmae = more_metrics:mae\nbent = more_metrics:bent\n", METRIC)
+    scores = Accumulator(2, ("u",))
+    scores.add([0], torch.zeros(1, 2, 1, 8), torch.ones(1, 2, 1, 8))
+    assert scores.summary()["mae"] == 1
+    assert "bent" not in scores.summary()
+    with METRICS.without("brmse"):
+        scores = Accumulator(2, ("u",))
+        scores.add([0], torch.zeros(1, 2, 1, 8), torch.ones(1, 2, 1, 8))
+        assert "brmse" not in scores.summary()
+    sys.modules.pop("more_metrics", None)
+
+
+METRIC = "def mae(prediction, truth): return (prediction - truth).abs().mean(dim=3)\n"

@@ -38,14 +38,14 @@ def bench(
 
     from ups.evaluation.protocol import MODELS
     from ups.run.bench import Bench
-    from ups.solvers.tasks import TASKS
+    from ups.solvers.tasks import BENCH_TASKS
 
-    for name, known, what in [(n, MODELS, "model") for n in model] + [(n, TASKS, "task") for n in task]:
+    for name, known, what in [(n, MODELS, "model") for n in model] + [(n, BENCH_TASKS, "task") for n in task]:
         if name not in known:
             raise ConfigError(f"ups-bench has no {what} '{name}'", hint=f"choose from {', '.join(known)}")
     # In the order of the protocol, each once.
     models = [name for name in MODELS if name in (model or MODELS)]
-    tasks = [name for name in TASKS if name in (task or TASKS)]
+    tasks = [name for name in BENCH_TASKS if name in (task or BENCH_TASKS)]
     work = Bench(models, tasks, Path(data), Path(out), cpu_seconds=cpu_seconds, small=small)
     document = work.run(jobs, note)
     if json:

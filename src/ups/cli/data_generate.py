@@ -104,11 +104,11 @@ def _requests(
 ) -> list[Request]:
     from ups.solvers.pdebench_files import with_given_parameters
     from ups.solvers.request import make_request
-    from ups.solvers.tasks import TASKS
+    from ups.solvers.tasks import BENCH_TASKS
 
     if format not in ("store", "pdebench"):
         raise ConfigError(f"there is no format '{format}'", hint="choose --format store or --format pdebench")
-    names = list(TASKS) if "all" in tasks else list(dict.fromkeys(tasks))
+    names = list(BENCH_TASKS) if "all" in tasks else list(dict.fromkeys(tasks))
     fixed = dict(_assignment(text) for text in parameter)
     requests = []
     for name in names:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import ups
 from ups.cli.output import report, say, styled, table
-from ups.run.software import DISTRIBUTION, describe
+from ups.run.software import DISTRIBUTION, describe, parts
 
 
 def show_version(*, verbose: bool, as_json: bool) -> None:
-    """Print the version; `verbose` adds Python, the core libraries and the extras. Imports none of them."""
+    """Print the version; `verbose` adds Python, the core libraries, the extras and the parts."""
     if not verbose:
         if as_json:
             report({"ups": ups.__version__})
         else:
             say(f"ups {ups.__version__}")
         return
-    found = describe()
+    found = describe() | {"parts": parts()}
     if as_json:
         report(found)
         return
@@ -30,7 +30,23 @@ def show_version(*, verbose: bool, as_json: bool) -> None:
         more = f" (needs {', '.join(extra['missing'])})" if extra["missing"] else ""
         rows.append((name, state, f"{extra['adds']}{more}"))
     say(table(rows) if rows else "  (the package metadata lists none)")
+    say()
+    say(styled("Parts", "bold"))
+    say(table(_part_rows(found["parts"])))
     missing = [name for name, extra in found["extras"].items() if extra["missing"]]
     if missing:
         say()
         say(f"Add one with: pip install '{DISTRIBUTION}[{missing[0]}]'")
+
+
+def _part_rows(parts: list[dict[str, str]]) -> list[tuple[str, ...]]:
+    """A row for each kind and package; a part that cannot be used has its own, with the reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    broken: list[tuple[str, ...]] = []
+    for part in parts:
+        package = f"{part['distribution']} {part['version']}"
+        if "error" in part:
+            broken.append((part["kind"], package, f"{part['name']}: {part['error']}"))
+        else:
+            groups.setdefault((part["kind"], package), []).append(part["name"])
+    return [*((*group, ", ".join(names)) for group, names in groups.items()), *broken]

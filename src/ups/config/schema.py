@@ -10,6 +10,8 @@ from pydantic import field_validator, model_validator
 from ups.config.model import ModelConfig
 from ups.config.setting import REQUIRED, Section, section, setting
 from ups.config.stage import StageConfig
+from ups.config.tracker import TrackerConfig
+from ups.registry import READERS
 
 
 class RunConfig(Section):
@@ -40,12 +42,20 @@ class TaskConfig(Section):
         None,
         "Problem of PDEBench that the files hold, such as burgers1d, where they do not say so; taken on your word.",
     )
+    format: str = setting("auto", "Which reader opens the path; auto recognizes it by its name and first bytes.")
     weight: float = setting(1.0, "Share of this task's blocks when data.mixture is 'weights'.", gt=0, le=1e6)
     time_stride: int = setting(1, "Use every n-th stored frame.", unit="frames", ge=1, le=10_000)
     space_stride: int = setting(1, "Use every n-th grid point along each axis.", unit="points", ge=1, le=1024)
     antialias: bool = setting(False, "Average over space_stride points instead of picking one.")
     valid_fraction: float = setting(0.1, "Part held out for validation where the file has no splits.", ge=0, lt=1)
     test_fraction: float = setting(0.1, "Part held out for the test where the file has no splits.", ge=0, lt=1)
+
+    @field_validator("format")
+    @classmethod
+    def _known_format(cls, value: str) -> str:
+        if value != "auto" and value not in READERS.names():
+            raise ValueError(f"there is no reader of this name; known here: auto, {', '.join(READERS.names())}")
+        return value
 
     @model_validator(mode="after")
     def _something_is_left(self) -> Self:
@@ -169,6 +179,7 @@ class TrackingConfig(Section):
     """Where metrics go, besides metrics.jsonl in the run directory, which is always written."""
 
     log_interval_steps: int = setting(10, "Steps between rows of metrics.", unit="steps", ge=1)
+    trackers: list[TrackerConfig] = setting([], "Other places that get the same rows, by type.", max_length=16)
 
 
 class SuperviseConfig(Section):
@@ -208,7 +219,11 @@ class Recipe(Section):
         trained_before = False
         for number, stage in enumerate(self.stages):
             if stage.needs_trained_latents and not trained_before:
-                raise ValueError(f"stages.{number}: space 'latent' needs an autoencode stage before it")
+                able = [name for name, kind in StageConfig.kinds().items() if kind.trains_latents]
+                raise ValueError(
+                    f"stages.{number}: '{stage.type}' on latents needs a stage before it that trains them: "
+                    f"{' or '.join(able)}"
+                )
             if stage.needs_latents and not self.model.has_latents:
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no latents to train on")
             trained_before = trained_before or stage.trains_latents

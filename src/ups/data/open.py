@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ups.config.schema import TaskConfig
-from ups.errors import DataError
-from ups.formats.base import FULL, GridReader, Reader, Subsampling
-from ups.formats.pdebench import PdebenchReader
-from ups.formats.zarr_store import StoreReader
+from ups.errors import DataError, PluginError
+from ups.formats.base import FULL, Format, GridReader, Reader, Subsampling
+from ups.registry import READERS
 
 
 def open_task(config: TaskConfig) -> Reader:
@@ -20,6 +19,7 @@ def open_task(config: TaskConfig) -> Reader:
         valid_fraction=config.valid_fraction,
         test_fraction=config.test_fraction,
         problem=config.problem,
+        format=config.format,
     )
     reader.rename(config.name)
     return reader
@@ -32,22 +32,42 @@ def open_paths(
     valid_fraction: float = 0.1,
     test_fraction: float = 0.1,
     problem: str | None = None,
+    format: str = "auto",
 ) -> GridReader:
-    """The reader of a store, or of one or several PDEBench files; the fractions are for files without splits.
+    """The reader of a store, or of one or several files; the fractions are for data without splits.
 
-    problem: which problem of PDEBench the files hold, where they do not say so.
+    problem: which problem of PDEBench the files hold, where they do not say so. format: a registered reader, or auto.
     """
-    paths = [path] if isinstance(path, str | Path) else list(path)
+    paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
     if not paths:
         raise DataError("no file is named")
     for one in paths:
-        if not Path(one).exists():
+        if not one.exists():
             raise DataError(f"{one} does not exist", hint="make it with `ups data generate`, or correct the path")
-    if not any(Path(one).is_dir() for one in paths):
-        fractions = {"valid_fraction": valid_fraction, "test_fraction": test_fraction}
-        return PdebenchReader(paths, subsampling, **fractions, problem=problem)
-    if len(paths) > 1:
-        raise DataError(f"{len(paths)} paths are named; a store is one path", hint="make them several tasks")
-    if problem is not None:
-        raise DataError(f"{paths[0]} is a store, which says itself what it holds", hint="leave `problem` out")
-    return StoreReader(paths[0], subsampling)
+    name = recognized(paths) if format == "auto" else format
+    chosen: Format = READERS.factory(name)
+    return chosen.open(paths, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction, problem=problem)
+
+
+def recognized(paths: Sequence[Path]) -> str:
+    """The reader that knows all of these paths, ours first. What nobody knows is left to ours, which say what is wrong.
+
+    Readers look at names and first bytes only, so that a hostile file meets no library here; a reader whose package
+    cannot be imported is passed over.
+    """
+    knowing = []
+    for name in READERS.names():
+        try:
+            known = all(READERS.factory(name).recognizes(path) for path in paths)
+        except PluginError:
+            continue
+        if known and READERS.origin(name).is_ours:
+            return name
+        if known:
+            knowing.append(name)
+    if len(knowing) > 1:
+        raise DataError(
+            f"{paths[0]} is recognized by several readers: {', '.join(knowing)}",
+            hint="name one of them as `format` of the task",
+        )
+    return knowing[0] if knowing else "store" if any(path.is_dir() for path in paths) else "pdebench"

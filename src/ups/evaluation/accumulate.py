@@ -53,9 +53,9 @@ class Accumulator:
             "nrmse": metrics.nrmse(prediction, truth),
             "vrmse": metrics.vrmse(prediction, truth),
             "trmse": metrics.trmse(prediction, truth, metrics.trajectory_rms(known)),
-            "brmse": metrics.boundary_rmse(prediction, truth),
             "integral_square": metrics.integral_error(prediction, truth) ** 2,
         }
+        values |= metrics.registered(prediction, truth)
         bands = metrics.band_rmse(prediction, truth)
         for number, name in enumerate(metrics.BAND_NAMES):
             values[f"frmse_{name}"] = bands[..., number]

@@ -12,6 +12,9 @@ import itertools
 import torch
 from torch import Tensor
 
+from ups.errors import PluginError
+from ups.registry import METRICS
+
 # Below this size a norm counts as this size: the error of an all-zero field is huge but finite.
 TINY = 1e-12
 # The Well adds this to the variance in VRMSE.
@@ -136,3 +139,25 @@ def conservation_drift(prediction: Tensor, start: Tensor) -> Tensor:
     first = start.double()[:, None]
     drift = (prediction.double().mean(dim=_space(prediction)) - first.mean(dim=_space(first))).abs()
     return _guard(drift / first.abs().mean(dim=_space(first)).clamp_min(TINY), prediction)
+
+
+def registered(prediction: Tensor, truth: Tensor) -> dict[str, Tensor]:
+    """(B, T, C) of each registered metric, `inf` where the prediction is not finite; summaries get its mean.
+
+    What scores are ranked by (RMSE relative to the trajectory, nRMSE, VRMSE) is the protocol's and no part. A metric
+    whose package cannot be imported is left out: `ups --version --verbose` names it.
+    """
+    found = {}
+    for name in METRICS.names():
+        try:
+            metric = METRICS.factory(name)
+        except PluginError:
+            continue
+        value = metric(prediction, truth)
+        if tuple(value.shape) != tuple(truth.shape[:3]):
+            raise PluginError(
+                f"metric '{name}' of {METRICS.origin(name)} gave {tuple(value.shape)} for {tuple(truth.shape)}",
+                hint="a metric returns one number for each sample, step and channel",
+            )
+        found[name] = _guard(value, prediction)
+    return found

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ups.solvers.tasks import TASKS
+from ups.solvers.tasks import BENCH_TASKS, TASKS
 
 VERSION = "ups-bench v1"
 CPU_SECONDS = 240.0
@@ -122,7 +122,7 @@ def row(model: str, task: str, summary: Mapping[str, Any], **more: Any) -> dict[
 def markdown(document: Mapping[str, Any]) -> str:
     """The result as a page of tables. document: rows, command, machine, data, failures (see `ups bench`)."""
     rows: Sequence[Mapping[str, Any]] = document["rows"]
-    tasks = [task for task in TASKS if any(r["task"] == task for r in rows)]
+    tasks = [task for task in BENCH_TASKS if any(r["task"] == task for r in rows)]
     models = [model for model in MODELS if any(r["model"] == model for r in rows)]
     by_place = {(r["task"], r["model"]): r for r in rows}
     machine = ", ".join(f"{key} {value}" for key, value in document["machine"].items())

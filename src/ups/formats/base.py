@@ -15,6 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -147,6 +148,27 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Release files that this process has open for this reader; it opens them again when asked to read."""
+        ...
+
+
+class Format(Protocol):
+    """A kind of data that can be opened: what a package announces in the entry point group `ups.readers`."""
+
+    def recognizes(self, path: Path) -> bool:
+        """Whether this path looks like it, by name and first bytes. The file may be hostile: no library opens it."""
+        ...
+
+    def open(
+        self,
+        paths: Sequence[Path],
+        subsampling: Subsampling,
+        *,
+        valid_fraction: float,
+        test_fraction: float,
+        problem: str | None,
+    ) -> GridReader:
+        """The reader of one path, or of several of one task. The fractions are for data without splits; problem: what
+        the data hold, if a person says so."""
         ...
 
 

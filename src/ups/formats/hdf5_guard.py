@@ -30,7 +30,7 @@ from ups.record.foreign import open_regular
 MEMORY_LIMIT_BYTES = 1 << 30
 TIMEOUT_SECONDS = 120.0
 _HINT = "get the file again from its source, and compare its checksum"
-_HDF5 = b"\x89HDF\r\n\x1a\n"
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 FileKey = tuple[str, int, int, int]
 _surveys: dict[FileKey, FileSurvey | DataError] = {}
@@ -88,7 +88,7 @@ def _key_or_error(path: str | Path) -> FileKey | DataError:
                 f"{path} is a NetCDF classic file (version 3), which is not read",
                 hint="convert it to NetCDF-4, for instance with: nccopy -k nc4 OLD.nc NEW.nc",
             )
-        if start != _HDF5:
+        if start != HDF5_MAGIC:
             return DataError(f"{path} is not an HDF5 file", hint="stores end in .zarr; others must be HDF5")
         return file_key(path)
     except (OSError, ValueError) as error:

@@ -19,9 +19,10 @@ import numpy as np
 from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling
 from ups.formats.hdf5_arrays import drop_hdf5, read_region
-from ups.formats.hdf5_guard import FileKey, file_key, survey_files
+from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_files
 from ups.formats.hdf5_survey import FileSurvey
 from ups.formats.pdebench_layouts import FieldSource, FileLayout, member_of, understand
+from ups.record.foreign import open_regular
 from ups.spec.task import ParameterSpec, Role
 
 # The identity of a file is its size and a sample of its bytes: a whole file of 93 GB takes minutes to hash.
@@ -201,3 +202,32 @@ def _file_identity(key: FileKey) -> str:
             file.seek(i * max(0, size - IDENTITY_BLOCK_BYTES) // (IDENTITY_BLOCKS - 1))
             digest.update(file.read(IDENTITY_BLOCK_BYTES))
     return digest.hexdigest()
+
+
+class PdebenchFormat:
+    """HDF5 files of PDEBench, and NetCDF files that follow it."""
+
+    def recognizes(self, path: Path) -> bool:
+        """Whether this is a regular file that begins as HDF5 does."""
+        try:
+            with open_regular(path, follow_link=True) as file:
+                return file is not None and file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
+        except (OSError, ValueError):
+            return False
+
+    def open(
+        self,
+        paths: Sequence[Path],
+        subsampling: Subsampling,
+        *,
+        valid_fraction: float,
+        test_fraction: float,
+        problem: str | None,
+    ) -> PdebenchReader:
+        """The reader of one or several files of one problem."""
+        return PdebenchReader(
+            paths, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction, problem=problem
+        )
+
+
+PDEBENCH = PdebenchFormat()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +221,30 @@ def _chunk_of(layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per
     position = (trajectory // rows, frame_chunk // chunks_per_shard, *_ZEROS[: len(layout.shape) - 2])
     number = trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
     return open_shard(layout, position).chunk(number)
+
+
+class StoreFormat:
+    """A store of this package: one directory."""
+
+    def recognizes(self, path: Path) -> bool:
+        """Whether this is a directory with the metadata of a Zarr group."""
+        return (path / "zarr.json").is_file()
+
+    def open(
+        self,
+        paths: Sequence[Path],
+        subsampling: Subsampling,
+        *,
+        valid_fraction: float,
+        test_fraction: float,
+        problem: str | None,
+    ) -> StoreReader:
+        """The reader of one store, which has its splits and its task inside."""
+        if len(paths) > 1:
+            raise DataError(f"{len(paths)} paths are named; a store is one path", hint="make them several tasks")
+        if problem is not None:
+            raise DataError(f"{paths[0]} is a store, which says itself what it holds", hint="leave `problem` out")
+        return StoreReader(paths[0], subsampling)
+
+
+STORE = StoreFormat()

@@ -1,6 +1,6 @@
 """A bundle: what a person takes away from a run. Plain files, no pickle, committed like everything else on disk.
 
-    bundle.json        format version, model config, context, tasks, statistics, training grids, scores, provenance
+    bundle.json        format version, model, packages needed, context, tasks, statistics, grids, scores, provenance
     model.safetensors  weights and normalisation tables
     config.yaml        the resolved recipe of the run
     card.md            what it was trained on, its scores beside references, where not to trust it
@@ -25,11 +25,12 @@ import torch
 
 from ups import __version__
 from ups.config.model import ModelConfig
-from ups.errors import BundleError, DataError, IntegrityError
+from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
-from ups.record.foreign import is_whole, load_object
+from ups.record.foreign import is_whole, load_object, printable
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
+from ups.registry import MODELS
 from ups.spec.batch import Float64
 from ups.spec.statistics import Statistics
 from ups.spec.task import TaskSpec
@@ -62,12 +63,21 @@ class BundleInfo:
         """Grid points per axis of the training grid."""
         return tuple(len(c) for c in self.coordinates[task])
 
+    def needs(self) -> list[dict[str, str]]:
+        """The parts of other packages without which nobody can use the bundle: kind, name, distribution, version."""
+        origin = MODELS.origin(self.model.type)
+        if origin.is_ours:
+            return []
+        part = {"kind": origin.kind, "name": origin.name}
+        return [part | {"distribution": origin.distribution, "version": origin.version}]
+
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "version": VERSION,
             "written_by": f"universal-simulator {__version__}",
             "model": self.model.model_dump(mode="json"),
+            "needs": self.needs(),
             "context_frames": self.context_frames,
             "tasks": [t.to_json() for t in self.tasks],
             "statistics": {name: s.to_json() for name, s in self.statistics.items()},
@@ -163,6 +173,7 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
     if not is_whole(context) or not 1 <= context <= 64:
         raise ValueError("context_frames must be a whole number between 1 and 64")
     specs = tuple(TaskSpec.from_json(t) for t in tasks)
+    _check_needs(data)
     model: ModelConfig = TypeAdapter(ModelConfig).validate_python(data["model"])
     names = [spec.name for spec in specs]
     if len(set(names)) != len(names):
@@ -183,6 +194,33 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         scores=scores,
         provenance=provenance,
         assumptions={str(k): tuple(map(str, v)) for k, v in dict(data.get("assumptions", {})).items()},
+    )
+
+
+def _check_needs(data: Mapping[str, Any]) -> None:
+    """Raises BundleError if the model's type is not installed here.
+
+    The type is looked up among the names that installed packages announce: no name in a bundle is ever imported.
+    """
+    name = data["model"].get("type", ModelConfig.default_type)
+    if not isinstance(name, str):
+        raise ValueError("the type of the model must be a text")
+    if name in MODELS.names():
+        try:
+            MODELS.config(name)
+        except PluginError as error:
+            raise BundleError(f"the bundle cannot be used: {error.message}", hint=error.hint) from error
+        return
+    for part in data.get("needs", []):
+        if part.get("kind") == MODELS.kind and part.get("name") == name:
+            package = f"{printable(str(part['distribution'])[:100])} {printable(str(part['version'])[:40])}"
+            raise BundleError(
+                f"the bundle needs model '{printable(name[:100])}' of package {package}, which is not installed",
+                hint="install that package if you trust it as you trust any program; or ask for a bundle without it",
+            )
+    raise BundleError(
+        f"the bundle needs model '{printable(name[:100])}', which no installed package has",
+        hint="ask who made the bundle which package that model comes from",
     )
 
 

@@ -24,7 +24,7 @@ from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Ent
 from ups.evaluation.results import to_json
 from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
-from ups.solvers.tasks import TASKS
+from ups.solvers.tasks import BENCH_TASKS
 
 
 class Bench:
@@ -70,7 +70,7 @@ class Bench:
         """What repeats this result on another machine."""
         words = ["ups bench"]
         words += [f"--model {name}" for name in self.models] if len(self.models) < len(MODELS) else []
-        words += [f"--task {name}" for name in self.tasks] if len(self.tasks) < len(TASKS) else []
+        words += [f"--task {name}" for name in self.tasks] if len(self.tasks) < len(BENCH_TASKS) else []
         words += [f"--cpu-seconds {self.cpu_seconds:g}"] if self.cpu_seconds != CPU_SECONDS else []
         words += ["--small"] if self.small else []
         words += [f"--jobs {jobs}"] if jobs > 1 else []

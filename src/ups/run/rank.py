@@ -14,6 +14,7 @@ from ups.record.failure import Recorder
 from ups.record.identity import RunIdentity
 from ups.run.directory import read_statistics
 from ups.run.stage_run import StageRun
+from ups.tracking.build import build_trackers
 from ups.tracking.tracker import FanOut, JsonlTracker
 from ups.training.checkpoint import Checkpointer
 from ups.training.progress import Progress
@@ -45,7 +46,8 @@ def run_stages(
         statistics = read_statistics(run_dir, readers)
         tracker = None
         if runtime.is_first:
-            tracker = FanOut(JsonlTracker(run_dir / "metrics.jsonl"))
+            others = build_trackers(recipe.tracking.trackers, run_dir)
+            tracker = FanOut(JsonlTracker(run_dir / "metrics.jsonl"), others)
             stack.callback(tracker.close)
         checkpointer = Checkpointer(
             runtime,

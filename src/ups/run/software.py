@@ -9,8 +9,9 @@ from importlib import metadata
 from typing import Any
 
 import ups
+from ups.registry import OURS, REGISTRIES
 
-DISTRIBUTION = "universal-simulator"
+DISTRIBUTION = OURS
 # What a person gains from each extra; an extra that is not listed here is shown with its packages alone.
 WHAT_IT_ADDS = {
     "generate": "reference solvers that make training data",
@@ -29,6 +30,19 @@ def describe() -> dict[str, Any]:
     libraries: dict[str, str | None] = {"python": platform.python_version(), "system": system}
     libraries |= {name: installed_version(name) for name in _CORE}
     return {"ups": ups.__version__, "executable": sys.executable, "libraries": libraries, "extras": extras()}
+
+
+def parts() -> list[dict[str, str]]:
+    """Every part that can be named, with the package it comes from; parts of other packages are imported to see whether
+    they can be, and carry the error if not."""
+    found = []
+    for registry in REGISTRIES:
+        for origin in registry.origins():
+            row = {"kind": origin.kind, "name": origin.name}
+            row |= {"distribution": origin.distribution, "version": origin.version}
+            error = "" if origin.is_ours else registry.error(origin.name)
+            found.append(row | {"error": error} if error else row)
+    return found
 
 
 def extras() -> dict[str, dict[str, Any]]:

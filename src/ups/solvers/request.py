@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ups import registry
 from ups.errors import ConfigError, DataError
 from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Draws, Solution, Split, check_fixed
-from ups.solvers.tasks import BenchTask, check_size, find_task
+from ups.solvers.tasks import SolverTask, check_size, find_task
 
 BENCH_TRAJECTORIES = (512, 64, 64)
 SMALL_TRAJECTORIES = (32, 8, 8)
@@ -39,12 +40,15 @@ class Request:
     fixed: Mapping[str, float] = field(default_factory=dict)
 
     @property
-    def bench_task(self) -> BenchTask:
+    def bench_task(self) -> SolverTask:
         return find_task(self.task)
 
     def identity(self) -> str:
         """Hash of generator, version and everything that was asked for: the name of this data set."""
         content = {"generator": GENERATOR, "version": GENERATOR_VERSION, **self.to_json()}
+        origin = registry.TASKS.origin(self.task)
+        if not origin.is_ours:
+            content["solver"] = str(origin)  # the solver of another package has versions of its own
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from ups.solvers.reduce import (
     truncate_periodic_1d,
     truncate_periodic_2d,
 )
-from ups.solvers.tasks import TASKS, BenchTask
+from ups.solvers.tasks import TASKS, SolverTask
 from ups.spec.task import TaskSpec
 
 # Grids to try, as parts of the stored one.
@@ -98,7 +98,7 @@ def require_solvers() -> None:
             raise MissingExtraError.of("generate", package, "starting a solver from stored frames")
 
 
-def own_task(reader: Reader) -> tuple[BenchTask | None, str]:
+def own_task(reader: Reader) -> tuple[SolverTask | None, str]:
     """The task of ours that the data of a reader was made by, or None and why no solver can start from its frames."""
     if not isinstance(reader, GridReader):
         return None, "its reader does not say what was stored"
@@ -115,7 +115,7 @@ def own_task(reader: Reader) -> tuple[BenchTask | None, str]:
     return task, ""
 
 
-def restart_of(task: BenchTask) -> Restart:
+def restart_of(task: SolverTask) -> Restart:
     """The solver of a task, ready to start from stored frames."""
     return RESTARTS[task.spec.name]
 

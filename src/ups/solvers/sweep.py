@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ups import registry
 from ups.errors import ConfigError, DataError, MachineError, MissingExtraError
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import read_store_attributes
@@ -62,7 +63,8 @@ def generate(
     Raises ConfigError if another data set has that name, MachineError if the disk is full or a process dies (what is
     committed stays), MissingExtraError without the packages that the solvers need.
     """
-    _check_packages()
+    if any(registry.TASKS.origin(request.task).is_ours for request in requests):
+        _check_packages()
     if num_processes < 1:
         raise ConfigError(f"{num_processes} processes cannot do anything", hint="give --processes 1 or more")
     try:
@@ -189,7 +191,7 @@ class _Sweep:
             "version": GENERATOR_VERSION,
             "identity": self.request.identity(),
             "request": self.request.to_json(),
-            "solver": self.request.bench_task.solver,
+            "solver": self.request.bench_task.solver_name,
             "reduction": self.request.bench_task.reduction,
             "choices": self.request.bench_task.choices,
             "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},

@@ -1,4 +1,6 @@
-"""The nine tasks of ups-bench v1: equation, domain, draws, stored grid, frames, solver. One table, no computation.
+"""The tasks of this package that can be generated: equation, domain, draws, stored grid, frames, solver.
+
+A package adds one by announcing a `SolverTask` in the entry point group `ups.tasks`, as ours are.
 
 What the equations leave open was chosen so that something happens within the stored frames and the stored grid
 resolves it; each choice is written beside it here and in docs/benchmark-tasks.md.
@@ -13,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from ups.errors import ConfigError
+from ups import registry
+from ups.errors import ConfigError, PluginError
 from ups.solvers.problem import Draws, Solution
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
@@ -27,8 +30,10 @@ MAX_FRAMES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class BenchTask:
-    """One task of the benchmark.
+class SolverTask:
+    """One task and what solves it.
+
+    solver: a function, or for ours its name under `ups.solvers`, so that the table is read without JAX.
 
     resolution, num_frames: the stored size unless another one is asked for (num_frames 0: steady).
     trajectories_per_chunk: solved together and committed together; part of the generator version, since the time
@@ -38,7 +43,7 @@ class BenchTask:
     """
 
     spec: TaskSpec
-    solver: str
+    solver: str | Solver
     resolution: int
     num_frames: int
     reduction: Reduction
@@ -48,9 +53,16 @@ class BenchTask:
 
     def solve(self, draws: Draws, resolution: int, num_frames: int) -> Solution:
         """Solved trajectories, one per row of `draws`. Raises MissingExtraError without the `generate` extra."""
-        module, function = self.solver.split(":")
-        solver = cast(Solver, getattr(importlib.import_module(f"ups.solvers.{module}"), function))
+        solver = self.solver
+        if isinstance(solver, str):
+            module, function = solver.split(":")
+            solver = cast(Solver, getattr(importlib.import_module(f"ups.solvers.{module}"), function))
         return solver(self.spec, draws, resolution, num_frames)
+
+    @property
+    def solver_name(self) -> str:
+        """The solver as it is written into the data: `module:function`."""
+        return self.solver if isinstance(self.solver, str) else f"{self.solver.__module__}:{self.solver.__qualname__}"
 
 
 def _scalar(name: str) -> FieldSpec:
@@ -60,7 +72,7 @@ def _scalar(name: str) -> FieldSpec:
 _PERIODIC_X = (AxisSpec("x", "periodic", 1.0),)
 
 _TASKS = (
-    BenchTask(
+    SolverTask(
         spec=TaskSpec(
             name="advection1d",
             fields=(_scalar("u"),),
@@ -77,7 +89,7 @@ _TASKS = (
         reduction="exact values",
         choices="nothing was open",
     ),
-    BenchTask(
+    SolverTask(
         spec=TaskSpec(
             name="burgers1d",
             fields=(_scalar("u"),),
@@ -94,7 +106,7 @@ _TASKS = (
         reduction="cell averages",
         choices="1,024 solver points: the thinnest front is 0.003 wide, thinner than a stored cell",
     ),
-    BenchTask(
+    SolverTask(
         spec=TaskSpec(
             name="ks1d",
             fields=(_scalar("u"),),
@@ -111,7 +123,7 @@ _TASKS = (
         choices="u0 = cosines 1..8 with amplitudes in [0, 1]; zero mean",
         start=50.0,
     ),
-    BenchTask(
+    SolverTask(
         spec=TaskSpec(
             name="reacdiff1d",
             fields=(_scalar("u"),),
@@ -133,7 +145,7 @@ _TASKS = (
             "from one bump (0.5 to each side); rho <= 4 keeps round-off on the unstable state 0 below 1e-8"
         ),
     ),
-    BenchTask(
+    SolverTask(
         spec=TaskSpec(
             name="euler1d",
             fields=(_scalar("density"), _scalar("pressure"), FieldSpec("velocity", tensor_rank=1)),
@@ -152,7 +164,7 @@ _TASKS = (
             "those of the conserved variables"
         ),
     ),
-    BenchTask(
+    SolverTask(
         spec=TaskSpec(
             name="ns2d",
             fields=(_scalar("vorticity"), FieldSpec("forcing", role="static")),
@@ -174,7 +186,7 @@ _TASKS = (
         trajectories_per_chunk=8,
         start=12.0,
     ),
-    BenchTask(
+    SolverTask(
         spec=TaskSpec(
             name="swe2d",
             fields=(_scalar("height"), FieldSpec("momentum", tensor_rank=1)),
@@ -194,7 +206,7 @@ _TASKS = (
         ),
         trajectories_per_chunk=8,
     ),
-    BenchTask(
+    SolverTask(
         spec=TaskSpec(
             name="diffreact2d",
             fields=(_scalar("u"), _scalar("v")),
@@ -210,7 +222,7 @@ _TASKS = (
         choices="u0 and v0: noise of standard deviation 0.5 in the first 16 cosine modes of each axis; t from 1 to 5",
         start=1.0,
     ),
-    BenchTask(
+    SolverTask(
         spec=TaskSpec(
             name="darcy2d",
             fields=(FieldSpec("a", role="static"), FieldSpec("u", role="target")),
@@ -231,22 +243,37 @@ _TASKS = (
     ),
 )
 
-TASKS: dict[str, BenchTask] = {task.spec.name: task for task in _TASKS}
+# What the entry points of this package name.
+advection1d, burgers1d, ks1d, reacdiff1d, euler1d, ns2d, swe2d, diffreact2d, darcy2d = _TASKS
+
+# The tasks of ups-bench v1 in its order: a constant of the benchmark. A tenth solver is registered and changes nothing.
+BENCH_TASKS = (
+    *("advection1d", "burgers1d", "ks1d", "reacdiff1d", "euler1d"),
+    *("ns2d", "swe2d", "diffreact2d", "darcy2d"),
+)
+TASKS: dict[str, SolverTask] = {task.spec.name: task for task in _TASKS if task.spec.name in BENCH_TASKS}
 
 
-def find_task(name: str) -> BenchTask:
-    """The task of this name. Raises ConfigError with the nearest names otherwise."""
-    if name in TASKS:
-        return TASKS[name]
-    near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.4)
-    hint = f"did you mean '{near[0]}'?" if near else f"the tasks are {', '.join(TASKS)}"
-    raise ConfigError(f"there is no task '{name}' to generate", hint=hint)
+def find_task(name: str) -> SolverTask:
+    """The registered task of this name. Raises ConfigError with the nearest names, PluginError for a broken one."""
+    names = registry.TASKS.names()
+    if name not in names:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"did you mean '{near[0]}'?" if near else f"the tasks are {', '.join(names)}"
+        raise ConfigError(f"there is no task '{name}' to generate", hint=hint)
+    task = registry.TASKS.factory(name)
+    if not isinstance(task, SolverTask) or task.spec.name != name:
+        raise PluginError(
+            f"task '{name}' of {registry.TASKS.origin(name)} is not a SolverTask whose specification has this name",
+            hint="announce a module-level ups.solvers.tasks.SolverTask in the entry point group ups.tasks",
+        )
+    return task
 
 
-def check_size(task: BenchTask, resolution: int, num_frames: int) -> None:
+def check_size(task: SolverTask, resolution: int, num_frames: int) -> None:
     """Raises ConfigError for a stored grid or a number of frames that the task cannot have."""
     name = task.spec.name
-    most = MAX_RESOLUTION[task.spec.num_spatial_dims]
+    most = MAX_RESOLUTION.get(task.spec.num_spatial_dims, 256)
     if not MIN_RESOLUTION <= resolution <= most or resolution % 2:
         raise ConfigError(
             f"resolution {resolution} is not possible for task '{name}'",

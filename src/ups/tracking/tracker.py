@@ -1,7 +1,7 @@
 """Where metrics go: the local record `metrics.jsonl`, always, and other trackers behind queues that never delay a step.
 
 Only rank 0 opens a tracker. A tracker that hangs or fails costs rows on that tracker, never a training step; the local
-record stays complete. W&B and the like are in `backends.py`. No torch here.
+record stays complete. Trackers for other services are parts of other packages (`build.py`). No torch here.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ CASES: dict[str, Broken] = {
         edited("steps: 10", "steps: 10\n    budget_seconds: 5"),
     ),
     "latent stage without an autoencoder": Broken(
-        "config: r.yaml:10: stages.0: space 'latent' needs an autoencode stage before it",
+        "config: r.yaml:10: stages.0: 'operator' on latents needs a stage before it that trains them: autoencode",
         edited("steps: 10", "steps: 10\n    space: latent"),
     ),
     "two tasks of one name": Broken(

@@ -78,7 +78,7 @@ def test_damage_is_named(tmp_path):
         ({"format": "x"}, "does not describe a bundle"),
         ({"tasks": []}, "1 to 1000 tasks"),
         ({"context_frames": 0}, "context_frames"),
-        ({"model": {"type": "rm -rf"}}, "malformed"),
+        ({"model": {"type": "rm -rf"}}, "which no installed package has"),
         ({"statistics": {}}, "malformed"),
         ({"coordinates": {"advection": [[1, 0]], "flow": [], "darcy": []}}, "increasing"),
     ],

@@ -85,7 +85,8 @@ def surround(run_dir: Path, rank: int) -> None:
     if os.environ.get("TOY_TRACKERS"):
         from ups.tracking import tracker
 
-        tracker.FanOut = functools.partial(tracker.FanOut, others=[Hanging(), Offline()], queue_rows=4)
+        fan_out = tracker.FanOut
+        tracker.FanOut = lambda local, others: fan_out(local, [*others, Hanging(), Offline()], queue_rows=4)
     if FAULT.get("kind", "").startswith("worker_"):
         _plant_reader()
     _poison()

@@ -1,0 +1,34 @@
+"""The pages on how to add a part show files of the sample plugin, which another test runs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.integration.environments import ROOT
+
+PAGES = sorted((ROOT / "docs" / "extend").glob("*.md"))
+PLUGIN = ROOT / "tests" / "plugins" / "sample_plugin"
+
+
+def test_there_is_a_page_for_each_kind_of_part_in_the_plugin() -> None:
+    assert [page.stem for page in PAGES] == ["model", "reader", "stage", "task", "tracker"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_is_that_of_the_plugin(page) -> None:
+    text = page.read_text()
+    shown = re.findall(r"<!-- file: (\S+) -->\n```python\n(.*?)```\n", text, re.DOTALL)
+    assert shown
+    for path, code in shown:
+        assert code == (ROOT / path).read_text(), f"{page.name} shows another {path}"
+    ((path, sections),) = re.findall(r"<!-- part of: (\S+) -->\n```toml\n(.*?)```\n", text, re.DOTALL)
+    for section in sections.strip().split("\n\n"):
+        assert section in (ROOT / path).read_text()
+
+
+def test_every_file_of_the_plugin_is_on_a_page() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    files = [path for path in (PLUGIN / "src").rglob("*.py") if path.name != "__init__.py"]
+    assert [str(path.relative_to(ROOT)) for path in files if str(path.relative_to(ROOT)) not in text] == []
