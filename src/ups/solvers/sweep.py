@@ -194,7 +194,7 @@ class _Sweep:
             "solver": self.request.bench_task.solver_name,
             "reduction": self.request.bench_task.reduction,
             "choices": self.request.bench_task.choices,
-            "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
+            "libraries": _library_versions(),
             "summary": summary,
         }
         if self.format == "store":
@@ -251,6 +251,15 @@ class _Sweep:
                         target=solution.target[row],
                         parameters=solution.parameters[row],
                     )
+
+
+def _library_versions() -> dict[str, str]:
+    """Of those that are installed: a solver of another package may need none of them."""
+    found = {}
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _check_packages() -> None:
