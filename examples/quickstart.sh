@@ -16,7 +16,7 @@ read -ra data_options <<<"${QUICKSTART_DATA:-}"
 read -ra train_options <<<"${QUICKSTART_TRAIN:---set stages.0.budget_seconds=180}"
 bar=${QUICKSTART_RATIO:-10}
 
-# say COMMAND...: show a command as one would type it, run it, and tell how long it took.
+# say COMMAND...: show a command as one would type it, run it, and say how long it took.
 say() {
   local begin=$SECONDS
   printf '\n$ %s\n' "$*"

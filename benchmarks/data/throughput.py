@@ -1,4 +1,4 @@
-"""Reading batches of 32 windows: our store beside a bare numpy memory map and plain h5py, of the same bytes.
+"""Reading batches of 32 windows: our store compared with a bare numpy memory map and plain h5py, of the same bytes.
 
     python benchmarks/data/throughput.py [--seconds 2] [--rounds 3]
 
@@ -159,7 +159,7 @@ def main() -> int:
             ]
             gain = np.median([two / one for one, two in turns], axis=0)
             result["two_processes"] = round(float(gain[0]), 3)
-            # What two free cores would give: tells a busy machine from one whose memory is the limit.
+            # What two free cores would give: distinguishes a busy machine from one whose memory is the limit.
             result["two_processes_by_cpu_time"] = round(float(gain[1]), 3)
             size = WINDOW * CHANNELS * points * points * 4
             result["window_bytes"] = size

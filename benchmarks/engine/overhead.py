@@ -1,10 +1,11 @@
-"""What the engine costs: steps per second beside a bare torch loop, and beside bare DistributedDataParallel on 2 ranks.
+"""What the engine costs: steps per second compared with a bare torch loop, and with bare DistributedDataParallel on 2
+ranks.
 
     python benchmarks/engine/overhead.py [--blocks 30] [--steps 5]
 
-Both loops train the same model with the same loader, clipping, moving average and optimiser in the same process, in
+Both loops train the same model with the same loader, clipping, moving average and optimizer in the same process, in
 blocks that take turns, so that whatever else the machine does hits both alike; the ratio is the median over pairs of
-neighbouring blocks. The engine has everything on: black box, agreement, log rows, and the supervisor that started these
+neighboring blocks. The engine has everything on: black box, agreement, log rows, and the supervisor that started these
 ranks and watches them; it is halted while the bare loop runs. Saves are measured by checkpoint_async.py. The ratio by
 CPU time of the ranks is shown too: it hardly depends on what else the machine does. Last line: one JSON object. Exit
 code 1 below the bars: 0.97 alone, 0.95 on 2 ranks, for steps of 50 ms and more.

@@ -1,7 +1,7 @@
 """The same global batch gives the same weights, whoever computes it; and a killed run resumes bitwise. The full sweep.
 
     python benchmarks/engine/parity.py             a few arrangements, one kind of arithmetic
-    python benchmarks/engine/parity.py --full      every arrangement, arithmetic and optimiser; ten kills per strategy
+    python benchmarks/engine/parity.py --full      every arrangement, arithmetic and optimizer; ten kills per strategy
 
 Prints a table and, as last line, one JSON object. Exit code 1 if a bar is missed.
 """
@@ -81,7 +81,7 @@ def parity(full: bool) -> tuple[list[dict[str, Any]], bool]:
 
 
 def resume(full: bool) -> tuple[list[dict[str, Any]], bool]:
-    """kill -9 after random steps, resume, compare hashes of weights, optimiser and average, and the windows."""
+    """kill -9 after random steps, resume, compare hashes of weights, optimizer and average, and the windows."""
     kills = 10 if full else 2
     rows, good = [], True
     for strategy, ranks in (("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4)):

@@ -6,7 +6,7 @@ between. The final weights must be the same bytes, and every fault must stand in
 
 Effective time is what the run would have taken without faults over what it took. The rate without faults is taken
 from the same run, as the median over blocks of steps between faults: the speed of a shared machine drifts by more than
-the bar within twenty minutes. The plain ratio of the two runs is printed beside it, and the same rule applied to the
+the bar within twenty minutes. The plain ratio of the two runs is printed next to it, and the same rule applied to the
 fault-free run, where it must give about 1.
 
 `--harsh` also makes the loss of a rank NaN and takes its memory away. A NaN step is skipped by all ranks and counted,
@@ -40,7 +40,7 @@ from ups.testing.faults.supervised import Result, Started, start
 from ups.testing.mixture import write_mixture
 
 RANKS = 2
-# kind -> (signal, cause that must be told)
+# kind -> (signal, cause that must be reported)
 KINDS = {
     "kill": (signal.SIGKILL, "killed(SIGKILL)"),
     "stop": (signal.SIGSTOP, "stopped(SIGSTOP)"),
@@ -75,7 +75,7 @@ def training(run: Started) -> bool:
 
 
 def chaos(run: Started, dice: random.Random, mean_seconds: float, every_kind: dict[str, Any]) -> list[dict[str, Any]]:
-    """Strike until the run ends; returns what was planted."""
+    """Plant faults until the run ends; returns what was planted."""
     planted: list[dict[str, Any]] = []
     wait = dice.expovariate(1 / mean_seconds)
     due = time.monotonic() + wait
@@ -107,17 +107,17 @@ def chaos(run: Started, dice: random.Random, mean_seconds: float, every_kind: di
 
 
 def judge(result: Result, planted: list[dict[str, Any]]) -> list[str]:
-    """What was told wrongly; nothing if all is well."""
-    told = {fault["attempt"]: fault for fault in result.faults}
+    """What was reported wrongly; nothing if all is well."""
+    reported = {fault["attempt"]: fault for fault in result.faults}
     wrong = []
     for entry in (entry for entry in planted if entry["cause"]):
-        fault = told.pop(entry["attempt"], None)
+        fault = reported.pop(entry["attempt"], None)
         if fault is None:
-            # A strike in the last moment can meet a rank that has just finished.
-            wrong.append(f"not told: {entry}")
+            # A fault in the last moment can hit a rank that has just finished.
+            wrong.append(f"not reported: {entry}")
         elif (fault["rank"], fault["cause"]) != (entry["rank"], entry["cause"]):
-            wrong.append(f"planted {entry}, told rank {fault['rank']} {fault['cause']}")
-    return wrong + [f"told without being planted: {fault['cause']}" for fault in told.values()]
+            wrong.append(f"planted {entry}, reported rank {fault['rank']} {fault['cause']}")
+    return wrong + [f"reported without being planted: {fault['cause']}" for fault in reported.values()]
 
 
 def main() -> int:

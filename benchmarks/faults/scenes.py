@@ -1,7 +1,7 @@
 """Cells of the fault sweep that need a run of their own: what happens to a whole run, not to one attempt of it.
 
 Each scene plants its fault in a real run and returns whether everything that the matrix asks of it held, with the words
-of what did not. `benchmarks/faults/sweep.py` draws them beside its other cells.
+of what did not. `benchmarks/faults/sweep.py` draws them next to its other cells.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import Any
 
 from ups.testing.faults.doctor_data import write_data
 from ups.testing.faults.doctor_data import write_recipe as write_doctor_recipe
-from ups.testing.faults.planted import SILENT_BUGS, climb, write_assignment
+from ups.testing.faults.planted import SILENT_BUGS, run_checks, write_assignment
 from ups.testing.faults.small_run import rank_is_at_step, weights
 from ups.testing.faults.supervised import Result, run, start, usual_port_taken
 
-# Returns (rank that was struck or -1, the run, what did not hold).
+# Returns (rank that was hit or -1, the run, what did not hold).
 Scene = Callable[[Path, Path, int, random.Random], tuple[int, Result, list[str]]]
 LOOP = ("data", "forward", "backward", "optimizer")
 
 
 def clean(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
-    """M13, M22: nothing is planted but a taken port, and nothing is told."""
+    """M13, M22: nothing is planted but a taken port, and nothing is reported."""
     with usual_port_taken():
         result = run(folder, ranks=ranks, recipe=recipe, timeout_seconds=300)
     return -1, result, _wrong(code=result.code == 0, silent=not result.failed_lines)
 
 
 def silent_bug(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
-    """M14: a bug with which training would run to its end is refused by its rung of the doctor, in useful words."""
+    """M14: a bug with which training would run to its end is refused by its check of the doctor, in useful words."""
     plant = dice.choice(sorted(SILENT_BUGS))
-    module, rung, *words = SILENT_BUGS[plant]
+    module, check, *words = SILENT_BUGS[plant]
     folder.mkdir()
     write_data(folder)
     write_doctor_recipe(folder)
     write_assignment(folder, folder / "recipe.yaml")
-    healthy = all(verdict.ok for before in ("data", "model") for verdict in climb(before, folder))
-    last = climb(module, folder, plant)[-1]
+    healthy = all(verdict.ok for before in ("data", "model") for verdict in run_checks(before, folder))
+    last = run_checks(module, folder, plant)[-1]
     held = _wrong(
-        healthy=healthy, refused=(last.rung, last.ok) == (rung, False), words=all(word in last.says for word in words)
+        healthy=healthy, refused=(last.check, last.ok) == (check, False), words=all(word in last.says for word in words)
     )
     return -1, Result(folder, 0, "", 0.0, []), [f"{plant}: {word}" for word in held]
 
@@ -64,7 +64,7 @@ def nan(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[in
 
 
 def sigterm(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
-    """M10: SIGTERM to the supervisor or to any rank is a wish to save and leave; no step is lost."""
+    """M10: SIGTERM to the supervisor or to any rank is a request to save and leave; no step is lost."""
     rank = dice.choice((-1, *range(ranks)))
     started = start(folder, ranks=ranks, steps=100_000, interval=50_000, workers=1)
     started.wait_for(lambda: rank_is_at_step(folder, dice.randint(5, 40)), 120)
@@ -101,8 +101,8 @@ def late_files(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> t
         deadlines={"teardown_seconds": 60.0},
         timeout_seconds=400,
     )
-    told = [(f["rank"], f["cause"]) for f in result.faults]
-    return rank, result, _wrong(code=result.code == 0, told=told == [(rank, "killed(SIGKILL)")])
+    reported = [(f["rank"], f["cause"]) for f in result.faults]
+    return rank, result, _wrong(code=result.code == 0, reported=reported == [(rank, "killed(SIGKILL)")])
 
 
 def killed_anywhere(folder: Path, recipe: Path, ranks: int, dice: random.Random) -> tuple[int, Result, list[str]]:
@@ -111,12 +111,14 @@ def killed_anywhere(folder: Path, recipe: Path, ranks: int, dice: random.Random)
     planted = _plant("kill", rank, dice.randint(1, 19), dice.choice(LOOP), signal="SIGKILL")
     result = run(folder, planted, ranks=ranks, restarts=1, recipe=recipe, timeout_seconds=300)
     whole = run(folder.with_name(f"{folder.name}_whole"), ranks=ranks, recipe=recipe, timeout_seconds=300)
-    told = [(f["rank"], f["cause"]) for f in result.faults]
+    reported = [(f["rank"], f["cause"]) for f in result.faults]
     return (
         rank,
         result,
         _wrong(
-            code=result.code == 0, told=told == [(rank, "killed(SIGKILL)")], bytes=weights(result) == weights(whole)
+            code=result.code == 0,
+            reported=reported == [(rank, "killed(SIGKILL)")],
+            bytes=weights(result) == weights(whole),
         ),
     )
 

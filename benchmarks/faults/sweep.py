@@ -2,8 +2,8 @@
 
 Cells are drawn at random from rank {first, second, last} x phase x {2, 4} ranks x fault x {toy, real} ranks. Several
 cells share a run: attempt after attempt meets the next fault, and the run must still complete, with the bytes of a run
-that met none. What concerns a whole run (a wish to leave, a crash loop, a clean run) is a scene of its own. The seed is
-printed; results are appended to a file, and a second call goes on where the first stopped.
+that met none. What concerns a whole run (a request to leave, a crash loop, a clean run) is a scene of its own. The seed
+is printed; results are appended to a file, and a second call goes on where the first stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ups.testing.mixture import write_mixture  # noqa: E402
 STEPS, INTERVAL, CELLS_PER_RUN = 40, 5, 8
 LOOP = ("data", "forward", "backward", "sync", "optimizer")
 PHASES = ("init", *LOOP, "save", "evaluate", "teardown")
-# kind -> (what the injector needs, the cause that must be told, phases in which it makes sense)
+# kind -> (what the injector needs, the cause that must be reported, phases in which it makes sense)
 FAULTS: dict[str, tuple[dict[str, Any], str, tuple[str, ...]]] = {
     "exception": ({"kind": "exception"}, "exception(FileNotFoundError)", PHASES),
     "sigkill": ({"kind": "kill", "signal": "SIGKILL"}, "killed(SIGKILL)", PHASES),
@@ -108,7 +108,7 @@ def draw(seed: int, number: int) -> dict[str, Any]:
                 break
         at = {"init": 0, "teardown": STEPS}.get(phase, step)
         cells.append(_cell_of(name, phase, at, dice.choice((0, 1, ranks - 1))))
-    # What strikes at the very end comes last, or what would strike before it is never met.
+    # What happens at the very end comes last, or what would happen before it is never reached.
     cells.sort(key=lambda cell: cell["plant"]["phase"] == "teardown")
     if step + 4 < STEPS and not any(cell["plant"]["phase"] == "teardown" for cell in cells):
         name = dice.choice([name for name, (_, cause, _) in FAULTS.items() if not cause])
@@ -152,7 +152,7 @@ def _cell_of(name: str, phase: str, step: int, rank: int) -> dict[str, Any]:
 
 
 def play(plan: dict[str, Any], folder: Path, recipe: Path, clean: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run one plan; a row per cell with what was planted and what was told."""
+    """Run one plan; a row per cell with what was planted and what was reported."""
     plants = [cell["plant"] for cell in plan["cells"]]
     options: dict[str, Any] = (
         {"recipe": recipe} if plan["real"] else {"steps": STEPS, "workers": 1, "interval": INTERVAL}
@@ -169,8 +169,8 @@ def play(plan: dict[str, Any], folder: Path, recipe: Path, clean: dict[str, Any]
     attempts = result.document["attempts"]
     rows = []
     for index, cell in enumerate(plan["cells"]):
-        told = attempts[index]["faults"] if index < len(attempts) else []
-        rows.append(_row(plan, cell, told, attempts, index, result))
+        reported = attempts[index]["faults"] if index < len(attempts) else []
+        rows.append(_row(plan, cell, reported, attempts, index, result))
     same = _bytes_of(result, plan["real"]) == clean[f"{'real' if plan['real'] else 'toy'}_{plan['ranks']}"]
     for row in rows:
         row["completed"], row["same_bytes"] = result.code == 0, same
@@ -180,7 +180,7 @@ def play(plan: dict[str, Any], folder: Path, recipe: Path, clean: dict[str, Any]
 def _row(
     plan: dict[str, Any],
     cell: dict[str, Any],
-    told: list[dict[str, Any]],
+    reported: list[dict[str, Any]],
     attempts: list[Any],
     index: int,
     result: Result,
@@ -195,14 +195,14 @@ def _row(
         "phase": plant["phase"],
         "step": plant["step"],
         "expected": cell["cause"],
-        "lines": len(told),
+        "lines": len(reported),
         "orphans": len(result.orphans),
     }
     if not cell["cause"]:
-        row["right_rank"] = row["right_phase"] = row["right_cause"] = not told
+        row["right_rank"] = row["right_phase"] = row["right_cause"] = not reported
         return row
-    found = told[0] if told else {}
-    # A mismatch is told where the collective was issued: the phase after the one in which the rank went astray.
+    found = reported[0] if reported else {}
+    # A mismatch is reported where the collective was issued: the phase after the one in which the rank went wrong.
     phases = {plant["phase"], "sync"} if cell["fault"] in ONLY_TOY else {plant["phase"]}
     row |= {
         "told_rank": found.get("rank"),

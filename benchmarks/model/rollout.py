@@ -1,10 +1,11 @@
-"""What a rollout costs beside a bare loop over the same model, and whether memory stays constant over many steps.
+"""What a rollout costs compared with a bare loop over the same model, and whether memory stays constant over many
+steps.
 
     python benchmarks/model/rollout.py [--blocks 12] [--steps 100] [--long 10000]
 
 Speed: `Simulator.rollout` (checks, frames kept, an xarray.Dataset at the end) and a bare loop that keeps nothing, over
 the same model, batch and device, in blocks that take turns in one process on one thread; the ratio of steps per second
-is the median over pairs of neighbouring blocks, by CPU time. Memory: one rollout of 10,000 steps streamed to Zarr; the
+is the median over pairs of neighboring blocks, by CPU time. Memory: one rollout of 10,000 steps streamed to Zarr; the
 peak of the resident size (VmHWM) after 10,000 steps is compared with that after 1,000, when several chunks have been
 written already. The model has the sizes of recipes/burgers1d.yaml (memory: smaller ones, for time) and random weights.
 Last line: one JSON object. Exit code 1 below the bars: 0.95 of the steps per second for one sample and for eight, and

@@ -85,14 +85,14 @@ class WorkerError(DataError):
 
 
 class MachineError(UpsError):
-    """The machine lacks something: a limit, a library, a device, room on a disk."""
+    """The machine lacks something: a limit, a library, a device, space on a disk."""
 
     cause = "environment"
     exit_code = 5
 
 
 class DiskFullError(MachineError):
-    """There is no room left where the run is written."""
+    """There is no space left where the run is written."""
 
     cause = "disk_full"
 
@@ -190,8 +190,8 @@ EXIT_CODES: dict[int, str] = {
     2: "wrong use of a command: unknown option or missing argument",
     3: "config: the recipe or an override is wrong; nothing was started",
     4: "data: a file or store is not what it claims to be",
-    5: "environment: the machine lacks a library, a device, a limit or room",
-    6: "run failed: training or distributed error; `ups why RUN` tells the first cause",
+    5: "environment: the machine lacks a library, a device, a limit or space",
+    6: "run failed: training or distributed error; `ups why RUN` gives the first cause",
     7: "out of memory",
     8: "checkpoint or integrity: bytes on disk are missing or wrong",
     9: "gate: a score or check is below the bar of the recipe",

@@ -159,7 +159,7 @@ class Registry:
         loader = getattr(found, what)
         try:
             loaded = None if loader is None else loader()
-        except (Exception, SystemExit) as error:  # whatever the code of a stranger does when it is imported
+        except (Exception, SystemExit) as error:  # whatever the code of somebody else does when it is imported
             if isinstance(error, PluginError):
                 raise
             lines = str(error).strip().splitlines()

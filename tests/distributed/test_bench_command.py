@@ -22,7 +22,7 @@ def bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None:
-    # The FNO: its complex weights are what an engine, an optimiser and a bundle stumble over.
+    # The FNO: its complex weights are what an engine, an optimizer and a bundle stumble over.
     done = bench(tmp_path, "--model", "reference", "--model", "fno")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["model"]: row for row in json.loads((tmp_path / "bench/bench.json").read_text())["rows"]}
@@ -48,11 +48,11 @@ def test_who_is_asked_to_leave_leaves_no_training_behind(tmp_path: Path) -> None
                 assert process.poll() is None
                 time.sleep(0.1)
             process.terminate()
-            told = process.communicate(timeout=60)[1]
+            reported = process.communicate(timeout=60)[1]
         finally:
             process.kill()
-    assert process.returncode == 143, told
-    assert "training unet-advection1d" not in told
+    assert process.returncode == 143, reported
+    assert "training unet-advection1d" not in reported
     run = json.loads((tmp_path / "bench/runs/fno-advection1d/run.json").read_text())
     assert run["state"] == "preempted"
     assert run["checkpoint"] > 0

@@ -1,4 +1,4 @@
-"""Decisions that all ranks take together: a planted NaN, a wish to stop, and more skipped steps than allowed."""
+"""Decisions that all ranks take together: a planted NaN, a request to stop, and more skipped steps than allowed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ups train` from a recipe to a verdict, with real processes: stages, ranks, resume, a wish to leave."""
+"""`ups train` from a recipe to a verdict, with real processes: stages, ranks, resume, a request to leave."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`ups doctor` passes a healthy recipe and refuses ten silent bugs, each by the rung that is for it, in useful words.
+"""`ups doctor` passes a healthy recipe and refuses ten silent bugs, each by the check that is for it, in useful words.
 
 A silent bug is one with which training runs to its end and gives a worse model: no error, no crash (rows 4 to 12 and 20
-of the catalogue of failures).
+of the catalog of failures).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ups.cli.doctor import show
 from ups.cli.main import run
 from ups.config.recipe import resolve
 from ups.doctor import examine
-from ups.doctor.ladder import LADDER, names
+from ups.doctor.checks import CHECK_PROGRAMS, names
 from ups.record import process_tree
 from ups.testing.faults.doctor_data import write_data, write_recipe
-from ups.testing.faults.planted import PLANTS, SILENT_BUGS, climb, write_assignment
+from ups.testing.faults.planted import PLANTS, SILENT_BUGS, run_checks, write_assignment
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
 
 
 @pytest.fixture(scope="module")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data and recipe."""
     folder = tmp_path_factory.mktemp("doctor")
     write_data(folder)
@@ -41,37 +41,37 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def work_dir(ground: Path) -> Path:
-    """A climb up to the rungs that compare many ranks with one, all well so far."""
-    folder = ground / "work"
+def work_dir(prepared: Path) -> Path:
+    """The checks up to those that compare many ranks with one, all well so far."""
+    folder = prepared / "work"
     folder.mkdir()
-    write_assignment(folder, ground / "recipe.yaml")
+    write_assignment(folder, prepared / "recipe.yaml")
     for module in ("data", "model"):
-        assert all(v.ok for v in climb(module, folder))
+        assert all(v.ok for v in run_checks(module, folder))
     return folder
 
 
-def test_a_healthy_recipe_climbs_every_rung(ground: Path) -> None:
-    command = [sys.executable, "-m", "ups.cli.main", "doctor", str(ground / "recipe.yaml"), "--ranks", "2", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=350, cwd=ground)
+def test_a_healthy_recipe_passes_every_check(prepared: Path) -> None:
+    command = [sys.executable, "-m", "ups.cli.main", "doctor", str(prepared / "recipe.yaml"), "--ranks", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=350, cwd=prepared)
     report = json.loads(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [v["rung"] for v in report["rungs"]] == names(recipe=True)
     assert report["ok"]
-    assert not (ground / "run").exists(), "the doctor leaves nothing where the run will live"
+    assert not (prepared / "run").exists(), "the doctor leaves nothing where the run will live"
 
 
 @pytest.mark.parametrize("module", ["samples", "wrap", "parity"])
-def test_without_a_plant_the_same_rungs_are_content(work_dir: Path, module: str) -> None:
-    verdicts = climb(module, work_dir)
+def test_without_a_plant_the_same_checks_are_content(work_dir: Path, module: str) -> None:
+    verdicts = run_checks(module, work_dir)
     assert all(v.ok for v in verdicts), verdicts
 
 
 @pytest.mark.parametrize("plant", SILENT_BUGS)
-def test_a_silent_bug_is_refused_by_its_rung(work_dir: Path, plant: str) -> None:
-    module, rung, *words = SILENT_BUGS[plant]
-    verdict = climb(module, work_dir, plant)[-1]
-    assert (verdict.rung, verdict.ok) == (rung, False), verdict
+def test_a_silent_bug_is_refused_by_its_check(work_dir: Path, plant: str) -> None:
+    module, check, *words = SILENT_BUGS[plant]
+    verdict = run_checks(module, work_dir, plant)[-1]
+    assert (verdict.check, verdict.ok) == (check, False), verdict
     for word in words:
         assert word in verdict.says
     assert verdict.means
@@ -79,42 +79,42 @@ def test_a_silent_bug_is_refused_by_its_rung(work_dir: Path, plant: str) -> None
 
 
 def test_the_death_of_a_loader_worker_is_named(work_dir: Path) -> None:
-    verdict = climb("data", work_dir, "killed_worker")[-1]
+    verdict = run_checks("data", work_dir, "killed_worker")[-1]
     assert not verdict.ok
     assert "loader worker 1" in verdict.says
     assert "SIGKILL" in verdict.says
 
 
 def test_a_crash_in_native_code_is_named_by_rank_signal_and_line(
-    ground: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what a failed rung printed stays: here
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what a failed check printed stays: here
     plant = PLANTS / "segfault_in_wrap.py"
-    examination = examine.Climb(
+    examination = examine.Examination(
         2,
-        ground / "run",
-        resolve(ground / "recipe.yaml").text,
+        prepared / "run",
+        resolve(prepared / "recipe.yaml").text,
         environment={"UPS_PROBE_PLANT": str(plant)},
         only=("wrap",),
     )
     (verdict,) = examine.examine(examination)
     line = 1 + plant.read_text().splitlines().index("        ctypes.string_at(0)")
-    assert (verdict.rung, verdict.ok, verdict.rank) == ("wrap", False, 1)
+    assert (verdict.check, verdict.ok, verdict.rank) == ("wrap", False, 1)
     assert "SIGSEGV" in verdict.says
     assert verdict.at.endswith(f"segfault_in_wrap.py:{line}")
-    assert (Path(verdict.log) / "rank_00001.err").read_text(), "what a failed rung printed stays"
+    assert (Path(verdict.log) / "rank_00001.err").read_text(), "what a failed check printed stays"
 
 
-def test_a_rung_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) -> None:
+def test_a_check_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) -> None:
     plant = tmp_path / "plant.py"
     plant.write_text("import time\n\n\ndef wait_for_ever():\n    time.sleep(10_000)\n\n\nwait_for_ever()\n")
-    launch = replace(LADDER[0], seconds=9.0)
-    examination = examine.Climb(1, tmp_path / "run", environment={"UPS_PROBE_PLANT": str(plant)})
+    program = replace(CHECK_PROGRAMS[0], seconds=9.0)
+    examination = examine.Examination(1, tmp_path / "run", environment={"UPS_PROBE_PLANT": str(plant)})
     work = tmp_path / "work"
     work.mkdir()
     examine._write_assignment(examination, work)
     started = time.monotonic()
-    (verdict,) = examine._climb(launch, examination, work)
+    (verdict,) = examine._run_checks(program, examination, work)
     assert time.monotonic() - started < 30
     assert not verdict.ok
     assert "not done after 9 s" in verdict.says
@@ -139,18 +139,18 @@ def test_too_low_a_limit_on_open_files_is_refused_before_anything_starts(tmp_pat
 
 
 def test_a_rank_that_is_killed_from_outside_is_not_taken_for_a_verdict(tmp_path: Path) -> None:
-    launch = next(launch for launch in LADDER if launch.module == "group")
+    program = next(program for program in CHECK_PROGRAMS if program.module == "group")
     out = {0: json.dumps({"rung": "group", "ok": True, "says": "", "seconds": 1}) + "\n", 1: ""}
     exits = {1: {"code": -signal.SIGKILL, "time_monotonic_ns": 5}}
-    verdicts = list(examine.judge(launch, examine.Processes(out, {0: "", 1: ""}, exits, False, tmp_path), 1.0))
+    verdicts = list(examine.judge(program, examine.Processes(out, {0: "", 1: ""}, exits, False, tmp_path), 1.0))
     assert [v.ok for v in verdicts] == [True, False]
-    assert verdicts[1].rung == "collective"
+    assert verdicts[1].check == "collective"
     assert "rank 1" in verdicts[1].says
     assert "SIGKILL" in verdicts[1].says
 
 
 def test_a_peer_that_lost_its_connection_is_never_blamed_even_if_it_spoke_first(tmp_path: Path) -> None:
-    launch = next(launch for launch in LADDER if launch.module == "samples")
+    program = next(program for program in CHECK_PROGRAMS if program.module == "samples")
     lost = {
         "rung": "samples",
         "ok": False,
@@ -162,11 +162,11 @@ def test_a_peer_that_lost_its_connection_is_never_blamed_even_if_it_spoke_first(
     dump = 'Current thread 0x00007f0000000000 (most recent call first):\n  File "/home/me/mine.py", line 7 in crash\n'
     exits = {0: {"code": 1, "time_monotonic_ns": 8}, 1: {"code": -11, "time_monotonic_ns": 9}}
     left = examine.Processes({0: json.dumps(lost), 1: ""}, {0: "", 1: dump}, exits, False, tmp_path)
-    (verdict,) = examine.judge(launch, left, 1.0)
+    (verdict,) = examine.judge(program, left, 1.0)
     assert (verdict.rank, verdict.at) == (1, "/home/me/mine.py:7")
 
 
-def test_what_is_printed_for_a_failed_rung_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed_for_a_failed_check_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
     show(examine.Verdict("parity", False, "it is 2 times", "a wrong denominator", "divide", log="/tmp/log"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("FAILED  parity      it is 2 times")
@@ -177,8 +177,8 @@ def test_what_is_printed_for_a_failed_rung_explains_it(capsys: pytest.CaptureFix
     ]
 
 
-def test_ranks_that_cannot_share_a_block_are_a_mistake_in_the_command(ground: Path) -> None:
-    assert run(["doctor", str(ground / "recipe.yaml"), "--ranks", "3"]) == 3
+def test_ranks_that_cannot_share_a_block_are_a_mistake_in_the_command(prepared: Path) -> None:
+    assert run(["doctor", str(prepared / "recipe.yaml"), "--ranks", "3"]) == 3
 
 
 def _command(pid: int) -> str:

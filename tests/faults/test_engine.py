@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.faults.test_matrix import check_every_fault_was_printed_once_and_handled_in_time, fault, told
+from tests.faults.test_matrix import check_every_fault_was_printed_once_and_handled_in_time, fault, reported
 from ups.record.manifest import read_manifest
 from ups.supervise.why import explain
 from ups.testing.faults.small_run import prepare_real, rank_is_at_step, rows, weights, write_recipe
@@ -84,7 +84,7 @@ def test_a_run_that_met_every_death_and_a_damaged_checkpoint_ends_with_the_same_
         timeout_seconds=280,
     )
     assert result.code == 0, result.output
-    assert told(result) == [
+    assert reported(result) == [
         (1, "init", "signal(SIGSEGV)"),
         (1, "forward", "exception(FileNotFoundError)"),
         (0, "backward", "killed(SIGKILL)"),
@@ -94,7 +94,7 @@ def test_a_run_that_met_every_death_and_a_damaged_checkpoint_ends_with_the_same_
         (1, "data", "stopped(SIGSTOP)"),
         (0, "evaluate", "exception(FileNotFoundError)"),
     ]
-    assert all("strikes.py:" in result.faults[n]["at"] for n in (0, 1, 3, 7))
+    assert all("faults_to_plant.py:" in result.faults[n]["at"] for n in (0, 1, 3, 7))
     check_every_fault_was_printed_once_and_handled_in_time(result)
     check_that_restarts_went_on_where_the_lines_said(result)
     assert weights(result) == weights(clean)
@@ -114,7 +114,7 @@ def test_m8_m12_what_ends_a_loader_is_named_by_the_line_of_the_worker(
         timeout_seconds=280,
     )
     assert result.code == 0, result.output
-    assert told(result) == [
+    assert reported(result) == [
         (1, "data", "worker_killed(SIGSEGV)"),
         (0, "data", "data"),
         (1, "data", "worker_killed(SIGKILL)"),
@@ -125,9 +125,9 @@ def test_m8_m12_what_ends_a_loader_is_named_by_the_line_of_the_worker(
     assert raised["at"].endswith(f"planted_reader.py:{line_of('planted_reader.py', 'raise ValueError')}")
     assert "loader worker 0" in killed["message"]
     assert "the loader of rank 1 ended at step 19" in ended["message"]
-    told_by_why = explain(result.run_dir, result.document, number=0)
-    assert "Crash in a loader worker of rank 1 (rank_00001.worker_00.crash.txt)" in told_by_why
-    assert "Segmentation fault" in told_by_why
+    reported_by_why = explain(result.run_dir, result.document, number=0)
+    assert "Crash in a loader worker of rank 1 (rank_00001.worker_00.crash.txt)" in reported_by_why
+    assert "Segmentation fault" in reported_by_why
     record = json.loads((result.run_dir / "failures/attempt_1/rank_00000.worker_00.json").read_text())
     assert "planted in a reader" in record["message"]
     assert record["memory"]["resident"] > 0
@@ -163,7 +163,7 @@ def test_m11_a_kill_inside_a_save_and_a_cut_file_never_lead_to_a_bad_load(
 
 @pytest.fixture
 def small_disk(tmp_path: Path, recipe: Path, clean: Result) -> Iterator[Path]:
-    """A run directory whose checkpoints lie on a disk with room for two and a half of them."""
+    """A run directory whose checkpoints lie on a disk with space for two and a half of them."""
     bytes_of_one = read_manifest(max(clean.run_dir.glob("checkpoints/step_*"))).total_bytes
     prepare_real(tmp_path / "run", str(recipe))
     folder = tmp_path / "run" / "checkpoints"
@@ -193,7 +193,9 @@ def test_m11_a_full_disk_is_named_and_what_was_committed_is_used(small_disk: Pat
 
 
 def test_m16_m18_late_files_and_dead_trackers_cost_no_step(tmp_path: Path, recipe: Path, clean: Result) -> None:
-    """Rank 1 sees every new directory of checkpoints seconds late; two trackers hang and fail beside the local one."""
+    """Rank 1 sees every new directory of checkpoints seconds late; two trackers hang and fail while the local one
+    works.
+    """
     result = run(
         tmp_path / "run",
         fault("kill", 0, 13, "forward", signal="SIGKILL"),
@@ -204,7 +206,7 @@ def test_m16_m18_late_files_and_dead_trackers_cost_no_step(tmp_path: Path, recip
         deadlines={"teardown_seconds": 60.0},  # a hung tracker is given 5 s at the end
     )
     assert result.code == 0, result.output
-    assert told(result) == [(0, "forward", "killed(SIGKILL)")]
+    assert reported(result) == [(0, "forward", "killed(SIGKILL)")]
     assert result.faults[0]["checkpoint"] == 5
     check_that_restarts_went_on_where_the_lines_said(result)
     assert {row["step"] for row in rows(result)} == set(range(1, 21))
@@ -228,18 +230,18 @@ def test_m19_a_run_killed_anywhere_continues_bitwise(tmp_path: Path, recipe: Pat
     result = run(tmp_path / "run", drawn, restarts=1, recipe=recipe)
     assert result.code == 0, result.output
     check_that_restarts_went_on_where_the_lines_said(result)
-    assert weights(result) == weights(clean)  # model, optimiser and average
+    assert weights(result) == weights(clean)  # model, optimizer and average
     # Equal gradients at every step: the same windows in the same order, with the same draws.
-    told_by_clean = {row["step"]: (row["loss"], row["grad_norm"], row["learning_rate"]) for row in rows(clean)}
+    reported_by_clean = {row["step"]: (row["loss"], row["grad_norm"], row["learning_rate"]) for row in rows(clean)}
     for row in rows(result):
-        assert (row["loss"], row["grad_norm"], row["learning_rate"]) == told_by_clean[row["step"]]
+        assert (row["loss"], row["grad_norm"], row["learning_rate"]) == reported_by_clean[row["step"]]
 
 
 def test_m9_a_loss_that_is_no_number_on_one_rank_is_a_skipped_step_and_no_fault(tmp_path: Path, recipe: Path) -> None:
     result = run(tmp_path / "run", fault("nan", 1, 7, "forward"), recipe=recipe)
     assert result.code == 0, result.output
     assert result.failed_lines == []
-    # A skipped step has no loss to tell; from the next row on it is counted.
+    # A skipped step has no loss to report; from the next row on it is counted.
     assert [(row["step"], row["skipped"]) for row in rows(result)] == [
         (step, int(step > 7)) for step in range(1, 21) if step != 7
     ]
@@ -249,7 +251,7 @@ def test_lack_of_memory_halves_the_micro_batch_and_learns_the_same(tmp_path: Pat
     memory = fault("out_of_memory", 1, 9, "forward", fits=1)
     result = run(tmp_path / "run", memory, restarts=2, micro_batch=2, recipe=recipe)
     assert result.code == 0, result.output
-    assert told(result) == [(1, "forward", "out_of_memory")]
+    assert reported(result) == [(1, "forward", "out_of_memory")]
     assert result.document["overrides"] == {"engine.micro_batch": 1}
     assert last_loss(result) == pytest.approx(last_loss(clean), abs=1e-4)
 

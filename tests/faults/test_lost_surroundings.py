@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 
 def test_a_run_whose_directory_was_moved_away_is_never_completed(tmp_path: Path) -> None:
-    """The toy ranks make the directory anew when they save, and even their last checkpoint is whole."""
+    """The toy ranks make the directory again when they save, and even their last checkpoint is whole."""
     started = start(tmp_path / "run", steps=200, step_seconds=0.02, restarts=3)
     started.wait_for(lambda: rank_is_at_step(started.run_dir, 8))
     started.run_dir.rename(tmp_path / "moved")

@@ -19,7 +19,7 @@ from ups.testing.faults.supervised import PATIENCE, PROGRAMS, Result, run, start
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 LINE_OF_PERSON_CODE = 1 + next(
-    n for n, line in enumerate((PROGRAMS / "strikes.py").read_text().splitlines()) if "shard_0003.h5" in line
+    n for n, line in enumerate((PROGRAMS / "faults_to_plant.py").read_text().splitlines()) if "shard_0003.h5" in line
 )
 
 
@@ -27,7 +27,7 @@ def fault(kind: str, rank: int, step: int, phase: str | list[str], **more: Any) 
     return {"kind": kind, "rank": rank, "step": step, "phase": phase, **more}
 
 
-def told(result: Result) -> list[tuple[int, str, str]]:
+def reported(result: Result) -> list[tuple[int, str, str]]:
     return [(f["rank"], f["phase"], f["cause"]) for f in result.faults]
 
 
@@ -73,7 +73,7 @@ def test_m1_m2_m3_m4_deaths_are_named_and_survived(tmp_path: Path, clean: Result
         timeout_seconds=280,
     )
     assert result.code == 0
-    assert told(result) == [
+    assert reported(result) == [
         (1, "forward", "exception(FileNotFoundError)"),
         (0, "backward", "killed(SIGKILL)"),
         (1, "optimizer", "signal(SIGSEGV)"),
@@ -82,9 +82,9 @@ def test_m1_m2_m3_m4_deaths_are_named_and_survived(tmp_path: Path, clean: Result
         (1, "forward", "early_exit(0)"),
     ]
     places = [found["at"] for found in result.faults]
-    assert places[0].endswith(f"strikes.py:{LINE_OF_PERSON_CODE}")
+    assert places[0].endswith(f"faults_to_plant.py:{LINE_OF_PERSON_CODE}")
     assert places[1] == places[3] == "-"
-    assert all("strikes.py:" in places[n] for n in (2, 4, 5))
+    assert all("faults_to_plant.py:" in places[n] for n in (2, 4, 5))
     check_every_fault_was_printed_once_and_handled_in_time(result)
     assert result.digests == clean.digests
 
@@ -92,7 +92,7 @@ def test_m1_m2_m3_m4_deaths_are_named_and_survived(tmp_path: Path, clean: Result
 def test_m1_the_cause_is_named_although_all_its_consequences_were_written_first(tmp_path: Path) -> None:
     result = run(tmp_path / "run", fault("exception", 3, 10, "optimizer"), ranks=4, interval=4, watched=0)
     assert result.code == 6
-    assert told(result) == [(3, "optimizer", "exception(FileNotFoundError)")]
+    assert reported(result) == [(3, "optimizer", "exception(FileNotFoundError)")]
     assert (result.faults[0]["checkpoint"], result.faults[0]["lost_steps"]) == (8, 2)
     assert result.faults[0]["action"] == "stop(restarts_off)"
     assert len(result.faults[0]["consequences"]) == 3
@@ -106,7 +106,7 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
         fault("kill", 0, 3, "data", signal="SIGSTOP"),
         fault("hold_the_lock", 1, 7, "backward"),
         fault("skip_collective", 1, 12, "backward"),
-        # Level with the rank that waits for it: only the stacks tell them apart.
+        # Level with the rank that waits for it: only the stacks distinguish them.
         fault("sleep", 1, 13, "sync", seconds=3600),
         fault("wrong_shape", 0, 16, "forward"),
         fault("stop_worker", 1, 18, "data"),
@@ -115,7 +115,7 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
         timeout_seconds=280,
     )
     assert result.code == 0
-    assert told(result) == [
+    assert reported(result) == [
         (0, "data", "stopped(SIGSTOP)"),
         (1, "backward", "stalled"),
         (1, "sync", "collective_mismatch(all_reduce(asked,int64[1]))"),
@@ -123,8 +123,8 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
         (0, "sync", "collective_mismatch(all_reduce(gradient,float32[5]))"),
         (1, "data", "stopped(SIGSTOP)"),
     ]
-    assert "strikes.py:" in result.faults[1]["at"]
-    assert "strikes.py:" in result.faults[3]["at"]
+    assert "faults_to_plant.py:" in result.faults[1]["at"]
+    assert "faults_to_plant.py:" in result.faults[3]["at"]
     assert "toy_rank.py:" in result.faults[4]["at"]
     assert "SLOW rank=1/2 step=7 phase=backward" in result.output
     for found in result.faults:
@@ -146,7 +146,7 @@ def test_m9b_lack_of_memory_is_cured_by_half_the_micro_batch(tmp_path: Path, cle
     assert result.digests == clean.digests
 
 
-def test_m10_sigterm_is_a_wish_to_save_and_leave(tmp_path: Path) -> None:
+def test_m10_sigterm_is_a_request_to_save_and_leave(tmp_path: Path) -> None:
     started = start(tmp_path / "run", step_seconds=0.05, steps=2000, interval=1000, workers=1)
     started.wait_for(lambda: rank_is_at_step(started.run_dir, 10))
     started.process.send_signal(signal.SIGTERM)
@@ -220,7 +220,7 @@ def test_m4_m11_a_success_that_cannot_be_proven_is_no_success(tmp_path: Path) ->
 def test_m4_ranks_that_are_done_at_different_steps_are_no_success(tmp_path: Path) -> None:
     result = run(tmp_path / "run", fault("done_too_early", 1, 20, "teardown"))
     assert result.code == 6
-    assert told(result) == [(1, "teardown", "unproven(last_step)")]
+    assert reported(result) == [(1, "teardown", "unproven(last_step)")]
     assert "state=failed" in result.verdict
 
 
@@ -230,9 +230,9 @@ def test_m12_a_low_limit_on_open_files_is_raised_or_named(tmp_path: Path) -> Non
     assert raised.code == 0, raised.output
     named = run(tmp_path / "named", many, open_files=(64, 64))
     assert named.code == 6
-    assert told(named) == [(1, "data", "exception(OSError)")]
+    assert reported(named) == [(1, "data", "exception(OSError)")]
     assert "Too many open files" in named.faults[0]["message"]
-    assert "strikes.py:" in named.faults[0]["at"]
+    assert "faults_to_plant.py:" in named.faults[0]["at"]
 
 
 @pytest.mark.timeout(400)

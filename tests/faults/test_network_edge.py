@@ -77,7 +77,7 @@ def took(port: int, text: bytes) -> bool:
             store.set("torch.rendezvous.none", text)
             written.set()
 
-    # gloo says nothing to a stranger, for which torch's client waits for ever.
+    # gloo says nothing to an unknown client, for which torch's client waits forever.
     threading.Thread(target=write, daemon=True).start()
     return written.wait(2.0)
 
@@ -97,7 +97,7 @@ def test_a_run_listens_on_loopback_only_and_a_pickle_finds_no_store(
     assert [one for one in found if took(one.port, text)] == []
     time.sleep(1.0)
     assert not owned.exists()
-    for one in found:  # a stranger on this host who sends rubbish to gloo's ports
+    for one in found:  # another user of this host who sends garbage to gloo's ports
         with socket.create_connection(("127.0.0.1", one.port), timeout=2) as stranger:
             stranger.sendall(b"\xff" * 64)
     environment = Path(f"/proc/{started.rank_pid(0)}/environ").read_bytes().decode().split("\0")

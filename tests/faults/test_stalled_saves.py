@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_matrix import fault, told
+from tests.faults.test_matrix import fault, reported
 from ups.testing.faults.small_run import rank_is_at_step, write_recipe
 from ups.testing.faults.supervised import PATIENCE, run, start
 from ups.testing.mixture import write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
-# Far below those of real runs; a save of the small model takes less than a second, and is told as one.
+# Far below those of real runs; a save of the small model takes less than a second, and is reported as one.
 QUICK = {
     "section_name_floor_seconds": 2.0 * PATIENCE,
     "section_first_name_seconds": 2.0 * PATIENCE,
@@ -43,8 +43,8 @@ def test_a_save_that_is_stuck_on_one_rank_is_named_with_its_place_and_ended(tmp_
     stuck = fault("wedge_saves", 1, 10, "save")
     result = run(tmp_path / "run", stuck, recipe=recipe, deadlines=QUICK, timeout_seconds=90)
     assert result.code == 6, result.output
-    assert told(result) == [(1, "save", "stalled")]
-    assert "strikes.py:" in result.faults[0]["at"]
+    assert reported(result) == [(1, "save", "stalled")]
+    assert "faults_to_plant.py:" in result.faults[0]["at"]
     assert result.faults[0]["checkpoint"] == 5
     assert "SLOW rank=1/2 step=15 phase=save" in result.output
     assert [notice["rank"] for notice in result.document["notices"]] == [1]
@@ -61,7 +61,7 @@ def test_sigterm_ends_a_run_whose_first_save_is_stuck(tmp_path: Path, recipe: Pa
     result = started.finish(60)
     assert time.monotonic() - asked < 1.5 * grace + 5 * PATIENCE
     assert result.code == 143, result.output
-    assert told(result) == [(0, "save", "deadline(save)")]
+    assert reported(result) == [(0, "save", "deadline(save)")]
     assert result.faults[0]["action"] == "stop(asked_to_leave)"
     assert "state=preempted" in result.verdict
     assert result.orphans == []

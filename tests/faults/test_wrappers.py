@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.test_matrix import check_every_fault_was_printed_once_and_handled_in_time, fault, told
+from tests.faults.test_matrix import check_every_fault_was_printed_once_and_handled_in_time, fault, reported
 from ups.testing.faults.small_run import rank_is_at_step
 from ups.testing.faults.supervised import PATIENCE, Started, run, start
 
@@ -28,7 +28,7 @@ def test_a_rank_that_dies_under_a_stopped_wrapper_is_named_and_not_its_peer(tmp_
         os.kill(started.rank_pid(0), number)
     result = started.finish(90)
     assert result.code == 0, result.output
-    assert [(rank, cause) for rank, _, cause in told(result)] == [(0, "killed(SIGKILL)"), (0, "signal(SIGSEGV)")]
+    assert [(rank, cause) for rank, _, cause in reported(result)] == [(0, "killed(SIGKILL)"), (0, "signal(SIGSEGV)")]
     assert "its wrapper is stopped" in result.faults[0]["message"]
     check_every_fault_was_printed_once_and_handled_in_time(result)
 
@@ -51,7 +51,7 @@ def test_a_stopped_wrapper_neither_delays_a_verdict_nor_outlives_the_supervisor(
     assert again.leftovers(10.0) == []
 
 
-def test_ranks_that_leave_beside_a_wrapper_that_failed_were_not_preempted(tmp_path: Path) -> None:
+def test_ranks_that_leave_next_to_a_wrapper_that_failed_were_not_preempted(tmp_path: Path) -> None:
     """Rank 1 hears SIGTERM from nobody who is known, all ranks save and leave, and the wrapper of rank 1 is gone."""
     leaves = fault("leave_without_wrapper", 1, 7, ["forward", "left"])
     result = run(tmp_path / "run", leaves, restarts=1)

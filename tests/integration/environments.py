@@ -1,4 +1,4 @@
-"""Clean processes and small environments for tests of what a stranger installs."""
+"""Clean processes and small environments for tests of what a new user installs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stranger gets from `pip install universal-simulator`, without any extra.
+"""What a new user gets from `pip install universal-simulator`, without any extra.
 
 The wheel is built and installed into an empty environment together with every core dependency but torch: torch alone
 takes longer to install than all other tests of this file, and leaving it out proves at the same time that the commands
@@ -55,13 +55,13 @@ def test_the_command_works_without_any_extra(environment: Path, tmp_path: Path) 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_the_version_tells_what_each_missing_extra_would_add(environment: Path, tmp_path: Path) -> None:
-    told = run(environment / "ups", "--version", "--verbose", cwd=tmp_path)
+    reported = run(environment / "ups", "--version", "--verbose", cwd=tmp_path)
     found = json.loads(run(environment / "ups", "--version", "--verbose", "--json", cwd=tmp_path))
     assert found["libraries"]["torch"] is None
     assert set(found["extras"]) == set(PROJECT["optional-dependencies"])
     for name, extra in found["extras"].items():
         assert extra["missing"], f"{name} is not installed here"
-        assert re.search(rf"{name} +missing +\S", told), told
+        assert re.search(rf"{name} +missing +\S", reported), reported
 
 
 @pytest.mark.processes

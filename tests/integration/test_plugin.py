@@ -129,9 +129,9 @@ def test_a_killed_rank_is_named(bin_directory: Path, desk: Path, trained: Path) 
         finally:
             process.kill()
     assert process.returncode == 6, output
-    told = run(bin_directory / "ups", "why", "runs/killed", cwd=desk)
-    assert told.startswith("FAILED rank=1/2")
-    assert "cause=killed(SIGKILL)" in told
+    reported = run(bin_directory / "ups", "why", "runs/killed", cwd=desk)
+    assert reported.startswith("FAILED rank=1/2")
+    assert "cause=killed(SIGKILL)" in reported
 
 
 def _kill_rank_1(run_dir: Path, process: subprocess.Popen[str]) -> None:

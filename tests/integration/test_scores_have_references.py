@@ -1,4 +1,4 @@
-"""Every score that `ups train`, `ups eval`, `ups compare` and a card print has its reference beside it.
+"""Every score that `ups train`, `ups eval`, `ups compare` and a card print has its reference next to it.
 
 The real commands run small; their output is read number by number. A number that no rule below explains as a score
 with its reference in the same line is a failure, so a new number must bring its reference.
@@ -30,7 +30,7 @@ SPLITS = {"train": 8, "valid": 8, "test": 8}
 
 
 def unexplained(line: str, num_models: int = 1) -> list[str]:
-    """The numbers of a line that are no score with its reference beside it."""
+    """The numbers of a line that are no score with its reference next to it."""
     if NO_SCORES.search(line) or re.match(r"\s*(task|error)\s+.*reference", line):
         return []
     rest = re.sub(r"^valid step \d+", "", line)
@@ -44,7 +44,7 @@ def unexplained(line: str, num_models: int = 1) -> list[str]:
 
 
 def unexplained_in_card(card: str) -> list[str]:
-    """The rows of a card's scores in which a number has no reference beside it."""
+    """The rows of a card's scores in which a number has no reference next to it."""
     section = card.split("## Scores")[1].split("## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
     sound = re.compile(rf"\|[^|]+\|[^|]+\|[^|]+\| {NUMBER} \| {NUMBER} \({REFERENCE}\) \| {NUMBER} \|[^|]*\|")

@@ -1,6 +1,6 @@
 """A run that was interrupted under an earlier version continues under this one, and ends in a scored bundle.
 
-runs/v0 was written before checkpoints carried the identity of their run, runs/v1 after. They are never written anew:
+runs/v0 was written before checkpoints carried the identity of their run, runs/v1 after. They are never written again:
 a change that cannot continue them breaks somebody's run.
 """
 

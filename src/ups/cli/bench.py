@@ -29,7 +29,7 @@ def bench(
     small: Annotated[bool, typer.Option("--small", help="A quick try on 32,8,8 trajectories; not comparable.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train and score models by the fixed protocol: equal CPU time, one engine, references beside every score.
+    """Train and score models by the fixed protocol: equal CPU time, one engine, references next to every score.
 
     Writes OUT/bench.json and OUT/bench.md. Each training is an ordinary run in OUT/runs with its recipe in OUT/recipes;
     what is finished is not repeated.

@@ -26,7 +26,7 @@ def compare(
     out: Annotated[str | None, typer.Option(help="Directory for a page with tables and curves.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print scores of several models beside their references, with paired differences to the first.
+    """Print scores of several models next to their references, with paired differences to the first.
 
     A run without scores is scored first. Refuses scores of other data or of another protocol.
     """

@@ -149,7 +149,7 @@ def _num_cores() -> int:
 
 @contextmanager
 def _progress(requests: list[Request], *, quiet: bool) -> Iterator[Progress]:
-    """A bar per task on a terminal, a line per finished task elsewhere, nothing beside JSON."""
+    """A bar per task on a terminal, a line per finished task elsewhere, nothing with --json."""
     if quiet:
         yield lambda done, total, task: None
         return

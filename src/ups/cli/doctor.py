@@ -1,4 +1,4 @@
-"""`ups doctor [RECIPE]`: climbs the probe ladder, shows each rung as it ends, and explains the first that fails."""
+"""`ups doctor [RECIPE]`: runs the checks in order, shows each as it ends, and explains the first that fails."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ def doctor(
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
-    """Probe this machine with your recipe, rung by rung, each in its own process; the first that fails is explained."""
-    from ups.doctor.examine import Climb, examine
+    """Probe this machine with your recipe, check by check, each in its own process; the first that
+    fails is explained.
+    """
+    from ups.doctor.examine import Examination, examine
 
     number = ranks if ranks is not None else default_ranks()
     if recipe is None:
-        climb = Climb(number, Path.cwd() / "runs")
+        examination = Examination(number, Path.cwd() / "runs")
     else:
         from ups.config.recipe import recipe_file, resolve
         from ups.run.directory import check_ranks, run_dir_of
 
         resolved = resolve(recipe_file(recipe), set)
         check_ranks(resolved.recipe.data.block_size, number)
-        climb = Climb(number, run_dir_of(resolved, recipe), resolved.text)
-    verdicts = examine(climb, None if json else show)
+        examination = Examination(number, run_dir_of(resolved, recipe), resolved.text)
+    verdicts = examine(examination, None if json else show)
     failed = next((v for v in verdicts if not v.ok), None)
     if json:
-        found = {"ok": failed is None, "failed": failed.rung if failed else None, "ranks": number}
+        found = {"ok": failed is None, "failed": failed.check if failed else None, "ranks": number}
         report({**found, "rungs": [v.to_json() for v in verdicts]})
     elif failed is None:
-        say(f"{styled('all well', 'bold', 'green')}: {len(verdicts)} rungs with {number} ranks")
+        say(f"{styled('all well', 'bold', 'green')}: {len(verdicts)} checks with {number} ranks")
     if failed is not None:
         raise typer.Exit(failed.exit_code)
 
@@ -65,10 +67,10 @@ def default_ranks() -> int:
 
 
 def show(verdict: Verdict) -> None:
-    """One line for a rung; four more for the one that failed."""
+    """One line for a check; four more for the one that failed."""
     mark = styled("ok    ", "green") if verdict.ok else styled("FAILED", "bold", "red")
     where = "" if verdict.rank is None else f"rank {verdict.rank}: "
-    say(f"{mark}  {verdict.rung.ljust(_NAME_WIDTH)}{where}{verdict.says}  ({verdict.seconds:.1f} s)")
+    say(f"{mark}  {verdict.check.ljust(_NAME_WIDTH)}{where}{verdict.says}  ({verdict.seconds:.1f} s)")
     rows = [("warning", text) for text in verdict.warnings]
     if not verdict.ok:
         rows += [("means", verdict.means), ("try", verdict.advice), ("log", verdict.log)]

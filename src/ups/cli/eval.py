@@ -1,4 +1,4 @@
-"""`ups eval`: score a model on data it has not seen, beside its references, and draw the report."""
+"""`ups eval`: score a model on data it has not seen, next to its references, and draw the report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def evaluate(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Score a model beside persistence and the training mean, and write scores.json and a report.
+    """Score a model next to persistence and the training mean, and write scores.json and a report.
 
     Whole rollouts from the start frame on held-out trajectories; a trajectory that blows up counts as infinite.
     """

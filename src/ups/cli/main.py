@@ -48,7 +48,7 @@ class Command(NamedTuple):
     name: str
     module: str
     help: str
-    wish: str
+    group: str
 
 
 PREPARE = "Get ready"
@@ -64,7 +64,7 @@ COMMANDS = (
     Command("runs", "ups.cli.runs", "list runs and their verdicts", LOOK),
     Command("status", "ups.cli.status", "what a run is doing now", LOOK),
     Command("why", "ups.cli.why", "why a run stopped: rank, place, cause, what to do", LOOK),
-    Command("eval", "ups.cli.eval", "score a model beside its baselines", USE),
+    Command("eval", "ups.cli.eval", "score a model and its references", USE),
     Command("compare", "ups.cli.compare", "several runs side by side", USE),
     Command("bench", "ups.cli.bench", "the fixed benchmark protocol", USE),
     Command("rollout", "ups.cli.rollout", "simulate with a bundle", USE),
@@ -113,11 +113,11 @@ def help_text() -> str:
     width = max(len(row.name) for row in rows)
     parts = [
         f"{styled('ups', 'bold')}: train one neural simulator for many PDEs, and always know why a run stopped.",
-        f"{styled('Usage:', 'bold')} ups COMMAND [ARGUMENTS]     ups COMMAND --help tells more",
+        f"{styled('Usage:', 'bold')} ups COMMAND [ARGUMENTS]     ups COMMAND --help says more",
     ]
-    for wish in dict.fromkeys(row.wish for row in rows):
-        lines = [f"  {styled(row.name.ljust(width), 'cyan')}   {row.help}" for row in rows if row.wish == wish]
-        parts.append("\n".join([styled(wish, "bold"), *lines]))
+    for group in dict.fromkeys(row.group for row in rows):
+        lines = [f"  {styled(row.name.ljust(width), 'cyan')}   {row.help}" for row in rows if row.group == group]
+        parts.append("\n".join([styled(group, "bold"), *lines]))
     options = [
         ("-h, --help", "show this"),
         ("--version", "show the version; --verbose adds libraries and what each extra brings"),
@@ -126,7 +126,7 @@ def help_text() -> str:
     parts.append(f"{styled('Options', 'bold')}\n{table(options, gap=3)}")
     codes = [(str(code).rjust(3), meaning) for code, meaning in EXIT_CODES.items()]
     parts.append(f"{styled('Exit codes', 'bold')}\n{table(codes)}")
-    parts.append(f"Tracebacks are kept in {_shown_home(str(log_path()))}. NO_COLOR=1 turns colours off.")
+    parts.append(f"Tracebacks are kept in {_shown_home(str(log_path()))}. NO_COLOR=1 turns colors off.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -218,17 +218,17 @@ def _unexpected(error: Exception, arguments: list[str]) -> int:
     kept = f"; also kept in {path}" if path else ""
     head = styled("error:", "bold", "red", stream=sys.stderr)
 
-    def tell() -> None:
+    def print_last() -> None:
         note("".join(traceback.format_exception(error)).rstrip("\n"))
         note(f"{head} unexpected {type(error).__name__}: a bug in ups or in your own code (traceback above{kept})")
 
-    return _quietly(tell, 1)
+    return _quietly(print_last, 1)
 
 
-def _quietly(tell: Callable[[], None], code: int) -> int:
+def _quietly(print_last: Callable[[], None], code: int) -> int:
     """Say something on the way out; output that cannot be written does not change the exit code."""
     try:
-        tell()
+        print_last()
     except (OSError, UpsError):
         silence(sys.stdout, sys.stderr)
     return code

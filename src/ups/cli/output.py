@@ -1,9 +1,9 @@
 """What a command prints and how an error looks: text or JSON on standard output, one line per error on standard error.
 
-What is printed may come from a stranger's file: control characters are escaped here, for every command, so that no
+What is printed may come from an untrusted file: control characters are escaped here, for every command, so that no
 name, unit or message can write to the terminal. Only `styled` makes escape sequences.
 
-Colour only on a terminal and only without NO_COLOR. Tracebacks of known errors go to a log, never to the person; a log
+Color only on a terminal and only without NO_COLOR. Tracebacks of known errors go to a log, never to the person; a log
 that cannot be written is never a second error.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ups.errors import MachineError, UpsError
-from ups.record.foreign import printable
+from ups.record.untrusted_files import printable
 from ups.run.table import table as table
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -29,8 +29,8 @@ _MAX_LOG_BYTES = 1_000_000
 _STYLE = f"\x1b{secrets.token_hex(8)}"
 
 
-def colour(stream: TextIO | None) -> bool:
-    """Whether to colour what goes to `stream` (https://no-color.org: any non-empty NO_COLOR turns it off)."""
+def color(stream: TextIO | None) -> bool:
+    """Whether to color what goes to `stream` (https://no-color.org: any non-empty NO_COLOR turns it off)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream is not None and stream.isatty()
@@ -38,7 +38,7 @@ def colour(stream: TextIO | None) -> bool:
 
 def styled(text: str, *styles: str, stream: TextIO | None = None) -> str:
     """`text` with terminal styles (`bold`, `dim`, `red`, `green`, `yellow`, `cyan`) where the stream shows them."""
-    if not styles or not colour(stream or sys.stdout):
+    if not styles or not color(stream or sys.stdout):
         return text
     return f"{_STYLE}[{';'.join(_CODES[style] for style in styles)}m{text}{_STYLE}[0m"
 
@@ -69,7 +69,7 @@ def print_error(error: UpsError, *, as_json: bool = False) -> None:
     head = styled("error:", "bold", "red", stream=sys.stderr)
     others: tuple[str, ...] = getattr(error, "others", ())
     for line in (error.one_line(), *others):
-        # A name in a stranger's file must not write to the terminal.
+        # A name in an untrusted file must not write to the terminal.
         note(f"{head} {printable(line)}")
     if as_json:
         details = {"cause": error.cause, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}

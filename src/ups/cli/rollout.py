@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = new_app()
 
 DEFAULT_STEPS = 40
-# Enough for the mean of a train split to stand beside an error.
+# Enough for the mean of a train split to be next to an error.
 MEAN_TRAJECTORIES = 64
 
 
@@ -290,8 +290,8 @@ def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]
     if not errors:
         return text
     others = ", ".join(f"{name} {error:.3g}" for name, error in errors.items() if name != "model")
-    beside = f" ({others})" if others else " (no reference: the input has no train split)"
-    return f"{text}: error {errors['model']:.3g}{beside}, relative to the RMS of the trajectory"
+    shown_references = f" ({others})" if others else " (no reference: the input has no train split)"
+    return f"{text}: error {errors['model']:.3g}{shown_references}, relative to the RMS of the trajectory"
 
 
 def _draw(example: Example, film: str | None, picture: str | None) -> list[str]:

@@ -10,7 +10,7 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, table
-from ups.record.foreign import printable
+from ups.record.untrusted_files import printable
 
 _MAX_ROWS = 64
 

@@ -18,7 +18,7 @@ def why(
     json: JsonOption = False,
     fault: Annotated[int | None, typer.Option("--fault", help="Which fault to explain; 0 is the first.")] = None,
 ) -> None:
-    """Tell why a run stopped or restarted: one line per fault, what to do, then the evidence."""
+    """Explain why a run stopped or restarted: one line per fault, what to do, then the evidence."""
     from ups.supervise.run_file import find_run, read_run
     from ups.supervise.why import explain, faults_as_json
 

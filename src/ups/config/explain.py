@@ -56,21 +56,21 @@ def explain(
     """One readable error per mistake, in the order in which they stand in the recipe.
 
     What files in `included` say is not repeated, but for the names and numbers of fields that recipes have: such a file
-    may have been named by a stranger, and hold credentials.
+    may have been named by somebody else, and hold credentials.
     """
     found: dict[FieldPath, list[ErrorDetails]] = {}
     for error in errors:
         found.setdefault(_real_path(error, data), []).append(error)
     explainer = _Explainer(schema, data, origins, included)
-    told: list[tuple[Origin, ConfigError]] = []
+    reported: list[tuple[Origin, ConfigError]] = []
     for path, group in found.items():
         # `str | list[str]` complains once as text and once per entry: the entry is what the person got wrong.
         if any(other[: len(path)] == path and len(other) > len(path) and _is_union(group) for other in found):
             continue
-        told.append(explainer.tell(path, group))
+        reported.append(explainer.describe(path, group))
     files = {origin.file: number for number, origin in enumerate(origins.values())}
-    told.sort(key=lambda entry: (files.get(entry[0].file, 0), entry[0].line))
-    return [error for _, error in told]
+    reported.sort(key=lambda entry: (files.get(entry[0].file, 0), entry[0].line))
+    return [error for _, error in reported]
 
 
 def _is_union(group: Sequence[ErrorDetails]) -> bool:
@@ -102,7 +102,7 @@ class _Explainer:
     ) -> None:
         self.schema, self.data, self.origins, self.included = schema, data, origins, included
 
-    def tell(self, path: FieldPath, group: Sequence[ErrorDetails]) -> tuple[Origin, ConfigError]:
+    def describe(self, path: FieldPath, group: Sequence[ErrorDetails]) -> tuple[Origin, ConfigError]:
         """Where it is, and the error for one field."""
         error = group[0]
         kind, context = error["type"], error.get("ctx", {})

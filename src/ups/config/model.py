@@ -56,8 +56,10 @@ class LatentOperatorConfig(ModelConfig):
     )
     window_tokens: int = setting(8, "Tokens of an attention window along each axis.", unit="tokens", ge=2, le=1024)
     mlp: Literal["swiglu", "gelu"] = setting("swiglu", "Feed-forward part of a block: gated (swiglu) or plain (gelu).")
-    neighbour_mixing: bool = setting(
-        True, "Lets each patch see the ones beside it before the first block, by a learned linear map."
+    neighbor_mixing: bool = setting(
+        True,
+        "Lets each patch see the ones next to it before the first block, by a learned linear map.",
+        formerly="neighbour_mixing",
     )
     mlp_ratio: float = setting(3.0, "Hidden width of the feed-forward part relative to width.", ge=0.5, le=16)
 

@@ -35,7 +35,7 @@ from ups.errors import ConfigError
 
 MAX_INCLUDE_DEPTH = 8
 MAX_FILES = 64
-_MAX_TOLD = 10
+_MAX_REPORTED = 10
 
 
 class RecipeError(ConfigError):
@@ -132,7 +132,8 @@ class _Reader:
             raise ConfigError(f"{included_from}: include: more than {MAX_INCLUDE_DEPTH} levels deep")
         if len(self.files) >= MAX_FILES:
             raise ConfigError(f"{included_from}: include: more than {MAX_FILES} files")
-        # A recipe of a stranger may include a file of ours that is none, such as credentials: errors do not repeat it.
+        # A recipe from an untrusted source may include a file of ours that is none, such as credentials: errors do not
+        # repeat it.
         document = parse(text, file, quote=not chain)
         self.files.append(file)
         if chain:
@@ -298,5 +299,5 @@ def _validate(document: Document, included: frozenset[str]) -> Recipe:
     # Outside the handler, so that no traceback in a log carries the values that pydantic keeps.
     mistakes = explain(problems, Recipe, document.value, document.origins, included)
     first = RecipeError(mistakes[0].message, hint=mistakes[0].hint)
-    first.others = tuple(mistake.one_line() for mistake in mistakes[1:_MAX_TOLD])
+    first.others = tuple(mistake.one_line() for mistake in mistakes[1:_MAX_REPORTED])
     raise first

@@ -176,7 +176,7 @@ class EvaluateConfig(Section):
 
 
 class TrackingConfig(Section):
-    """Where metrics go, besides metrics.jsonl in the run directory, which is always written."""
+    """Where metrics go, in addition to metrics.jsonl in the run directory, which is always written."""
 
     log_interval_steps: int = setting(10, "Steps between rows of metrics.", unit="steps", ge=1)
     trackers: list[TrackerConfig] = setting([], "Other places that get the same rows, by type.", max_length=16)

@@ -18,7 +18,7 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _takeformer_names(cls, value: Any) -> Any:
+    def _take_former_names(cls, value: Any) -> Any:
         """A setting under the name that it had in an earlier version, as recipes of old runs have it."""
         if not isinstance(value, dict):
             return value

@@ -1,4 +1,4 @@
-"""What each stage of a run does: its length, its loss and its optimiser. The entry points say which `type` it is."""
+"""What each stage of a run does: its length, its loss and its optimizer. The entry points say which `type` it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ups.registry import STAGES
 
 
 class OptimConfig(Section):
-    """Optimiser and schedule of one stage."""
+    """Optimizer and schedule of one stage."""
 
     type: Literal["adamw", "sgd"] = setting("adamw", "Update rule.")
     learning_rate: float = setting(1e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
@@ -27,14 +27,14 @@ class OptimConfig(Section):
 class StageLength(PartSection):
     """How long a stage runs: a number of steps, or a time from which the number of steps is fixed early on."""
 
-    steps: int | None = setting(None, "Optimiser steps; or give budget_seconds.", unit="steps", ge=1, le=10**9)
+    steps: int | None = setting(None, "Optimizer steps; or give budget_seconds.", unit="steps", ge=1, le=10**9)
     budget_seconds: float | None = setting(
         None, "Time for the stage; the first 5 % fix the number of steps.", unit="seconds", gt=0
     )
     budget_clock: Literal["wall", "cpu"] = setting(
         "wall", "What budget_seconds counts: wall time, or CPU time of a rank and its loader workers."
     )
-    optim: OptimConfig = section(OptimConfig, "Optimiser and schedule of this stage.")
+    optim: OptimConfig = section(OptimConfig, "Optimizer and schedule of this stage.")
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -104,7 +104,7 @@ class OperatorStageConfig(StageConfig):
     )
     decode_weight: float = setting(
         1.0,
-        "Weight of the error of the decoded fields beside that of the latents, when space is 'latent'.",
+        "Weight of the error of the decoded fields relative to that of the latents, when space is 'latent'.",
         ge=0,
         le=100,
     )

@@ -1,8 +1,8 @@
 """The YAML that recipes are written in: read with line numbers and limits, written in one canonical form.
 
-A recipe comes from a stranger as often as not, so this reads parser events and builds plain values itself: no tags, no
-aliases, no duplicate keys, bounded size, depth and number of values. Scalars follow YAML 1.2 (`no` is text, `1e-3` is
-a number). What the values mean is left to `schema.py`; where they come from to `recipe.py`.
+A recipe comes from an untrusted source as often as not, so this reads parser events and builds plain values itself: no
+tags, no aliases, no duplicate keys, bounded size, depth and number of values. Scalars follow YAML 1.2 (`no` is text,
+`1e-3` is a number). What the values mean is left to `schema.py`; where they come from to `recipe.py`.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _plain_words(problem: str) -> tuple[str, str]:
     if "could not find expected ':'" in problem or "did not find expected key" in problem:
         return "expected 'name: value'", "check the indentation and the ':' of this line and the one above"
     if "expected <block end>" in problem or "did not find expected '-' indicator" in problem:
-        return "this line does not fit the indentation above it", "align it with its neighbours"
+        return "this line does not fit the indentation above it", "align it with its neighbors"
     if "expected ',' or" in problem:
         return "a bracket is not closed, or a comma is missing", "close every [ with ] and every { with }"
     if "end of stream" in problem or "document end" in problem or "document start" in problem:

@@ -28,7 +28,7 @@ from ups.spec.task import TaskSpec
 
 
 class Loader:
-    """Endless micro-batches of one rank, `batches_per_step` of them for each optimiser step.
+    """Endless micro-batches of one rank, `batches_per_step` of them for each optimizer step.
 
     Each batch holds one task; at the same place of a step all ranks have the same task. Close it (or use it in a
     `with` block) to end its workers; they also end when it is collected or its process dies.
@@ -49,7 +49,7 @@ class Loader:
 
     @property
     def step(self) -> int:
-        """The optimiser step of the next batch."""
+        """The optimizer step of the next batch."""
         return self._next // self.batches_per_step
 
     @property
@@ -80,7 +80,7 @@ class Loader:
         try:
             arrays = self.source.read(self._next) if self._pool is None else self._receive(self._pool)
         except DataError as error:
-            # Once a batch is missing, what follows is not the sequence any more: stay failed.
+            # Once a batch is missing, what follows is not the sequence anymore: stay failed.
             self._failure = error
             raise
         self._next += 1

@@ -1,6 +1,6 @@
 """Which task each block of the endless sequence of blocks belongs to. Pure arithmetic, no state.
 
-Shares become whole numbers of blocks in a cycle that repeats for ever, so the number of earlier blocks of a task, and
+Shares become whole numbers of blocks in a cycle that repeats forever, so the number of earlier blocks of a task, and
 with it the place in that task's stream, is one multiplication away from any position. Reading order inside a task is
 the business of `ups.data.sampler`.
 """

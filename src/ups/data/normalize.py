@@ -1,4 +1,4 @@
-"""Statistics of a task, from its train split only: one pass, kept beside the data, never trusted when stale.
+"""Statistics of a task, from its train split only: one pass, kept next to the data, never trusted when stale.
 
 Owns how statistics are computed and where they are stored. What they are is `ups.spec.statistics`; the models apply
 them. Data itself stays in physical units.
@@ -52,7 +52,7 @@ def compute_statistics(
     """Mean and deviation of every channel over the train split, in one pass with bounded memory.
 
     progress(done, total) counts trajectories. Above `max_bytes` a fixed subset of the
-    trajectories is read; `Statistics.num_frames` tells how many frames went in (for a steady task: samples).
+    trajectories is read; `Statistics.num_frames` says how many frames went in (for a steady task: samples).
     """
     task, total = reader.task, reader.splits["train"]
     if total < 1:
@@ -98,7 +98,7 @@ def compute_statistics(
 
 
 def statistics_path(path: str | Path | Sequence[str | Path]) -> Path:
-    """The file beside the data: NAME.zarr -> NAME.zarr.statistics.json; the first of several files names it."""
+    """The file next to the data: NAME.zarr -> NAME.zarr.statistics.json; the first of several files names it."""
     first = path if isinstance(path, str | Path) else path[0]
     data = Path(os.path.abspath(first))
     return data.with_name(data.name + ".statistics.json")
@@ -113,7 +113,7 @@ def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> 
         entry = _read_entries(file).get(identity)
         if entry is not None:
             if not isinstance(entry, dict) or entry.pop("sha256", None) != _checksum(entry):
-                # A run would take these numbers for its own: they are measured anew instead.
+                # A run would take these numbers for its own: they are measured again instead.
                 logger.warning("statistics in %s are ignored: they do not fit their checksum", file)
                 continue
             statistics = Statistics.from_json(entry)
@@ -125,7 +125,7 @@ def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> 
             f"the statistics of task '{name}' in {found[0]} are stale: they are of other data or other strides",
             hint="compute them again; `ups train` does",
         )
-    raise DataError(f"task '{name}' has no statistics beside its data ({files[0]})", hint="`ups train` computes them")
+    raise DataError(f"task '{name}' has no statistics next to its data ({files[0]})", hint="`ups train` computes them")
 
 
 def ensure_statistics(
@@ -231,14 +231,14 @@ def _check(statistics: Statistics, reader: Reader, file: Path) -> None:
 
 
 def _cache_path(path: str | Path | Sequence[str | Path]) -> Path:
-    beside = statistics_path(path)
+    at_data = statistics_path(path)
     root = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    key = hashlib.sha256(str(beside).encode()).hexdigest()[:16]
-    return Path(root) / "ups" / "statistics" / f"{beside.name.removesuffix('.statistics.json')}.{key}.json"
+    key = hashlib.sha256(str(at_data).encode()).hexdigest()[:16]
+    return Path(root) / "ups" / "statistics" / f"{at_data.name.removesuffix('.statistics.json')}.{key}.json"
 
 
 def _read_entries(file: Path) -> dict[str, Any]:
-    """Statistics by identity of the data; a file that is not readable as such counts as empty, aloud."""
+    """Statistics by identity of the data; a file that is not readable as such counts as empty, with a warning."""
     try:
         if file.stat().st_size > _MAX_FILE_BYTES:
             raise ValueError("it is too large")

@@ -53,7 +53,7 @@ def recognized(paths: Sequence[Path]) -> str:
     """The reader that knows all of these paths, ours first. What nobody knows is left to ours, which say what is wrong.
 
     Readers look at names and first bytes only, so that a hostile file meets no library here; a reader whose package
-    cannot be imported is passed over.
+    cannot be imported is skipped.
     """
     knowing = []
     for name in READERS.names():

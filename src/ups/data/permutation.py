@@ -1,4 +1,4 @@
-"""Keyed permutations of [0, n): any n up to 2^62, O(1) memory, vectorised, with an inverse.
+"""Keyed permutations of [0, n): any n up to 2^62, O(1) memory, vectorized, with an inverse.
 
 A number is written as a pair (left, right) in [0, a) x [0, b) with a, b near sqrt(n). Each Feistel round adds a keyed
 hash of one half to the other half, modulo the size of that half, which is a bijection whatever the hash is. The grid
@@ -27,7 +27,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
 _FOLD = np.uint64(32)
-# Leaves 35 bits, more than a half can need (31), and room for the addition that follows.
+# Leaves 35 bits, more than a half can need (31), and space for the addition that follows.
 _DROP = np.uint64(29)
 # Six rounds with a good hash look random for large n. Below 1024 they reach all orders, but not equally often;
 # twelve do (tests/unit/data/test_sampler_permutation.py counts them).

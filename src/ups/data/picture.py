@@ -2,7 +2,7 @@
 
 1D: one row per field, a map of space and time for several trajectories and their profiles at a few times.
 2D: frames in time, one row per field and trajectory. 3D: the middle plane along the last axis. Steady: given fields
-beside what is asked for. Needs matplotlib (extra `report`).
+next to what is asked for. Needs matplotlib (extra `report`).
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> No
 
     frames = _some(len(times))
     for order, frame in enumerate(frames):
-        colour = colormaps["viridis"](0.9 * order / max(1, len(frames) - 1))
-        axis.plot(x, values[frame], color=colour, linewidth=1.2, label=f"t = {times[frame]:.3g}")
+        color = colormaps["viridis"](0.9 * order / max(1, len(frames) - 1))
+        axis.plot(x, values[frame], color=color, linewidth=1.2, label=f"t = {times[frame]:.3g}")
     axis.set_ylabel(label)
     axis.grid(alpha=0.25)
     axis.legend(fontsize=7, framealpha=0.7, borderpad=0.2, loc="best")
@@ -152,7 +152,7 @@ def _plane(values: Any) -> Any:
 
 
 def _style(values: Any) -> dict[str, Any]:
-    """Colours and range: two-sided around 0 where a field has both signs; a few outliers do not set the range."""
+    """Colors and range: two-sided around 0 where a field has both signs; a few outliers do not set the range."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return {"cmap": "viridis", "vmin": 0.0, "vmax": 1.0}
@@ -167,12 +167,12 @@ def _some(num_frames: int) -> list[int]:
     return [int(i) for i in np.unique(np.linspace(0, num_frames - 1, NUM_FRAMES).round().astype(int))]
 
 
-def _edges(centres: Any) -> Any:
+def _edges(centers: Any) -> Any:
     """(n + 1,) borders of the cells around n points."""
-    if len(centres) < 2:
-        return np.array([centres[0] - 0.5, centres[0] + 0.5])
-    middle = (centres[1:] + centres[:-1]) / 2
-    return np.concatenate([[2 * centres[0] - middle[0]], middle, [2 * centres[-1] - middle[-1]]])
+    if len(centers) < 2:
+        return np.array([centers[0] - 0.5, centers[0] + 0.5])
+    middle = (centers[1:] + centers[:-1]) / 2
+    return np.concatenate([[2 * centers[0] - middle[0]], middle, [2 * centers[-1] - middle[-1]]])
 
 
 def _aspect(reader: GridReader) -> float:

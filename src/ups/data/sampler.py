@@ -160,7 +160,7 @@ class Cut:
         if block_size % place.world_size:
             below = block_size // place.world_size * place.world_size
             sizes = [str(n) for n in (below, below + place.world_size) if n > 0]
-            worlds = _neighbours(place.world_size, block_size)
+            worlds = _neighbors(place.world_size, block_size)
             raise ConfigError(
                 f"data.block_size ({block_size}) cannot be cut into {place.world_size} equal ranks",
                 hint=f"set data.block_size to {' or '.join(sizes)}, or use {' or '.join(worlds)} ranks",
@@ -171,7 +171,7 @@ class Cut:
             raise ConfigError(
                 f"a rank's share of a block ({block_size} / {place.world_size} ranks = {share} windows) cannot be cut "
                 f"into micro-batches of {micro_batch}",
-                hint=f"set engine.micro_batch to {' or '.join(_neighbours(max(micro, 1), share))}",
+                hint=f"set engine.micro_batch to {' or '.join(_neighbors(max(micro, 1), share))}",
             )
         return cls(block_size, place.rank, place.world_size, micro)
 
@@ -192,7 +192,7 @@ class Cut:
         return start, start + self.micro_batch
 
 
-def _neighbours(wanted: int, total: int) -> list[str]:
+def _neighbors(wanted: int, total: int) -> list[str]:
     """The divisors of `total` next to `wanted`, below and above."""
     below = next(n for n in range(min(wanted, total), 0, -1) if total % n == 0)
     above = next((n for n in range(wanted, total + 1) if total % n == 0), total)

@@ -128,14 +128,14 @@ def validate(
     scales: Float64 | None = None
     for split, count in reader.splits.items():
         for trajectory in range(count):
-            examiner = _Examiner(reader, split, trajectory, drift_tolerance)
+            validator = _Validator(reader, split, trajectory, drift_tolerance)
             try:
-                found = list(examiner.examine())
+                found = list(validator.examine())
                 if scales is None:
-                    scales = examiner.scales()
-                found += _compare(examiner, scales, originals)
+                    scales = validator.scales()
+                found += _compare(validator, scales, originals)
             except UpsError as error:
-                found = [examiner.finding("unreadable", error.message)]
+                found = [validator.finding("unreadable", error.message)]
             for finding in found:
                 if finding.kind not in allowed:
                     report.add(finding)
@@ -146,7 +146,7 @@ def validate(
                 return  # the rest is claimed, not there
 
 
-class _Examiner:
+class _Validator:
     """One trajectory, block by block."""
 
     def __init__(self, reader: Reader, split: str, trajectory: int, drift_tolerance: float) -> None:
@@ -291,18 +291,18 @@ class _Examiner:
 
 
 def _compare(
-    examiner: _Examiner, scales: Float64, originals: dict[tuple[str, int], tuple[str, int]]
+    validator: _Validator, scales: Float64, originals: dict[tuple[str, int], tuple[str, int]]
 ) -> Iterator[Finding]:
     """Findings about this trajectory and those before it."""
-    here = (examiner.split, examiner.trajectory)
-    keys = [("equal", examiner.content_hash())]
-    keys += [("nearly equal", number) for number in examiner.rounded_hashes(scales)]
+    here = (validator.split, validator.trajectory)
+    keys = [("equal", validator.content_hash())]
+    keys += [("nearly equal", number) for number in validator.rounded_hashes(scales)]
     for how, number in keys:
         earlier = originals.get((how, number))
         if earlier is not None and earlier != here:
-            other = examiner.reader.where(*earlier)
+            other = validator.reader.where(*earlier)
             kind = "duplicate" if earlier[0] == here[0] else "leakage"
-            yield examiner.finding(kind, f"{how} to {other}")
+            yield validator.finding(kind, f"{how} to {other}")
             break
     for how, number in keys:
         originals.setdefault((how, number), here)

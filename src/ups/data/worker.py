@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> None:
     """Entry of the process."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    # The parent blocked both while it started this process, so that neither could strike before they were ignored.
+    # The parent blocked both while it started this process, so that neither could take effect before they were ignored.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     connection_file, source_file, parent, rank, worker = map(int, arguments)
     if parent:

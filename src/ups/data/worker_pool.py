@@ -2,7 +2,7 @@
 
 Why not torch's DataLoader: its workers share one result queue, so one that is killed or stopped while it holds the
 lock of that queue blocks the others and the wrong one is blamed; a tensor is fetched from its worker by a second
-connection that blocks for ever if the worker is stopped just then; the death of a worker is raised from a signal
+connection that blocks forever if the worker is stopped just then; the death of a worker is raised from a signal
 handler, that is anywhere in the rank, a collective included; and each worker imports torch. Here each worker has a
 socket of its own, batch n is always read by worker n modulo their number, and a worker's end is the end of its stream.
 
@@ -55,7 +55,7 @@ class _Worker:
     connection: socket.socket
     asked: deque[int] = field(default_factory=deque)  # batch numbers without a reply
     ready: deque[ArrayBatch | ErrorReply] = field(default_factory=deque)
-    num_stale: int = 0  # the first so many replies to come are to requests that were cancelled
+    num_stale: int = 0  # the first so many replies to come are to requests that were canceled
     started: bool = False
     ended: bool = False
 

@@ -1,7 +1,7 @@
 """Decisions that all ranks take together, from flags that travel on the host while the device computes.
 
-A wish (stop, save) and what only rank 0 knows (elapsed budget, number of steps) go into one small integer tensor; a MAX
-all-reduce over the control group is issued at the start of a step and read at its end, so that no accelerator waits
+A request (stop, save) and what only rank 0 knows (elapsed budget, number of steps) go into one small integer tensor; a
+MAX all-reduce over the control group is issued at the start of a step and read at its end, so that no accelerator waits
 and every rank reads the same answer at the same step. Errors are never agreed on: a rank that fails leaves alone.
 """
 
@@ -24,7 +24,7 @@ OPERATION = "all_reduce(status, int64[8])"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What one rank wishes or knows at the start of a step, and, after `read`, what all ranks agreed on.
+    """What one rank requests or knows at the start of a step, and, after `read`, what all ranks agreed on.
 
     stop: signal number that asks to leave, 0 for none (the largest wins). save: a checkpoint is wanted after this step.
     elapsed_ppm: part of the time budget used so far, in millionths; total_steps: proposal for the length of the

@@ -11,7 +11,7 @@ _WEIGHTS = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torc
 
 
 def weight_dtype(precision: str) -> torch.dtype:
-    """Type of weights, optimiser state and batches: bfloat16 runs keep float32 weights."""
+    """Type of weights, optimizer state and batches: bfloat16 runs keep float32 weights."""
     return _WEIGHTS[precision]
 
 

@@ -225,7 +225,7 @@ def _make_store(env: RankEnvironment, timeout: datetime.timedelta) -> Store:
 
 
 def _destroy_within(seconds: float) -> None:
-    """Leave the groups, but never wait for ever: a wedged teardown must not keep the host busy."""
+    """Leave the groups, but never wait forever: a wedged teardown must not keep the host busy."""
 
     def destroy() -> None:
         # The peers may be gone already, and this rank is leaving whatever happens.

@@ -26,7 +26,7 @@ from ups.distributed.precision import weight_dtype
 from ups.distributed.runtime import Runtime
 from ups.errors import ConfigError, TrainingError
 
-# Normalisation buffers are constant: sending them along with each forward pass would be a collective for nothing. The
+# Normalization buffers are constant: sending them along with each forward pass would be a collective for nothing. The
 # argument got a new name in torch 2.13.
 _NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 _KEEP_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
@@ -74,7 +74,7 @@ class Single:
 class Ddp(Single):
     """A full copy on every rank; torch's own DistributedDataParallel reduces gradients while backward runs.
 
-    DDP lays its buckets out anew after its first backward pass. In a ring with three or more ranks the order of
+    DDP lays its buckets out again after its first backward pass. In a ring with three or more ranks the order of
     summation depends on the place in the bucket, so the first step of a process would differ in the last bit from the
     same step in a longer process. The engine therefore runs one pass and throws it away (`needs_warm_up`).
     """
@@ -98,7 +98,7 @@ class Fsdp(Single):
         low = torch.bfloat16 if precision == "bfloat16" else None
         reduce = torch.float32 if precision == "bfloat16" else None
         inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
-        # The stage itself gets the batch in physical units, which bfloat16 would ruin before normalisation.
+        # The stage itself gets the batch in physical units, which bfloat16 would ruin before normalization.
         outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce, cast_forward_inputs=False)
         for unit in units:
             fully_shard(unit, mesh=runtime.mesh, mp_policy=inner)

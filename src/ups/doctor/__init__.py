@@ -1,1 +1,1 @@
-"""Examines a machine with a recipe, rung by rung; the rungs are processes of their own."""
+"""Examines a machine with a recipe, check by check; the checks are processes of their own."""

@@ -1,6 +1,6 @@
-"""Climbs the ladder of `ups doctor`: starts each rung in processes of its own, and believes what they leave.
+"""Runs the checks of `ups doctor`, each in its own processes, and believes what they leave.
 
-A rung ends in a verdict of its own, in a crash, or at its deadline; each of these is a finding with a name. The climb
+A check ends in a verdict of its own, in a crash, or at its deadline; each of these is a finding with a name. The doctor
 stops at the first one. No torch here: when torch is what is broken, this process still says so.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ups.doctor.ladder import LADDER, Launch, Rung
+from ups.doctor.checks import CHECK_PROGRAMS, Check, CheckProgram
 from ups.record import process_tree
 from ups.record.causes import causes_first, is_cascade_text, signal_name
 from ups.record.location import location_of_dump
@@ -37,22 +37,22 @@ _ENDINGS = (-signal.SIGKILL, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, slots=True)
-class Climb:
+class Examination:
     """What is examined: a resolved recipe (its text, or None), a number of ranks, and where the run would live."""
 
     ranks: int
     run_dir: Path
     recipe_text: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    # For tests: climb only these modules of the ladder.
+    # For tests: run only these programs.
     only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a rung found. `log` is where its output is, kept only if it failed."""
+    """What a check found. `log` is where its output is, kept only if it failed."""
 
-    rung: str
+    check: str
     ok: bool
     says: str
     means: str = ""
@@ -67,26 +67,28 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         """One object of `ups doctor --json`."""
-        found: dict[str, Any] = {"rung": self.rung, "ok": self.ok, "says": self.says, "seconds": self.seconds}
+        found: dict[str, Any] = {"rung": self.check, "ok": self.ok, "says": self.says, "seconds": self.seconds}
         if not self.ok:
             found |= {"means": self.means, "try": self.advice, "rank": self.rank, "at": self.at, "log": self.log}
         return found | {"warnings": list(self.warnings), "facts": self.facts}
 
 
-def examine(climb: Climb, on_verdict: Callable[[Verdict], None] | None = None) -> list[Verdict]:
-    """Climb until a rung fails; verdicts in order, the failed one last. Leaves no process and no scratch file behind.
+def examine(examination: Examination, on_verdict: Callable[[Verdict], None] | None = None) -> list[Verdict]:
+    """Run checks until one fails; verdicts in order, the failed one last. Leaves no process and no scratch file behind.
 
-    The output of a failed rung stays in the directory that its verdict names.
+    The output of a failed check stays in the directory that its verdict names.
     """
     work_dir = Path(tempfile.mkdtemp(prefix="ups-doctor-"))
-    missing = _first_missing(climb.run_dir)
+    missing = _first_missing(examination.run_dir)
     verdicts: list[Verdict] = []
     try:
-        _write_assignment(climb, work_dir)
-        for launch in LADDER:
-            if (launch.recipe and climb.recipe_text is None) or (climb.only and launch.module not in climb.only):
+        _write_assignment(examination, work_dir)
+        for program in CHECK_PROGRAMS:
+            if (program.recipe and examination.recipe_text is None) or (
+                examination.only and program.module not in examination.only
+            ):
                 continue
-            for verdict in _climb(launch, climb, work_dir):
+            for verdict in _run_checks(program, examination, work_dir):
                 verdicts.append(verdict)
                 if on_verdict is not None:
                     on_verdict(verdict)
@@ -95,38 +97,40 @@ def examine(climb: Climb, on_verdict: Callable[[Verdict], None] | None = None) -
         return verdicts
     finally:
         with contextlib.suppress(OSError):
-            shutil.rmtree(climb.run_dir / f".doctor-{work_dir.name}")
-        _remove_empty(climb.run_dir, missing)
+            shutil.rmtree(examination.run_dir / f".doctor-{work_dir.name}")
+        _remove_empty(examination.run_dir, missing)
         if not verdicts or verdicts[-1].ok:
             shutil.rmtree(work_dir, ignore_errors=True)
 
 
-def _write_assignment(climb: Climb, work_dir: Path) -> None:
+def _write_assignment(examination: Examination, work_dir: Path) -> None:
     recipe = ""
-    if climb.recipe_text is not None:
+    if examination.recipe_text is not None:
         recipe = str(work_dir / "config.yaml")
-        Path(recipe).write_text(climb.recipe_text)
+        Path(recipe).write_text(examination.recipe_text)
     document = {
         "recipe": recipe,
-        "run_dir": str(climb.run_dir),
-        "ranks": climb.ranks,
+        "run_dir": str(examination.run_dir),
+        "ranks": examination.ranks,
     }
     (work_dir / "assignment.json").write_text(json.dumps(document))
 
 
-def _climb(launch: Launch, climb: Climb, work_dir: Path) -> Iterator[Verdict]:
-    folder = work_dir / launch.module
+def _run_checks(program: CheckProgram, examination: Examination, work_dir: Path) -> Iterator[Verdict]:
+    folder = work_dir / program.module
     folder.mkdir()
     started = time.monotonic()
     processes = (
-        _run_ranks(launch, climb, work_dir, folder) if launch.ranks else _run_one(launch, climb, work_dir, folder)
+        _run_ranks(program, examination, work_dir, folder)
+        if program.ranks
+        else _run_one(program, examination, work_dir, folder)
     )
-    yield from judge(launch, processes, time.monotonic() - started)
+    yield from judge(program, processes, time.monotonic() - started)
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """What the processes of a launch left: output and errors by rank, exits by rank, and how it ended."""
+    """What the processes of a check program left: output and errors by rank, exits by rank, and how it ended."""
 
     out: dict[int, str]
     err: dict[int, str]
@@ -136,17 +140,17 @@ class Processes:
     not_started: str = ""
 
 
-def judge(launch: Launch, left: Processes, seconds: float) -> Iterator[Verdict]:
-    """The verdicts of the rungs of a launch, ending with the first that failed."""
+def judge(program: CheckProgram, left: Processes, seconds: float) -> Iterator[Verdict]:
+    """The verdicts of the checks of a program, ending with the first that failed."""
     said = [line for rank, text in left.out.items() for line in _lines(text, rank)]
     passed = {line["rung"]: line for line in said if line.get("ok") is True}
-    for rung in launch.rungs:
-        line = passed.get(rung.name)
+    for check in program.checks:
+        line = passed.get(check.name)
         if line is None:
-            yield _failure(rung, launch, left, said, seconds)
+            yield _failure(check, program, left, said, seconds)
             return
         yield Verdict(
-            rung.name,
+            check.name,
             ok=True,
             says=str(line.get("says", "")),
             seconds=float(line.get("seconds", 0.0)),
@@ -155,7 +159,7 @@ def judge(launch: Launch, left: Processes, seconds: float) -> Iterator[Verdict]:
         )
     if left.timed_out or any(exit_["code"] for exit_ in left.exits.values()):
         # Everything was proved, and then a process did not leave as it should.
-        yield _failure(launch.rungs[-1], launch, left, said, seconds)
+        yield _failure(program.checks[-1], program, left, said, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +192,22 @@ def _events(left: Processes, said: list[dict[str, Any]]) -> list[_Event]:
     return causes_first(events)
 
 
-def _failure(rung: Rung, launch: Launch, left: Processes, said: list[dict[str, Any]], seconds: float) -> Verdict:
+def _failure(
+    check: Check, program: CheckProgram, left: Processes, said: list[dict[str, Any]], seconds: float
+) -> Verdict:
     """The first thing that went wrong; what follows on other ranks is a consequence."""
 
     def verdict(says: str, means: str = "", advice: str = "", rank: int | None = None, at: str = "") -> Verdict:
         return Verdict(
-            rung.name,
+            check.name,
             ok=False,
             says=says,
-            means=means or rung.means,
-            advice=advice or rung.advice,
-            rank=rank if launch.ranks else None,
+            means=means or check.means,
+            advice=advice or check.advice,
+            rank=rank if program.ranks else None,
             at=at,
             seconds=round(seconds, 3),
-            exit_code=rung.exit_code,
+            exit_code=check.exit_code,
             log=str(left.log),
         )
 
@@ -212,18 +218,18 @@ def _failure(rung: Rung, launch: Launch, left: Processes, said: list[dict[str, A
         rank = events[0].rank
         place = location_of_dump(left.err.get(rank or 0, ""))
         at = place.short() if place else ""
-        who = f"rank {rank}" if launch.ranks else "its process"
+        who = f"rank {rank}" if program.ranks else "its process"
         return verdict(
             f"{who} was ended by {signal_name(events[0].signal)}" + (f" at {at}" if at else " (no stack)"),
-            f"{rung.means}; a signal is a crash in native code or a kill, not an error of Python",
-            f"{rung.advice}; the stack, if there is one, is in the log",
+            f"{check.means}; a signal is a crash in native code or a kill, not an error of Python",
+            f"{check.advice}; the stack, if there is one, is in the log",
             rank,
             at,
         )
     if left.timed_out:
         places = {rank: location_of_dump(text) for rank, text in left.err.items()}
         shown = ", ".join(f"rank {rank} at {place.short()}" for rank, place in sorted(places.items()) if place)
-        return verdict(f"not done after {launch.seconds:.0f} s ({shown or 'no stack'})", f"{rung.means}; it hangs")
+        return verdict(f"not done after {program.seconds:.0f} s ({shown or 'no stack'})", f"{check.means}; it hangs")
     codes = {rank: ended["code"] for rank, ended in left.exits.items()}
     tail = (left.not_started or left.err.get(0, "")).strip().splitlines()
     last = tail[-1][:300] if tail else "no output"
@@ -238,23 +244,23 @@ def _lines(text: str, rank: int) -> Iterator[dict[str, Any]]:
                 yield {"rank": rank, "time_ns": 0, **found}
 
 
-def _run_one(launch: Launch, climb: Climb, work_dir: Path, folder: Path) -> Processes:
+def _run_one(program: CheckProgram, examination: Examination, work_dir: Path, folder: Path) -> Processes:
     token = secrets.token_hex(16)
     out, err = folder / "out.log", folder / "err.log"
     with out.open("wb") as out_file, err.open("wb") as err_file:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"ups.doctor.probes.{launch.module}", str(work_dir)],
+            [sys.executable, "-m", f"ups.doctor.probes.{program.module}", str(work_dir)],
             stdin=subprocess.DEVNULL,
             stdout=out_file,
             stderr=err_file,
-            env={**os.environ, **_variables(launch, climb), "UPS_DOCTOR_TOKEN": token},
+            env={**os.environ, **_variables(program, examination), "UPS_DOCTOR_TOKEN": token},
             start_new_session=True,
             preexec_fn=process_tree.bound_to(os.getpid()),
         )
     exit_: dict[str, Any] = {}
     timed_out = False
     try:
-        code = process.wait(launch.seconds)
+        code = process.wait(program.seconds)
         exit_ = {"code": code, "time_monotonic_ns": time.monotonic_ns()}
     except subprocess.TimeoutExpired:
         timed_out = True
@@ -270,17 +276,17 @@ def _run_one(launch: Launch, climb: Climb, work_dir: Path, folder: Path) -> Proc
     return Processes({0: _read(out)}, {0: _read(err)}, exits, timed_out, folder)
 
 
-def _run_ranks(launch: Launch, climb: Climb, work_dir: Path, folder: Path) -> Processes:
+def _run_ranks(program: CheckProgram, examination: Examination, work_dir: Path, folder: Path) -> Processes:
     box_dir = folder / "box"
     box_dir.mkdir()
     options = Options(
         run_dir=folder,
-        ranks=climb.ranks,
-        command=(sys.executable, "-m", f"ups.doctor.probes.{launch.module}", str(work_dir)),
-        environment=_variables(launch, climb),
+        ranks=examination.ranks,
+        command=(sys.executable, "-m", f"ups.doctor.probes.{program.module}", str(work_dir)),
+        environment=_variables(program, examination),
     )
     launcher = Launcher(options, 0, box_dir, {})
-    deadline, failed_since, timed_out = time.monotonic() + launch.seconds, None, False
+    deadline, failed_since, timed_out = time.monotonic() + program.seconds, None, False
     before: dict[int, dict[str, Any]] = {}
     try:
         while not launcher.ended() and not launcher.not_started:
@@ -297,23 +303,23 @@ def _run_ranks(launch: Launch, climb: Climb, work_dir: Path, folder: Path) -> Pr
         before = _exits(box_dir)
     finally:
         launcher.end()
-    # What died later died by our hand.
+    # What died later was killed by us.
     exits = {rank: {**e, "ended_by_us": rank not in before} for rank, e in _exits(box_dir).items()}
     logs = folder / "logs" / "attempt_0"
-    ranks = range(climb.ranks)
+    ranks = range(examination.ranks)
     out = {rank: _read(logs / f"rank_{rank:05d}.out") for rank in ranks}
     err = {rank: _read(logs / f"rank_{rank:05d}.err") for rank in ranks}
     return Processes(out, err, exits, timed_out, logs, " ".join(launcher.not_started.values()))
 
 
-def _variables(launch: Launch, climb: Climb) -> dict[str, str]:
+def _variables(program: CheckProgram, examination: Examination) -> dict[str, str]:
     threads = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     return {
         **threads,
         "PYTHONFAULTHANDLER": "1",
         "PYTHONUNBUFFERED": "1",
-        "UPS_PROBE_SECONDS": str(launch.seconds),
-        **climb.environment,
+        "UPS_PROBE_SECONDS": str(program.seconds),
+        **examination.environment,
     }
 
 
@@ -341,7 +347,7 @@ def _first_missing(path: Path) -> Path | None:
 
 
 def _remove_empty(path: Path, outermost: Path | None) -> None:
-    """Remove the directories that the climb made, if nothing is in them."""
+    """Remove the directories that the examination made, if nothing is in them."""
     while outermost is not None and path.is_relative_to(outermost):
         with contextlib.suppress(OSError):
             path.rmdir()

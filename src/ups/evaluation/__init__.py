@@ -1,1 +1,1 @@
-"""Honest scores: metrics, rollouts, baselines beside them, reports."""
+"""Honest scores: metrics, rollouts, references, reports."""

@@ -14,7 +14,7 @@ from typing import Any
 from ups.errors import ConfigError, DataError
 from ups.evaluation.headline import SCORES, best_reference, difference, headlines, significant, with_article
 from ups.evaluation.results import from_json, paired_difference, trajectory_means
-from ups.record.foreign import load_object, printable
+from ups.record.untrusted_files import load_object, printable
 
 # Everything in which two results must agree before their numbers mean the same.
 _SAME = ("split", "data_identity", "steady", "space", "dt", "channels")
@@ -55,7 +55,7 @@ class TaskComparison:
         return next(iter(self.results.values()))
 
     def references(self) -> dict[str, Mapping[str, float]]:
-        """Name -> summary of the predictors that learnt nothing."""
+        """Name -> summary of the predictors that learned nothing."""
         own = next(iter(self.model.values()))
         return {name: p["summary"] for name, p in self.first["predictors"].items() if name != own}
 
@@ -75,7 +75,7 @@ class TaskComparison:
         return (None, f"{best} is not significantly better than {', '.join(alike)}") if alike else (best, "")
 
     def rollout_verdict(self, label: str) -> str:
-        """What the rollout error of a model means beside its reference."""
+        """What the rollout error of a model means next to its reference."""
         lines = {line.score: line for line in headlines(self.results[label], self.model[label])}
         return lines["solution" if self.first["steady"] else "rollout"].verdict
 
@@ -97,7 +97,7 @@ def read_scores(path: Path, label: str) -> Scored:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise DataError(
             f"{path} does not hold scores that can be compared ({type(error).__name__}: {error})",
-            hint="write them anew with: ups eval RUN",
+            hint="write them again with: ups eval RUN",
         ) from error
 
 

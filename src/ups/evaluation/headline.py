@@ -1,4 +1,5 @@
-"""The headline of a result: every score of a model beside the best predictor that learnt nothing, and what that means.
+"""The headline of a result: every score of a model next to the best predictor that learned nothing, and what that
+means.
 
 A small error says nothing alone, and a difference over a handful of trajectories may be chance. So a score is never
 shown without its reference, and is called better only if the paired difference over trajectories is significant.

@@ -1,8 +1,8 @@
 """ups-bench v1: which models are trained how long on what, and the tables that come out. No training here.
 
 Every task has a budget of CPU-seconds of one thread; a model of one task gets it, a model of all tasks gets the sum.
-All go through one engine with the same loss and schedule: what differs is the network. Beside them stands a predictor
-that learnt nothing (persistence; for a steady task the mean over the train split).
+All go through one engine with the same loss and schedule: what differs is the network. Next to them stands a predictor
+that learned nothing (persistence; for a steady task the mean over the train split).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _recipe(model: str, tasks: tuple[str, ...], data: str, cpu_seconds: float) -
 
 
 def row(model: str, task: str, summary: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """One line of the result: scores of a model on a task, as `ups.evaluation.results` summarises them."""
+    """One line of the result: scores of a model on a task, as `ups.evaluation.results` summarizes them."""
     return {"model": model, "task": task, "scores": {key: float(summary[key]) for key in KEPT}, **more}
 
 

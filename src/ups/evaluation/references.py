@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ups.evaluation.rollout import RolloutPlan
 from ups.formats.base import Reader
-from ups.models.baselines import TrainingMean, linear_extrapolation, persistence
+from ups.models.references import TrainingMean, linear_extrapolation, persistence
 from ups.models.rollout import Predictor
 
 

@@ -39,7 +39,7 @@ class Subsampling:
     time_stride: every n-th frame. space_stride: every n-th point of each axis, or with `antialias` the mean over
     cells of n points along each axis. The cell mean is the filter because it keeps integrals exactly, needs no
     assumption about the boundary, and is what a finite-volume code on the coarse grid would store; its coordinate is
-    the centre of the cell. It damps, but does not remove, waves above the new Nyquist limit.
+    the center of the cell. It damps, but does not remove, waves above the new Nyquist limit.
     """
 
     time_stride: int = 1

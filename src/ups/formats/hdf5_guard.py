@@ -1,4 +1,4 @@
-"""Looks at an HDF5 file of a stranger in a process of its own before this one opens it.
+"""Looks at an untrusted HDF5 file in a separate process before this one opens it.
 
 The HDF5 library is C that follows pointers in the file: damaged metadata can end in a crash, an endless loop or a
 huge allocation, none of which Python can catch (docs/decisions/0007-hdf5-is-read-behind-a-guard.md). So the
@@ -25,7 +25,7 @@ from typing import IO, Any
 from ups.errors import DataError, UpsError
 from ups.formats.hdf5_survey import FileSurvey, survey_file
 from ups.formats.netcdf_survey import NetcdfSurvey, survey_netcdf
-from ups.record.foreign import open_regular
+from ups.record.untrusted_files import open_regular
 
 MEMORY_LIMIT_BYTES = 1 << 30
 TIMEOUT_SECONDS = 120.0

@@ -19,7 +19,7 @@ from ups.formats.hdf5_guard import survey_netcdf_file
 
 @dataclass(frozen=True)
 class NetcdfInput:
-    """dataset: an xarray.Dataset in memory; left_out: what the file has besides, in words."""
+    """dataset: an xarray.Dataset in memory; left_out: what else the file has, in words."""
 
     dataset: Any
     left_out: tuple[str, ...]

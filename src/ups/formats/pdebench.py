@@ -22,7 +22,7 @@ from ups.formats.hdf5_arrays import drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_files
 from ups.formats.hdf5_survey import FileSurvey
 from ups.formats.pdebench_layouts import FieldSource, FileLayout, member_of, understand
-from ups.record.foreign import open_regular
+from ups.record.untrusted_files import open_regular
 from ups.spec.task import ParameterSpec, Role
 
 # The identity of a file is its size and a sample of its bytes: a whole file of 93 GB takes minutes to hash.

@@ -300,7 +300,7 @@ def _assumed_domain(file: _File, problem: Problem, task: TaskSpec) -> list[str]:
 
 
 def _unused(file: _File, form: _Form, parameters: Mapping[str, float]) -> list[str]:
-    """What the file has besides, in words."""
+    """What else the file has, in words."""
     survey = file.survey
     used = {name.lower() for name in parameters} | BOOKKEEPING
     found = []

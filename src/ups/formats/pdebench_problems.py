@@ -4,7 +4,7 @@ PDEBench files say nothing about boundaries, conserved fields or the equation; t
 and an attribute called `Nu` are no evidence: other equations have them, too. A file is taken for a problem only if it
 says so (its name, or the output path in its embedded configuration, is a published one) and nothing else in it
 contradicts, or if its user states it. Everything else is data of an unknown equation. A description that a user writes
-would be one more source of a `Problem`, beside this table.
+would be one more source of a `Problem`, next to this table.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _stated(evidence: Evidence, stated: str) -> Problem:
 
 
 def _bounded(problem: Problem, evidence: Evidence) -> Problem:
-    """The problem with the boundary that the file itself tells, where it does."""
+    """The problem with the boundary that the file itself gives, if it does."""
     if problem.name == "swe2d" and "ups_generator" in evidence.attributes:
         return replace(problem, boundary="wall")  # our own generator's basin reflects, PDEBench's lets waves leave
     if not problem.form.startswith("flow"):

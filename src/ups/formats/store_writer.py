@@ -115,7 +115,7 @@ class StoreWriter:
             writer.append(arrays)
         except OSError as error:
             raise MachineError(
-                f"cannot write the store {self.path}: {error.strerror or error}", hint="is there room on the disk?"
+                f"cannot write the store {self.path}: {error.strerror or error}", hint="is there space on the disk?"
             ) from error
 
     def commit(self) -> Manifest:
@@ -141,7 +141,7 @@ class StoreWriter:
             self.write_json("", group_json({"ups": attributes}))
         except OSError as error:
             raise MachineError(
-                f"cannot write the store {self.path}: {error.strerror or error}", hint="is there room on the disk?"
+                f"cannot write the store {self.path}: {error.strerror or error}", hint="is there space on the disk?"
             ) from error
         self._manifest = commit_directory(self._temporary, self.path, known_hashes=self._hashes)
         return self._manifest

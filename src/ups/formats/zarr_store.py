@@ -17,8 +17,8 @@ from ups.errors import DataError, IntegrityError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling
 from ups.formats.shards import drop_files, open_shard
 from ups.formats.zarr_metadata import MAX_JSON_BYTES, ArrayLayout, read_array, read_group
-from ups.record.foreign import open_regular, printable
 from ups.record.manifest import read_manifest
+from ups.record.untrusted_files import open_regular, printable
 from ups.spec.batch import Float64
 from ups.spec.task import Role, TaskSpec
 

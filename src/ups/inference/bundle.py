@@ -1,14 +1,14 @@
 """A bundle: what a person takes away from a run. Plain files, no pickle, committed like everything else on disk.
 
     bundle.json        format version, model, packages needed, context, tasks, statistics, grids, scores, provenance
-    model.safetensors  weights and normalisation tables
+    model.safetensors  weights and normalization tables
     config.yaml        the resolved recipe of the run
-    card.md            what it was trained on, its scores beside references, where not to trust it
+    card.md            what it was trained on, its scores next to references, where not to trust it
     MANIFEST COMMITTED SHA-256 of every file
 
-A bundle may come from a stranger: sizes are checked before anything is allocated, weights are compared with the shapes
-that the config gives before they are loaded, and every mistake is a `BundleError`. Hashes show damage; they do not
-prove who made the bundle.
+A bundle may come from an untrusted source: sizes are checked before anything is allocated, weights are compared with
+the shapes that the config gives before they are loaded, and every mistake is a `BundleError`. Hashes show damage; they
+do not prove who made the bundle.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ups.config.model import ModelConfig
 from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
-from ups.record.foreign import is_whole, load_object, printable
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
+from ups.record.untrusted_files import is_whole, load_object, printable
 from ups.registry import MODELS
 from ups.spec.batch import Float64
 from ups.spec.statistics import Statistics

@@ -1,4 +1,4 @@
-"""The card of a bundle: what it was trained on, how it scores beside references, and where not to trust it."""
+"""The card of a bundle: what it was trained on, how it scores next to references, and where not to trust it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ups.inference.bundle import BundleInfo
-from ups.record.foreign import printable
+from ups.record.untrusted_files import printable
 
 LIMITS = (
     "- Parameters outside the trained ranges, other grids, states far outside the training data, rollouts longer than "
@@ -30,7 +30,7 @@ def _code(text: str) -> str:
 
 
 def write_card(name: str, info: BundleInfo) -> str:
-    """The card as Markdown. Everything in it comes from the bundle's own data, and its texts may be a stranger's."""
+    """The card as Markdown. Everything in it comes from the bundle's own data, and its texts may be untrusted."""
     lines = [
         "---",
         "library_name: universal-simulator",
@@ -88,7 +88,7 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
     lines = [
         "Errors in physical units on held-out trajectories; given frames are not scored. One step, rollout and "
         "solution: RMSE relative to the RMS of the trajectory; nRMSE: to that of the frame; VRMSE: to its deviation. "
-        "Beside each the best predictor that learnt nothing.",
+        "Next to each the best predictor that learned nothing.",
         "",
         "| task | protocol | score | model | reference | reference / model | |",
         "|---|---|---|---|---|---|---|",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.config.schema import Recipe
-from ups.record.foreign import printable
+from ups.record.untrusted_files import printable
 
 
 class Output:

@@ -1,4 +1,4 @@
-"""`ups.evaluate` and `ups.compare`: scores on held-out data, beside what costs nothing."""
+"""`ups.evaluate` and `ups.compare`: scores on held-out data, next to what costs nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Scores:
     _trained: Trained = field(repr=False)
 
     def table(self) -> pandas.DataFrame:
-        """Each score of the model beside its best reference: task, score, model, reference, ratio, verdict."""
+        """Each score of the model next to its best reference: task, score, model, reference, ratio, verdict."""
         import pandas
 
         from ups.evaluation.headline import headlines
@@ -53,7 +53,7 @@ class Scores:
         return {"model": self.model, "identity": self.identity, "results": to_json(self.results)}
 
     def write(self, folder: str | os.PathLike[str] | None = None, *, page: bool = False) -> list[Path]:
-        """Write scores.json, and with `page` the report; default beside the model. Returns what was written."""
+        """Write scores.json, and with `page` the report; default next to the model. Returns what was written."""
         from ups.run.reporting import write_scores
 
         return write_scores(Path(folder) if folder is not None else self.folder, self._trained, self.results, page=page)

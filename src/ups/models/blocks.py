@@ -2,7 +2,7 @@
 
 Which tokens see each other is a `Partition`: the token grid cut into windows, possibly shifted. One window that covers
 the grid is global attention. On periodic axes a shift wraps around and needs no mask, because the tokens that meet are
-neighbours; on other axes tokens from the two ends are masked from each other.
+neighbors; on other axes tokens from the two ends are masked from each other.
 
 B samples, L tokens, W windows, M tokens of a window, H heads, D width. A grid always has three axes, absent ones of
 size 1, so that one code path serves 1D, 2D and 3D.
@@ -106,7 +106,7 @@ def window_mask(partition: Partition, device: torch.device) -> Tensor | None:
     return groups[:, :, None] == groups[:, None, :]
 
 
-def neighbour(x: Tensor, axis: int, step: int, periodic: bool) -> Tensor:
+def neighbor(x: Tensor, axis: int, step: int, periodic: bool) -> Tensor:
     """Grid x (B, *N, D) -> at each token the one `step` (1 or -1) further along `axis`; 0 behind an end."""
     dim = axis + 1
     size = x.shape[dim]
@@ -116,8 +116,8 @@ def neighbour(x: Tensor, axis: int, step: int, periodic: bool) -> Tensor:
     return torch.cat([inner, edge] if step > 0 else [edge, inner], dim)
 
 
-class NeighbourMixing(nn.Module):
-    """Adds to each token a linear map of its nearest neighbours: a patch sees what stands around it at once.
+class NeighborMixing(nn.Module):
+    """Adds to each token a linear map of its nearest neighbors: a patch sees what stands around it at once.
 
     weight (axes, sides, D, D): sliced by the number of axes in use.
     """
@@ -129,7 +129,7 @@ class NeighbourMixing(nn.Module):
     def forward(self, x: Tensor, periodic: Sequence[bool]) -> Tensor:
         """x (B, *N, D), periodic for each axis -> (B, *N, D)."""
         axes = range(len(periodic))
-        there = [neighbour(x, axis, step, periodic[axis]) for axis in axes for step in (-1, 1)]
+        there = [neighbor(x, axis, step, periodic[axis]) for axis in axes for step in (-1, 1)]
         weight = self.weight[: len(periodic)].flatten(0, 2)  # (axes * sides * D, D)
         mixed: Tensor = x + torch.cat(there, dim=-1).to(weight.dtype) @ weight * len(periodic) ** -0.5
         return mixed

@@ -1,4 +1,4 @@
-"""From a model section of a recipe to a stepper: the registered factory, and initialisation as a function of a seed."""
+"""From a model section of a recipe to a stepper: the registered factory, and initialization as a function of a seed."""
 
 from __future__ import annotations
 

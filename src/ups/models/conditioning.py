@@ -1,4 +1,5 @@
-"""What a step depends on besides the fields: parameters, dt, task, boundaries, resolution; and where a token stands.
+"""What a step depends on in addition to the fields: parameters, dt, task, boundaries, resolution; and where a token
+stands.
 
 Scalars become one vector per sample that modulates every block (AdaLN-zero, see blocks.py). Positions become one vector
 per token, and only where the equation is not the same everywhere: near boundaries, and on periodic axes of tasks that
@@ -46,7 +47,7 @@ class Conditioning(nn.Module):
         self.mix = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, task: TaskSpec, parameters: Tensor, dt: Tensor, space: Sequence[int]) -> Tensor:
-        """parameters (B, P) normalised, dt (B,) in the task's unit, space (X[, Y[, Z]]) points -> (B, D)."""
+        """parameters (B, P) normalized, dt (B,) in the task's unit, space (X[, Y[, Z]]) points -> (B, D)."""
         device, dtype = dt.device, self.scalar_slope.dtype
         rows: list[int] = []
         values: list[Tensor] = []
@@ -65,7 +66,7 @@ class Conditioning(nn.Module):
         features = scalars[:, :, None] * self.scalar_slope[index] + self.scalar_offset[index]  # (B, K, D)
         embedded = nn.functional.silu(features).sum(1) * len(rows) ** -0.5  # (B, D)
         kinds = [axis.boundary for axis in task.axes] + ["absent"] * (MAX_AXES - len(task.axes))
-        # An unknown boundary takes some row times 0: it tells nothing, and the table stays in the graph.
+        # An unknown boundary takes some row times 0: it says nothing, and the table stays in the graph.
         kind_index = torch.tensor([BOUNDARIES.index(k) if k in BOUNDARIES else 0 for k in kinds], device=device)
         known = torch.tensor([[k in BOUNDARIES] for k in kinds], device=device)  # (axes, 1)
         axis_index = torch.arange(MAX_AXES, device=device)
@@ -75,17 +76,17 @@ class Conditioning(nn.Module):
         return mixed
 
 
-def position_features(centre: Tensor, axis: AxisSpec, translation: bool) -> Tensor:
-    """Patch centres (N,) from 0 to 1 along the axis -> (N, features); all 0 where position must not matter."""
-    wave_numbers = torch.arange(1, _NUM_WAVES + 1, dtype=centre.dtype, device=centre.device)
-    features = centre.new_zeros(centre.shape[0], _FEATURES_PER_AXIS)
+def position_features(center: Tensor, axis: AxisSpec, translation: bool) -> Tensor:
+    """Patch centers (N,) from 0 to 1 along the axis -> (N, features); all 0 where position must not matter."""
+    wave_numbers = torch.arange(1, _NUM_WAVES + 1, dtype=center.dtype, device=center.device)
+    features = center.new_zeros(center.shape[0], _FEATURES_PER_AXIS)
     if axis.boundary == "periodic" and translation:
         return features
     turn = 2 * math.pi if axis.boundary == "periodic" else math.pi
-    angle = turn * centre[:, None] * wave_numbers
+    angle = turn * center[:, None] * wave_numbers
     features[:, : 2 * _NUM_WAVES] = torch.cat([angle.sin(), angle.cos()], dim=1)
     if axis.boundary != "periodic":
-        tokens_from_start = torch.arange(centre.shape[0], dtype=centre.dtype, device=centre.device)
+        tokens_from_start = torch.arange(center.shape[0], dtype=center.dtype, device=center.device)
         features[:, -2] = torch.exp(-tokens_from_start)
         features[:, -1] = torch.exp(-tokens_from_start.flip(0))
     return features
@@ -105,8 +106,8 @@ class Positions(nn.Module):
         for number, (axis, tokens, points) in enumerate(zip(task.axes, grid, coordinates, strict=True)):
             # A periodic axis does not repeat its first point: its period is the extent, not last minus first.
             length = axis.extent if axis.boundary == "periodic" else points[-1] - points[0]
-            centre = ((points - points[0]) / length).reshape(tokens, -1).mean(1)
-            features = position_features(centre.to(self.table.dtype), axis, translation)
+            center = ((points - points[0]) / length).reshape(tokens, -1).mean(1)
+            features = position_features(center.to(self.table.dtype), axis, translation)
             shape = [1] * len(grid)
             shape[number] = tokens
             total = total + (features @ self.table[number]).reshape(*shape, -1)

@@ -41,7 +41,7 @@ class GridEncoder(nn.Module):
             nn.init.normal_(self.table[:, :, rows], std=(rows.stop - rows.start) ** -0.5)
 
     def forward(self, values: Tensor, channels: Channels) -> Tensor:
-        """(B, F, *S) normalised values -> (B, *N, D). Raises DataError where a patch does not fit the grid."""
+        """(B, F, *S) normalized values -> (B, *N, D). Raises DataError where a patch does not fit the grid."""
         space = values.shape[2:]
         grid = token_grid(space, self.patch_size, f"field {channels.names[0]}")
         device = values.device

@@ -22,7 +22,7 @@ from ups.spec.task import TaskSpec
 class _ComplexWeight(nn.Module):
     """Complex weights kept as pairs of real numbers (..., 2), in the place of the library's own container.
 
-    A cast of a module to float32 drops imaginary parts without a word, and neither fused optimisers nor every backend
+    A cast of a module to float32 drops imaginary parts silently, and neither fused optimizers nor every backend
     of collectives takes complex numbers: nothing outside this file sees one.
     """
 

@@ -1,6 +1,6 @@
 """The latent operator: tokens of now and a condition -> the update of the tokens; and the network around it.
 
-The network is encoder, operator and decoder in normalised units. Physical units, contexts and what a prediction means
+The network is encoder, operator and decoder in normalized units. Physical units, contexts and what a prediction means
 for a task are the stepper's business.
 
 B samples, F input channels, C output channels, S space, N tokens along each axis, L all tokens, D width.
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ups.config.model import LatentOperatorConfig
 from ups.models.blocks import (
     Block,
-    NeighbourMixing,
+    NeighborMixing,
     Partition,
     RelativeBias,
     Triple,
@@ -42,7 +42,7 @@ class LatentOperator(nn.Module):
         self.config = config
         self.conditioning = Conditioning(vocabulary, config.width)
         self.positions = Positions(config.width)
-        self.entry = NeighbourMixing(config.width) if config.neighbour_mixing else None
+        self.entry = NeighborMixing(config.width) if config.neighbor_mixing else None
         self.relative_bias = RelativeBias(config.depth * config.num_heads)
         self.blocks = nn.ModuleList(
             Block(config.width, config.num_heads, config.mlp, config.mlp_ratio) for _ in range(config.depth)
@@ -56,7 +56,7 @@ class LatentOperator(nn.Module):
     def forward(
         self, tokens: Tensor, task: TaskSpec, parameters: Tensor, dt: Tensor, coordinates: Sequence[Tensor]
     ) -> Tensor:
-        """tokens (B, *N, D), parameters (B, P) normalised, dt (B,) -> update (B, *N, D)."""
+        """tokens (B, *N, D), parameters (B, P) normalized, dt (B,) -> update (B, *N, D)."""
         grid = tokens.shape[1:-1]
         condition = self.conditioning(task, parameters, dt, [c.shape[0] for c in coordinates])
         x = tokens + self.positions(task, grid, coordinates)
@@ -99,7 +99,7 @@ class LatentOperator(nn.Module):
 
 
 class LatentNetwork(NetworkWithLatents):
-    """Encoder -> latent operator -> decoder, in normalised units."""
+    """Encoder -> latent operator -> decoder, in normalized units."""
 
     predicts_update = True
     operator: LatentOperator

@@ -1,4 +1,4 @@
-"""What a network is to a stepper: normalised fields in, normalised prediction out, for a task at a time."""
+"""What a network is to a stepper: normalized fields in, normalized prediction out, for a task at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ups.spec.task import TaskSpec
 class Network(nn.Module, ABC):
     """Base of all networks.
 
-    predicts_update: whether the output is an update of normalised fields, which the stepper scales to the size of a
+    predicts_update: whether the output is an update of normalized fields, which the stepper scales to the size of a
     change, or already the scaled change.
     """
 
@@ -32,7 +32,7 @@ class Network(nn.Module, ABC):
         dt: Tensor,
         coordinates: Sequence[Tensor],
     ) -> Tensor:
-        """fields (B, F, *S), parameters (B, P) normalised, dt (B,) -> (B, C, *S), one channel per name in `outputs`."""
+        """fields (B, F, *S), parameters (B, P) normalized, dt (B,) -> (B, C, *S), one channel per name in `outputs`."""
 
     @abstractmethod
     def shard_units(self) -> list[nn.Module]:

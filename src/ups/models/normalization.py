@@ -1,4 +1,4 @@
-"""Statistics as buffers, and the way between physical and normalised units, in float32 or float64 always.
+"""Statistics as buffers, and the way between physical and normalized units, in float32 or float64 always.
 
 The buffers are tables with one row per task, padded to the longest task, in float64: state dicts hold plain tensors
 with plain names, and statistics lose no digits before the model itself is moved to another type.
@@ -27,7 +27,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 class Normalization(nn.Module):
-    """Normalises fields and parameters of every task, and undoes it."""
+    """Normalizes fields and parameters of every task, and undoes it."""
 
     def __init__(self, vocabulary: Vocabulary, tasks: Sequence[TaskSpec], statistics: Mapping[str, Statistics]) -> None:
         super().__init__()
@@ -49,20 +49,20 @@ class Normalization(nn.Module):
         table: Tensor = getattr(self, name)
         return table[self.vocabulary.task_id(task.name), :length].to(device=like.device, dtype=like.dtype)
 
-    def normalise(self, role: str, task: TaskSpec, values: Tensor, channel_dim: int) -> Tensor:
+    def normalize(self, role: str, task: TaskSpec, values: Tensor, channel_dim: int) -> Tensor:
         """Physical -> zero mean and unit deviation. role: state, static or target."""
         x = wide(values)
         mean, std = self._mean_std(role, task, x, channel_dim)
         return (x - mean) / std
 
     def restore(self, role: str, task: TaskSpec, values: Tensor, channel_dim: int) -> Tensor:
-        """Inverse of `normalise`."""
+        """Inverse of `normalize`."""
         x = wide(values)
         mean, std = self._mean_std(role, task, x, channel_dim)
         return x * std + mean
 
     def parameters_of(self, task: TaskSpec, parameters: Tensor) -> Tensor:
-        """(B, P) physical -> normalised; the logarithm first where the parameter has a log scale."""
+        """(B, P) physical -> normalized; the logarithm first where the parameter has a log scale."""
         x = wide(parameters)
         if any(p.scale == "log" for p in task.parameters):
             logs = torch.tensor([p.scale == "log" for p in task.parameters], device=x.device)

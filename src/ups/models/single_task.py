@@ -34,7 +34,7 @@ def num_outputs(task: TaskSpec) -> int:
 
 
 def with_parameters(fields: Tensor, parameters: Tensor) -> Tensor:
-    """fields (B, F, *S), parameters (B, P) normalised -> (B, F + P, *S)."""
+    """fields (B, F, *S), parameters (B, P) normalized -> (B, F + P, *S)."""
     space = fields.shape[2:]
     constant = parameters.reshape(*parameters.shape, *[1] * len(space)).expand(-1, -1, *space)
     return torch.cat([fields, constant.to(fields.dtype)], dim=1)

@@ -1,7 +1,7 @@
 """The stepper: what every user of a model calls. Physical units in, physical units out, for all tasks of the model.
 
 It owns the meaning of a prediction. For a transient task the network's output is the change of the state over one
-step, scaled by the usual size of a change; for a steady task it is the normalised target. The arithmetic of networks is
+step, scaled by the usual size of a change; for a steady task it is the normalized target. The arithmetic of networks is
 in latent_operator.py, the losses are the stages'.
 
 B samples, T context frames, C state channels, Cs static channels, Ct target channels, S space, P parameters.
@@ -25,7 +25,7 @@ from ups.spec.task import Role, TaskSpec
 
 
 class Stepper(nn.Module):
-    """Network and normalisation of a set of tasks.
+    """Network and normalization of a set of tasks.
 
     config, tasks, statistics and context_frames rebuild it (`ups.models.build.build_model`); the state dict holds
     plain tensors.
@@ -57,7 +57,7 @@ class Stepper(nn.Module):
         return self.advance(batch.state[:, -1], prediction, batch.task)
 
     def predict(self, batch: Batch) -> Tensor:
-        """Scaled change (B, C, *S) of the last frame, or normalised target (B, Ct, *S): what losses are taken of."""
+        """Scaled change (B, C, *S) of the last frame, or normalized target (B, Ct, *S): what losses are taken of."""
         self._check(batch)
         task = batch.task
         fields, channels = self.inputs(batch.state, batch.static, task)
@@ -88,13 +88,13 @@ class Stepper(nn.Module):
         return difference / self.normalization.change_scale(task, difference, task.num_spatial_dims)
 
     def inputs(self, state: Tensor, static: Tensor, task: TaskSpec) -> tuple[Tensor, Channels]:
-        """Context frames and static fields as one normalised tensor (B, T * C + Cs, *S), and what its channels are."""
+        """Context frames and static fields as one normalized tensor (B, T * C + Cs, *S), and what its channels are."""
         last_slot = self.context_frames - 1
         static_names = task.channel_names("static")
-        parts = [self.normalization.normalise("static", task, static, 1)]
+        parts = [self.normalization.normalize("static", task, static, 1)]
         names, slots = list(static_names), [last_slot] * len(static_names)
         if not task.steady:
-            frames = self.normalization.normalise("state", task, state, 2)
+            frames = self.normalization.normalize("state", task, state, 2)
             parts.append(frames.flatten(1, 2))
             state_names = task.channel_names("state")
             for frame in range(self.context_frames):
@@ -105,7 +105,7 @@ class Stepper(nn.Module):
     def target_inputs(self, target: Tensor, task: TaskSpec) -> tuple[Tensor, Channels]:
         """The target (B, Ct, *S) of a steady task as the encoder takes fields: what a latent of it is made from."""
         names = task.channel_names("target")
-        fields = self.normalization.normalise("target", task, target, 1)
+        fields = self.normalization.normalize("target", task, target, 1)
         return fields, Channels(names, (self.context_frames - 1,) * len(names))
 
     @property

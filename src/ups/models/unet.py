@@ -49,8 +49,8 @@ class ChannelNorm(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        normalised: Tensor = self.norm(x.movedim(1, -1))
-        return normalised.movedim(-1, 1)
+        normalized: Tensor = self.norm(x.movedim(1, -1))
+        return normalized.movedim(-1, 1)
 
 
 class ConvNextBlock(nn.Module):

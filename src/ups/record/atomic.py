@@ -35,7 +35,7 @@ def write_file_atomically(path: Path, content: bytes) -> None:
 
 
 def temporary_name(final: Path) -> Path:
-    """A fresh name next to `final`, which `manifest.clean_temporaries` recognises."""
+    """A fresh name next to `final`, which `manifest.clean_temporaries` recognizes."""
     return final.with_name(f"{TEMPORARY_PREFIX}{final.name}.{secrets.token_hex(6)}")
 
 
@@ -62,7 +62,7 @@ def sync_path(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network and FUSE file systems cannot synchronise a directory, and say so with EINVAL.
+        # Some network and FUSE file systems cannot synchronize a directory, and say so with EINVAL.
         if error.errno != errno.EINVAL:
             raise
     finally:
@@ -78,8 +78,8 @@ def sync_parents(*paths: Path) -> None:
 def machine_error(what: str, error: OSError) -> MachineError:
     """Say what could not be done, why, and what to do about it."""
     hints = {
-        errno.ENOSPC: "free some room on the disk, or choose another one",
-        errno.EDQUOT: "your disk quota is used up: free some room, or choose another disk",
+        errno.ENOSPC: "free some space on the disk, or choose another one",
+        errno.EDQUOT: "your disk quota is used up: free some space, or choose another disk",
         errno.EFBIG: "a file grew beyond the limit of the process (ulimit -f) or of the file system",
         errno.EXDEV: "the temporary directory must be on the same file system; make it with make_temporary",
     }

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Self
 
 from ups.errors import IntegrityError, MachineError
-from ups.record.foreign import open_regular
+from ups.record.untrusted_files import open_regular
 
 MAGIC = b"UPSBBX01"
 DEFAULT_CAPACITY = 2048
@@ -156,7 +156,7 @@ class BlackBox:
                 temporary.unlink()
             raise MachineError(
                 f"cannot make the black box {path} ({size} bytes): {error.strerror or error}",
-                hint="free some room there, or set UPS_BLACKBOX_DIR to a local directory that can be written",
+                hint="free some space there, or set UPS_BLACKBOX_DIR to a local directory that can be written",
             ) from error
         box = cls(view, capacity)
         box.record(Phase.INIT, 0)
@@ -270,7 +270,7 @@ class BlackBoxReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # The directory may be a stranger's: a pipe would hang, a link would lead elsewhere.
+            # The directory may be untrusted: a pipe would hang, a link would lead elsewhere.
             with open_regular(path) as file:
                 if file is None:
                     raise IntegrityError(f"{path} is not a regular file", hint="use another copy")

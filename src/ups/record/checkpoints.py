@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import CheckpointError, IntegrityError, UpsError
-from ups.record.foreign import load_object, printable
 from ups.record.manifest import FileHash, is_committed, read_manifest, remove_directory, verify
+from ups.record.untrusted_files import load_object, printable
 
 PROGRESS_NAME = "progress.json"
 VISIBLE_SECONDS = 120.0

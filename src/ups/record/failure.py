@@ -32,9 +32,9 @@ from typing import IO, Any
 from ups.errors import UpsError
 from ups.record import causes
 from ups.record.blackbox import BlackBox, Phase, ring_path
-from ups.record.foreign import read_object
 from ups.record.location import Frame, location_of_error
 from ups.record.manifest import write_file_atomically
+from ups.record.untrusted_files import read_object
 
 FORMAT_VERSION = 1
 _MAX_TEXT = 20_000
@@ -92,18 +92,20 @@ class Recorder:
             raise
 
     def _write(self, suffix: str, content: bytes) -> None:
-        """Beside the black box first: there the supervisor sees it at once, and a full disk does not matter."""
+        """Next to the black box first: there the supervisor sees it at once, and a full disk does not matter."""
         path = self.stem.with_name(self.stem.name + suffix)
         shared = os.environ.get("UPS_BLACKBOX_DIR")
         if shared:
             with contextlib.suppress(OSError, UpsError):
                 write_file_atomically(Path(shared) / path.name, content)
-        if path.parents[2].is_dir():  # a run directory that was moved away is not made anew for this
+        if path.parents[2].is_dir():  # a run directory that was moved away is not made again for this
             path.parent.mkdir(parents=True, exist_ok=True)
         write_file_atomically(path, content)
 
     def _free_descriptors(self) -> None:
-        """Make room to write: "too many open files" is a reason to die, too, and must not be lost by itself."""
+        """Free a file handle to write: "too many open files" is a reason to die, too, and must not
+        be lost by itself.
+        """
         while self._reserve:
             os.close(self._reserve.pop())
 
@@ -201,7 +203,7 @@ def worker_stem(number: int) -> Path | None:
 
 
 def install_in_worker(number: int) -> Recorder | None:
-    """Make a loader worker record its own failure beside its rank; does nothing outside a recorded rank.
+    """Make a loader worker record its own failure next to its rank; does nothing outside a recorded rank.
 
     One file takes both crashes and answers to SIGUSR1: there may be many workers, and almost none ever writes.
     """

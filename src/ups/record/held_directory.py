@@ -11,7 +11,9 @@ from ups.errors import RunDirectoryLostError
 
 
 class HeldDirectory:
-    """Keeps a directory open, so that another one made in its place can be told from it: its number is not reused."""
+    """Keeps a directory open, so that another one made in its place can be distinguished from it: its number is not
+    reused.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -107,7 +107,7 @@ class RunIdentity:
         }
 
     def with_commit(self, step: int, manifest_sha256: str) -> RunIdentity:
-        """With one more commit noted; '' forgets the step, because it is about to be written anew."""
+        """With one more commit noted; '' forgets the step, because it is about to be written again."""
         commits = {key: value for key, value in self.commits.items() if key != step}
         if manifest_sha256:
             commits[step] = manifest_sha256

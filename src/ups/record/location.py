@@ -1,7 +1,7 @@
 """Where in a person's code, or in ours, something went wrong: the innermost frame that somebody here can change.
 
-Frames of the standard library and of installed packages are passed over wherever another one exists: "torch/nn/modules/
-module.py:1751" tells nobody what to fix. Reads live tracebacks and the text that faulthandler and workers leave behind.
+Frames of the standard library and of installed packages are skipped if there is another one: "torch/nn/modules/
+module.py:1751" shows nobody what to fix. Reads live tracebacks and the text that faulthandler and workers leave behind.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def innermost(frames: Iterable[Frame]) -> Frame | None:
 def location_of_error(error: BaseException) -> Frame | None:
     """Where an exception was raised; for one that crossed from a loader worker, where the worker raised it.
 
-    An error that ups raised `from` another one is told at the place of that other one, if somebody can change it: what
-    wraps a reader's mistake is not the mistake.
+    An error that ups raised `from` another one is reported at the place of that other one, if somebody can change it:
+    what wraps a reader's mistake is not the mistake.
     """
     origin = getattr(error, _ORIGIN, None)
     if isinstance(origin, Frame):

@@ -3,7 +3,7 @@
 A committed directory holds `MANIFEST` (size and SHA-256 of every file) and `COMMITTED` (SHA-256 of the manifest). Data
 stores, caches, checkpoints and bundles are all published this way. Single files and single renames are in `atomic.py`.
 When to save, what to keep and what to do about a broken directory is left to the callers; a hash shows damage, it does
-not authenticate a stranger's file.
+not authenticate an untrusted file.
 
 Why a kill at any moment leaves the old or the new directory, never a mixture:
 
@@ -14,7 +14,7 @@ Why a kill at any moment leaves the old or the new directory, never a mixture:
    which swaps old and new with no instant without either. File systems without it (NFS, some FUSE) get two renames: old
    aside, new in place; `clean_temporaries`, and the next commit of that name, put the old one back if the writer died
    between the two. Recovery is left to the writer, because a reader that "repairs" would race with a living writer.
-3. The parent is synchronised before the old directory is deleted, so that a power cut cannot lose both.
+3. The parent is synchronized before the old directory is deleted, so that a power cut cannot lose both.
 4. Deleting is also a rename to a temporary name first: a half-deleted directory never carries its committed name.
 """
 
@@ -44,7 +44,7 @@ from ups.record.atomic import (
     temporary_name,
     write_file_atomically,
 )
-from ups.record.foreign import open_regular
+from ups.record.untrusted_files import open_regular
 
 __all__ = [
     "COMMITTED_NAME",
@@ -66,7 +66,7 @@ __all__ = [
 
 MANIFEST_NAME = "MANIFEST"
 COMMITTED_NAME = "COMMITTED"
-# Read whole into memory, and possibly from a stranger: a million files fit, a bomb does not.
+# Read whole into memory, and possibly from an untrusted source: a million files fit, a bomb does not.
 MAX_MANIFEST_BYTES = 256 * 2**20
 
 _RESERVED = frozenset({MANIFEST_NAME, COMMITTED_NAME})
@@ -163,7 +163,7 @@ def hash_files(directory: Path, paths: Iterable[str], *, threads: int = 1) -> di
 
 
 def make_temporary(final: Path) -> Path:
-    """Create an empty temporary directory next to `final`, under a name that `clean_temporaries` recognises."""
+    """Create an empty temporary directory next to `final`, under a name that `clean_temporaries` recognizes."""
     temporary = temporary_name(final)
     try:
         temporary.mkdir(parents=True)
@@ -275,7 +275,7 @@ def clean_temporaries(parent: Path, *, older_than_seconds: float = 0.0) -> list[
 
 
 class _NotCommittedError(IntegrityError):
-    """The marker or the manifest is absent or does not fit; only this module tells it from other damage."""
+    """The marker or the manifest is absent or does not fit; only this module distinguishes it from other damage."""
 
 
 def _committed_manifest(directory: Path) -> Manifest:
@@ -337,7 +337,7 @@ def _checked_hash(entry: object, where: str) -> FileHash:
 
 
 def _printable(path: str) -> str:
-    """A file name fit for a log: names from strangers may hold escape sequences or bytes that are not UTF-8."""
+    """A file name fit for a log: names in untrusted files may hold escape sequences or bytes that are not UTF-8."""
     return path if path.isprintable() else ascii(path)
 
 

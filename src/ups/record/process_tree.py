@@ -115,7 +115,7 @@ def is_alive(pid: int) -> bool:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Send a signal to processes; those that are gone already are passed over."""
+    """Send a signal to processes; those that are gone already are skipped."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

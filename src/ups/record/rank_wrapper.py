@@ -25,7 +25,7 @@ from typing import Any
 from ups.record import process_tree
 
 # The kernel's word for "your parent is gone". SIGCONT, because it is the only signal that also wakes a wrapper that
-# somebody has stopped; one that comes from elsewhere is told apart by the parent, which is then still there.
+# somebody has stopped; one that comes from elsewhere is distinguished by the parent, which is then still there.
 _PARENT_GONE = signal.SIGCONT
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _STRAGGLER_SECONDS = 0.5

@@ -39,15 +39,15 @@ class Bench:
         self.page, self.result = self.out / "bench.md", self.out / "bench.json"
         self._working: set[subprocess.Popen[bytes]] = set()
 
-    def run(self, jobs: int, tell: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, jobs: int, say: Callable[[str], None]) -> dict[str, Any]:
         """Whatever is not there yet, then the result (also written to disk). A failed training leaves a gap."""
         for name in ("recipes", "logs"):
             (self.out / name).mkdir(parents=True, exist_ok=True)
-        self._generate(tell)
+        self._generate(say)
         wanted = entries(self.models, self.tasks, os.path.relpath(self.data, self.out), self.cpu_seconds)
-        # The longest first: the others fill the time beside it.
+        # The longest first: the others fill the time next to it.
         wanted.sort(key=lambda entry: -len(entry.tasks))
-        failed = self._train_all(wanted, jobs, tell)
+        failed = self._train_all(wanted, jobs, say)
         rows, identities = self._references()
         for entry, code in zip(wanted, failed, strict=True):
             if not code:
@@ -76,7 +76,7 @@ class Bench:
         words += [f"--jobs {jobs}"] if jobs > 1 else []
         return " ".join(words)
 
-    def _generate(self, tell: Callable[[str], None]) -> None:
+    def _generate(self, say: Callable[[str], None]) -> None:
         from ups.solvers.request import BENCH_TRAJECTORIES, SMALL_TRAJECTORIES, make_request
         from ups.solvers.sweep import generate
 
@@ -85,16 +85,16 @@ class Bench:
 
         def progress(done: int, total: int, task: str) -> None:
             if done == total:
-                tell(f"data of {task} is there")
+                say(f"data of {task} is there")
 
         generate(requests, self.data, num_processes=len(os.sched_getaffinity(0)), on_progress=progress)
 
-    def _train_all(self, wanted: list[Entry], jobs: int, tell: Callable[[str], None]) -> list[int]:
+    def _train_all(self, wanted: list[Entry], jobs: int, say: Callable[[str], None]) -> list[int]:
         """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave."""
         pool = ThreadPoolExecutor(jobs)
         before = signal.signal(signal.SIGTERM, _leave)
         try:
-            return list(pool.map(lambda entry: self._train(entry, tell), wanted))
+            return list(pool.map(lambda entry: self._train(entry, say), wanted))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(self._working):
@@ -104,7 +104,7 @@ class Bench:
             pool.shutdown()
             signal.signal(signal.SIGTERM, before)
 
-    def _train(self, entry: Entry, tell: Callable[[str], None]) -> int:
+    def _train(self, entry: Entry, say: Callable[[str], None]) -> int:
         """Train one entry unless it is finished; returns the exit code of `ups train`."""
         recipe = self.out / "recipes" / f"{entry.name}.yaml"
         text = dump(entry.recipe)
@@ -113,7 +113,7 @@ class Bench:
             return 0
         recipe.write_text(text)
         log = self.out / "logs" / f"{entry.name}.log"
-        tell(f"training {entry.name}, log {log}")
+        say(f"training {entry.name}, log {log}")
         command = [sys.executable, "-m", "ups", "train", str(recipe)]
         with log.open("ab") as file:
             process = subprocess.Popen(
@@ -129,7 +129,7 @@ class Bench:
             self._working.add(process)
             code = process.wait()
             self._working.discard(process)
-        tell(f"{entry.name} is trained" if not code else f"{entry.name} failed with exit code {code}, see {log}")
+        say(f"{entry.name} is trained" if not code else f"{entry.name} failed with exit code {code}, see {log}")
         return code
 
     def _bundle(self, entry: Entry) -> Path:
@@ -158,7 +158,7 @@ class Bench:
         """Rows of the predictors that learn nothing, and the identity of each data set."""
         from ups.config.schema import TaskConfig
         from ups.data.open import open_task
-        from ups.run.scoring import bar_of, score_references
+        from ups.run.scoring import reference_of, score_references
 
         rows, identities = [], {}
         for task in self.tasks:
@@ -166,7 +166,7 @@ class Bench:
             identities[task] = reader.identity()
             if REFERENCE in self.models:
                 result = score_references(reader)
-                bar = bar_of(result)
+                bar = reference_of(result)
                 rows.append(row(REFERENCE, task, result["predictors"][bar]["summary"], predictor=bar))
             reader.close()
         return rows, identities
@@ -177,7 +177,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on besides the data."""
+    """What the figures depend on in addition to the data."""
     import torch
 
     model = platform.machine()

@@ -14,8 +14,8 @@ from ups.config.yaml_subset import parse
 from ups.errors import ConfigError
 from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, compare, read_scores
 from ups.record.checkpoints import latest_verified
-from ups.record.foreign import read_object
 from ups.record.manifest import read_manifest, write_file_atomically
+from ups.record.untrusted_files import read_object
 from ups.run.reporting import report_folder, write_scores
 from ups.run.trained import find_model, load_trained
 
@@ -48,7 +48,7 @@ def write_page(folder: Path, tasks: Sequence[TaskComparison], notes: Sequence[st
 
 
 def _labeled(names: Sequence[str], progress: Callable[[str], None] | None) -> list[Scored]:
-    """Scores of each model, in order; labeled by what was typed, without what tells nothing."""
+    """Scores of each model, in order; labeled by what was typed, without what says nothing."""
     if len({Path(n).resolve() for n in names}) < len(names):
         raise ConfigError("the same model is named twice")
     short = [_short_name(name) for name in names]

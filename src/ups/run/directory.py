@@ -16,8 +16,8 @@ from ups.config.identity import first_difference
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
-from ups.record.foreign import load_object
 from ups.record.manifest import write_file_atomically
+from ups.record.untrusted_files import load_object
 from ups.run.environment_record import environment_record
 from ups.run.identity import CONFIG_NAME, STATISTICS_NAME, check_recipe
 from ups.spec.statistics import Statistics

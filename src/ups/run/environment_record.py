@@ -1,6 +1,6 @@
 """What `env.json` says about the machine of a run: hardware, versions, and the variables that change how it runs.
 
-Variables are kept by exact name only. Beginnings of names are not enough: beside NCCL_DEBUG and SLURM_JOB_ID stand
+Variables are kept by exact name only. Beginnings of names are not enough: next to NCCL_DEBUG and SLURM_JOB_ID stand
 SLURM_JWT and UPS_PASSWORD. A variable with any other name, and whatever it holds, never reaches a file of the run.
 """
 

@@ -36,10 +36,10 @@ from ups.supervise.fault import Fault
 from ups.supervise.launcher import make_box_root
 from ups.supervise.proof import missing_proof
 from ups.supervise.run_file import RunFile
-from ups.training.wishes import SAVE_SIGNAL, STOP_SIGNALS, Wishes
+from ups.training.stop_requests import SAVE_SIGNAL, STOP_SIGNALS, StopRequests
 
-# Two at the same moment are one wish: a terminal signals the process and its group.
-_SAME_WISH_SECONDS = 0.5
+# Two at the same moment are one request: a terminal signals the process and its group.
+_SAME_REQUEST_SECONDS = 0.5
 _ACTION = "stop(nobody_restarts_a_run_in_process)"
 
 
@@ -191,7 +191,7 @@ class _Unproven(CheckpointError):
         self.missing = cause
 
 
-class _Interruptible(Wishes):
+class _Interruptible(StopRequests):
     """The first interrupt asks to save and leave, another one leaves at once: who waits twice means it."""
 
     _first = 0.0
@@ -200,7 +200,7 @@ class _Interruptible(Wishes):
         if number == signal.SIGINT and frame is not None:
             now = time.monotonic()
             self._first = self._first or now
-            if now - self._first > _SAME_WISH_SECONDS:
+            if now - self._first > _SAME_REQUEST_SECONDS:
                 raise KeyboardInterrupt
         super().ask_to_stop(number, frame)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
-from ups.record.foreign import printable
 from ups.record.text import duration_text
+from ups.record.untrusted_files import printable
 
 BAR_WIDTH = 20
 
@@ -55,7 +55,7 @@ class ProgressLine:
     def _follow(self) -> None:
         while True:
             last = self._end.wait(0.25)
-            # Nobody reads any more, or the terminal is gone: the run goes on.
+            # Nobody reads anymore, or the terminal is gone: the run goes on.
             with contextlib.suppress(OSError, ValueError):
                 for row in self._new_rows():
                     text = _shown(describe(row, self._stages))
@@ -146,7 +146,9 @@ def describe(row: dict[str, Any], stages: list[str]) -> str:
 
 
 def _validation(scores: dict[str, float]) -> list[str]:
-    """For each task the model's error with the best reference beside it, and a word if it is not better than chance."""
+    """For each task the model's error with the best reference next to it, and a word if it is not
+    better than chance.
+    """
     tasks = dict.fromkeys(name.rpartition("/")[0] for name in scores)
     parts = []
     for task in tasks:
@@ -179,5 +181,5 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(text: str) -> str:
-    # A message may repeat what a stranger's file says.
+    # A message may repeat what an untrusted file says.
     return printable(text, keep="\n\t")

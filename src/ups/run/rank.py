@@ -18,7 +18,7 @@ from ups.tracking.build import build_trackers
 from ups.tracking.tracker import FanOut, JsonlTracker
 from ups.training.checkpoint import Checkpointer
 from ups.training.progress import Progress
-from ups.training.wishes import Wishes
+from ups.training.stop_requests import StopRequests
 
 
 def run_stages(
@@ -26,7 +26,7 @@ def run_stages(
     recipe: Recipe,
     environment: RankEnvironment,
     recorder: Recorder,
-    wishes: Wishes,
+    stop_requests: StopRequests,
     *,
     identity: RunIdentity | None,
     hashed: str = "",
@@ -59,7 +59,7 @@ def run_stages(
             on_commit=on_commit,
         )
         stack.callback(checkpointer.close)
-        stack.enter_context(wishes)
+        stack.enter_context(stop_requests)
         # Entered last, so that it records before anything above closes a connection and misleads the peers.
         stack.enter_context(recorder.watch())
         found = checkpointer.find()
@@ -70,7 +70,7 @@ def run_stages(
                 if progress.stage_index + 1 >= len(recipe.stages):
                     break
                 progress = progress.next_stage()
-            stage = StageRun(recipe, runtime, readers, statistics, checkpointer, tracker, wishes, box)
+            stage = StageRun(recipe, runtime, readers, statistics, checkpointer, tracker, stop_requests, box)
             stopped, progress, path = stage.run(progress, path)
             if stopped:
                 if box is not None:

@@ -68,7 +68,7 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
     from ups.distributed.environment import RankEnvironment
     from ups.record.identity import HASHED_VARIABLE, RunIdentity, note_commit
     from ups.run.rank import run_stages
-    from ups.training.wishes import Wishes
+    from ups.training.stop_requests import StopRequests
 
     boxes = os.environ.get("UPS_BLACKBOX_DIR")
     stopped, _ = run_stages(
@@ -76,7 +76,7 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
         recipe,
         RankEnvironment.read(),
         recorder,
-        Wishes(recipe.engine.max_seconds),
+        StopRequests(recipe.engine.max_seconds),
         identity=RunIdentity.from_environment(),
         hashed=os.environ.get(HASHED_VARIABLE, ""),
         on_commit=functools.partial(note_commit, Path(boxes)) if boxes else None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def report_folder(model: Path) -> Path:
-    """Where the report of a run or bundle goes: RUN/report, or beside a bundle, in which any new file is damage."""
+    """Where the report of a run or bundle goes: RUN/report, or next to a bundle, in which any new file is damage."""
     if not (model / "bundle.json").is_file():
         return model / "report"
     named = model.resolve() if model.name in ("", "..") else model

@@ -15,7 +15,7 @@ def plain(text: str, *_styles: str) -> str:
 
 
 def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str] = plain) -> str:
-    """A table for people: each score of the model beside the best reference, with a word where it is not better.
+    """A table for people: each score of the model next to the best reference, with a word where it is not better.
 
     styled(text, *styles) makes a text bold, dim or yellow where that can be shown.
     """
@@ -34,7 +34,7 @@ def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str]
     title = f"Errors on the {results[0]['split']} split, in physical units; given frames are not scored"
     note = (
         "one step, rollout, solution: RMSE relative to the RMS of the trajectory; nRMSE: of the frame; VRMSE: to its "
-        "deviation\n  reference: the best of those that learnt nothing; ratio: reference / model"
+        "deviation\n  reference: the best of those that learned nothing; ratio: reference / model"
     )
     lines = [styled(title, "bold"), table(rows), f"  {styled(note, 'dim')}"]
     lines += [styled(f"warning: {blow_up_words(r)}", "yellow") for r in results if blow_up_words(r)]

@@ -1,4 +1,4 @@
-"""Scores of a trained model on its held-out data, beside the references: shared by eval, train and bench."""
+"""Scores of a trained model on its held-out data, next to the references: shared by eval, train and bench."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def _rollouts_and_steps(
 ) -> tuple[dict[str, Accumulator], dict[str, Accumulator]]:
     """Scores of whole rollouts, and of the same frames each predicted from the true ones before it."""
     from ups.evaluation.rollout import score_task
-    from ups.run.trained import alone
+    from ups.run.trained import single_process_runtime
 
     common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories}
-    with alone() as runtime:
+    with single_process_runtime() as runtime:
         rollouts = score_task(predictors, reader, runtime.place, plan, **common)
         steps = score_task(predictors, reader, runtime.place, plan, kind="one_step", **common)
     return rollouts, steps
@@ -91,7 +91,7 @@ def score_references(reader: Reader, context_frames: int = 1, split: str = "test
 
     plan = RolloutPlan.whole(reader, context_frames)
     scores, steps = _rollouts_and_steps(references(reader, plan), reader, plan, split)
-    return task_result(reader, plan, split, scores, bar_of({"steady": reader.task.steady}), steps)
+    return task_result(reader, plan, split, scores, reference_of({"steady": reader.task.steady}), steps)
 
 
 def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, list[Example]]:
@@ -110,7 +110,7 @@ def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> di
     return found
 
 
-def bar_of(result: Mapping[str, Any]) -> str:
+def reference_of(result: Mapping[str, Any]) -> str:
     """The reference that a model must beat: the training mean for a steady task, else persistence."""
     return "training mean" if result["steady"] else "persistence"
 
@@ -123,7 +123,7 @@ def ratio_words(ratio: float) -> str:
 
 
 def blow_up_words(result: Mapping[str, Any]) -> str:
-    """How many rollouts of the model blew up, beside those of the references; '' if none did."""
+    """How many rollouts of the model blew up, next to those of the references; '' if none did."""
     counts = {name: int(p["summary"]["num_blown_up"]) for name, p in result["predictors"].items()}
     if not counts[MODEL]:
         return ""

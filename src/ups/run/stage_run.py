@@ -21,13 +21,13 @@ from ups.run.validation import build_validation
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics
 from ups.tracking.tracker import FanOut
-from ups.training.box import Box
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
 from ups.training.progress import Progress
 from ups.training.stages import build_stage
-from ups.training.wishes import Wishes
+from ups.training.step_recorder import StepRecorder
+from ups.training.stop_requests import StopRequests
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class StageRun:
     statistics: Mapping[str, Statistics]
     checkpointer: Checkpointer
     tracker: FanOut | None
-    wishes: Wishes
-    box: Box | None
+    stop_requests: StopRequests
+    box: StepRecorder | None
 
     def run(self, progress: Progress, path: Path | None) -> tuple[int, Progress, Path]:
         """Train stage `progress.stage_index` from `progress`, whose state is in `path`. Collective: all ranks.
@@ -72,7 +72,7 @@ class StageRun:
                 length=config,
                 global_batch=recipe.data.block_size * recipe.data.blocks_per_step,
                 progress=progress,
-                wishes=self.wishes,
+                stop_requests=self.stop_requests,
                 hooks=in_order(
                     SaveHook(self.checkpointer, recipe.checkpoint),
                     EvaluateHook(

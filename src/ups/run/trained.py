@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Trained:
     """A model with the data it is scored on.
 
-    identity: label -> value, for reports and cards; step: optimiser steps of the run, 0 if not known.
+    identity: label -> value, for reports and cards; step: optimizer steps of the run, 0 if not known.
     """
 
     name: str
@@ -48,7 +48,7 @@ def load_trained(name: str) -> Trained:
     return _from_bundle(path) if (path / "bundle.json").is_file() else _from_run(path)
 
 
-def alone() -> AbstractContextManager[Runtime]:
+def single_process_runtime() -> AbstractContextManager[Runtime]:
     """A runtime of one process on the CPU, whatever launch variables are set around it."""
     from ups.config.schema import EngineConfig
     from ups.distributed.environment import RankEnvironment

@@ -1,4 +1,4 @@
-"""Validation during training: the error of one model step on held-out trajectories, beside its references.
+"""Validation during training: the error of one model step on held-out trajectories, next to its references.
 
 Composes `ups.evaluation` with the engine, which do not know each other. Scores of a finished run: `ups eval`.
 """
@@ -16,7 +16,7 @@ from ups.evaluation.references import mean_field
 from ups.evaluation.results import trajectory_means
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
-from ups.models.baselines import TrainingMean, persistence
+from ups.models.references import TrainingMean, persistence
 from ups.models.rollout import Predictor
 from ups.models.stepper import Stepper
 from ups.training.engine import Engine

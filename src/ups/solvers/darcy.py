@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ups.errors import MissingExtraError
-from ups.solvers.problem import Draws, Float64, Solution, cell_centres, solver_points, stored
+from ups.solvers.problem import Draws, Float64, Solution, cell_centers, solver_points, stored
 from ups.solvers.reduce import block_mean
 from ups.spec.task import TaskSpec
 
@@ -34,7 +34,7 @@ def darcy2d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> S
 
 
 def two_phase_medium(draws: Draws, resolution: int, extent: float) -> Float64:
-    """(n, R, R): 12 where a smooth Gaussian random field is positive at the cell centre, else 3.
+    """(n, R, R): 12 where a smooth Gaussian random field is positive at the cell center, else 3.
 
     The field has the covariance (9 - lap)^-2 with no-flux ends, cut after 24 cosine modes per axis, and no mean: with
     its mean many media would be of one kind almost everywhere.
@@ -43,7 +43,7 @@ def two_phase_medium(draws: Draws, resolution: int, extent: float) -> Float64:
     normal = draws.normal("medium", FIELD_MODES**2).reshape(-1, FIELD_MODES, FIELD_MODES)
     spectrum = 1.0 / (np.pi**2 * (mode[:, None] ** 2 + mode[None, :] ** 2) + 9.0)
     spectrum[0, 0] = 0.0
-    basis = np.sqrt(2.0) * np.cos(np.pi / extent * mode[:, None] * cell_centres(resolution, extent))
+    basis = np.sqrt(2.0) * np.cos(np.pi / extent * mode[:, None] * cell_centers(resolution, extent))
     basis[0] /= np.sqrt(2.0)
     field = np.einsum("nij,ix,jy->nxy", normal * spectrum, basis, basis, optimize=True)
     return np.where(field > 0, HIGH, LOW)
@@ -66,7 +66,7 @@ def solve(medium: Float64, source: Float64, extent: float = 1.0) -> Float64:
         total = np.moveaxis(diagonal, axis, 0)
         total[:-1] += face
         total[1:] += face
-        # The boundary is half a cell away from the centre.
+        # The boundary is half a cell away from the center.
         total[0] += 2.0 * a[0]
         total[-1] += 2.0 * a[-1]
         rows += [index[:-1].ravel(), index[1:].ravel()]

@@ -3,7 +3,7 @@
 Cosine modes satisfy the boundary condition exactly. Diffusion is integrated exactly and the reaction by the
 fourth-order Runge-Kutta scheme in the integrating-factor form; the reaction is not stiff (rates of order one).
 
-Shapes: n trajectories, N solver points per axis at cell centres, coefficients of the type-2 cosine transform.
+Shapes: n trajectories, N solver points per axis at cell centers, coefficients of the type-2 cosine transform.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from ups.errors import MissingExtraError
-from ups.solvers.problem import Draws, Float64, Solution, cell_centres, solver_points, stored
+from ups.solvers.problem import Draws, Float64, Solution, cell_centers, solver_points, stored
 from ups.spec.task import TaskSpec
 
 DIFFUSIVITY_U = 1e-3
@@ -44,7 +44,7 @@ def diffreact2d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) 
 def cosine_noise(draws: Draws, purpose: str, points: int, extent: float) -> Float64:
     """(n, N, N): cosine modes 0..15 along each axis with equal random amplitudes, standard deviation 0.5."""
     normal = draws.normal(purpose, NOISE_MODES**2).reshape(-1, NOISE_MODES, NOISE_MODES)
-    x = cell_centres(points, extent)
+    x = cell_centers(points, extent)
     basis = math.sqrt(2.0 / NOISE_MODES) * np.cos(np.pi / extent * np.arange(NOISE_MODES)[:, None] * x)
     basis[0] /= math.sqrt(2.0)
     field: Float64 = NOISE_STD * np.einsum("nij,ix,jy->nxy", normal, basis, basis, optimize=True)
@@ -102,7 +102,7 @@ def evolve(
 
 
 def truncate_cosine(fields: Float64, resolution: int) -> Float64:
-    """(..., N, N) at cell centres -> (..., R, R) at the stored cell centres, keeping the first R cosine modes."""
+    """(..., N, N) at cell centers -> (..., R, R) at the stored cell centers, keeping the first R cosine modes."""
     from scipy.fft import dctn, idctn
 
     points = fields.shape[-1]

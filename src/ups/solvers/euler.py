@@ -1,6 +1,6 @@
 """Compressible flow in 1D: the Euler equations of an ideal gas, finite volumes of second order.
 
-MUSCL reconstruction of density, velocity and pressure with the monotonised central limiter, HLLC fluxes, two-stage
+MUSCL reconstruction of density, velocity and pressure with the monotonized central limiter, HLLC fluxes, two-stage
 strong-stability-preserving Runge-Kutta.
 
 Shapes: component arrays are (3, N, n), N solver cells, n trajectories, in the order mass, momentum, energy (conserved)
@@ -35,12 +35,12 @@ def euler1d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> S
 
 
 def random_pieces(draws: Draws, cells: int) -> Float64:
-    """(3, N, n) primitive states: 2 to 5 constant pieces; a cell that an edge cuts takes the state at its centre."""
+    """(3, N, n) primitive states: 2 to 5 constant pieces; a cell that an edge cuts takes the state at its center."""
     num_edges = draws.integers("number of edges", 1, 1, MAX_PIECES - 1)
     edges = draws.uniform("edge", MAX_PIECES - 1, 0.1, 0.9)
     edges = np.where(np.arange(MAX_PIECES - 1) < num_edges, edges, 2.0)
-    centres = (np.arange(cells) + 0.5) / cells
-    piece = (centres[None, None, :] > edges[:, :, None]).sum(axis=1)  # (n, N)
+    centers = (np.arange(cells) + 0.5) / cells
+    piece = (centers[None, None, :] > edges[:, :, None]).sum(axis=1)  # (n, N)
     values = (
         draws.log_uniform("density", MAX_PIECES, 0.25, 2.0),
         draws.uniform("velocity", MAX_PIECES, -0.5, 0.5),

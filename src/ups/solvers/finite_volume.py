@@ -22,7 +22,7 @@ def cut(array: Float64, axis: int, start: int | None, stop: int | None, step: in
 
 
 def limited_slope(backward: Float64, forward: Float64) -> Float64:
-    """Monotonised central limiter: the central slope, at most twice each one-sided one, zero at an extremum."""
+    """Monotonized central limiter: the central slope, at most twice each one-sided one, zero at an extremum."""
     sign = np.copysign(0.5, backward) + np.copysign(0.5, forward)
     size = np.minimum(2.0 * np.minimum(np.abs(backward), np.abs(forward)), np.abs(0.5 * (backward + forward)))
     slope: Float64 = sign * size
@@ -61,7 +61,7 @@ def march(
 ) -> list[Float64]:
     """States at times 0, dt, ..., (num_frames - 1) dt by the two-stage strong-stability-preserving scheme.
 
-    limit(u): the largest stable step at this state. What is left of a frame is divided into equal steps, anew after
+    limit(u): the largest stable step at this state. What is left of a frame is divided into equal steps, again after
     each step, so that no sliver of a step remains at its end.
     """
     frames = [u]

@@ -17,7 +17,7 @@ import numpy as np
 
 from ups.errors import ConfigError, MachineError
 from ups.record.atomic import machine_error, sync_parents, temporary_name
-from ups.solvers.problem import Solution, cell_centres
+from ups.solvers.problem import Solution, cell_centers
 from ups.solvers.request import Request, make_request
 
 # task -> (file name, attribute of each parameter)
@@ -122,7 +122,7 @@ class PdebenchFile:
             file.attrs["config"] = _SETTINGS[request.task]
             return
         for axis in spec.axes:
-            file[f"{axis.name}-coordinate"] = cell_centres(points, axis.extent).astype(np.float32)
+            file[f"{axis.name}-coordinate"] = cell_centers(points, axis.extent).astype(np.float32)
         if request.task == "darcy2d":
             file.create_dataset("nu", (count, points, points), np.float32)
             file.create_dataset("tensor", (count, 1, points, points), np.float32)
@@ -138,7 +138,7 @@ class PdebenchFile:
         group.attrs["config"] = _SETTINGS[self._request.task]
         group["data"] = data
         for axis in task.spec.axes:
-            group[f"grid/{axis.name}"] = cell_centres(self._request.resolution, axis.extent).astype(np.float32)
+            group[f"grid/{axis.name}"] = cell_centers(self._request.resolution, axis.extent).astype(np.float32)
         group["grid/t"] = (task.start + task.spec.dt * np.arange(self._request.num_frames)).astype(np.float32)
 
     def __enter__(self) -> Self:
@@ -155,6 +155,6 @@ class PdebenchFile:
         except OSError as failure:
             raise machine_error(f"cannot write {self._path}", failure) from failure
         except RuntimeError as failure:  # what h5py raises if the disk is full when it flushes
-            raise MachineError(f"cannot write {self._path}: {failure}", hint="is there room on the disk?") from failure
+            raise MachineError(f"cannot write {self._path}: {failure}", hint="is there space on the disk?") from failure
         finally:
             self._temporary.unlink(missing_ok=True)

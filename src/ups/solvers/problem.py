@@ -126,10 +126,10 @@ def stored(
     )
 
 
-def cell_centres(resolution: int, extent: float) -> Float64:
+def cell_centers(resolution: int, extent: float) -> Float64:
     """(resolution,): the middle of each of `resolution` equal cells of [0, extent]."""
-    centres: Float64 = (np.arange(resolution, dtype=np.float64) + 0.5) * (extent / resolution)
-    return centres
+    centers: Float64 = (np.arange(resolution, dtype=np.float64) + 0.5) * (extent / resolution)
+    return centers
 
 
 def solver_points(resolution: int, minimum: int = 0) -> int:

@@ -1,7 +1,7 @@
 """From the solver's grid to the stored one, without aliasing: spectral truncation or cell averages.
 
 Smooth periodic fields are truncated (exact values of the kept modes), fields with steep fronts are averaged over the
-stored cells (no ringing, and integrals are kept to round-off). Stored values belong to cell centres in both cases.
+stored cells (no ringing, and integrals are kept to round-off). Stored values belong to cell centers in both cases.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ Complex128 = npt.NDArray[np.complex128]
 
 
 def half_cell_shift(modes: npt.NDArray[Any], resolution: int) -> Complex128:
-    """Phase of each integer mode that moves samples from the left end of a cell to its centre."""
+    """Phase of each integer mode that moves samples from the left end of a cell to its center."""
     phase: Complex128 = np.exp(1j * np.pi * modes / resolution)
     return phase
 
 
 def truncate_periodic_1d(coefficients: Complex128, num_points: int, resolution: int) -> Float64:
-    """(..., num_points // 2 + 1) rfft coefficients -> (..., resolution) values at cell centres.
+    """(..., num_points // 2 + 1) rfft coefficients -> (..., resolution) values at cell centers.
 
     Keeps modes below the Nyquist mode of the stored grid.
     """
@@ -44,7 +44,7 @@ def average_periodic_1d(coefficients: Complex128, num_points: int, resolution: i
 
 
 def truncate_periodic_2d(coefficients: Complex128, num_points: int, resolution: int) -> Float64:
-    """(..., num_points, num_points // 2 + 1) rfft2 coefficients -> (..., resolution, resolution) at cell centres."""
+    """(..., num_points, num_points // 2 + 1) rfft2 coefficients -> (..., resolution, resolution) at cell centers."""
     half = (resolution + 1) // 2
     rows = np.concatenate([np.arange(half), np.arange(-(half - 1), 0)])
     columns = np.arange(half)

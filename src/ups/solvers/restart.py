@@ -198,7 +198,7 @@ def _euler(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Se
     dx = spec.axes[0].extent / setting.points
     try:
         found = np.stack(euler.evolve(np.moveaxis(start, 1, -1), dx, dt, num_frames + 1, "open")[1:])  # (T, 3, N, n)
-    except ValueError:  # no stable step exists any more
+    except ValueError:  # no stable step exists anymore
         return np.full((len(given.frame), num_frames, *given.frame.shape[1:]), np.inf)
     stored = _regrid(np.moveaxis(found, -1, 0), given.frame.shape[-1], 1)  # (n, T, 3, R)
     density, velocity, pressure = euler.primitive(np.moveaxis(stored, 2, 0))
@@ -210,7 +210,7 @@ def _shallow_water(spec: TaskSpec, given: Given, dt: float, num_frames: int, set
     dx = spec.axes[0].extent / setting.points
     try:
         found = np.stack(shallow_water.evolve(start, dx, dt, num_frames + 1)[1:])  # (T, 3, N, N, n)
-    except ValueError:  # no stable step exists any more
+    except ValueError:  # no stable step exists anymore
         return np.full((len(given.frame), num_frames, *given.frame.shape[1:]), np.inf)
     return _regrid(np.moveaxis(found, -1, 0), given.frame.shape[-1], 2)
 
@@ -267,7 +267,7 @@ def _pad_2d(amplitudes: Complex128, points: int, wanted: int) -> Complex128:
 
 
 def _resample_cosine(fields: Float64, wanted: int) -> Float64:
-    """(..., N, N) at cell centres -> (..., wanted, wanted): cosine modes cut or padded with zeros."""
+    """(..., N, N) at cell centers -> (..., wanted, wanted): cosine modes cut or padded with zeros."""
     from scipy.fft import dctn, idctn
 
     points = fields.shape[-1]
@@ -306,7 +306,7 @@ def _refine(averages: Float64, factor: int, axis: int) -> Float64:
 
 
 def _linear_weights(cells: int, resolution: int) -> Float64:
-    """(resolution, cells): linear interpolation from coarse to fine cell centres, with zero on both ends."""
+    """(resolution, cells): linear interpolation from coarse to fine cell centers, with zero on both ends."""
     coarse = np.concatenate([[0.0], (np.arange(cells) + 0.5) / cells, [1.0]])
     fine = (np.arange(resolution) + 0.5) / resolution
     columns = [np.interp(fine, coarse, unit) for unit in np.eye(cells + 2)[1:-1]]

@@ -1,6 +1,6 @@
 """Shallow water in 2D between reflecting walls: finite volumes of second order.
 
-MUSCL reconstruction of depth and velocity with the monotonised central limiter, HLL fluxes with the transverse
+MUSCL reconstruction of depth and velocity with the monotonized central limiter, HLL fluxes with the transverse
 momentum carried by the mass flux, two-stage strong-stability-preserving Runge-Kutta, unsplit. The bed is flat and wet
 everywhere, so no dry states occur. Mass is kept to round-off: the flux through a wall is exactly zero.
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from ups.solvers.finite_volume import divergence, face_states, march, with_ghosts
-from ups.solvers.problem import Draws, Float64, Solution, cell_centres, solver_points, stored
+from ups.solvers.problem import Draws, Float64, Solution, cell_centers, solver_points, stored
 from ups.solvers.reduce import block_mean
 from ups.spec.task import TaskSpec
 
@@ -32,15 +32,15 @@ def swe2d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Sol
 
 
 def dam_break(draws: Draws, cells: int, extent: float) -> Float64:
-    """(3, X, Y, n) at rest: depth 1 outside, 1.2 to 2.5 inside a disc of random centre and radius.
+    """(3, X, Y, n) at rest: depth 1 outside, 1.2 to 2.5 inside a disc of random center and radius.
 
     A cell that the rim cuts holds the average over 4 x 4 points of it.
     """
-    x = cell_centres(4 * cells, extent)
-    centre = draws.uniform("centre", 2, 0.3, 0.7) * extent
+    x = cell_centers(4 * cells, extent)
+    center = draws.uniform("center", 2, 0.3, 0.7) * extent
     radius = draws.uniform("radius", 1, 0.1, 0.25)[:, 0] * extent
     inside_depth = draws.uniform("depth", 1, 1.2, 2.5)[:, 0]
-    squared = ((x - centre[:, :1]) ** 2)[:, :, None] + ((x - centre[:, 1:]) ** 2)[:, None, :]  # (n, 4X, 4Y)
+    squared = ((x - center[:, :1]) ** 2)[:, :, None] + ((x - center[:, 1:]) ** 2)[:, None, :]  # (n, 4X, 4Y)
     inside = block_mean((squared < radius[:, None, None] ** 2).astype(np.float64), cells, 2)
     depth = 1.0 + (inside_depth - 1.0) * np.moveaxis(inside, 0, -1)
     return np.stack([depth, np.zeros_like(depth), np.zeros_like(depth)])

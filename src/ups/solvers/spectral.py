@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups.errors import MissingExtraError
-from ups.solvers.problem import Draws, Float64, Solution, cell_centres, solver_points, stored
+from ups.solvers.problem import Draws, Float64, Solution, cell_centers, solver_points, stored
 from ups.solvers.reduce import (
     Complex128,
     average_periodic_1d,
@@ -44,11 +44,11 @@ Rollout = Callable[[Complex128, Float64, float, int, int], Complex128]
 
 
 def advection1d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Solution:
-    """Exact: two sines that move with speed beta, evaluated at the cell centres."""
+    """Exact: two sines that move with speed beta, evaluated at the cell centers."""
     parameters = draws.parameters(spec)
     amplitude, mode, phase = two_sines(draws)
     extent = spec.axes[0].extent
-    x = cell_centres(resolution, extent)
+    x = cell_centers(resolution, extent)
     time = spec.dt * np.arange(num_frames)
     moved = x[None, None, :] - parameters[:, 0, None, None] * time[None, :, None]  # (n, T, R)
     wave = amplitude[:, :, None, None] * np.sin(
@@ -78,7 +78,7 @@ def burgers(start: Float64, viscosity: Float64, dt: float, num_frames: int, subs
 
 
 def ks1d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Solution:
-    """Kuramoto-Sivashinsky from long waves of order one; the transient towards the attractor is discarded."""
+    """Kuramoto-Sivashinsky from long waves of order one; the transient toward the attractor is discarded."""
     extent = spec.axes[0].extent
     points = solver_points(resolution, KS_MIN_POINTS)
     x = np.arange(points) * (extent / points)
@@ -112,8 +112,8 @@ def reacdiff1d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -
     count = draws.integers("number of bumps", 1, 1, 3)
     height = draws.uniform("height", 3, 0.2, 1.0) * (np.arange(3) < count)
     width = draws.uniform("width", 3, 0.02, 0.05)
-    centre = draws.uniform("centre", 3)
-    angle = 2 * np.pi * (x - centre[:, :, None])
+    center = draws.uniform("center", 3)
+    angle = 2 * np.pi * (x - center[:, :, None])
     bumps = height[:, :, None] * np.exp((np.cos(angle) - 1.0) / (2 * np.pi * width[:, :, None]) ** 2)
     start = 1.0 - np.prod(1.0 - bumps, axis=1)  # overlapping bumps stay within [0, 1]
     coefficients = fisher_kpp(start, parameters, 1.0, spec.dt, num_frames)
@@ -139,7 +139,7 @@ def ns2d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Solu
         start, extent, NS_VISCOSITY, NS_DRAG, 1.0, spec.dt, num_frames, skipped=NS_SPIN_UP_FRAMES
     )
     state = truncate_periodic_2d(coefficients, points, resolution)[:, :, None]
-    y = cell_centres(resolution, extent)
+    y = cell_centers(resolution, extent)
     curl = -NS_FORCING_MODE * np.cos(NS_FORCING_MODE * y)
     static = np.broadcast_to(curl, (len(draws.numbers), 1, resolution, resolution))
     return stored(spec, resolution, draws.parameters(spec), state=state, static=np.asarray(static))

@@ -26,7 +26,7 @@ from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import read_store_attributes
 from ups.record.atomic import machine_error, write_file_atomically
 from ups.solvers.pdebench_files import PdebenchFile, pdebench_name
-from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Solution, Split, cell_centres
+from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Solution, Split, cell_centers
 from ups.solvers.request import Request
 from ups.solvers.summary import Summary
 from ups.solvers.workers import Job, chunk_file, read_chunk, run_jobs
@@ -77,7 +77,7 @@ def generate(
         sweeps = [_Sweep(request, out, format, overwrite) for request in requests]
         for sweep in sweeps:
             stack.enter_context(sweep.lock())
-        _check_room(out, [s for s in sweeps if not s.kept])
+        _check_space(out, [s for s in sweeps if not s.kept])
         return _run(sweeps, num_processes, on_progress)
 
 
@@ -185,7 +185,7 @@ class _Sweep:
         """Write the final file once every chunk is committed."""
         if self.done < self.total or self._generated is not None:
             return
-        summary = self._summarise()
+        summary = self._summarize()
         provenance = {
             "generator": GENERATOR,
             "version": GENERATOR_VERSION,
@@ -219,11 +219,11 @@ class _Sweep:
             if solution is None:
                 raise DataError(
                     f"chunk {chunk.number} of {chunk.split} of {self.path} was damaged after it was committed",
-                    hint="run the same command again: it will be solved anew",
+                    hint="run the same command again: it will be solved again",
                 )
             yield chunk.split, solution
 
-    def _summarise(self) -> dict[str, Any]:
+    def _summarize(self) -> dict[str, Any]:
         summaries: dict[str, Summary] = {}
         for split, solution in self._solutions():
             summaries.setdefault(split, Summary(self.request.bench_task.spec)).add(solution)
@@ -231,7 +231,7 @@ class _Sweep:
 
     def _write_store(self, provenance: dict[str, Any]) -> None:
         task = self.request.bench_task
-        coordinates = [cell_centres(self.request.resolution, axis.extent) for axis in task.spec.axes]
+        coordinates = [cell_centers(self.request.resolution, axis.extent) for axis in task.spec.axes]
         times = task.start + task.spec.dt * np.arange(self.request.num_frames)
         with StoreWriter(
             self.path,
@@ -268,7 +268,7 @@ def _check_packages() -> None:
             raise MissingExtraError.of("generate", package, "`ups data generate`")
 
 
-def _check_room(out: Path, sweeps: list[_Sweep]) -> None:
+def _check_space(out: Path, sweeps: list[_Sweep]) -> None:
     # Chunks and the final file exist together until the commit; tasks are finished one after the other.
     needed = sum(s.request.num_bytes() for s in sweeps) + max((s.request.num_bytes() for s in sweeps), default=0)
     free = shutil.disk_usage(out).free

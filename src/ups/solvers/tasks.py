@@ -3,7 +3,7 @@
 A package adds one by announcing a `SolverTask` in the entry point group `ups.tasks`, as ours are.
 
 What the equations leave open was chosen so that something happens within the stored frames and the stored grid
-resolves it; each choice is written beside it here and in docs/benchmark-tasks.md.
+resolves it; each choice is written next to it here and in docs/benchmark-tasks.md.
 """
 
 from __future__ import annotations

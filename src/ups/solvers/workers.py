@@ -104,7 +104,7 @@ def _start_worker() -> None:
 
 
 def _leave_with_parent() -> None:
-    # A pool's worker waits for ever for its next job if the parent was killed.
+    # A pool's worker waits forever for its next job if the parent was killed.
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

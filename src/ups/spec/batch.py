@@ -54,7 +54,7 @@ class Batch:
     coordinates: one (n,) float64 tensor per axis, shared by the batch.
     numbers (B,) int64, always on the CPU: window numbers, the key (with seed and step) of every random draw for a
     sample, made on the host so that all devices see the same draws.
-    stage_step: the optimiser step this batch belongs to; with `numbers` it keys randomness.
+    stage_step: the optimizer step this batch belongs to; with `numbers` it keys randomness.
     """
 
     task: TaskSpec

@@ -17,7 +17,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 
 def mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64: a bijection of 64-bit words in which every input bit reaches every output bit."""
+    """The finalizer of SplitMix64: a bijection of 64-bit words in which every input bit reaches every output bit."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))

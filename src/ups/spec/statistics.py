@@ -1,4 +1,4 @@
-"""Normalisation statistics of one task: computed by `ups.data.normalize`, applied by the models, kept in bundles."""
+"""Normalization statistics of one task: computed by `ups.data.normalize`, applied by the models, kept in bundles."""
 
 from __future__ import annotations
 

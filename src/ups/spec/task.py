@@ -1,6 +1,6 @@
 """What a task is: fields, axes, boundaries, parameters, time. Everything a model may be conditioned on.
 
-A `TaskSpec` is written into stores and bundles as JSON and read back from files of strangers, so the checks here are
+A `TaskSpec` is written into stores and bundles as JSON and read back from untrusted files, so the checks here are
 strict: names, counts and numbers are bounded, and a mistake is a `DataError` that names it.
 """
 
@@ -89,7 +89,7 @@ class FieldSpec:
 class AxisSpec:
     """One spatial axis: its name, what happens at its two ends, and its length in `unit`.
 
-    boundary `unknown`: the data do not tell, so the axis is not treated as periodic and a model is told nothing.
+    boundary `unknown`: the data do not say, so the axis is not treated as periodic and a model is told nothing.
     """
 
     name: str

@@ -29,7 +29,7 @@ ADVICE: dict[str, str] = {
     "result; start the run again, it goes on from the last whole checkpoint.",
     "supervisor_died": "The supervisor was killed, and all ranks with it. Start the same command again: it resumes.",
     "supervisor_error": "The supervisor itself met an error and ended all ranks; the message is in the verdict. "
-    "Start the same command again: it resumes. If it is no lack of room or of processes, please report it.",
+    "Start the same command again: it resumes. If it is no lack of space or of processes, please report it.",
     "config": "Correct the recipe; `ups config check RECIPE` tests it without starting anything.",
     "plugin": "Repair or install the package that is named; `ups --version --verbose` lists all parts.",
     "recipe_changed": "Bring config.yaml of the run back as it was, or start a new run with the new recipe: "
@@ -38,13 +38,13 @@ ADVICE: dict[str, str] = {
     "data_changed": "Bring the data back as it was, or start a new run on the new data: --set run.dir=PATH. "
     "`ups data validate` reads every byte.",
     "statistics_changed": "Bring statistics.json of the run back as it was, or start a new run: --set run.dir=PATH.",
-    "disk_full": "Free some room where the run is written and start the same command again: it goes on from the last "
+    "disk_full": "Free some space where the run is written and start the same command again: it goes on from the last "
     "checkpoint.",
     "environment": "The machine lacks something: see the message; `ups doctor` checks all of it before a run.",
     "missing_extra": "Install the extra that the message names.",
     "distributed": "See the message and the logs of all ranks; `ups doctor` tries each step of the start alone.",
     "training": "Lower the learning rate, use float32, or look at the data: the loss left the finite numbers.",
-    "checkpoint": "Check room and permissions where checkpoints are written.",
+    "checkpoint": "Check space and permissions where checkpoints are written.",
     "foreign_checkpoint": "Somebody copied, renamed or replaced a checkpoint in this run directory. Remove the one "
     "that is named and start the same command again: it goes on from the one before it.",
     "integrity": "Bytes on disk changed after they were written. Check the disk; an older checkpoint is used instead.",

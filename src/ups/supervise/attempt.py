@@ -22,9 +22,9 @@ from ups.supervise import evidence, stacks
 from ups.supervise.collectives import CollectiveLog, Mismatch
 from ups.supervise.deadlines import SECTIONS, PhaseTimes
 from ups.supervise.fault import Fault
-from ups.supervise.first_cause import Sighting, clean, exit_code_for, first_cause, position, sightings
+from ups.supervise.first_cause import RankEnd, clean, exit_code_for, first_cause, position, rank_ends
 from ups.supervise.launcher import Launcher
-from ups.supervise.memory import MemoryKills
+from ups.supervise.oom_kills import OomKills
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
 from ups.supervise.standstill import Standstill, StandstillWatch
@@ -35,7 +35,7 @@ _CAUSE_SECONDS = 15.0
 
 
 @dataclass(slots=True)
-class Wish:
+class StopRequest:
     """Somebody asked the run to leave: `number` is the signal, 0 for nobody; `urgent` means now."""
 
     number: int = 0
@@ -61,7 +61,7 @@ class Outcome:
 class _Verdict:
     """Why the supervisor itself ends the attempt."""
 
-    sighting: Sighting
+    rank_end: RankEnd
     noticed_after_seconds: float = 0.0
     # Where the rank stood when it was looked at; the place of the fault if the rank itself recorded none.
     stood_at: str = "-"
@@ -75,7 +75,7 @@ class Attempt:
     number: int
     box_dir: Path
     overrides: Mapping[str, int]
-    wish: Wish
+    stop_request: StopRequest
     say: Callable[[str], None]
     notice: Callable[[dict[str, Any]], None]
     on_look: Callable[[list[RankView]], None] = lambda views: None
@@ -86,7 +86,7 @@ class Attempt:
     _named: dict[tuple[int, int], float] = field(default_factory=dict)
     _asked_ns: int = 0
     _asked: set[int] = field(default_factory=set)
-    _memory_kills: MemoryKills = field(default_factory=MemoryKills)
+    _oom_kills: OomKills = field(default_factory=OomKills)
     _training_wall: float | None = None
     _times: PhaseTimes = field(init=False)
     _collectives: CollectiveLog = field(default_factory=CollectiveLog)
@@ -97,7 +97,7 @@ class Attempt:
         self._times = PhaseTimes(self.options.deadlines)
         run_dir = self.options.run_dir
         self._views = [RankView(run_dir, self.box_dir, self.number, rank) for rank in range(self.options.ranks)]
-        self._memory_kills.look(time.monotonic())
+        self._oom_kills.look(time.monotonic())
         launcher = Launcher(self.options, self.number, self.box_dir, self.overrides)
         try:
             return self._watch(launcher)
@@ -122,8 +122,8 @@ class Attempt:
             if any(view.failed or (view.exit is not None and not clean(view)) for view in self._views):
                 return self._failed(launcher, None)
             now = time.monotonic()
-            self._memory_kills.look(now)
-            if self.wish.number and self._pass_on_wish(now):
+            self._oom_kills.look(now)
+            if self.stop_request.number and self._forward_stop_request(now):
                 return self._failed(launcher, self._stuck_in_section(now))
             if now >= next_look:
                 next_look = now + _STANDSTILL_EVERY_SECONDS
@@ -151,7 +151,7 @@ class Attempt:
         while launcher.will_end() and time.monotonic() < deadline:
             time.sleep(0.02)
         state = "finished" if all(view.finished for view in self._views) else "left"
-        broken = self._broken_wrapper(launcher) if state == "left" and not self.wish.number else None
+        broken = self._broken_wrapper(launcher) if state == "left" and not self.stop_request.number else None
         if broken is not None:
             return self._failed(launcher, broken)
         return self._outcome(state, None, launcher.end())
@@ -169,11 +169,11 @@ class Attempt:
             how = f"was killed by {signal_name(-code)}" if code < 0 else f"failed with exit code {code}"
             message = f"ranks left although nobody asked the supervisor, and the wrapper of rank {view.rank} {how}"
             step, phase = position(view)
-            cause = "out_of_memory" if code == -signal.SIGKILL and self._memory_kills.happened() else "launcher_failed"
-            return _Verdict(Sighting(view.rank, time.monotonic_ns(), cause, step, phase, message=message))
+            cause = "out_of_memory" if code == -signal.SIGKILL and self._oom_kills.happened() else "launcher_failed"
+            return _Verdict(RankEnd(view.rank, time.monotonic_ns(), cause, step, phase, message=message))
         return None
 
-    def _pass_on_wish(self, now: float) -> bool:
+    def _forward_stop_request(self, now: float) -> bool:
         """Tell each rank once, also those that only come up now, to save and leave; True when their time is over.
 
         A rank in a save or an evaluation can only leave after it: it gets what that usually takes, and no more than
@@ -183,7 +183,7 @@ class Attempt:
         waiting = {view.pid for view in self._views if view.alive and view.pid} - self._asked
         process_tree.send(waiting, signal.SIGTERM)
         self._asked |= waiting
-        if self.wish.urgent:
+        if self.stop_request.urgent:
             return True
         asked_for = now - self._asked_ns / 1e9
         return asked_for > self.options.deadlines.grace_seconds and not self._somebody_must_finish(asked_for)
@@ -196,7 +196,7 @@ class Attempt:
         """Who did not leave in time because of its save or evaluation; None for all others, and if it was urgent."""
         inside = [view for view in self._views if view.alive and view.last and view.last.phase in SECTIONS]
         asked_for = now - self._asked_ns / 1e9
-        if not inside or self.wish.urgent:
+        if not inside or self.stop_request.urgent:
             return None
         places = stacks.capture(self._views, native=False)
         view = next((view for view in inside if not evidence.waits_for_peers(view)), inside[0])
@@ -204,15 +204,15 @@ class Attempt:
         step, phase = position(view)
         at = places[view.rank].short() if view.rank in places else "-"
         message = f"asked to leave {asked_for:.0f} s ago, and in {phase} for {now - view.last.time_ns / 1e9:.0f} s"
-        sighting = Sighting(view.rank, time.monotonic_ns(), f"deadline({phase})", step, phase, at, message=message)
-        return _Verdict(sighting, asked_for)
+        rank_end = RankEnd(view.rank, time.monotonic_ns(), f"deadline({phase})", step, phase, at, message=message)
+        return _Verdict(rank_end, asked_for)
 
     def _late_start(self, seconds: float) -> _Verdict | None:
         missing = [view for view in self._views if view.reader is None and view.alive]
         if not missing or seconds < self.options.deadlines.start_seconds:
             return None
         message = f"{len(missing)} of {self.options.ranks} ranks did not come up in {seconds:.0f} s"
-        return _Verdict(Sighting(missing[0].rank, time.monotonic_ns(), "deadline(init)", 0, "init", message=message))
+        return _Verdict(RankEnd(missing[0].rank, time.monotonic_ns(), "deadline(init)", 0, "init", message=message))
 
     def _standing_still(self, watch: StandstillWatch) -> _Verdict | None:
         found = watch.look(self._views, time.monotonic_ns())
@@ -241,8 +241,8 @@ class Attempt:
         step, phase = position(view)
         usual = "never seen before" if found.usual_seconds is None else f"usually {found.usual_seconds:.3g} s"
         message = f"no progress for {found.seconds:.1f} s in {phase} ({usual})"
-        sighting = Sighting(view.rank, found.record.time_ns, found.cause, step, phase, at, message=message)
-        return _Verdict(sighting, self._named[key])
+        rank_end = RankEnd(view.rank, found.record.time_ns, found.cause, step, phase, at, message=message)
+        return _Verdict(rank_end, self._named[key])
 
     def _who_is_not_waiting(self, found: Standstill) -> RankView:
         """Among ranks that are level, the one whose own stack is not inside a collective."""
@@ -270,7 +270,7 @@ class Attempt:
             f"its peers {found.expected} of step {found.expected_step}"
         )
         name = found.operation.replace(" ", "")
-        sighting = Sighting(
+        rank_end = RankEnd(
             found.rank,
             found.time_ns,
             f"collective_mismatch({name})",
@@ -279,7 +279,7 @@ class Attempt:
             message=message,
         )
         at = places[found.rank].short() if found.rank in places else "-"
-        return _Verdict(sighting, (noticed_ns - found.time_ns) / 1e9, at)
+        return _Verdict(rank_end, (noticed_ns - found.time_ns) / 1e9, at)
 
     def _failed(self, launcher: Launcher, own: _Verdict | None) -> Outcome:
         """Gather what all ranks have to say, end them, and find the first cause."""
@@ -292,8 +292,8 @@ class Attempt:
         for view in self._views:
             view.refresh()
         down_ns = time.monotonic_ns()
-        oom = self._memory_kills.happened()
-        found = sightings(self._views, out_of_memory_kill=oom, ended_ns=ended_ns)
+        oom = self._oom_kills.happened()
+        found = rank_ends(self._views, out_of_memory_kill=oom, ended_ns=ended_ns)
         first = self._choose(own, found)
         if first is None:
             return self._outcome("left", None, orphans)
@@ -320,27 +320,27 @@ class Attempt:
             time.sleep(0.02)
 
     def _only_consequences(self) -> bool:
-        found = sightings(self._views, out_of_memory_kill=False, ended_ns=None)
-        return bool(found) and all(sighting.cascade for sighting in found)
+        found = rank_ends(self._views, out_of_memory_kill=False, ended_ns=None)
+        return bool(found) and all(rank_end.cascade for rank_end in found)
 
-    def _choose(self, own: _Verdict | None, found: list[Sighting]) -> Sighting | None:
+    def _choose(self, own: _Verdict | None, found: list[RankEnd]) -> RankEnd | None:
         if own is not None:
             # What the watch saw is the cause, unless a rank recorded its own reason before that.
-            earlier = [s for s in found if not s.cascade and s.time_ns < own.sighting.time_ns]
+            earlier = [s for s in found if not s.cascade and s.time_ns < own.rank_end.time_ns]
             return earlier[0] if earlier else self._placed(own, found)
         if self._asked_ns:
             # Asked to leave: dying of that very signal, or with a peer that did, is obedience and no fault.
             found = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
         return first_cause(found)
 
-    def _placed(self, own: _Verdict, found: list[Sighting]) -> Sighting:
+    def _placed(self, own: _Verdict, found: list[RankEnd]) -> RankEnd:
         """A mismatch is seen from outside; the place is where the rank itself then failed, or stood."""
-        if own.sighting.at != "-":
-            return own.sighting
-        places = [s.at for s in found if s.rank == own.sighting.rank and s.at != "-"]
-        return replace(own.sighting, at=places[0] if places else own.stood_at)
+        if own.rank_end.at != "-":
+            return own.rank_end
+        places = [s.at for s in found if s.rank == own.rank_end.rank and s.at != "-"]
+        return replace(own.rank_end, at=places[0] if places else own.stood_at)
 
-    def _fault(self, first: Sighting, found: list[Sighting], noticed: float, down: float) -> Fault:
+    def _fault(self, first: RankEnd, found: list[RankEnd], noticed: float, down: float) -> Fault:
         commit = self.find_commit()
         view = self._views[first.rank]
         return Fault(

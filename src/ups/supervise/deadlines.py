@@ -1,4 +1,4 @@
-"""How long a phase may take: learnt from the run, declared by the rank, or a floor. Slow is not dead.
+"""How long a phase may take: learned from the run, declared by the rank, or a floor. Slow is not dead.
 
 Two levels. After `name` seconds without progress the slowest rank is named and every rank's stack is taken; nothing is
 killed. After `kill` seconds the attempt ends. Saves and evaluations are learned like the phases of the loop, with
@@ -58,7 +58,7 @@ class Deadlines:
     # From the start of the launcher until every rank has opened its black box.
     start_seconds: float = 300.0
     # How long ranks get after SIGTERM to save and leave. A save or an evaluation that is known to take longer gets
-    # `name_factor` times that, at most `leave_seconds`: whoever asked does not wait for ever, and a save that is stuck
+    # `name_factor` times that, at most `leave_seconds`: whoever asked does not wait forever, and a save that is stuck
     # must not hold up the end. Where nothing is known: half as much again as the grace.
     grace_seconds: float = 60.0
     leave_seconds: float = 600.0
@@ -77,7 +77,7 @@ class Deadlines:
 class PhaseTimes:
     """What each phase took so far in this attempt, over all ranks of this host.
 
-    For each stage of training anew: another stage reads other files and may unroll many steps.
+    Separately for each stage of training: another stage reads other files and may unroll many steps.
     """
 
     rules: Deadlines
@@ -105,7 +105,7 @@ class PhaseTimes:
         )
 
     def leave_seconds(self, record: Record) -> float:
-        """How long after the wish to leave a rank may stay in the phase of `record`."""
+        """How long after the request to leave a rank may stay in the phase of `record`."""
         rules = self.rules
         if record.phase not in SECTIONS:
             return rules.grace_seconds

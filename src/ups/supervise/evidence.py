@@ -1,6 +1,6 @@
 """What a person needs to believe the one line: where all ranks were, their memory, their last words.
 
-Gathered while the ranks still live, and kept beside the failure records as `failures/attempt_N/evidence.json`.
+Gathered while the ranks still live, and kept next to the failure records as `failures/attempt_N/evidence.json`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def write(
     }
     with contextlib.suppress(UpsError, OSError):
         path = run_dir / "failures" / f"attempt_{attempt}" / "evidence.json"
-        if run_dir.is_dir():  # one that was moved away is not made anew for this
+        if run_dir.is_dir():  # one that was moved away is not made again for this
             path.parent.mkdir(parents=True, exist_ok=True)
         write_file_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
 

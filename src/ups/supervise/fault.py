@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from ups.record.foreign import is_number, is_whole
+from ups.record.untrusted_files import is_number, is_whole
 
 # The keys of `ups why --json`, in this order; the rest of a fault is evidence.
 KEYS = (
@@ -93,7 +93,7 @@ class Fault:
 
     @staticmethod
     def is_document(value: object) -> bool:
-        """Whether `value` has the documented keys, each of its kind: it may come from a stranger's file."""
+        """Whether `value` has the documented keys, each of its kind: it may come from an untrusted file."""
         whole = ("attempt", "rank", "world", "step", "lost_steps")
         numbers = ("time_wall", "noticed_after_seconds", "down_after_seconds")
         texts = ("host", "phase", "cause", "at", "action", "log", "message", "hint", "evidence")

@@ -18,7 +18,7 @@ from ups.supervise.rank_view import RankView
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class RankEnd:
     """What one rank's death looks like. `exit_code` is what `ups train` returns for this cause."""
 
     rank: int
@@ -45,22 +45,20 @@ class Sighting:
         }
 
 
-def sightings(views: Sequence[RankView], *, out_of_memory_kill: bool, ended_ns: int | None) -> list[Sighting]:
+def rank_ends(views: Sequence[RankView], *, out_of_memory_kill: bool, ended_ns: int | None) -> list[RankEnd]:
     """Every death that was not our own doing, first by time; `ended_ns` is when the supervisor began to end ranks."""
-    found = [s for view in views if (s := _sighting(view, out_of_memory_kill, ended_ns)) is not None]
-    return sorted(found, key=lambda sighting: sighting.time_ns)
+    found = [s for view in views if (s := _rank_end(view, out_of_memory_kill, ended_ns)) is not None]
+    return sorted(found, key=lambda rank_end: rank_end.time_ns)
 
 
-def first_cause(found: Sequence[Sighting]) -> Sighting | None:
+def first_cause(found: Sequence[RankEnd]) -> RankEnd | None:
     """The first death that is no consequence. Where all are, they lost each other for a reason nobody saw."""
     if not found:
         return None
     first = causes.causes_first(found)[0]
     if not first.cascade:
         return first
-    return Sighting(
-        first.rank, first.time_ns, "connection_lost", first.step, first.phase, first.at, True, first.message
-    )
+    return RankEnd(first.rank, first.time_ns, "connection_lost", first.step, first.phase, first.at, True, first.message)
 
 
 def position(view: RankView) -> tuple[int, str]:
@@ -68,14 +66,14 @@ def position(view: RankView) -> tuple[int, str]:
     return (0, Phase.INIT.label) if view.last is None else (view.last.step, view.last.phase.label)
 
 
-def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) -> Sighting | None:
+def _rank_end(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) -> RankEnd | None:
     failure, ended = view.failure(), view.exit
     step, phase = position(view)
     if failure is not None:
         cause, message = str(failure["cause"]), str(failure["message"])
         if cause == "worker_killed(SIGKILL)" and out_of_memory_kill:
             message += "; the kernel's oom_kill counter moved"
-        return Sighting(
+        return RankEnd(
             view.rank,
             int(failure["time_monotonic_ns"]),
             cause,
@@ -98,7 +96,7 @@ def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
         return _killed_for_memory(view, ended)
     if ended.get("not_started") or ended.get("wrapper_failed"):
         text = str(ended.get("not_started") or ended["wrapper_failed"])
-        return Sighting(view.rank, time_ns, "launcher_failed", step, phase, message=text[:500])
+        return RankEnd(view.rank, time_ns, "launcher_failed", step, phase, message=text[:500])
     if name == "signal":
         frame = view.crash_location()
         at = frame.short() if frame else "-"
@@ -108,15 +106,15 @@ def _sighting(view: RankView, out_of_memory_kill: bool, ended_ns: int | None) ->
         elif code == -6 and causes.is_cascade_text(log):
             cascade = True  # a communication library gave up on a peer and aborted the process
         message = _last_words(log) or message
-    return Sighting(view.rank, time_ns, cause, step, phase, at, cascade, message, "", exit_code_for(cause))
+    return RankEnd(view.rank, time_ns, cause, step, phase, at, cascade, message, "", exit_code_for(cause))
 
 
-def _killed_for_memory(view: RankView, ended: dict[str, Any]) -> Sighting:
+def _killed_for_memory(view: RankView, ended: dict[str, Any]) -> RankEnd:
     what = ended.get("not_started") or ended.get("message")
     message = "the kernel's oom_kill counter moved while this rank was killed" + (f": {what}" if what else "")
     step, phase = position(view)
     time_ns, code = int(ended["time_monotonic_ns"]), exit_code_for("out_of_memory")
-    return Sighting(view.rank, time_ns, "out_of_memory", step, phase, message=message, exit_code=code)
+    return RankEnd(view.rank, time_ns, "out_of_memory", step, phase, message=message, exit_code=code)
 
 
 def clean(view: RankView) -> bool:

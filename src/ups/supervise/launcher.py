@@ -25,7 +25,7 @@ from ups.supervise.options import Options
 TOKEN_VARIABLE = "UPS_SUPERVISOR_TOKEN"  # noqa: S105 - a mark, not a secret
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory with a random name is made inside
 _PREFIX = "ups-box"
-_BOX_BYTES = 2**20  # a ring, what a rank says when it fails, and some room
+_BOX_BYTES = 2**20  # a ring, what a rank says when it fails, and some space
 _LAUNCH_VARIABLES = frozenset(
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME")
 ) | frozenset(("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
@@ -46,7 +46,7 @@ class Launcher:
             rendezvous = options.rendezvous.variables(box_dir)
         except OSError as error:
             raise MachineError(
-                f"cannot start ranks: {error}", hint="check room and permissions of the run directory and of /dev/shm"
+                f"cannot start ranks: {error}", hint="check space and permissions of the run directory and of /dev/shm"
             ) from error
         environment = {
             **{name: value for name, value in os.environ.items() if not _of_another_launcher(name)},
@@ -124,7 +124,7 @@ def _start(command: list[str], environment: dict[str, str], log: IO[bytes]) -> s
 
 
 def _of_another_launcher(name: str) -> bool:
-    """Whether a variable tells of a launcher around the supervisor, which these ranks must not take for their own."""
+    """Whether a variable shows a launcher around the supervisor, which these ranks must not take for their own."""
     return name in _LAUNCH_VARIABLES or name.startswith("TORCHELASTIC_")
 
 
@@ -143,7 +143,11 @@ def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
 def make_box_root(run_dir: Path, ranks: int) -> Path:
     """A directory for the rings: shared memory where there is enough, else inside the run."""
     sweep_box_roots()
-    if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK) and _room(_SHARED_MEMORY) >= ranks * _BOX_BYTES:
+    if (
+        _SHARED_MEMORY.is_dir()
+        and os.access(_SHARED_MEMORY, os.W_OK)
+        and _space_for(_SHARED_MEMORY) >= ranks * _BOX_BYTES
+    ):
         root = _SHARED_MEMORY / f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
         root.mkdir(mode=0o700)  # fails if somebody else has made it
     else:
@@ -153,7 +157,7 @@ def make_box_root(run_dir: Path, ranks: int) -> Path:
     return root
 
 
-def _room(directory: Path) -> int:
+def _space_for(directory: Path) -> int:
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
 

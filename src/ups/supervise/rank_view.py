@@ -17,8 +17,8 @@ from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Mark, Record, ring_path
 from ups.record.causes import signal_name
 from ups.record.failure import failure_stem, read_failure
-from ups.record.foreign import read_end, read_object
 from ups.record.location import Frame, location_of_dump
+from ups.record.untrusted_files import read_end, read_object
 
 _TAIL_BYTES = 16_384
 # A wrapper writes within milliseconds of the death; on an overloaded host it may take longer.

@@ -36,7 +36,7 @@ class Rendezvous:
             raise ConfigError("a rendezvous over TCP needs an address and a port", hint="give both, or neither")
 
     def variables(self, box_dir: Path) -> dict[str, str]:
-        """What every rank is told. Makes a new directory each time, so that no attempt meets the file of another."""
+        """What every rank gets. Makes a new directory each time, so that no attempt meets the file of another."""
         url = f"tcp://{self.address}:{self.port}"
         if not self.address:
             folder = tempfile.mkdtemp(prefix="rendezvous-", dir=box_dir.absolute())

@@ -1,7 +1,7 @@
 """Go on or stop after a fault: the one place that decides. Pure arithmetic on what happened so far.
 
 - A fault that would come again (a wrong recipe, a missing package) is not tried again.
-- At most `max_restarts` since the last new commit; a new commit is progress and starts the count anew.
+- At most `max_restarts` since the last new commit; a new commit is progress and starts the count again.
 - The same fault (cause, place, step) three times without progress stops the run: it is a bug, not bad luck.
 - Out of memory is a cause with a cure: half the micro-batch, the same global batch.
 """
@@ -46,7 +46,7 @@ class Decision:
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """The memory of the run. `micro_batch` is what a rank forwards at once now; 0 where nobody told."""
+    """The memory of the run. `micro_batch` is what a rank forwards at once now; 0 where it is not known."""
 
     max_restarts: int = 3
     micro_batch: int = 0

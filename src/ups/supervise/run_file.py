@@ -16,9 +16,9 @@ from typing import Any
 
 from ups.errors import ConfigError, UpsError
 from ups.record import process_tree
-from ups.record.foreign import is_number, is_whole, load_object
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
+from ups.record.untrusted_files import is_number, is_whole, load_object
 from ups.supervise.fault import Fault
 
 FORMAT_VERSION = 1
@@ -200,7 +200,7 @@ def _supervisor_is_gone(document: dict[str, Any]) -> bool:
     if document.get("host") != os.uname().nodename:
         return False
     pid: int = document.get("supervisor_pid", 0)
-    # A number can be given to a new process; its start time tells the two apart.
+    # A number can be given to a new process; its start time distinguishes the two.
     return not process_tree.is_alive(pid) or _start_time(pid) != document.get("supervisor_started")
 
 
@@ -231,7 +231,7 @@ def _read_or_none(path: Path) -> dict[str, Any] | None:
 
 
 def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Each part that readers rely on, and whether it is what it should be: the file may be a stranger's."""
+    """Each part that readers rely on, and whether it is what it should be: the file may be untrusted."""
     get = document.get
     for name in ("name", "state", "cause", "verdict", "blackbox_dir"):
         yield name, isinstance(get(name), str) and "\0" not in document[name]

@@ -62,7 +62,7 @@ def _location_of_spy(text: str) -> Frame | None:
 
 
 def _spy(views: Sequence[RankView], native: bool) -> dict[int, str]:
-    # Beside the interpreter first: a virtual environment need not be on the PATH.
+    # Next to the interpreter first: a virtual environment need not be on the PATH.
     program = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
     if program is None:
         return {}

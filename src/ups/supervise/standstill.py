@@ -61,7 +61,7 @@ class StandstillWatch:
     def look(self, views: Sequence[RankView], now_ns: int) -> Standstill | None:
         """The rank that stands still, if one does; None is the usual answer.
 
-        After a pause of the whole job (a frozen container, a suspended allocation) time begins anew for all.
+        After a pause of the whole job (a frozen container, a suspended allocation) time begins again for all.
         """
         if self._looked_ns and now_ns - self._looked_ns > _FROZEN_SECONDS * 1e9:
             self._awake_since_ns = now_ns
@@ -118,11 +118,11 @@ class StandstillWatch:
         return self._standstill(view, now_ns, "stopped(SIGSTOP)", True, [view])
 
     def _moves(self, view: RankView, issued: int, now_ns: int) -> bool:
-        """Whether a rank was heard of lately, or is busy with something whose time is not over.
+        """Whether a rank has written a record lately, or is busy with something whose time is not over.
 
         A declared time excuses only who may be waited for. A rank that has issued more collectives than another
         (`issued` is the least of all) has done its part in all that the other can wait for: it waits itself, be it in
-        an evaluation. What those who wait have learnt about their waiting does not count: one long save would excuse
+        an evaluation. What those who wait have learned about their waiting does not count: one long save would excuse
         every later standstill.
         """
         if view.last is None:
@@ -135,7 +135,7 @@ class StandstillWatch:
     def _slow_section(self, moving: Sequence[RankView], now_ns: int) -> Standstill | None:
         """The rank to name where all who are waited for are in declared phases, and longer than is usual; not to end.
 
-        `moving` holds no rank then that was heard of lately: the limits for naming are never below that floor.
+        `moving` holds no rank then that has written a record lately: the limits for naming are never below that floor.
         """
         if not all(self._over(view, now_ns) for view in moving):
             return None

@@ -23,26 +23,26 @@ from typing import Any
 
 from ups.errors import RunDirectoryLostError, UpsError
 from ups.record import process_tree
-from ups.record.foreign import printable
 from ups.record.held_directory import HeldDirectory
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.open_files import raise_open_files
-from ups.supervise.attempt import Attempt, Outcome, Wish
+from ups.record.untrusted_files import printable
+from ups.supervise.attempt import Attempt, Outcome, StopRequest
 from ups.supervise.checkpoints import Found, find_usable
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.launcher import make_box_root
 from ups.supervise.options import Options
+from ups.supervise.output_thread import OutputThread
 from ups.supervise.proof import missing_proof
 from ups.supervise.rank_view import RankView
 from ups.supervise.restart import MICRO_BATCH, RestartPolicy
 from ups.supervise.run_file import RunFile
 from ups.supervise.run_lock import hold_run
-from ups.supervise.speaker import Speaker
 
 PREEMPTED, INTERRUPTED = 143, 130
-_WISHES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SAME_WISH_SECONDS = 0.5
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SAME_REQUEST_SECONDS = 0.5
 
 
 def supervise(options: Options, say: Callable[[str], None] | None = None) -> int:
@@ -59,14 +59,14 @@ def supervise_held(options: Options, say: Callable[[str], None] | None = None) -
     """The same for who holds the run already (`run_lock.hold_run`)."""
     with (
         contextlib.closing(HeldDirectory(options.run_dir)) as held,
-        _listen() as wish,
-        Speaker(say or _print) as speaker,
+        _listen() as stop_request,
+        OutputThread(say or _print) as output,
     ):
         process_tree.adopt_orphans()
         raise_open_files()  # inherited by every rank and loader worker
         box_root = make_box_root(options.run_dir, options.ranks)
         try:
-            return _Supervision(options, wish, box_root, speaker.say, held).run()
+            return _Supervision(options, stop_request, box_root, output.say, held).run()
         finally:
             process_tree.adopt_orphans(False)
             shutil.rmtree(box_root, ignore_errors=True)
@@ -74,11 +74,16 @@ def supervise_held(options: Options, say: Callable[[str], None] | None = None) -
 
 class _Supervision:
     def __init__(
-        self, options: Options, wish: Wish, box_root: Path, say: Callable[[str], None], held: HeldDirectory
+        self,
+        options: Options,
+        stop_request: StopRequest,
+        box_root: Path,
+        say: Callable[[str], None],
+        held: HeldDirectory,
     ) -> None:
         self._options = options
         self._held = held
-        self._wish = wish
+        self._stop_request = stop_request
         self._box_root = box_root
         self._say = say
         self._file = RunFile(options.run_dir)
@@ -142,11 +147,11 @@ class _Supervision:
         self._file.save()
         self._mirror.follow(number)
         attempt = Attempt(
-            replace(self._options, environment={**self._options.environment, **self._told(found)}),
+            replace(self._options, environment={**self._options.environment, **self._reported(found)}),
             number,
             box_dir,
             document["overrides"],
-            self._wish,
+            self._stop_request,
             self._say,
             self._notice,
             self._look,
@@ -174,7 +179,7 @@ class _Supervision:
             self._file.document["identity"] = self._identity.to_json()
             self._file.save()
 
-    def _told(self, found: Found) -> dict[str, str]:
+    def _reported(self, found: Found) -> dict[str, str]:
         """What ranks must know to check a checkpoint by themselves."""
         if self._identity is None:
             return {}
@@ -193,7 +198,7 @@ class _Supervision:
         gone = self._held.lost()
         if gone:
             return self._lost_directory(outcome, gone)
-        run_dir, asked = self._options.run_dir, self._wish.number
+        run_dir, asked = self._options.run_dir, self._stop_request.number
         fault = outcome.fault
         if outcome.state == "finished":
             fault = self._unproven(outcome)
@@ -329,28 +334,30 @@ class _Mirror:
 
 
 @contextlib.contextmanager
-def _listen() -> Iterator[Wish]:
-    """Turn SIGTERM, SIGHUP and Ctrl-C into a wish to save and leave; a second one means now.
+def _listen() -> Iterator[StopRequest]:
+    """Turn SIGTERM, SIGHUP and Ctrl-C into a request to save and leave; a second one means now.
 
-    A signal that is ignored already stays so: that is what nohup asks for. Two at the same moment are one wish: shells,
-    `timeout` and a closing terminal signal the process and its group.
+    A signal that is ignored already stays so: that is what nohup asks for. Two at the same moment are one request:
+    shells, `timeout` and a closing terminal signal the process and its group.
     """
-    wish = Wish()
+    stop_request = StopRequest()
     first = [0.0]
 
     def hear(number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         first[0] = first[0] or now
-        wish.urgent = wish.urgent or (number != signal.SIGHUP and now - first[0] > _SAME_WISH_SECONDS)
-        wish.number = number
+        stop_request.urgent = stop_request.urgent or (
+            number != signal.SIGHUP and now - first[0] > _SAME_REQUEST_SECONDS
+        )
+        stop_request.number = number
 
     if threading.current_thread() is not threading.main_thread():
-        yield wish
+        yield stop_request
         return
-    heard = [number for number in _WISHES if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, hear) for number in heard}
     try:
-        yield wish
+        yield stop_request
     finally:
         for number, handler in earlier.items():
             signal.signal(number, handler)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ups.record.failure import failure_stem
-from ups.record.foreign import inside, read_object
 from ups.record.location import frames_of_text
+from ups.record.untrusted_files import inside, read_object
 from ups.supervise.advice import meaning, what_to_do
 from ups.supervise.fault import KEYS, Fault
 from ups.supervise.launcher import FLIGHT_PREFIX
@@ -80,8 +80,8 @@ def _of_fault(run_dir: Path, fault: Fault, *, several: bool) -> Iterator[str]:
     evidence = None if path is None else read_object(path)
     own_log = ""
     try:
-        told, own_log = _ranks(fault, [] if evidence is None else evidence["ranks"])
-        yield from told
+        reported, own_log = _ranks(fault, [] if evidence is None else evidence["ranks"])
+        yield from reported
     except (KeyError, TypeError, AttributeError, IndexError, ValueError):
         yield f"The evidence in {fault.evidence} is not what a supervisor of this version writes."
     yield from _stacks(run_dir, fault)

@@ -1,4 +1,4 @@
-"""A child that reads the files named on standard input as a stranger's data would be read: one JSON line each."""
+"""A child that reads the files named on standard input as untrusted data would be read: one JSON line each."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class ToyBlock(nn.Module):
 
 
 class ToyStage(nn.Module):
-    """Point-wise network over neighbours; one table row per task, so that every parameter is in every graph."""
+    """Point-wise network over neighbors; one table row per task, so that every parameter is in every graph."""
 
     def __init__(self, seed: int = 0, width: int = WIDTH, depth: int = 2) -> None:
         super().__init__()

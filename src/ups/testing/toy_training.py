@@ -21,7 +21,7 @@ from ups.testing.toy import ToyLoader, ToyStage
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine
 from ups.training.hooks import SaveHook
-from ups.training.wishes import Wishes
+from ups.training.stop_requests import StopRequests
 
 
 @dataclass
@@ -106,9 +106,15 @@ def train_on(runtime: Runtime, trial: Trial) -> dict[str, Any]:
     strategy = spread(stage, runtime, config)
     loader = ToyLoader(runtime.place, block_size=trial.block_size, micro_batch=trial.micro_batch)
     act = Act(trial, runtime.rank)
-    with Wishes() as wishes:
+    with StopRequests() as stop_requests:
         engine = Engine(
-            runtime, strategy, loader, config=config, length=length, global_batch=loader.global_batch, wishes=wishes
+            runtime,
+            strategy,
+            loader,
+            config=config,
+            length=length,
+            global_batch=loader.global_batch,
+            stop_requests=stop_requests,
         )
         resumed = 0
         if trial.run_dir:
@@ -133,7 +139,7 @@ def train_on(runtime: Runtime, trial: Trial) -> dict[str, Any]:
 
 
 def state_hash(engine: Engine) -> str:
-    """SHA-256 over the bytes of weights, optimiser and average of this rank."""
+    """SHA-256 over the bytes of weights, optimizer and average of this rank."""
     digest = hashlib.sha256()
     for name, tensor in sorted(engine.state_tensors().items()):
         mine = tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -61,22 +61,25 @@ class JsonlTracker:
 class FanOut:
     """Writes the local record at once and hands each row to the others through a bounded queue each.
 
-    A full queue drops the row and counts it, aloud; a tracker that raises is left out from then on, aloud.
+    A full queue drops the row and counts it, with a warning; a tracker that raises is left out from then on, with a
+    warning.
     """
 
     def __init__(self, local: Tracker, others: Sequence[Tracker] = (), *, queue_rows: int = 1000) -> None:
         self._local = local
-        self._told = False
+        self._reported = False
         self._lanes = [_Lane(tracker, queue_rows) for tracker in others]
 
     def log(self, row: Row) -> None:
-        """Take one row; returns without waiting for any remote tracker. A full local disk is told once and survived."""
+        """Take one row; returns without waiting for any remote tracker. A full local disk is reported once and
+        survived.
+        """
         try:
             self._local.log(row)
         except OSError as error:
-            if not self._told:
+            if not self._reported:
                 _say(f"the local record of metrics cannot be written: {error}")
-            self._told = True
+            self._reported = True
         for lane in self._lanes:
             lane.put(row)
 
@@ -117,11 +120,11 @@ class _Lane:
             self.dropped += 1
 
     def _run(self) -> None:
-        """The thread of the lane: everything that a foreign tracker does happens here, its end too."""
+        """The thread of the lane: everything that a remote tracker does happens here, its end too."""
         while (row := self._queue.get()) is not None:
             try:
                 self.tracker.log(row)
-            except Exception as error:  # noqa: BLE001  whatever a foreign tracker raises, training goes on
+            except Exception as error:  # noqa: BLE001  whatever a remote tracker raises, training goes on
                 self._broken = True
                 self.dropped += 1
                 _say(f"tracker '{self.tracker.name}' failed and is left out from now on: {error}")
@@ -133,7 +136,7 @@ class _Lane:
 
     def ask_to_close(self) -> None:
         self._closing = True
-        # In a full queue there is no room for the end mark, and no need: the thread looks after its last row.
+        # In a full queue there is no space for the end mark, and no need: the thread looks after its last row.
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(None)
 

@@ -1,7 +1,7 @@
-"""One thread for work that runs beside the loop, made once and kept: saves of checkpoints.
+"""One thread for work that runs in parallel with the loop, made once and kept: saves of checkpoints.
 
 A thread for each save would be made in the middle of training, when the rank may have reached a limit on memory or on
-threads. CPython's `Thread.start` then raises at best; a thread that dies before it reports back makes it wait for ever.
+threads. CPython's `Thread.start` then raises at best; a thread that dies before it reports back makes it wait forever.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ from ups.training.progress import Progress
 
 MAX_FAILED_SAVES = 3
 # Trying again does not help against these: the run stops instead of repeating the steps since the last commit.
-_NO_ROOM = re.compile("no space left|disk quota exceeded", re.IGNORECASE)
+_NO_SPACE = re.compile("no space left|disk quota exceeded", re.IGNORECASE)
 _READ_ONLY = re.compile("read-only file system", re.IGNORECASE)
 
 
@@ -84,7 +84,7 @@ class Checkpointer:
         on_commit: Callable[[int, str], None] | None = None,
     ) -> None:
         """identity: of the run, written into each checkpoint and compared with what is found. hashed: manifest hash of
-        the checkpoint whose bytes were read before this process began. on_commit(step, manifest hash) is told by the
+        the checkpoint whose bytes were read before this process began. on_commit(step, manifest hash) is called by the
         rank that commits, with '' before a step is written.
         """
         self._runtime = runtime
@@ -114,7 +114,7 @@ class Checkpointer:
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Save the state after `progress.step` steps; returns after the copy when asynchronous. Collective: all ranks.
 
-        Raises CheckpointError when this is due after three failed saves in a row; one or two are told and counted.
+        Raises CheckpointError when this is due after three failed saves in a row; one or two are reported and counted.
         """
         self.wait()
         staged = self._copy(tensors)
@@ -142,7 +142,7 @@ class Checkpointer:
             except Exception as error:
                 raise CheckpointError(
                     f"a save could not be finished together with the other ranks: {_short(error)}",
-                    hint="see the traceback; `ups why RUN` tells which rank failed first",
+                    hint="see the traceback; `ups why RUN` says which rank failed first",
                 ) from error
         self._look()
 
@@ -205,7 +205,7 @@ class Checkpointer:
         except (Exception, CheckpointException) as error:
             raise CheckpointError(
                 f"{path} cannot be loaded: {_short(error)}",
-                hint="see the traceback; `ups why RUN` tells which rank failed first",
+                hint="see the traceback; `ups why RUN` says which rank failed first",
             ) from error
 
     @torch.no_grad()
@@ -237,12 +237,12 @@ class Checkpointer:
                 f"ups: save of step {outcome.step} failed ({self.failed_in_row} in a row): {outcome.error}\n"
             )
         if outcome.error:
-            self._held.check()  # no later save can work, and one that made the directory anew would look like success
+            self._held.check()  # no later save can work, and one that made the directory again would look like success
         if self.failed_in_row >= MAX_FAILED_SAVES:
             text = f"{self.failed_in_row} saves in a row failed, the last at step {outcome.step}: {outcome.error}"
             intact = "the last committed checkpoint is intact"
-            if _NO_ROOM.search(outcome.error):
-                raise DiskFullError(text, hint=f"free some room on the disk of the run and start it again; {intact}")
+            if _NO_SPACE.search(outcome.error):
+                raise DiskFullError(text, hint=f"free some space on the disk of the run and start it again; {intact}")
             if _READ_ONLY.search(outcome.error):
                 raise MachineError(text, hint=f"make the file system of the run writable and start it again; {intact}")
             raise CheckpointError(text, hint=f"see the log of rank 0; {intact}")
@@ -260,7 +260,7 @@ class Checkpointer:
         self._outcome = Saved(step, final, error, time.monotonic() - started)
 
     def _commit(self, staged: dict[str, Tensor], document: dict[str, Any], final: Path) -> str:
-        """Four agreed parts: make a place, write, hash, commit. Each part's error is told to all ranks."""
+        """Four agreed parts: make a place, write, hash, commit. Each part's error is reported to all ranks."""
         group, first = self._runtime.checkpoint_group, self._runtime.is_first
         place: tuple[str, str] = ("", "")
         if first:
@@ -277,8 +277,11 @@ class Checkpointer:
             save(staged, storage_writer=writer, process_group=group, no_dist=group is None)
             mine = (hash_files(temporary, self._own_files(temporary)), "")
         except (Exception, CheckpointException) as problem:  # noqa: BLE001  the other ranks must learn of it, not wait
-            told = _short(problem) + _lack_of_room(temporary, staged)
-            mine = ({}, told if isinstance(problem, CheckpointException) else f"rank {self._runtime.rank}: {told}")
+            reported = _short(problem) + _lack_of_space(temporary, staged)
+            mine = (
+                {},
+                reported if isinstance(problem, CheckpointException) else f"rank {self._runtime.rank}: {reported}",
+            )
         everything = from_all(mine, group)
         errors = [text for _, text in everything if text]
         outcome = errors[0] if errors else ""
@@ -343,8 +346,8 @@ def _check_shapes(path: Path, wanted: Mapping[str, Tensor], known: Mapping[str, 
             )
 
 
-def _lack_of_room(folder: Path, staged: Mapping[str, Tensor]) -> str:
-    """What torch's writer often does not tell: on a full disk it says "unexpected pos" of a container."""
+def _lack_of_space(folder: Path, staged: Mapping[str, Tensor]) -> str:
+    """What torch's writer often does not say: on a full disk it says "unexpected pos" of a container."""
     needed = sum(local(tensor).nbytes for tensor in staged.values())
     try:
         free = shutil.disk_usage(folder).free

@@ -27,7 +27,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, num_updates: int) -> None:
-        """Move the average towards the weights, after the `num_updates`-th optimiser step (from 1).
+        """Move the average toward the weights, after the `num_updates`-th optimizer step (from 1).
 
         The memory is short at first, so that the initial weights are forgotten quickly.
         """

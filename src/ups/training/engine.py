@@ -1,6 +1,6 @@
 """The training loop, and nothing else: one loop for every stage, on one rank or many.
 
-The engine owns the order of a step, accumulation, clipping, the judgement of non-finite steps and the agreement between
+The engine owns the order of a step, accumulation, clipping, the judgment of non-finite steps and the agreement between
 ranks. What is trained is a stage (`stages.py`), how it is spread a strategy, when to save, evaluate and log the hooks.
 No rank issues a collective after an error: an exception leaves the loop and the process.
 """
@@ -23,18 +23,18 @@ from ups.distributed.strategies import Strategy, locals_of
 from ups.errors import DataError, TrainingError
 from ups.record.blackbox import Phase
 from ups.spec.batch import Batch
-from ups.training.box import Box, NullBox
 from ups.training.ema import Ema
 from ups.training.meters import Meters
 from ups.training.optim import build_optimizer, learning_rate, optimizer_tensors, set_learning_rate, trainable
 from ups.training.progress import Budget, Progress
-from ups.training.wishes import Wishes
+from ups.training.step_recorder import NoRecorder, StepRecorder
+from ups.training.stop_requests import StopRequests
 
 COMPILE_SECONDS = 3600.0
 
 
 class BatchSource(Protocol):
-    """A loader: endless micro-batches of this rank, `batches_per_step` of them for each optimiser step."""
+    """A loader: endless micro-batches of this rank, `batches_per_step` of them for each optimizer step."""
 
     batches_per_step: int
 
@@ -66,16 +66,16 @@ class Engine:
         length: StageLength,
         global_batch: int,
         progress: Progress | None = None,
-        wishes: Wishes | None = None,
+        stop_requests: StopRequests | None = None,
         hooks: Sequence[Hook] = (),
-        box: Box | None = None,
+        box: StepRecorder | None = None,
     ) -> None:
         self.runtime, self.strategy, self.loader = runtime, strategy, loader
         self.config, self.length, self.global_batch = config, length, global_batch
         self.progress = progress or Progress()
-        self.wishes = wishes or Wishes()
+        self.stop_requests = stop_requests or StopRequests()
         self.hooks = list(hooks)
-        self.box: Box = box or NullBox()
+        self.box: StepRecorder = box or NoRecorder()
         self.parameters = trainable(strategy.stage.named_parameters())
         self.optimizer = build_optimizer(length.optim, self.parameters)
         self.ema = Ema(config.ema, self.parameters) if config.ema.enabled else None
@@ -124,7 +124,7 @@ class Engine:
             for hook in self.hooks:
                 hook.after_step(self, agreed)
             if agreed.stop:
-                self.wishes.ask_to_stop(agreed.stop)
+                self.stop_requests.ask_to_stop(agreed.stop)
                 return agreed.stop
 
         progress.stage_finished = True
@@ -136,10 +136,10 @@ class Engine:
         return 0
 
     def _status(self, budget: Budget) -> Status:
-        """What this rank wishes and knows; only the first rank's clock counts."""
+        """What this rank requests and knows; only the first rank's clock counts."""
         progress = self.progress
         elapsed, total = budget.propose(progress.stage_step, progress.total_steps) if self.runtime.is_first else (0, 0)
-        return Status(self.wishes.stop, int(self.wishes.take_save()), elapsed, total, self.gradient_norm)
+        return Status(self.stop_requests.stop, int(self.stop_requests.take_save()), elapsed, total, self.gradient_norm)
 
     def _accumulate(self, batches: Iterator[Batch], number: int) -> bool:
         """Gradients of one global batch, averaged exactly over its samples; whether their norm is finite."""

@@ -1,6 +1,6 @@
 """Weights out of a checkpoint, whole, in one process: for evaluation, bundles and other programs.
 
-Reads checkpoints written by any number of ranks, after verifying every byte. The run may be a stranger's: torch's
+Reads checkpoints written by any number of ranks, after verifying every byte. The run may be untrusted: torch's
 metadata file is a pickle, and is read without running it (`checkpoint_metadata.py`). What is written is safetensors.
 """
 
@@ -62,4 +62,4 @@ def export_safetensors(checkpoint: Path, output: Path, *, averaged: bool = True)
         os.replace(temporary, output)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise CheckpointError(f"cannot write {output}: {error}", hint="is there room on the disk?") from error
+        raise CheckpointError(f"cannot write {output}: {error}", hint="is there space on the disk?") from error

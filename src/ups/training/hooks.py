@@ -1,6 +1,6 @@
 """When to save, evaluate and log. The mechanisms are elsewhere; the order is fixed here, the same on all ranks.
 
-Save comes first, so that an evaluation that fails costs no trained step; log comes last, so that a row tells what the
+Save comes first, so that an evaluation that fails costs no trained step; log comes last, so that a row says what the
 other two did.
 """
 
@@ -54,7 +54,7 @@ class SaveHook:
     def _enter(self, engine: Engine) -> None:
         progress = engine.progress
         # The loop only hands a save over and is back at once; the last one of a stage is waited for. What a save really
-        # takes is therefore told: otherwise the last one would look slow beside the others.
+        # takes is therefore told: otherwise the last one would look slow compared with the others.
         engine.box.issue(
             "save",
             Phase.SAVE,

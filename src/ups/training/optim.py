@@ -1,6 +1,6 @@
-"""Optimiser and learning-rate schedule of a stage.
+"""Optimizer and learning-rate schedule of a stage.
 
-The schedule is a pure function of the part of the stage that is done, so it has no state to save. The optimiser's state
+The schedule is a pure function of the part of the stage that is done, so it has no state to save. The optimizer's state
 is made at once instead of in its first step, so that a checkpoint has the same entries before and after that step.
 """
 

@@ -1,4 +1,5 @@
-"""How far a run is: what a checkpoint must know beside tensors, and the time budget that fixes a stage's length.
+"""How far a run is: what a checkpoint must know in addition to tensors, and the time budget that fixes a stage's
+length.
 
 Randomness is keyed and the loader's position is the step, so a few numbers are the whole state.
 """
@@ -24,7 +25,7 @@ class Progress:
 
     stage_index: stage in work. stage_step: steps of it that are done, skipped ones included; also the loader's step.
     step: steps done over all stages; names the checkpoint. total_steps: length of this stage, 0 until a time budget
-    has fixed it. updates: optimiser updates made in this stage. skipped: non-finite steps of the run, skipped_in_row
+    has fixed it. updates: optimizer updates made in this stage. skipped: non-finite steps of the run, skipped_in_row
     the present series of them. budget_used_seconds: of a stage with a time budget.
     """
 
@@ -107,7 +108,7 @@ class Budget:
         if stage_step == 0:
             return ppm, 0
         if self._first is None:
-            # The first step of a process warms caches up (and compiles): it does not tell the rate.
+            # The first step of a process warms caches up (and compiles): it does not show the rate.
             self._first = (stage_step, used)
         if used < MEASURED_FRACTION * self._budget:
             return ppm, 0

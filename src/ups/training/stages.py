@@ -27,7 +27,7 @@ from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import TaskSpec
 from ups.training.losses import Losses, relative_l2, sample_errors
 
-# Normalised fields have unit size: a sample that is nearly constant is judged against a tenth of that.
+# Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
 
 
@@ -55,7 +55,7 @@ class Stage(nn.Module, ABC):
         """The mean loss over the samples of a batch of one task."""
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters that the optimiser of this stage gets, in a fixed order."""
+        """Parameters that the optimizer of this stage gets, in a fixed order."""
         return (p for p in self.parameters() if p.requires_grad)
 
     def shard_units(self) -> list[nn.Module]:
@@ -101,7 +101,7 @@ class AutoencodeStage(Stage):
         return _mean_losses(task, errors, {"inverse": self.config.inverse_weight})
 
     def round_trip(self, fields: Tensor, channels: Channels) -> tuple[Tensor, Tensor]:
-        """(B, F, *S) normalised -> (B,) errors of the decoded fields and of the re-encoded latent.
+        """(B, F, *S) normalized -> (B,) errors of the decoded fields and of the re-encoded latent.
 
         The decoder gives the last frame; older context frames stay as they are.
         """
@@ -119,7 +119,7 @@ class AutoencodeStage(Stage):
 
 
 class OperatorStage(Stage):
-    """Trains the step in time, end to end, on the scaled change of the fields (or the normalised target)."""
+    """Trains the step in time, end to end, on the scaled change of the fields (or the normalized target)."""
 
     def __init__(self, config: OperatorStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(stepper, seed)
@@ -138,9 +138,9 @@ class OperatorStage(Stage):
         return _mean_losses(batch.task, {"loss": errors})
 
     def steady_errors(self, batch: Batch) -> Tensor:
-        """(B,) errors of the normalised target."""
+        """(B,) errors of the normalized target."""
         predicted = self.stepper.predict(batch)
-        wanted = self.stepper.normalization.normalise("target", batch.task, batch.target, 1)
+        wanted = self.stepper.normalization.normalize("target", batch.task, batch.target, 1)
         return self._errors(predicted - wanted, wanted)
 
     def unrolled_errors(self, batch: Batch) -> Tensor:

@@ -20,8 +20,8 @@ def test_a_run_directory_is_examined_with_its_own_recipe(
 ) -> None:
     shutil.copytree(STORED / "v1", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    seen: list[examine.Climb] = []
-    monkeypatch.setattr(examine, "examine", lambda climb, show: seen.append(climb) or [])
+    seen: list[examine.Examination] = []
+    monkeypatch.setattr(examine, "examine", lambda run_checks, show: seen.append(run_checks) or [])
     doctor(given, ranks=2, set=["engine.threads=1"], json=False)
     assert seen[0].recipe_text == resolve("run/config.yaml", ["engine.threads=1"]).text
     expected = tmp_path / "run" if given == "run" else tmp_path / "runs" / "stored"

@@ -1,4 +1,4 @@
-"""Text of strangers through the commands: control characters are shown, never sent; only `styled` makes styles."""
+"""Untrusted text through the commands: control characters are shown, never sent; only `styled` makes styles."""
 
 from __future__ import annotations
 

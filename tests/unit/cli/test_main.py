@@ -244,7 +244,7 @@ def on_a_terminal(**environment: str) -> str:
 
 
 @pytest.mark.processes
-def test_colour_only_on_a_terminal_and_without_no_color() -> None:
+def test_color_only_on_a_terminal_and_without_no_color() -> None:
     assert "\x1b[1m" in on_a_terminal()
     assert "\x1b" not in on_a_terminal(NO_COLOR="1")
     piped = subprocess.run([*UPS, "--version", "--verbose"], capture_output=True, timeout=30)

@@ -35,7 +35,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_rollout_says_what_it_did_with_its_error_beside_persistence(
+def test_a_rollout_says_what_it_did_with_its_error_next_to_persistence(
     desk: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["rollout", "mine", "wave.zarr", "--task", "advection", "-o", "out.zarr"]) == 0

@@ -78,7 +78,7 @@ CASES: dict[str, Broken] = {
         edited("steps: 10", "steps: 1e4"),
     ),
     "true for a number": Broken(
-        "config: r.yaml:11: stages.0.steps = true: expected a whole number -> Optimiser steps; or give budget_seconds.",
+        "config: r.yaml:11: stages.0.steps = true: expected a whole number -> Optimizer steps; or give budget_seconds.",
         edited("steps: 10", "steps: true"),
     ),
     "yes for true": Broken(

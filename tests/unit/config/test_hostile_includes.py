@@ -41,7 +41,7 @@ CREDENTIALS = [
 NUMBERS = ["key: 0071234567\n", "key: 71234567e99999\n", "key: 71234567\n", "run: 71234567\n", "71234567: x\n"]
 
 
-def told(folder: Path) -> str:
+def reported(folder: Path) -> str:
     (folder / "r.yaml").write_text("include: secrets.yaml\nengine: {threads: 2}\n")
     with pytest.raises(ConfigError) as caught:
         resolve(folder / "r.yaml")
@@ -52,7 +52,7 @@ def told(folder: Path) -> str:
 @pytest.mark.parametrize("text", CREDENTIALS)
 def test_no_word_of_an_included_file_is_in_the_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "secrets.yaml").write_text(text)
-    lines = told(tmp_path)
+    lines = reported(tmp_path)
     assert CANARY not in lines
     assert "secrets.yaml" in lines
 
@@ -60,7 +60,7 @@ def test_no_word_of_an_included_file_is_in_the_error(tmp_path: Path, text: str) 
 @pytest.mark.parametrize("text", NUMBERS)
 def test_no_number_of_an_included_file_is_in_the_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "secrets.yaml").write_text(text)
-    assert "71234567" not in told(tmp_path)
+    assert "71234567" not in reported(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["credentials", ".netrc", "id_rsa", "config.json", "a.yaml.txt", "x.yaml/../key"])
@@ -76,6 +76,6 @@ def test_only_recipe_files_are_included(tmp_path: Path, name: str) -> None:
 
 def test_a_slip_in_an_included_recipe_is_still_explained(tmp_path: Path) -> None:
     (tmp_path / "secrets.yaml").write_text("engine:\n  precison: float32\nmodel:\n  width: 1\n")
-    lines = told(tmp_path)
+    lines = reported(tmp_path)
     assert "engine.precison: no such field in engine -> did you mean 'precision'?" in lines
     assert "model.width = 1: expected at least 8" in lines

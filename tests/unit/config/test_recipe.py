@@ -145,7 +145,7 @@ def test_a_merged_recipe_knows_the_place_of_every_value(tmp_path: Path) -> None:
     assert [line.split(":")[1:3] for line in lines] == [[f" {top}", "4"], [f" {top}", "5"]]
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         resolved(MINIMAL, "run.seed=-1", "model.width=x", "engine.compile=1")
     assert len(getattr(caught.value, "others", ())) == 2

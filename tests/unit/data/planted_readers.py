@@ -26,7 +26,7 @@ STEADY = TaskSpec(
 
 
 def write_wave(path: Path, num_train: int = 12, num_frames: int = 9, num_points: int = 16) -> Path:
-    """A transient task; the value of u is trajectory * 1000 + frame everywhere, so a window tells where it is from."""
+    """A transient task; the value of u is trajectory * 1000 + frame everywhere, so a window says where it is from."""
     with StoreWriter(path, TRANSIENT, [np.arange(num_points) / num_points], num_frames) as writer:
         for split, count in (("train", num_train), ("valid", 5), ("test", 3)):
             for trajectory in range(count):

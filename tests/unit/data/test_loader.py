@@ -352,7 +352,7 @@ def test_a_crash_leaves_its_stack(wave: Path, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.processes
-def test_a_crash_in_a_recorded_rank_is_told_at_the_line_of_the_reader(
+def test_a_crash_in_a_recorded_rank_is_reported_at_the_line_of_the_reader(
     wave: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UPS_FAILURE_STEM", str(tmp_path / "rank_00003"))
@@ -367,15 +367,15 @@ def test_a_crash_in_a_recorded_rank_is_told_at_the_line_of_the_reader(
 
 
 @pytest.mark.processes
-def test_an_exception_in_a_recorded_rank_is_told_at_the_line_of_the_reader(
+def test_an_exception_in_a_recorded_rank_is_reported_at_the_line_of_the_reader(
     wave: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UPS_FAILURE_STEM", str(tmp_path / "rank_00003"))
     with loader_of(planted.RaisingReader(wave), workers=1) as loader:
         error = failure_of(loader)
     alone = failure_of(loader_of(planted.RaisingReader(wave)))
-    for told in (error, alone):  # with and without workers
-        frame = location_of_error(told)
+    for reported in (error, alone):  # with and without workers
+        frame = location_of_error(reported)
         assert frame is not None
         assert (Path(frame.path).name, frame.function) == ("planted_readers.py", "_frames")
     record = json.loads((tmp_path / "rank_00003.worker_00.json").read_text())

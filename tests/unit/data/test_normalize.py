@@ -105,7 +105,7 @@ def test_a_constant_channel_has_no_deviation_and_its_exact_mean(flow: Path) -> N
     assert safe(statistics.state_std)[2] == 1.0
 
 
-def test_normalisation_is_invertible_to_one_part_in_a_million(flow: Path) -> None:
+def test_normalization_is_invertible_to_one_part_in_a_million(flow: Path) -> None:
     statistics = compute_statistics(StoreReader(flow))
     mean = np.array(statistics.state_mean, np.float32)[:, None, None]
     std = np.array(safe(statistics.state_std), np.float32)[:, None, None]
@@ -165,7 +165,7 @@ def test_a_parameter_that_has_no_logarithm_is_refused_with_its_place(tmp_path: P
 # Where they are kept
 
 
-def test_statistics_are_stored_beside_the_data_and_found_again(flow: Path) -> None:
+def test_statistics_are_stored_next_to_the_data_and_found_again(flow: Path) -> None:
     reader = StoreReader(flow)
     with pytest.raises(DataError, match="no statistics"):
         load_statistics(reader, flow)
@@ -182,7 +182,7 @@ def test_found_statistics_are_not_computed_again(flow: Path, monkeypatch: pytest
     assert ensure_statistics(StoreReader(flow), flow) == made
 
 
-def test_stale_statistics_are_refused_aloud_and_replaced(flow: Path) -> None:
+def test_stale_statistics_are_refused_with_a_warning_and_replaced(flow: Path) -> None:
     old = ensure_statistics(StoreReader(flow), flow)
     write_flow(flow, num_train=5, overwrite=True)
     with pytest.raises(DataError, match="stale"):

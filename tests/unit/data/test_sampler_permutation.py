@@ -73,7 +73,7 @@ def test_all_orders_of_a_tiny_range_are_equally_likely(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [512, 1024, 20_480, 10**6])
-def test_neighbours_in_the_order_are_unrelated(size: int) -> None:
+def test_neighbors_in_the_order_are_unrelated(size: int) -> None:
     steps = []
     for pass_number in range(20):
         numbers = Permutation(size, 99).forward(np.arange(min(size, 20_000)), pass_number).astype(np.float64)

@@ -25,7 +25,7 @@ def test_the_meeting_place_is_read_from_one_variable(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "reported"),
     [
         ({"RANK": "0"}, "WORLD_SIZE, LOCAL_RANK not set"),
         ({"WORLD_SIZE": "2"}, "RANK, LOCAL_RANK not set"),
@@ -40,6 +40,6 @@ def test_the_meeting_place_is_read_from_one_variable(place: str) -> None:
         ),
     ],
 )
-def test_half_an_environment_is_refused(env: dict[str, str], told: str) -> None:
-    with pytest.raises(DistributedError, match=told):
+def test_half_an_environment_is_refused(env: dict[str, str], reported: str) -> None:
+    with pytest.raises(DistributedError, match=reported):
         RankEnvironment.read(env)

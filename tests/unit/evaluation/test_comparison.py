@@ -55,7 +55,7 @@ def test_the_better_model_is_best_and_its_difference_is_below_zero():
     )
 
 
-def test_a_model_beside_itself_differs_by_nothing():
+def test_a_model_next_to_itself_differs_by_nothing():
     tasks, _ = compare([scored("A", 0.9), scored("B", 0.9)])
     assert tasks[0].differences["B"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "num_trajectories": 5.0}
 
@@ -74,7 +74,7 @@ def test_other_data_and_another_number_of_trajectories_are_refused():
         compare([one, scored("B", 0.9, num_trajectories=4)])
 
 
-def test_a_task_that_only_one_has_is_skipped_aloud():
+def test_a_task_that_only_one_has_is_skipped_with_a_warning():
     a, steady = scored("A", 0.9), scored("A", 0.9, steady=True)
     both = replace(a, results={**a.results, **steady.results})
     tasks, notes = compare([both, scored("B", 0.99)])

@@ -1,4 +1,4 @@
-"""A score stands beside its best reference, and is called better only if that is no accident."""
+"""A score is next to its best reference, and is called better only if that is no accident."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def predictor(errors: np.ndarray, one_step: float, decayed: float = 0.0) -> dict
 
 
 def result(rollout: np.ndarray, one_step: float = 0.1, decayed: float = 0.0) -> dict[str, Any]:
-    """A model beside a training mean with a rollout error of about 1 and a persistence of about 2."""
+    """A model next to a training mean with a rollout error of about 1 and a persistence of about 2."""
     hard = HARDNESS[: len(rollout)]
     return {
         "task": "burgers",

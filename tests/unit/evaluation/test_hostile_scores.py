@@ -1,4 +1,4 @@
-"""scores.json of a stranger: `ups compare` names what is wrong, and nothing in it writes to the terminal."""
+"""scores.json from an untrusted source: `ups compare` names what is wrong, and nothing in it writes to the terminal."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.unit.evaluation import test_rollout as rollout_checks
 from ups.errors import DataError
 from ups.evaluation import accumulate, rollout
 from ups.evaluation.rollout import RolloutPlan, score_task
-from ups.models.baselines import persistence
+from ups.models.references import persistence
 from ups.testing.memory_reader import MemoryReader
 
 read_inputs = rollout.read_inputs
@@ -99,26 +99,26 @@ def test_a_wrong_channel_order_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         rollout_checks.test_an_exact_model_scores_zero_and_persistence_does_not()
 
 
-def test_scores_in_normalised_units_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_in_normalized_units_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: prediction and truth are both divided by a scale before they are scored, so that nRMSE hides it."""
 
-    class Normalised(accumulate.Accumulator):
+    class Normalized(accumulate.Accumulator):
         def add(self, trajectories, prediction, truth, given=None):
             scale = 7.0
             super().add(trajectories, prediction / scale, truth / scale, None if given is None else given / scale)
 
-    monkeypatch.setattr(rollout, "Accumulator", Normalised)
+    monkeypatch.setattr(rollout, "Accumulator", Normalized)
     with pytest.raises(AssertionError):
         rollout_checks.test_a_steady_task_is_held_against_the_mean_of_the_train_split()
 
 
-def test_a_model_whose_output_stays_normalised_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    def normalised(batch):
+def test_a_model_whose_output_stays_normalized_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def normalized(batch):
         frame = exact(batch)
         return (frame - frame.mean(dim=(0, 2), keepdim=True)) / frame.std(dim=(0, 2), keepdim=True)
 
     exact = rollout_checks.exact
-    monkeypatch.setattr(rollout_checks, "exact", normalised)
+    monkeypatch.setattr(rollout_checks, "exact", normalized)
     with pytest.raises(AssertionError):
         rollout_checks.test_an_exact_model_scores_zero_and_persistence_does_not()
 

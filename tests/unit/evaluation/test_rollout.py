@@ -12,7 +12,7 @@ import torch
 from ups.errors import DataError
 from ups.evaluation.references import mean_field, references
 from ups.evaluation.rollout import RolloutPlan, score_task
-from ups.models.baselines import persistence
+from ups.models.references import persistence
 from ups.spec.place import Place
 from ups.testing.memory_reader import MemoryReader
 
@@ -72,21 +72,21 @@ def test_every_trajectory_is_scored_once_over_the_ranks(world_size):
         assert merged[name] == pytest.approx(value, rel=1e-12)
 
 
-def test_swapped_channels_and_normalised_units_are_seen():
+def test_swapped_channels_and_normalized_units_are_seen():
     reader = MemoryReader()
     plan = RolloutPlan.whole(reader, 1)
 
     def swapped(batch):
         return exact(batch).flip(1)
 
-    def normalised(batch):
+    def normalized(batch):
         frame = exact(batch)
         return (frame - frame.mean()) / frame.std()
 
-    scores = summaries(reader, {"exact": exact, "swapped": swapped, "normalised": normalised}, plan)
+    scores = summaries(reader, {"exact": exact, "swapped": swapped, "normalized": normalized}, plan)
     assert scores["exact"]["nrmse"] < 1e-6
     assert scores["swapped"]["nrmse"] > 0.5
-    assert scores["normalised"]["nrmse"] > 0.2
+    assert scores["normalized"]["nrmse"] > 0.2
 
 
 def test_a_blow_up_counts_as_failure_and_is_not_dropped():
@@ -119,7 +119,7 @@ GROWTH = """
 from pathlib import Path
 from ups.testing.memory_reader import MemoryReader
 from ups.evaluation.rollout import RolloutPlan, score_task
-from ups.models.baselines import persistence
+from ups.models.references import persistence
 from ups.spec.place import Place
 
 def peak(num_trajectories):

@@ -1,4 +1,4 @@
-"""The solver's error and cost stand beside the model's, and the sentence says what the numbers say."""
+"""The solver's error and cost are next to the model's, and the sentence says what the numbers say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ups.evaluation.rollout import RolloutPlan
 from ups.evaluation.solver_cost import cpu_seconds, solver_cost, verdict
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
-from ups.models.baselines import persistence
+from ups.models.references import persistence
 from ups.solvers.problem import SPLITS, Draws
 from ups.solvers.tasks import TASKS
 from ups.testing.memory_reader import MemoryReader
@@ -20,11 +20,11 @@ pytest.importorskip("scipy")
 
 
 def store(path: Path, name: str, num_frames: int) -> StoreReader:
-    from ups.solvers.problem import cell_centres
+    from ups.solvers.problem import cell_centers
 
     task = TASKS[name]
-    centres = [cell_centres(16, axis.extent) for axis in task.spec.axes]
-    with StoreWriter(path, task.spec, centres, num_frames) as writer:
+    centers = [cell_centers(16, axis.extent) for axis in task.spec.axes]
+    with StoreWriter(path, task.spec, centers, num_frames) as writer:
         for split in SPLITS:
             solution = task.solve(Draws(0, name, split, (0, 1, 2)), 16, num_frames)
             for i in range(3):

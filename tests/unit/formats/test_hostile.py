@@ -1,4 +1,4 @@
-"""What a stranger's file may try, and that it ends in a DataError."""
+"""What an untrusted file may try, and that it ends in a DataError."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_the_walls_of_our_own_shallow_water_are_not_called_open(tmp_path: Path) 
     assert [axis.boundary for axis in PdebenchReader(path).task.axes] == ["wall", "wall"]
 
 
-def test_a_model_is_told_nothing_about_an_unknown_boundary() -> None:
+def test_a_model_is_reported_nothing_about_an_unknown_boundary() -> None:
     task = TaskSpec("t", (FieldSpec("u"),), (AxisSpec("x", "unknown"), AxisSpec("y", "unknown")), dt=0.1)
     known = dataclasses.replace(task, axes=(AxisSpec("x", "open"), AxisSpec("y", "open")))
     config = LatentOperatorConfig(width=16, depth=1, num_heads=2)

@@ -83,7 +83,7 @@ def test_damage_is_named(tmp_path):
         ({"coordinates": {"advection": [[1, 0]], "flow": [], "darcy": []}}, "increasing"),
     ],
 )
-def test_a_strangers_bundle_is_refused_with_a_reason(tmp_path, change, words):
+def test_a_untrusted_bundle_is_refused_with_a_reason(tmp_path, change, words):
     path = make_bundle(tmp_path / "b")
     data = json.loads((path / "bundle.json").read_text()) | change
     (path / "bundle.json").write_text(json.dumps(data))

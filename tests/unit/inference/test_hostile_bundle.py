@@ -1,4 +1,6 @@
-"""A bundle of a stranger, with hashes that fit: odd types are a `BundleError`, its texts stay texts in a card."""
+"""A bundle from an untrusted source, with hashes that fit: odd types are a `BundleError`, its texts stay texts in a
+card.
+"""
 
 from __future__ import annotations
 

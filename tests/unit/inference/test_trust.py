@@ -95,7 +95,7 @@ def test_a_given_field_far_from_its_training_data_is_named(simulator):
 
 
 @pytest.mark.parametrize("out", [None, "blown.zarr"])
-def test_a_blow_up_is_told_for_each_sample(simulator, tmp_path, out, monkeypatch):
+def test_a_blow_up_is_reported_for_each_sample(simulator, tmp_path, out, monkeypatch):
     def bursting(predictor, batch, num_steps):
         for number, frame in enumerate(rollout(predictor, batch, num_steps)):
             frame = frame.clone()

@@ -31,7 +31,7 @@ TIMES = ["steps_per_second", "windows_per_second", "time", "attempt"]
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ups.Recipe:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(STORED / "data", "data")  # statistics are kept beside the data
+    shutil.copytree(STORED / "data", "data")  # statistics are kept next to the data
     return ups.load_recipe(
         STORED / "v1",
         run__name="small",
@@ -121,7 +121,7 @@ def test_an_interrupt_saves_and_leaves_and_the_run_goes_on_as_if_nothing_had_bee
 
 
 def test_a_second_interrupt_leaves_at_once(recipe: ups.Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_process, "_SAME_WISH_SECONDS", -1.0)
+    monkeypatch.setattr(in_process, "_SAME_REQUEST_SECONDS", -1.0)
     thread = when_training(lambda: os.kill(os.getpid(), signal.SIGINT), Path("runs/small/metrics.jsonl"))
     with pytest.raises(KeyboardInterrupt):
         ups.fit(recipe, progress=False, stages__0__steps=150)

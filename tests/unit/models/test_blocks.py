@@ -9,7 +9,7 @@ from ups.models.blocks import (
     RelativeBias,
     global_partition,
     join_windows,
-    neighbour,
+    neighbor,
     split_windows,
     window_mask,
     windowed_partition,
@@ -69,9 +69,9 @@ def test_the_bias_depends_on_the_offset_alone_and_wraps_where_the_axis_does() ->
     assert (around[:, 0, 1] - around[:, 1, 0]).abs().min() > 1e-4, "left is not right"
 
 
-def test_neighbours_wrap_on_periodic_axes_and_are_zero_behind_an_end() -> None:
+def test_neighbors_wrap_on_periodic_axes_and_are_zero_behind_an_end() -> None:
     line = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 3, 1, 1, 1)
-    assert neighbour(line, 0, 1, periodic=True).flatten().tolist() == [2.0, 3.0, 1.0]
-    assert neighbour(line, 0, -1, periodic=True).flatten().tolist() == [3.0, 1.0, 2.0]
-    assert neighbour(line, 0, 1, periodic=False).flatten().tolist() == [2.0, 3.0, 0.0]
-    assert neighbour(line, 0, -1, periodic=False).flatten().tolist() == [0.0, 1.0, 2.0]
+    assert neighbor(line, 0, 1, periodic=True).flatten().tolist() == [2.0, 3.0, 1.0]
+    assert neighbor(line, 0, -1, periodic=True).flatten().tolist() == [3.0, 1.0, 2.0]
+    assert neighbor(line, 0, 1, periodic=False).flatten().tolist() == [2.0, 3.0, 0.0]
+    assert neighbor(line, 0, -1, periodic=False).flatten().tolist() == [0.0, 1.0, 2.0]

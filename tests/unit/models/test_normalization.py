@@ -1,4 +1,4 @@
-"""Normalisation is invertible, exact about constants, and wide enough."""
+"""Normalization is invertible, exact about constants, and wide enough."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def normalization(**changed: Statistics) -> Normalization:
     return Normalization(Vocabulary.of(TASKS), TASKS, {t.name: statistics_of(t) for t in TASKS} | changed)
 
 
-def test_restore_undoes_normalise_to_rounding() -> None:
+def test_restore_undoes_normalize_to_rounding() -> None:
     module = normalization()
     state = batch_of(PLANE, 2, dtype=torch.float64).state * 50 + 7
-    there = module.normalise("state", PLANE, state, 2)
+    there = module.normalize("state", PLANE, state, 2)
     torch.testing.assert_close(module.restore("state", PLANE, there, 2), state, rtol=1e-14, atol=1e-13)
     expected = (state[:, :, 2] - 9.0) / 6.0
     torch.testing.assert_close(there[:, :, 2], expected, rtol=1e-14, atol=1e-14)
@@ -32,12 +32,12 @@ def test_a_constant_channel_maps_to_zero_and_back() -> None:
     statistics = replace(statistics_of(STEADY), static_mean=(5.0,), static_std=(0.0,))
     module = normalization(steady=statistics)
     field = torch.full((2, 1, 4, 4), 5.0)
-    there = module.normalise("static", STEADY, field, 1)
+    there = module.normalize("static", STEADY, field, 1)
     assert torch.equal(there, torch.zeros_like(field))
     assert torch.equal(module.restore("static", STEADY, there, 1), field)
 
 
-def test_a_parameter_with_a_log_scale_is_normalised_in_its_logarithm() -> None:
+def test_a_parameter_with_a_log_scale_is_normalized_in_its_logarithm() -> None:
     module = normalization()
     value = torch.tensor([[math.exp(0.5 + 0.7)]], dtype=torch.float64)
     torch.testing.assert_close(module.parameters_of(LINE, value), torch.ones(1, 1, dtype=torch.float64))

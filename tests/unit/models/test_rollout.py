@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ups.models.baselines import linear_extrapolation
+from ups.models.references import linear_extrapolation
 from ups.models.rollout import rollout
 from ups.spec.batch import Batch
 from ups.testing.small_model import LINE, STEADY, batch_of

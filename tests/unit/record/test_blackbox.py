@@ -51,11 +51,11 @@ def test_the_reader_sees_what_was_written(path: Path) -> None:
 
 def test_numbers_that_do_not_fit_never_stop_the_loop(path: Path) -> None:
     box = make(path)
-    for usual, told in ((-1.0, 0), (math.nan, 0), (0.0, 0), (1e9, 65535), (math.inf, 65535)):
+    for usual, reported in ((-1.0, 0), (math.nan, 0), (0.0, 0), (1e9, 65535), (math.inf, 65535)):
         box.record(Phase.DATA, -1, 2**40, 2**70, -5, usual_seconds=usual)
         latest = BlackBoxReader(path).latest()
         assert latest is not None
-        assert latest.usual_seconds == told
+        assert latest.usual_seconds == reported
 
 
 def test_the_ring_keeps_the_newest(path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_cut_file_is_refused(path: Path) -> None:
         BlackBoxReader(path)
 
 
-def test_no_room_is_an_error_with_a_hint(tmp_path: Path) -> None:
+def test_no_space_is_an_error_with_a_hint(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="black box") as caught:
         make(tmp_path / "file" / "rank.ring")
@@ -163,7 +163,7 @@ WRITER = """
 
 
 @pytest.mark.processes
-def test_a_reader_beside_a_busy_writer_sees_whole_records_that_survive_sigkill(path: Path) -> None:
+def test_a_reader_next_to_a_busy_writer_sees_whole_records_that_survive_sigkill(path: Path) -> None:
     writer = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(WRITER), str(path)], stdout=subprocess.PIPE, text=True
     )

@@ -26,7 +26,7 @@ class DistNetworkError(RuntimeError):
         (OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "out_of_memory"),
         (errors.DataError("a file is cut"), "data"),
-        (errors.OutOfMemoryError("no room"), "out_of_memory"),
+        (errors.OutOfMemoryError("no space"), "out_of_memory"),
         (RuntimeError("DataLoader worker (pid 77) is killed by signal: Killed. "), "worker_killed(SIGKILL)"),
         (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "worker_killed"),
         (RuntimeError("Detected mismatch between collectives on ranks. Rank 1 is running"), "collective_mismatch"),

@@ -153,7 +153,7 @@ def test_sigusr1_prints_all_stacks_even_while_the_interpreter_lock_is_held(tmp_p
         process.communicate()
 
 
-def test_a_full_disk_does_not_lose_the_record_because_it_also_lies_beside_the_black_box(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_lose_the_record_because_it_also_lies_next_to_the_black_box(tmp_path: Path) -> None:
     shared = tmp_path / "shm"
     body = """
     import errno, ups.record.failure as failure

@@ -226,7 +226,7 @@ def test_a_wrong_hash_of_another_rank_is_found_at_verification(tmp_path: Path) -
         json.dumps({"format": "ups-manifest", "version": 1, "files": {"a": {"sha256": "0" * 64, "size": -1}}}).encode(),
     ],
 )
-def test_a_strangers_manifest_is_an_integrity_error_and_never_a_crash(committed: Path, content: bytes) -> None:
+def test_a_untrusted_manifest_is_an_integrity_error_and_never_a_crash(committed: Path, content: bytes) -> None:
     (committed / MANIFEST_NAME).write_bytes(content)
     marker = {"manifest_sha256": hashlib.sha256(content).hexdigest()}
     (committed / COMMITTED_NAME).write_text(json.dumps(marker))
@@ -366,7 +366,7 @@ def test_a_full_disk_leaves_the_old_commit_and_says_so(small_disk: Path) -> None
         (temporary / "filler").write_bytes(b"x" * 2**20)
     with pytest.raises(MachineError, match="No space left on device") as caught:
         commit_directory(temporary, final)
-    assert "free some room" in caught.value.hint
+    assert "free some space" in caught.value.hint
     verify(final)
     assert (final / "model.bin").read_bytes() == b"one" * 1000
     clean_temporaries(small_disk)

@@ -151,7 +151,7 @@ def test_the_wrapper_is_small(tmp_path: Path) -> None:
     assert resident < 32 * 1024  # KiB; a process with torch has more than 200 MiB
 
 
-def test_a_rank_that_cannot_be_started_is_told(tmp_path: Path) -> None:
+def test_a_rank_that_cannot_be_started_is_reported(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("no directory can be made here")
     box = tmp_path / "box"
     box.mkdir()

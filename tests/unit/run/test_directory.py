@@ -144,7 +144,7 @@ def test_a_run_directory_with_another_place_is_a_new_run(recipe: Path, tmp_path:
     assert run_dir_of(resolved, str(run_dir), [f"run.dir={tmp_path / 'new'}"]) == tmp_path / "new"
 
 
-def test_statistics_that_were_edited_in_the_cache_are_measured_anew(recipe: Path, tmp_path: Path) -> None:
+def test_statistics_that_were_edited_in_the_cache_are_measured_again(recipe: Path, tmp_path: Path) -> None:
     config = resolve(recipe).recipe
     run_dir = prepared(recipe)
     ensure_run_statistics(run_dir, config)

@@ -1,4 +1,4 @@
-"""The live line tells stage, step, loss, rate and time left, from the outside."""
+"""The live line shows stage, step, loss, rate and time left, from the outside."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_validation_is_shown_and_other_rows_are_not() -> None:
         (1.2, 1, ", not better"),
     ],
 )
-def test_validation_stands_beside_its_best_reference(ours: float, better_on: int, words: str) -> None:
+def test_validation_stands_next_to_its_best_reference(ours: float, better_on: int, words: str) -> None:
     row = {"one_step": ours, "persistence": 1.5, "channel_mean": 1.0, "better_on": better_on, "trajectories": 8}
     line = describe({"step": 9, **{f"valid/a/{name}": value for name, value in row.items()}}, ["x"])
     assert line == f"valid step 9  a one_step {ours} (channel_mean 1{words})"

@@ -9,7 +9,7 @@ import pytest
 from ups.run.reporting import report_folder
 
 
-def test_a_report_goes_into_a_run_but_beside_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_goes_into_a_run_but_next_to_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, bundle = tmp_path / "run", tmp_path / "run" / "bundle"
     bundle.mkdir(parents=True)
     (bundle / "bundle.json").write_text("{}")

@@ -51,11 +51,11 @@ def test_layers_carry_the_flux_of_the_harmonic_mean():
 
 def test_a_uniform_medium_gives_the_series_of_the_square():
     cells, value = 128, 3.0
-    centre = darcy.solve(np.full((cells, cells), value), np.ones((cells, cells)))[
+    center = darcy.solve(np.full((cells, cells), value), np.ones((cells, cells)))[
         cells // 2 - 1 : cells // 2 + 1, cells // 2 - 1 : cells // 2 + 1
     ]
     # Poisson's equation with unit source on the unit square has the value 0.0736713 in the middle.
-    assert centre.mean() * value == pytest.approx(0.0736713, rel=5e-4)
+    assert center.mean() * value == pytest.approx(0.0736713, rel=5e-4)
 
 
 def test_the_stored_task_is_positive_linear_in_beta_and_two_phased():

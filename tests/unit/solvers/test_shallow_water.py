@@ -66,7 +66,7 @@ def test_still_water_stays_still():
     assert np.array_equal(shallow_water.evolve(u, 1 / 16, 0.5, 2)[-1], u)
 
 
-def test_a_centred_drop_stays_symmetric():
+def test_a_centerd_drop_stays_symmetric():
     x = (np.arange(32) + 0.5) / 32 - 0.5
     depth = 1 + (x[:, None] ** 2 + x[None, :] ** 2 < 0.04)
     depth, mx, my = shallow_water.evolve(at_rest(depth.astype(float)), 1 / 32, 0.4, 2)[-1][..., 0]

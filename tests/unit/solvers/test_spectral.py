@@ -1,4 +1,4 @@
-"""The spectral solvers against analysis: exact waves, Cole-Hopf, growth rates, a travelling front, Taylor-Green."""
+"""The spectral solvers against analysis: exact waves, Cole-Hopf, growth rates, a traveling front, Taylor-Green."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def values(coefficients, points):
 
 
 def observed_order(errors):
-    """Orders between neighbours of a sequence of errors whose step is halved each time."""
+    """Orders between neighbors of a sequence of errors whose step is halved each time."""
     return [np.log2(a / b) for a, b in pairwise(errors)]
 
 
@@ -130,7 +130,7 @@ class TestKuramotoSivashinsky:
 
 
 class TestFisher:
-    def test_a_travelling_front_keeps_its_exact_shape_and_speed(self):
+    def test_a_traveling_front_keeps_its_exact_shape_and_speed(self):
         # Ablowitz and Zeppetella: u = (1 + exp(sqrt(rho / 6 nu) x))^-2 moves with 5 sqrt(nu rho / 6).
         nu, rho, extent, points = 2e-3, 2.0, 4.0, 1024
         steep, speed = np.sqrt(rho / (6 * nu)), 5 * np.sqrt(nu * rho / 6)
@@ -230,20 +230,20 @@ class TestNavierStokes:
 
 
 class TestReduction:
-    def test_truncation_gives_exact_values_of_a_band_limited_field_at_cell_centres(self):
+    def test_truncation_gives_exact_values_of_a_band_limited_field_at_cell_centers(self):
         fine, coarse = 96, 32
-        x, centres = np.arange(fine) / fine, (np.arange(coarse) + 0.5) / coarse
+        x, centers = np.arange(fine) / fine, (np.arange(coarse) + 0.5) / coarse
 
         def f(x):
             return 1 + np.sin(2 * np.pi * 3 * x + 0.3) - 0.5 * np.cos(2 * np.pi * 15 * x)
 
-        assert np.allclose(truncate_periodic_1d(np.fft.rfft(f(x)), fine, coarse), f(centres))
+        assert np.allclose(truncate_periodic_1d(np.fft.rfft(f(x)), fine, coarse), f(centers))
 
         def g(x, y):
             return f(x) * np.cos(2 * np.pi * 7 * y + 1) + np.sin(2 * np.pi * (3 * x - 5 * y))
 
         field = np.fft.rfft2(g(x[:, None], x[None, :]))
-        assert np.allclose(truncate_periodic_2d(field, fine, coarse), g(centres[:, None], centres[None, :]))
+        assert np.allclose(truncate_periodic_2d(field, fine, coarse), g(centers[:, None], centers[None, :]))
 
     def test_modes_that_do_not_fit_are_dropped_not_folded(self):
         x = np.arange(128) / 128

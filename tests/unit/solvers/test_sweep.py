@@ -124,7 +124,7 @@ def test_a_killed_worker_is_an_error_that_says_how_to_go_on(tmp_path):
 
 
 class TestRefusals:
-    def test_another_data_set_of_that_name_is_not_replaced_without_being_told(self, made, tmp_path):
+    def test_another_data_set_of_that_name_is_not_replaced_without_being_reported(self, made, tmp_path):
         shutil.copytree(made.path, tmp_path / made.path.name)
         other = small(seed=1, trajectories=(1, 0, 0))
         with pytest.raises(ConfigError) as caught:

@@ -28,7 +28,7 @@ def test_a_task_has_the_stored_size_of_the_benchmark_and_survives_json(name):
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("burger1d", "burgers1d"), ("ns", "ns2d"), ("Darcy2D", "darcy2d")])
-def test_a_misspelt_task_is_answered_with_the_nearest_name(wrong, right):
+def test_a_misspelled_task_is_answered_with_the_nearest_name(wrong, right):
     with pytest.raises(ConfigError) as caught:
         find_task(wrong)
     assert right in caught.value.hint
@@ -53,7 +53,7 @@ def test_solvers_use_at_least_twice_the_stored_points():
 
 
 class TestDraws:
-    def test_a_trajectory_draws_the_same_whatever_stands_beside_it(self):
+    def test_a_trajectory_draws_the_same_whatever_stands_next_to_it(self):
         many = Draws(3, "ks1d", "train", tuple(range(10)))
         alone = Draws(3, "ks1d", "train", (7,))
         for kind in ("uniform", "normal"):

@@ -1,4 +1,4 @@
-"""Running moments: range and size beside mean and deviation. Their accuracy is tested with the statistics of data."""
+"""Running moments: range and size next to mean and deviation. Their accuracy is tested with the statistics of data."""
 
 from __future__ import annotations
 

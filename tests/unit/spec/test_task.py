@@ -70,7 +70,7 @@ def test_a_task_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
         {},
         {"name": "a", "fields": 3, "axes": []},
         {"name": "a", "fields": [{"name": "u"}] * 65, "axes": [{"name": "x"}], "dt": 1.0},
-        {"name": "a", "fields": [{"name": "u", "colour": "red"}], "axes": [{"name": "x"}], "dt": 1.0},
+        {"name": "a", "fields": [{"name": "u", "color": "red"}], "axes": [{"name": "x"}], "dt": 1.0},
         {"name": "a", "fields": [{"name": "u", "tensor_rank": 9}], "axes": [{"name": "x"}], "dt": 1.0},
         {"name": "a", "fields": [{"name": ["u"]}], "axes": [{"name": "x"}], "dt": 1.0},
         {"name": "a", "fields": [3], "axes": [{"name": "x"}], "dt": 1.0},
@@ -80,6 +80,6 @@ def test_a_task_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
         {"name": "a", "fields": [{"name": "u"}], "axes": [{"name": "x"}], "dt": 1.0, "conserved": [["u"]]},
     ],
 )
-def test_a_strangers_document_is_refused_with_a_data_error(document: object) -> None:
+def test_a_untrusted_document_is_refused_with_a_data_error(document: object) -> None:
     with pytest.raises(DataError):
         TaskSpec.from_json(document)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ups.record.blackbox import BlackBox, Phase, ring_path
 from ups.record.failure import failure_stem
-from ups.supervise.first_cause import Sighting, first_cause, sightings
+from ups.supervise.first_cause import RankEnd, first_cause, rank_ends
 from ups.supervise.rank_view import RankView, least_advanced
 
 
@@ -27,8 +27,8 @@ def rank(root: Path, number: int, *, code: int | None = None, at_ns: int = 0, **
     return view
 
 
-def found(*views: RankView, oom: bool = False, ended_ns: int | None = None) -> list[Sighting]:
-    return sightings(views, out_of_memory_kill=oom, ended_ns=ended_ns)
+def found(*views: RankView, oom: bool = False, ended_ns: int | None = None) -> list[RankEnd]:
+    return rank_ends(views, out_of_memory_kill=oom, ended_ns=ended_ns)
 
 
 def test_the_first_by_time_is_the_cause(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_a_wrapper_that_the_kernel_killed_for_memory_is_lack_of_memory(tmp_path:
     started.pid = 1
     for view in (started, never):
         view.notice_unrecorded_death(-9)
-    assert [sighting.cause for sighting in found(started, never)] == ["killed(SIGKILL)", "launcher_failed"]
-    assert {sighting.cause for sighting in found(started, never, oom=True)} == {"out_of_memory"}
+    assert [rank_end.cause for rank_end in found(started, never)] == ["killed(SIGKILL)", "launcher_failed"]
+    assert {rank_end.cause for rank_end in found(started, never, oom=True)} == {"out_of_memory"}
     assert "before it started the rank" in found(never, oom=True)[0].message
 
 

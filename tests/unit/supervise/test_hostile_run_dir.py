@@ -1,4 +1,4 @@
-"""Run directories of strangers: `ups runs`, `ups status` and `ups why` answer, and one bad run hides no other."""
+"""Untrusted run directories: `ups runs`, `ups status` and `ups why` answer, and one bad run hides no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ups.cli.main import run
 from ups.record import blackbox
 from ups.record.blackbox import BlackBox, BlackBoxReader, Phase, ring_path
 from ups.record.failure import failure_stem
-from ups.record.foreign import load_object, read_object
+from ups.record.untrusted_files import load_object, read_object
 from ups.supervise.fault import Fault
 from ups.supervise.run_file import RunFile, list_runs, list_unreadable_runs, read_run
 

@@ -9,11 +9,11 @@ from ups.supervise.rendezvous import Rendezvous
 
 
 def test_each_attempt_gets_a_new_file_in_a_directory_of_its_own(tmp_path: Path) -> None:
-    told = [Rendezvous().variables(tmp_path) for _ in range(2)]
-    paths = [Path(variables["UPS_RENDEZVOUS"].removeprefix("file://")) for variables in told]
+    reported = [Rendezvous().variables(tmp_path) for _ in range(2)]
+    paths = [Path(variables["UPS_RENDEZVOUS"].removeprefix("file://")) for variables in reported]
     assert paths[0] != paths[1]
     assert all(path.parent.stat().st_mode & 0o777 == 0o700 and not path.exists() for path in paths)
-    assert told[0]["GLOO_SOCKET_IFNAME"] == told[0]["NCCL_SOCKET_IFNAME"] == "lo"
+    assert reported[0]["GLOO_SOCKET_IFNAME"] == reported[0]["NCCL_SOCKET_IFNAME"] == "lo"
 
 
 def test_an_address_comes_with_its_port_and_interface(tmp_path: Path) -> None:

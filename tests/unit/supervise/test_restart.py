@@ -19,7 +19,7 @@ def test_restarts_are_counted_since_the_last_commit() -> None:
     assert policy.decide(fault(step=3)).action == "stop(no_restarts_left)"
 
 
-def test_a_new_commit_starts_the_count_anew() -> None:
+def test_a_new_commit_starts_the_count_again() -> None:
     policy = RestartPolicy(max_restarts=1)
     for commit in (5, 10, 15, 20):
         assert policy.decide(fault(step=commit + 2, checkpoint=commit)).action == "restart 1/1"

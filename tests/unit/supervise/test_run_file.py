@@ -121,7 +121,7 @@ def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
     assert [path.name for path, _ in list_runs(tmp_path)] == ["good"]
 
 
-def test_what_kept_the_state_from_being_written_is_told(tmp_path: Path) -> None:
+def test_what_kept_the_state_from_being_written_is_reported(tmp_path: Path) -> None:
     file = RunFile(tmp_path / "gone")
     file.path.parent.mkdir()
     file.begin(ranks=1, max_restarts=0, box_root=tmp_path)

@@ -46,7 +46,7 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
         yield made
 
 
-def learnt() -> StandstillWatch:
+def learned() -> StandstillWatch:
     times = PhaseTimes(RULES)
     for phase in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD):
         for _ in range(50):
@@ -70,7 +70,7 @@ def test_the_rank_behind_is_named_then_ended(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.box.record(Phase.DATA, 3)
     ranks[0].box.record(Phase.FORWARD, 3)
-    watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
+    watch, seen, now = learned(), views(ranks), time.monotonic_ns()
     assert look(watch, seen, now + 9 * SECOND) is None
     named = look(watch, seen, now + 11 * SECOND)
     assert named is not None
@@ -82,7 +82,7 @@ def test_the_rank_behind_is_named_then_ended(ranks: list[Rank]) -> None:
 
 def test_nobody_is_ended_while_anybody_moves(ranks: list[Rank]) -> None:
     ranks[1].box.record(Phase.DATA, 3)
-    watch, now = learnt(), time.monotonic_ns()
+    watch, now = learned(), time.monotonic_ns()
     ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=7200.0)
     assert look(watch, views(ranks), now + 100 * SECOND) is None
     for later in (130, 3600):
@@ -94,7 +94,7 @@ def test_nobody_is_ended_while_anybody_moves(ranks: list[Rank]) -> None:
 def test_a_save_far_beyond_what_saves_take_is_named_then_ended(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.box.issue("save", Phase.SAVE, 3, deadline_seconds=3600.0, usual_seconds=2.0)
-    watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
+    watch, seen, now = learned(), views(ranks), time.monotonic_ns()
     assert look(watch, seen, now + 29 * SECOND) is None
     named = look(watch, seen, now + 31 * SECOND)
     assert named is not None
@@ -105,7 +105,7 @@ def test_a_save_far_beyond_what_saves_take_is_named_then_ended(ranks: list[Rank]
 
 
 def test_a_rank_whose_save_is_slow_is_not_named_while_another_trains(ranks: list[Rank]) -> None:
-    watch, now = learnt(), time.monotonic_ns()
+    watch, now = learned(), time.monotonic_ns()
     ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=3600.0)
     ranks[1].box.record(Phase.FORWARD, 3)
     seen = views(ranks)
@@ -115,7 +115,7 @@ def test_a_rank_whose_save_is_slow_is_not_named_while_another_trains(ranks: list
 
 
 def test_a_long_wait_in_the_past_excuses_nobody_else(ranks: list[Rank]) -> None:
-    watch = learnt()
+    watch = learned()
     watch.times.learn(Phase.SYNC, 300.0)
     ranks[1].box.record(Phase.DATA, 3)
     ranks[0].box.record(Phase.DATA, 3)
@@ -128,7 +128,7 @@ def test_a_long_wait_in_the_past_excuses_nobody_else(ranks: list[Rank]) -> None:
 def test_a_declared_deadline_is_a_cause_of_its_own(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.box.record(Phase.SAVE, 3, deadline_seconds=30.0)
-    found = learnt().look(views(ranks), time.monotonic_ns() + 31 * SECOND)
+    found = learned().look(views(ranks), time.monotonic_ns() + 31 * SECOND)
     assert found is not None
     assert (found.cause, found.kill) == ("deadline(save)", True)
 
@@ -138,7 +138,7 @@ def test_a_stopped_rank_is_ended_as_soon_as_it_would_be_named_even_in_a_long_pha
         rank.box.record(Phase.SAVE, 3, deadline_seconds=7200.0)
     ranks[1].process.send_signal(signal.SIGSTOP)
     time.sleep(0.2)
-    watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
+    watch, seen, now = learned(), views(ranks), time.monotonic_ns()
     assert look(watch, seen, now) is None
     found = look(watch, seen, now + 11 * SECOND)
     assert found is not None
@@ -148,7 +148,7 @@ def test_a_stopped_rank_is_ended_as_soon_as_it_would_be_named_even_in_a_long_pha
 def test_a_rank_that_was_continued_is_left_alone(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.box.record(Phase.SAVE, 3, deadline_seconds=7200.0)
-    watch, now = learnt(), time.monotonic_ns()
+    watch, now = learned(), time.monotonic_ns()
     ranks[1].process.send_signal(signal.SIGSTOP)
     time.sleep(0.2)
     assert look(watch, views(ranks), now) is None
@@ -163,7 +163,7 @@ def test_of_level_ranks_the_one_that_computes_is_named(tmp_path: Path) -> None:
     try:
         for rank in (idle, busy):
             rank.box.record(Phase.BACKWARD, 3)
-        watch, seen = learnt(), views([idle, busy])
+        watch, seen = learned(), views([idle, busy])
         began = time.monotonic_ns()
         look(watch, seen, began)
         time.sleep(2.0)
@@ -178,10 +178,10 @@ def test_of_level_ranks_the_one_that_computes_is_named(tmp_path: Path) -> None:
             rank.process.wait()
 
 
-def test_after_a_pause_of_the_whole_job_time_begins_anew(ranks: list[Rank]) -> None:
+def test_after_a_pause_of_the_whole_job_time_begins_again(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.box.record(Phase.DATA, 3)
-    watch, seen, now = learnt(), views(ranks), time.monotonic_ns()
+    watch, seen, now = learned(), views(ranks), time.monotonic_ns()
     assert watch.look(seen, now + SECOND) is None
     assert watch.look(seen, now + 300 * SECOND) is None, "the watcher did not look for five minutes either"
     assert look(watch, seen, now + 309 * SECOND) is None
@@ -208,7 +208,7 @@ def test_a_rank_that_is_ahead_and_waits_in_an_evaluation_excuses_nobody(ranks: l
     for rank in ranks:
         rank.box.issue("gradient_norm", Phase.SYNC, 3)
     ranks[0].box.issue("barrier", Phase.EVALUATE, 3, deadline_seconds=3600)
-    watch = learnt()
+    watch = learned()
     watch.times.learn(Phase.SYNC, 0.1)
     seen, now = views(ranks), time.monotonic_ns()
     found = look(watch, seen, now + 11 * SECOND)
@@ -222,7 +222,7 @@ def test_a_rank_that_saves_excuses_those_who_wait_for_it(ranks: list[Rank]) -> N
     ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=3600)
     ranks[0].box.record(Phase.SAVE, 3, deadline_seconds=3600)
     ranks[1].box.issue("barrier", Phase.SYNC, 3)
-    watch = learnt()
+    watch = learned()
     watch.times.learn(Phase.SYNC, 0.1)
     assert look(watch, views(ranks), time.monotonic_ns() + 110 * SECOND) is None
     named = look(watch, views(ranks), time.monotonic_ns() + 600 * SECOND)

@@ -1,4 +1,4 @@
-"""The supervisor's own errors and signals: a verdict in any case, and no wish where nobody wished."""
+"""The supervisor's own errors and signals: a verdict in any case, and no request where nobody asked."""
 
 import json
 import os
@@ -42,21 +42,21 @@ def test_a_rank_that_cannot_be_started_is_a_fault_with_its_reason(
 def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
     earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _listen() as wish:
+        with _listen() as stop_request:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert wish.number == 0
+            assert stop_request.number == 0
     finally:
         signal.signal(signal.SIGHUP, earlier)
 
 
-def test_two_signals_at_once_are_one_wish_and_a_later_one_means_now() -> None:
-    with _listen() as wish:
+def test_two_signals_at_once_are_one_request_and_a_later_one_means_now() -> None:
+    with _listen() as stop_request:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
-        assert wish.number
-        assert not wish.urgent
+        assert stop_request.number
+        assert not stop_request.urgent
         time.sleep(0.6)
         os.kill(os.getpid(), signal.SIGHUP)
-        assert not wish.urgent
+        assert not stop_request.urgent
         os.kill(os.getpid(), signal.SIGINT)
-        assert wish.urgent
+        assert stop_request.urgent

@@ -62,7 +62,7 @@ def test_a_run_without_faults_says_so(tmp_path: Path) -> None:
     assert "no fault so far" in explain(tmp_path, read_run(tmp_path))
 
 
-def test_a_fault_that_was_healed_is_not_told_as_the_end_of_the_run(tmp_path: Path) -> None:
+def test_a_fault_that_was_healed_is_not_reported_as_the_end_of_the_run(tmp_path: Path) -> None:
     file = RunFile(tmp_path)
     file.begin(ranks=2, max_restarts=1, box_root=tmp_path)
     fault = Fault(0, 1, 2, "h", 7, "data", "killed(SIGKILL)", action="restart 1/3", log="logs/attempt_0/rank_00001.err")
@@ -80,7 +80,7 @@ def test_a_fault_that_was_healed_is_not_told_as_the_end_of_the_run(tmp_path: Pat
     assert "What to do: " in text
 
 
-def test_a_strangers_run_shows_no_file_of_its_reader(tmp_path: Path) -> None:
+def test_a_untrusted_run_shows_no_file_of_its_reader(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("my key")
     run = tmp_path / "run"
     run.mkdir()

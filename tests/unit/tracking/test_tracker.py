@@ -86,10 +86,10 @@ def test_a_hung_and_a_broken_tracker_cost_no_time_and_no_local_row(
     assert fan.dropped["failing"] >= 1
     assert [row["step"] for row in keeping.rows] == list(range(100))
     assert keeping.closed
-    told = capsys.readouterr().err
-    assert "tracker 'failing' failed and is left out" in told
-    assert "tracker 'hanging' did not take its last rows" in told
-    assert f"tracker 'hanging' missed {fan.dropped['hanging']} rows" in told
+    reported = capsys.readouterr().err
+    assert "tracker 'failing' failed and is left out" in reported
+    assert "tracker 'hanging' did not take its last rows" in reported
+    assert f"tracker 'hanging' missed {fan.dropped['hanging']} rows" in reported
 
 
 class Slow(Keeping):
@@ -111,13 +111,13 @@ def test_a_slow_tracker_is_flushed_and_closed_although_its_queue_is_full(tmp_pat
 
 
 class HangingAtClose(Keeping):
-    name = "farewell"
+    name = "closing"
 
     def close(self) -> None:
         time.sleep(30)
 
 
-def test_trackers_that_hang_in_their_farewell_cost_the_time_limit_once(tmp_path: Path) -> None:
+def test_trackers_that_hang_in_their_close_cost_the_time_limit_once(tmp_path: Path) -> None:
     fan = FanOut(JsonlTracker(tmp_path / "m.jsonl"), [HangingAtClose(), HangingAtClose(), HangingAtClose()])
     fan.log({"step": 1})
     started = time.monotonic()

@@ -127,7 +127,7 @@ def test_how_long_saves_take_is_known_when_the_first_is_done(runtime: Runtime, t
     assert checkpointer.longest_seconds == checkpointer.last.seconds > 0.0
 
 
-def test_failed_saves_are_counted_told_and_forgiven_after_a_good_one(
+def test_failed_saves_are_counted_reported_and_forgiven_after_a_good_one(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     real = module.save
@@ -174,7 +174,7 @@ def damage_length(path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [damage_byte, damage_length, Path.unlink])
 @pytest.mark.parametrize("name", ["__0_0.distcp", ".metadata", "progress.json", "MANIFEST", "COMMITTED"])
-def test_damage_is_never_loaded_and_the_older_one_is_used_aloud(  # type: ignore[no-untyped-def]
+def test_damage_is_never_loaded_and_the_older_one_is_used_with_a_warning(  # type: ignore[no-untyped-def]
     runtime: Runtime, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage, name: str
 ) -> None:
     checkpointer = Checkpointer(runtime, tmp_path)
@@ -184,9 +184,9 @@ def test_damage_is_never_loaded_and_the_older_one_is_used_aloud(  # type: ignore
     found = checkpointer.find()
     assert found is not None
     assert found[1].step == 4
-    told = capsys.readouterr().err
-    assert "checkpoint step_00000008 is not used" in told
-    assert "falling back to the older checkpoint step_00000004" in told
+    reported = capsys.readouterr().err
+    assert "checkpoint step_00000008 is not used" in reported
+    assert "falling back to the older checkpoint step_00000004" in reported
     save(checkpointer, 8)  # the same step can be saved again; the broken one is kept aside
     assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 8)
     assert (tmp_path / "checkpoints" / "broken_step_00000008").is_dir()
@@ -281,8 +281,8 @@ def test_a_link_in_place_of_a_checkpoint_is_neither_followed_nor_a_failed_save(
     checkpoint_path(run_dir, 16).symlink_to(elsewhere)
     save(checkpointer, 16)  # commits where a link stands
     assert checkpointer.failed_in_row == 0
-    assert "save of step" not in (told := capsys.readouterr().err)
-    assert "step_00000016 is a symbolic link and is set aside" in told
+    assert "save of step" not in (reported := capsys.readouterr().err)
+    assert "step_00000016 is a symbolic link and is set aside" in reported
     checkpoint_path(run_dir, 20).symlink_to(elsewhere)
     found = checkpointer.find()
     assert found is not None
@@ -306,7 +306,7 @@ def test_old_checkpoints_that_cannot_be_removed_do_not_undo_a_commit(
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_run_directory_that_is_gone_is_not_made_anew(runtime: Runtime, tmp_path: Path, replaced: bool) -> None:
+def test_a_run_directory_that_is_gone_is_not_made_again(runtime: Runtime, tmp_path: Path, replaced: bool) -> None:
     run_dir = tmp_path / "run"
     checkpointer = Checkpointer(runtime, run_dir)
     save(checkpointer, 4)

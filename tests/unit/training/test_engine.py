@@ -18,9 +18,9 @@ from ups.distributed.strategies import spread
 from ups.errors import TrainingError
 from ups.record.blackbox import Phase
 from ups.testing.toy import ToyLoader, ToyStage
-from ups.training.box import NullBox
 from ups.training.engine import Engine
 from ups.training.progress import Progress
+from ups.training.step_recorder import NoRecorder
 
 PLAIN = {"device": "cpu", "threads": 1, "ema": {"enabled": False}}
 
@@ -145,11 +145,11 @@ def test_hooks_run_in_order_after_every_step_and_once_at_the_end(runtime: Runtim
     assert seen == ["first", "second"] * 2 + ["first end", "second end"]
 
 
-def test_a_wish_to_stop_ends_the_loop_after_a_whole_step(runtime: Runtime) -> None:
+def test_a_request_to_stop_ends_the_loop_after_a_whole_step(runtime: Runtime) -> None:
     engine = build(runtime, steps=9)
     ends: list[str] = []
     engine.hooks.append(
-        Do(lambda e, _: e.progress.step == 3 and e.wishes.ask_to_stop(15), lambda e: ends.append("end"))
+        Do(lambda e, _: e.progress.step == 3 and e.stop_requests.ask_to_stop(15), lambda e: ends.append("end"))
     )
     assert engine.run() == 15
     assert engine.progress.step == 4
@@ -187,7 +187,7 @@ def test_a_resumed_budget_keeps_the_number_of_steps(runtime: Runtime) -> None:
     assert engine.progress.stage_step == 5
 
 
-class Log(NullBox):
+class Log(NoRecorder):
     def __init__(self) -> None:
         self.phases: list[Phase] = []
 

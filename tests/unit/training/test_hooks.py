@@ -63,9 +63,9 @@ def test_the_last_step_is_saved_once_with_the_average_as_weights(engine: Engine,
     assert torch.equal(state["model/table"], state["ema/table"])
 
 
-def test_a_wish_to_save_is_granted_between_intervals(engine: Engine, tmp_path: Path) -> None:
+def test_a_request_to_save_is_granted_between_intervals(engine: Engine, tmp_path: Path) -> None:
     engine.hooks += [SaveHook(Checkpointer(engine.runtime, tmp_path, keep=10), CheckpointConfig(interval_steps=100))]
-    engine.wishes.ask_to_save()
+    engine.stop_requests.ask_to_save()
     engine.run()
     assert [step for step, _ in list_checkpoints(tmp_path)] == [7, 1]
 

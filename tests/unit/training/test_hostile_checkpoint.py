@@ -1,4 +1,4 @@
-"""A checkpoint of a stranger, with hashes that fit: what it asks for is never run, and the error says so."""
+"""A checkpoint from an untrusted source, with hashes that fit: what it asks for is never run, and the error says so."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_metadata_that_is_no_regular_file_is_refused(checkpoint: Path, tmp_path:
         read_metadata(checkpoint)
     path.unlink()
     with path.open("wb") as file:
-        file.truncate(10 * 2**30)  # sparse: takes no room
+        file.truncate(10 * 2**30)  # sparse: takes no space
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError, match="are not read"):
         read_metadata(checkpoint)

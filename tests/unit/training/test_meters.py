@@ -1,4 +1,4 @@
-"""Means are weighted by samples, and begin anew with each row."""
+"""Means are weighted by samples, and begin again with each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules are functions of progress; optimisers have their whole state from the start."""
+"""Schedules are functions of progress; optimizers have their whole state from the start."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_stages_that_train_a_part_freeze_the_rest(task: TaskSpec, kind: str) -> 
         assert (parameter.grad is not None) is trained, name
     assert sorted(map(id, stage.trainable_parameters())) == sorted(inside)
     later = operator(stepper)
-    assert len(list(later.trainable_parameters())) == len(list(stepper.parameters())), "the next stage decides anew"
+    assert len(list(later.trainable_parameters())) == len(list(stepper.parameters())), "the next stage decides again"
 
 
 @each_task
@@ -71,12 +71,12 @@ def test_losses_of_other_stages_are_means_over_samples_too(task: TaskSpec) -> No
 def test_an_autoencoder_learns_to_give_fields_and_latents_back(context_frames: int) -> None:
     stage = autoencode(small_model(context_frames, width=64), inverse_weight=1.0)
     batches = [batch_of(task, context_frames, samples=8) for task in (LINE, STEADY)]
-    optimiser = torch.optim.AdamW(stage.trainable_parameters(), lr=2e-2)
+    optimizer = torch.optim.AdamW(stage.trainable_parameters(), lr=2e-2)
     before = [stage(b).metrics for b in batches]
     for _ in range(40):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.stack([loss_of(stage, b) for b in batches]).sum().backward()
-        optimiser.step()
+        optimizer.step()
     for old, batch in zip(before, batches, strict=True):
         new = stage(batch).metrics
         for part in ("reconstruction", "inverse"):
@@ -206,12 +206,12 @@ def test_each_sample_rolls_by_its_own_shift() -> None:
 def test_a_few_steps_of_training_lower_the_loss_of_every_task_at_once() -> None:
     stage = operator(small_model(), loss="mse", jitter=False)
     batches = [batch_of(task, 2) for task in TASKS]
-    optimiser = torch.optim.AdamW(stage.trainable_parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(stage.trainable_parameters(), lr=1e-2)
     before = [loss_of(stage, b).item() for b in batches]
     for _ in range(15):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.stack([loss_of(stage, b) / v for b, v in zip(batches, before, strict=True)]).sum().backward()
-        optimiser.step()
+        optimizer.step()
     after = [loss_of(stage, b).item() for b in batches]
     assert all(a < 0.97 * b for a, b in zip(after, before, strict=True)), (before, after)
 

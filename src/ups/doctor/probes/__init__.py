@@ -1,1 +1,1 @@
-"""The rungs of `ups doctor`, each a program; started by `ups.doctor.examine`, never imported by it."""
+"""The checks of `ups doctor`, each a program; started by `ups.doctor.examine`, never imported by it."""

@@ -1,4 +1,4 @@
-"""Rung `accelerator`: driver, devices, NCCL, peer access, one product per device. Says so where there is none.
+"""Check `accelerator`: driver, devices, NCCL, peer access, one product per device. Says so where there is none.
 
 Written for CUDA and not yet run on it: see docs/first-gpu-run.md.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ups.doctor.probes.rung import Assignment, Refused, Report
+from ups.doctor.probes.check import Assignment, CheckFailed, Report
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -21,7 +21,7 @@ def check(assignment: Assignment, report: Report) -> None:
     driver = _DRIVER.read_text().splitlines()[0] if _DRIVER.exists() else ""
     if not torch.cuda.is_available():
         if wanted == "cuda":
-            raise Refused(
+            raise CheckFailed(
                 f"no accelerator: torch {torch.__version__} finds no CUDA device (driver: {driver or 'none'})",
                 means="engine.device is 'cuda', and a run is never silently moved to the CPU",
                 hint="check nvidia-smi and that torch is a CUDA build, or use --set engine.device=cpu",
@@ -37,15 +37,15 @@ def check(assignment: Assignment, report: Report) -> None:
 
 
 def check_devices(torch: Any, ranks: int, driver: str, report: Report) -> None:
-    """Enough devices, each computes, and NCCL is there; who reaches whom directly is told."""
+    """Enough devices, each computes, and NCCL is there; who reaches whom directly is reported."""
     count = torch.cuda.device_count()
     names = [torch.cuda.get_device_name(i) for i in range(count)]
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
     report.facts |= {"driver": driver, "devices": names, "cuda": torch.version.cuda, "nccl": nccl}
     if count < ranks:
-        raise Refused(f"{ranks} ranks need as many GPUs, and {count} are visible", hint=f"use --ranks {count}")
+        raise CheckFailed(f"{ranks} ranks need as many GPUs, and {count} are visible", hint=f"use --ranks {count}")
     if ranks > 1 and not nccl:
-        raise Refused("this torch has no NCCL", hint="install a CUDA build of torch for Linux")
+        raise CheckFailed("this torch has no NCCL", hint="install a CUDA build of torch for Linux")
     for i in range(ranks):
         check_product(torch, i)
     blocked = [
@@ -64,7 +64,7 @@ def check_product(torch: Any, index: int) -> None:
     a = torch.arange(256 * 256, dtype=torch.float32).reshape(256, 256) / 65536
     found = (a.to(f"cuda:{index}").double() @ a.to(f"cuda:{index}").double()).cpu()
     if not torch.allclose(found, a.double() @ a.double(), rtol=1e-9):
-        raise Refused(
+        raise CheckFailed(
             f"GPU {index} multiplies wrongly",
             means="a broken device, or a driver that does not fit the CUDA of torch",
             hint="look at nvidia-smi -q (ECC, Xid in the system log), and leave the device out",

@@ -1,6 +1,6 @@
 """What one rank and many ranks must agree on: weights at the start, gradient of the first step, learning rates, scores.
 
-Written by the rung `alone` in a process that never heard of other ranks, and compared by the rung `parity`.
+Written by the check `alone` in a process without other ranks, and compared by the check `parity`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ups.distributed.agreement import Status
-from ups.doctor.probes.parts import Enough, Parts
+from ups.doctor.probes.parts import Assembled, Enough
 from ups.training.engine import Engine
 
 NUM_STEPS = 2
@@ -53,12 +53,12 @@ def whole(tensor: Tensor) -> Tensor:
     return found.to("cpu", torch.float64).clone().contiguous()
 
 
-def weights_of(parts: Parts) -> dict[str, Tensor]:
+def weights_of(parts: Assembled) -> dict[str, Tensor]:
     """All parameters by name. Collective for sharded ones: all ranks."""
     return {name: whole(parameter) for name, parameter in parts.stage.named_parameters()}
 
 
-def plain_gradient(parts: Parts) -> dict[str, Tensor]:
+def plain_gradient(parts: Assembled) -> dict[str, Tensor]:
     """Gradient of the mean loss over the global batch of step 0, without the engine: what is right by definition."""
     parts.stage.train()
     batches = [next(parts.loader) for _ in range(parts.loader.batches_per_step)]

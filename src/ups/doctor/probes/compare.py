@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ups.doctor.probes.rung import Refused
+from ups.doctor.probes.check import CheckFailed
 
 # float64 leaves about 1e-12 after thousands of sums; a wrong denominator leaves 0.5 or more.
 TOLERANCE = 1e-7
@@ -17,13 +17,13 @@ _MEANS = "training on many ranks would not be training on one with the same batc
 def check_equal(
     found: Mapping[str, Tensor], reference: Mapping[str, Tensor], what: str, counts: Mapping[str, int]
 ) -> float:
-    """Relative distance of two gradients. Raises Refused if they differ, and says how.
+    """Relative distance of two gradients. Raises CheckFailed if they differ, and says how.
 
     counts: numbers that a wrong scale may be made of, by name ('ranks': 2, 'micro-batches': 4).
     """
     missing = sorted(reference.keys() ^ found.keys())
     if missing:
-        raise Refused(f"{what}: only one side has a gradient of {', '.join(missing[:6])}", means=_MEANS)
+        raise CheckFailed(f"{what}: only one side has a gradient of {', '.join(missing[:6])}", means=_MEANS)
     names = sorted(reference)
     mine = torch.cat([found[n].flatten() for n in names])
     truth = torch.cat([reference[n].flatten() for n in names])
@@ -33,14 +33,14 @@ def check_equal(
         return distance
     scale = float(mine @ truth) / max(size * size, 1e-300)
     if float((mine - scale * truth).norm()) <= 1e-6 * float(mine.norm()):
-        raise Refused(
+        raise CheckFailed(
             f"{what} is {scale:.6g} times what it must be{_guess(scale, counts)}",
             means="accumulated or averaged with a wrong denominator: the learning rate is not what the recipe says",
             hint="the loss of a micro-batch counts with (its samples / samples of the global batch) x ranks, and "
             "gradients are averaged over ranks once, in the last micro-batch",
         )
     worst = sorted(names, key=lambda n: float((found[n] - reference[n]).norm()), reverse=True)[:4]
-    raise Refused(
+    raise CheckFailed(
         f"{what} differs from what it must be by {100 * distance:.3g} % (most in {', '.join(worst)})",
         means=_MEANS,
         hint="look for what depends on the rank or on the other samples of a batch: draws, masks, batch statistics, "

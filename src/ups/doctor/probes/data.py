@@ -1,7 +1,7 @@
-"""Rungs `data` and `loader`: opens each task as a run does, reads ends and middle of each split, has its statistics.
+"""Checks `data` and `loader`: opens each task as a run does, reads ends and middle of each split, has its statistics.
 
 Measures a task that was never measured (as `ups train` would before its ranks start), and keeps the result for the
-other rungs. A look at every byte is `ups data validate`.
+other checks. A look at every byte is `ups data validate`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ups.doctor.probes import loader
-from ups.doctor.probes.rung import Assignment, Refused, Report, counted, rung, start
+from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, counted, start
 from ups.doctor.probes.statistics import STATISTICS_NAME
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def main() -> None:
     """Open, read, measure; then the same by worker processes."""
     assignment = start(sys.argv[1:])
-    with rung("data") as report:
+    with begin_check("data") as report:
         check(assignment, report)
-    with rung("loader") as report:
+    with begin_check("loader") as report:
         loader.check(assignment, report)
 
 
@@ -60,13 +60,13 @@ def check_fit(reader: Reader, recipe: Recipe) -> None:
 
     name = reader.task.name
     if reader.splits.get("train", 0) < 1:
-        raise Refused(f"task '{name}' has no trajectories to train on", hint="check its splits")
+        raise CheckFailed(f"task '{name}' has no trajectories to train on", hint="check its splits")
     for stage in recipe.stages:
         WindowIndex.of(reader, "train", stage.window_frames(recipe.data.context_frames))
     divisor = recipe.model.grid_divisor
     for axis, points in zip(reader.task.axes, reader.space, strict=True):
         if points % divisor:
-            raise Refused(
+            raise CheckFailed(
                 f"task '{name}' has {points} points along {axis.name}, and model '{recipe.model.type}' needs a "
                 f"multiple of {divisor}",
                 hint="change model.patch_size or model.levels, or read the data with another space_stride",
@@ -84,7 +84,7 @@ def check_windows(reader: Reader, split: str, trajectory: int) -> None:
         for name in ("state", "static", "target", "parameters"):
             values = getattr(window, name)
             if not np.isfinite(values).all():
-                raise Refused(
+                raise CheckFailed(
                     f"{reader.where(split, trajectory)}, frame {first}: {name} of task '{reader.task.name}' has "
                     "values that are not finite",
                     means="one such sample makes the loss NaN for all ranks",
@@ -96,13 +96,15 @@ def check_statistics(reader: Reader, statistics: dict[str, Any]) -> None:
     """The statistics are of this data, and some channel that is predicted varies."""
     task = reader.task
     if statistics["data_identity"] != reader.identity():
-        raise Refused(
+        raise CheckFailed(
             f"the statistics of task '{task.name}' are of other data",
-            means="fields would be normalised with numbers that do not fit them",
-            hint="delete the statistics file beside the data; it is computed again",
+            means="fields would be normalized with numbers that do not fit them",
+            hint="delete the statistics file next to the data; it is computed again",
         )
     if not any(s > 0 for s in statistics[f"{task.predicted}_std"]):
-        raise Refused(f"every {task.predicted} channel of task '{task.name}' is constant: there is nothing to learn")
+        raise CheckFailed(
+            f"every {task.predicted} channel of task '{task.name}' is constant: there is nothing to learn"
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Rungs `group` and `collective`: ranks find each other, and the first sums they make are right and not slow."""
+"""Checks `group` and `collective`: ranks find each other, and the first sums they make are right and not slow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ups.doctor.probes.rung import TIMEOUT_SECONDS, Assignment, Refused, Report, rung, start
+from ups.doctor.probes.check import TIMEOUT_SECONDS, Assignment, CheckFailed, Report, begin_check, start
 from ups.record.text import size_text
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ SLOW_SECONDS = 10.0
 def main() -> None:
     """Start the runtime of a rank, then reduce."""
     assignment = start(sys.argv[1:])
-    with rung("group") as report:
+    with begin_check("group") as report:
         from ups.config.schema import EngineConfig
         from ups.distributed.runtime import Runtime
 
@@ -30,7 +30,7 @@ def main() -> None:
         context = Runtime.start(config)
         runtime = context.__enter__()
         check_group(assignment, runtime, time.monotonic() - started, report)
-    with rung("collective") as report:
+    with begin_check("collective") as report:
         check_collective(runtime, report)
     context.__exit__(None, None, None)
 
@@ -46,9 +46,9 @@ def check_group(assignment: Assignment, runtime: Runtime, seconds: float, report
         return
     seen = from_all((runtime.rank, os.getpid(), runtime.device.type), runtime.control_group)
     if sorted(rank for rank, _, _ in seen) != list(range(assignment.ranks)):
-        raise Refused(f"asked for {assignment.ranks} ranks, found {sorted(rank for rank, _, _ in seen)}")
+        raise CheckFailed(f"asked for {assignment.ranks} ranks, found {sorted(rank for rank, _, _ in seen)}")
     if len({kind for _, _, kind in seen}) > 1:
-        raise Refused(f"ranks are on different kinds of devices: {[kind for _, _, kind in seen]}")
+        raise CheckFailed(f"ranks are on different kinds of devices: {[kind for _, _, kind in seen]}")
     backend = "nccl" if runtime.device.type == "cuda" else "gloo"
     report.facts |= {"backend": backend, "start_seconds": round(seconds, 2), "strategy": runtime.strategy}
     report.says = f"{len(seen)} ranks found each other and joined with {backend}, strategy {runtime.strategy}"
@@ -67,7 +67,7 @@ def check_collective(runtime: Runtime, report: Report) -> None:
     dist.all_reduce(small)
     expected = world * (world + 1) / 2
     if not bool((small == expected).all()):
-        raise Refused(f"the sum of 1 to {world} over all ranks is {small[0].item()}, not {expected}")
+        raise CheckFailed(f"the sum of 1 to {world} over all ranks is {small[0].item()}, not {expected}")
     large = torch.ones(LARGE_BYTES // 4, device=runtime.device) * (rank + 1)
     dist.all_reduce(torch.ones(LARGE_BYTES // 4, device=runtime.device))  # the first one opens connections
     started = time.monotonic()
@@ -77,7 +77,7 @@ def check_collective(runtime: Runtime, report: Report) -> None:
     seconds = time.monotonic() - started
     wrong = int((large != expected).sum())
     if wrong:
-        raise Refused(
+        raise CheckFailed(
             f"an all-reduce of {size_text(LARGE_BYTES)} gave {wrong} wrong numbers",
             means="the transport between ranks corrupts data",
             hint="try another interface (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), or NCCL_P2P_DISABLE=1",

@@ -1,4 +1,4 @@
-"""Rungs `libraries` and `accelerator`: imports what a run imports, one by one, and looks for what is loaded twice.
+"""Checks `libraries` and `accelerator`: imports what a run imports, one by one, and looks for what is loaded twice.
 
 Two builds of one C library in a process is the usual reason for a segmentation fault that has no traceback.
 """
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ups.doctor.probes import accelerator
-from ups.doctor.probes.rung import Refused, Report, rung, start
+from ups.doctor.probes.check import CheckFailed, Report, begin_check, start
 
 # In the order of a rank: torch first, because its libraries are the ones that others collide with.
 IMPORTS = ("numpy", "torch", "torch.distributed", "h5py", "zarr", "safetensors.torch", "xarray")
@@ -28,9 +28,9 @@ _NAME = re.compile(r"(lib[A-Za-z0-9_+]+?)(?:-[0-9a-f]{6,})?(?:[-.][0-9][0-9.]*)?
 def main() -> None:
     """Import and look; then, with torch loaded, the accelerators."""
     assignment = start(sys.argv[1:])
-    with rung("libraries") as report:
+    with begin_check("libraries") as report:
         check(report)
-    with rung("accelerator") as report:
+    with begin_check("accelerator") as report:
         accelerator.check(assignment, report)
 
 
@@ -38,7 +38,7 @@ def check(report: Report) -> None:
     """Import everything, then read the map of this process."""
     versions = {}
     for name in IMPORTS:
-        # The last line of the log of a crash tells which import it was.
+        # The last line of the log of a crash says which import it was.
         sys.stderr.write(f"import {name}\n")
         sys.stderr.flush()
         importlib.import_module(name)
@@ -47,7 +47,7 @@ def check(report: Report) -> None:
     report.facts["versions"] = versions
     numbers = re.findall(r"\d+", versions["torch"])
     if tuple(int(n) for n in numbers[:2]) < OLDEST_TORCH:
-        raise Refused(f"torch {versions['torch']} is too old", hint="install torch 2.10 or newer")
+        raise CheckFailed(f"torch {versions['torch']} is too old", hint="install torch 2.10 or newer")
     double = duplicates(mapped_files())
     report.facts["loaded_twice"] = double
     check_duplicates(double, report)
@@ -74,7 +74,7 @@ def check_duplicates(double: dict[str, list[str]], report: Report) -> None:
     for name, paths in double.items():
         text = f"{name} is loaded {len(paths)} times: {', '.join(paths)}"
         if name in DEADLY:
-            raise Refused(
+            raise CheckFailed(
                 text,
                 means="two builds of one C library share symbols but not state: sooner or later a segmentation fault",
                 hint="install both packages from one source (all from pip or all from conda) in a fresh environment",

@@ -1,4 +1,4 @@
-"""Rung `loader`: what worker processes read is bit for bit what this process reads, in the same order.
+"""Check `loader`: what worker processes read is bit for bit what this process reads, in the same order.
 
 This process reads first and keeps its files open, as a rank may have done before it starts workers: a handle that
 leaks into a worker gives wrong data there, without an error.
@@ -11,13 +11,13 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from ups.doctor.probes.limits import memory_available_bytes
-from ups.doctor.probes.rung import Assignment, Refused, Report
+from ups.doctor.probes.check import Assignment, CheckFailed, Report
+from ups.doctor.probes.ulimits import memory_available_bytes
 from ups.record.text import size_text
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
-    from ups.doctor.probes.parts import Ground
+    from ups.doctor.probes.parts import OpenData
     from ups.spec.batch import Batch
 
 NUM_BATCHES = 12
@@ -26,18 +26,18 @@ FIELDS = ("numbers", "state", "static", "target", "parameters", "dt")
 
 def check(assignment: Assignment, report: Report) -> None:
     """The first batches of rank 0 of the first stage."""
-    from ups.doctor.probes.parts import open_ground
+    from ups.doctor.probes.parts import open_run_data
 
     recipe = assignment.run
-    with open_ground(assignment) as ground:
-        expected = read(recipe, ground, assignment.ranks, workers=0)
+    with open_run_data(assignment) as opened:
+        expected = read(recipe, opened, assignment.ranks, workers=0)
         workers = workers_to_try(recipe.data.loader.workers, recipe.data.blocks_per_step)
         started = time.monotonic()
-        found = read(recipe, ground, assignment.ranks, workers=workers)
+        found = read(recipe, opened, assignment.ranks, workers=workers)
         seconds = time.monotonic() - started
     compare(expected, found)
     num_bytes = max(batch_bytes(batch) for batch in expected)
-    check_room(recipe, assignment.ranks, num_bytes, report)
+    check_memory(recipe, assignment.ranks, num_bytes, report)
     report.facts |= {"batch_bytes": num_bytes, "workers_tried": workers, "seconds": round(seconds, 2)}
     report.says = (
         f"{workers} worker processes read {len(found)} batches ({size_text(num_bytes)} each) exactly as this process"
@@ -52,16 +52,16 @@ def workers_to_try(wanted: int, blocks_per_step: int) -> int:
     return next(n for n in itertools.count(max(2, min(4, wanted))) if math.gcd(n, blocks_per_step) == 1)
 
 
-def read(recipe: Recipe, ground: Ground, ranks: int, workers: int) -> list[Batch]:
+def read(recipe: Recipe, opened: OpenData, ranks: int, workers: int) -> list[Batch]:
     """The first batches of rank 0, read by so many workers."""
     from ups.doctor.probes.parts import build_bare, build_reading
     from ups.spec.place import Place
 
     loader_config = recipe.data.loader.model_copy(update={"workers": workers})
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"loader": loader_config})})
-    _, stage = build_bare(recipe, ground, 0, device="meta")
+    _, stage = build_bare(recipe, opened, 0, device="meta")
     frames = stage.window_frames(recipe.data.context_frames)
-    with build_reading(recipe, ground, Place(0, ranks, 0, ranks), 0, frames) as loader:
+    with build_reading(recipe, opened, Place(0, ranks, 0, ranks), 0, frames) as loader:
         return [next(loader) for _ in range(NUM_BATCHES)]
 
 
@@ -69,12 +69,14 @@ def compare(expected: list[Batch], found: list[Batch]) -> None:
     """Refuse the first difference in any bit."""
     for number, (ours, theirs) in enumerate(zip(expected, found, strict=True)):
         if ours.task.name != theirs.task.name:
-            raise Refused(f"batch {number} is of task '{theirs.task.name}' from a worker, of '{ours.task.name}' here")
+            raise CheckFailed(
+                f"batch {number} is of task '{theirs.task.name}' from a worker, of '{ours.task.name}' here"
+            )
         for name in FIELDS:
             a, b = getattr(ours, name).numpy(), getattr(theirs, name).numpy()
             if a.tobytes() != b.tobytes():
                 wrong = [int(n) for n, x, y in zip(ours.numbers, a, b, strict=False) if x.tobytes() != y.tobytes()]
-                raise Refused(
+                raise CheckFailed(
                     f"batch {number}: a worker read other '{name}' of task '{ours.task.name}' than this process, in "
                     f"{len(wrong)} of {len(a)} windows (first: window {wrong[0] if wrong else '-'})",
                     means="training with loader workers would see wrong data without any error, as with a file handle "
@@ -83,14 +85,14 @@ def compare(expected: list[Batch], found: list[Batch]) -> None:
                 )
 
 
-def check_room(recipe: Recipe, ranks: int, num_bytes: int, report: Report) -> None:
+def check_memory(recipe: Recipe, ranks: int, num_bytes: int, report: Report) -> None:
     """Batches on the way of all ranks together must fit in memory (they travel in memory files, not in /dev/shm)."""
     loader = recipe.data.loader
     on_the_way = ranks * max(1, loader.workers * loader.prefetch) * num_bytes
     available = memory_available_bytes()
     report.facts["batches_on_the_way_bytes"] = on_the_way
     if on_the_way > available:
-        raise Refused(
+        raise CheckFailed(
             f"{ranks} ranks x {loader.workers} workers x {loader.prefetch} batches x {size_text(num_bytes)} are "
             f"{size_text(on_the_way)}, and {size_text(available)} of memory are free",
             means="ranks or workers would be killed for lack of memory, or by a bus error",

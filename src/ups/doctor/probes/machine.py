@@ -1,4 +1,4 @@
-"""Rung `machine`: processors, memory, room on the disk of the run, shared memory, open files, clock. No torch."""
+"""Check `machine`: processors, memory, space on the disk of the run, shared memory, open files, clock. No torch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import tempfile
 import time
 from pathlib import Path
 
-from ups.doctor.probes.limits import (
+from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, start
+from ups.doctor.probes.ulimits import (
     free_bytes,
     memory_available_bytes,
     memory_limit_bytes,
     usable_processors,
 )
-from ups.doctor.probes.rung import Assignment, Refused, Report, rung, start
 from ups.record.open_files import raise_open_files
 from ups.record.text import size_text
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written
-# A ring of a rank (ups.record.blackbox) with room to spare, and what NCCL takes for its buffers between two GPUs.
+# A ring of a rank (ups.record.blackbox) with space to spare, and what NCCL takes for its buffers between two GPUs.
 RING_BYTES = 1 << 20
 NCCL_BYTES = 64 << 20
 LITTLE_DISK_BYTES = 256 << 20
@@ -33,7 +33,7 @@ SECONDS_OF_2025 = 1_735_689_600
 def main() -> None:
     """Look at the machine."""
     assignment = start(sys.argv[1:])
-    with rung("machine") as report:
+    with begin_check("machine") as report:
         check(assignment, report)
 
 
@@ -41,7 +41,7 @@ def check(assignment: Assignment, report: Report) -> None:
     """Everything that can be known without loading a library."""
     processors, memory = usable_processors(), memory_limit_bytes()
     check_processors(assignment, report, processors)
-    room = check_disk(assignment.run_dir, report)
+    free = check_disk(assignment.run_dir, report)
     check_shared_memory(assignment.ranks, report)
     files = check_open_files(assignment, report)
     check_clock(assignment.run_dir, report)
@@ -50,12 +50,12 @@ def check(assignment: Assignment, report: Report) -> None:
         "processors": processors,
         "memory_bytes": memory,
         "memory_available_bytes": memory_available_bytes(),
-        "disk_free_bytes": room,
+        "disk_free_bytes": free,
         "open_files_needed": files,
     }
     report.says = (
         f"Python {sys.version.split()[0]}, {processors:g} processors, {size_text(memory)} memory, "
-        f"{size_text(room)} free for the run"
+        f"{size_text(free)} free for the run"
     )
 
 
@@ -71,40 +71,40 @@ def check_processors(assignment: Assignment, report: Report, processors: float) 
 
 
 def check_disk(run_dir: Path, report: Report) -> int:
-    """Whether the run directory can be written and has room; a full-size checkpoint is a rung of its own."""
+    """Whether the run directory can be written and has space; a full-size checkpoint is a check of its own."""
     base = run_dir
     while not base.exists():
         base = base.parent
     if not os.access(base, os.W_OK | os.X_OK):
-        raise Refused(
+        raise CheckFailed(
             f"{base} cannot be written, and the run would live in {run_dir}",
             hint="choose another place with --set run.dir=PATH",
         )
-    room, state = free_bytes(base), os.statvfs(base)
-    if room < LITTLE_DISK_BYTES or (state.f_files and state.f_favail < 1000):
-        raise Refused(
-            f"the disk of {base} has {size_text(room)} and {state.f_favail} files left, less than the "
+    free, state = free_bytes(base), os.statvfs(base)
+    if free < LITTLE_DISK_BYTES or (state.f_files and state.f_favail < 1000):
+        raise CheckFailed(
+            f"the disk of {base} has {size_text(free)} and {state.f_favail} files left, less than the "
             f"{size_text(LITTLE_DISK_BYTES)} and 1000 files that a run should find",
             means="checkpoints and logs of a run would not fit",
-            hint="free some room, or choose another place with --set run.dir=PATH",
+            hint="free some space, or choose another place with --set run.dir=PATH",
         )
-    if room < 20 * LITTLE_DISK_BYTES:
-        report.warnings.append(f"only {size_text(room)} are free on the disk of the run")
-    return room
+    if free < 20 * LITTLE_DISK_BYTES:
+        report.warnings.append(f"only {size_text(free)} are free on the disk of the run")
+    return free
 
 
 def check_shared_memory(ranks: int, report: Report, path: Path = SHARED_MEMORY) -> None:
-    """Room for the rings of the ranks, and for NCCL where there are GPUs. Batches do not go through it."""
+    """Space for the rings of the ranks, and for NCCL where there are GPUs. Batches do not go through it."""
     if not path.is_dir():
         report.facts["shared_memory_bytes"] = 0
         return
-    room = free_bytes(path)
-    report.facts["shared_memory_bytes"] = room
+    free = free_bytes(path)
+    report.facts["shared_memory_bytes"] = free
     has_gpus = any(Path("/dev").glob("nvidia[0-9]*"))
     needed = ranks * (RING_BYTES + (NCCL_BYTES if has_gpus else 0))
-    if room < needed:
-        raise Refused(
-            f"{path} has {size_text(room)} left, and {ranks} ranks need {size_text(needed)}",
+    if free < needed:
+        raise CheckFailed(
+            f"{path} has {size_text(free)} left, and {ranks} ranks need {size_text(needed)}",
             means="writing into shared memory that is not there ends a process with a bus error (SIGBUS)",
             hint="start the container with more (docker run --shm-size=8g, or a larger emptyDir of medium Memory)",
         )
@@ -127,7 +127,7 @@ def check_open_files(assignment: Assignment, report: Report) -> int:
     soft, hard = raise_open_files(needed)
     report.facts["open_files_limit"] = before
     if soft < needed:
-        raise Refused(
+        raise CheckFailed(
             f"a rank needs about {needed} open files, and the limit is {hard}",
             means="the run would end with 'Too many open files', perhaps hours after its start",
             hint=f"raise it (ulimit -Hn {2 * needed}, or LimitNOFILE of the service), or use fewer loader workers",
@@ -139,7 +139,7 @@ def check_clock(run_dir: Path, report: Report) -> None:
     """A clock that is years off breaks certificates; one that differs from the file server's confuses caches."""
     now = time.time()
     if now < SECONDS_OF_2025:
-        raise Refused(f"the clock says {time.ctime(now)}", hint="set the clock of this machine (NTP)")
+        raise CheckFailed(f"the clock says {time.ctime(now)}", hint="set the clock of this machine (NTP)")
     base = run_dir
     while not base.exists():
         base = base.parent

@@ -1,4 +1,4 @@
-"""Rungs `model`, `backward` and `alone`: builds the model of the recipe and predicts one step of each task."""
+"""Checks `model`, `backward` and `alone`: builds the model of the recipe and predicts one step of each task."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import sys
 import time
 
 from ups.doctor.probes import backward
-from ups.doctor.probes.rung import Assignment, Refused, Report, rung, start
+from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, start
 from ups.record.text import size_text
 
 
 def main() -> None:
     """Build and predict, then backward for each stage and task, then two steps of each stage."""
     assignment = start(sys.argv[1:])
-    with rung("model") as report:
+    with begin_check("model") as report:
         check(assignment, report)
-    with rung("backward") as report:
+    with begin_check("backward") as report:
         backward.check(assignment, report)
-    with rung("alone") as report:
+    with begin_check("alone") as report:
         backward.train_alone(assignment, report)
 
 
@@ -28,18 +28,18 @@ def check(assignment: Assignment, report: Report) -> None:
     from ups.distributed.environment import RankEnvironment
     from ups.distributed.precision import autocast, weight_dtype
     from ups.distributed.runtime import choose_device
-    from ups.doctor.probes.parts import build_bare, open_ground
+    from ups.doctor.probes.parts import build_bare, open_run_data
     from ups.evaluation.rollout import RolloutPlan, read_inputs
 
     recipe = assignment.run
     device = choose_device(recipe.engine.device, RankEnvironment())
     dtype = weight_dtype(recipe.engine.precision)
-    with open_ground(assignment) as ground:
+    with open_run_data(assignment) as opened:
         started = time.monotonic()
-        stepper, _ = build_bare(recipe, ground, 0)
+        stepper, _ = build_bare(recipe, opened, 0)
         stepper.to(device=device, dtype=dtype).eval()
         count = sum(p.numel() for p in stepper.parameters())
-        for reader in ground.readers:
+        for reader in opened.readers:
             task, context = reader.task, stepper.context_frames
             plan = RolloutPlan(context, 0 if task.steady else context - 1, 1)
             trajectories = range(min(2, reader.splits["train"]))
@@ -47,12 +47,12 @@ def check(assignment: Assignment, report: Report) -> None:
             with torch.no_grad(), autocast(recipe.engine.precision, device):
                 prediction = stepper(batch)
             if prediction.shape != truth[:, 0].shape:
-                raise Refused(
+                raise CheckFailed(
                     f"the model predicts {tuple(prediction.shape)} for task '{task.name}', whose truth has "
                     f"{tuple(truth[:, 0].shape)}"
                 )
             if not bool(torch.isfinite(prediction).all()):
-                raise Refused(
+                raise CheckFailed(
                     f"the untrained model predicts values that are not finite for task '{task.name}'",
                     means="the first loss would be NaN",
                     hint="check units and statistics of the task with `ups data inspect`, and engine.precision",

@@ -1,6 +1,6 @@
 """What the sampler and the keyed draws promise, looked at from outside: order by pass, draws by window.
 
-Used by the rung `samples`. No processes, no files.
+Used by the check `samples`. No processes, no files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rungs `parity`, `equal` and `evaluation`: many ranks are one. All in float64, against what one rank alone computed.
+"""Checks `parity`, `equal` and `evaluation`: many ranks are one. All in float64, against what one rank alone computed.
 
 parity: weights, gradient and learning rates are those of one rank with the same global batch. equal: after the steps,
 parameters and buffers are the same on all ranks. evaluation: every held-out trajectory is scored once, and the scores
@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ups.doctor.probes.rung import Assignment, Refused, Report, counted, rung, start
+from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, counted, start
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ups.config.schema import Recipe
     from ups.distributed.runtime import Runtime
-    from ups.doctor.probes.parts import Ground
+    from ups.doctor.probes.parts import OpenData
 
 _SHOWN = 6
 _SCORE_TOLERANCE = 1e-6
@@ -32,23 +32,23 @@ def main() -> None:
     """Two steps of every stage, then validation."""
     assignment = start(sys.argv[1:])
     with contextlib.ExitStack() as stack:
-        with rung("parity") as report:
+        with begin_check("parity") as report:
             from ups.distributed.runtime import Runtime
-            from ups.doctor.probes.parts import exact, open_ground
+            from ups.doctor.probes.parts import exact, open_run_data
 
             recipe = exact(assignment.run, assignment.ranks)
             runtime = stack.enter_context(Runtime.start(recipe.engine))
-            ground = stack.enter_context(open_ground(assignment))
-            trained = [check_parity(assignment, recipe, ground, runtime, i, report) for i in range(len(recipe.stages))]
-        with rung("equal") as report:
+            opened = stack.enter_context(open_run_data(assignment))
+            trained = [check_parity(assignment, recipe, opened, runtime, i, report) for i in range(len(recipe.stages))]
+        with begin_check("equal") as report:
             for module in trained:
                 check_equal_on_all_ranks(module, runtime, report)
-        with rung("evaluation") as report:
-            check_evaluation(assignment, recipe, ground, runtime, report)
+        with begin_check("evaluation") as report:
+            check_evaluation(assignment, recipe, opened, runtime, report)
 
 
 def check_parity(
-    assignment: Assignment, recipe: Recipe, ground: Ground, runtime: Runtime, index: int, report: Report
+    assignment: Assignment, recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report: Report
 ) -> nn.Module:
     """Two steps of one stage against those of one rank; returns the trained module. Collective: all ranks."""
     from ups.doctor.probes.capture import Capture, read_alone, read_facts, weights_of
@@ -71,12 +71,12 @@ def check_parity(
         report.facts[f"distance_{index}"] = check_equal(found, gradients, what, counts)
 
     capture = Capture(after_first)
-    with assemble(recipe, ground, runtime, index, [capture], moved=True) as parts:
+    with assemble(recipe, opened, runtime, index, [capture], moved=True) as parts:
         check_same_start(weights_of(parts), weights, where)
         run_steps(parts)
     expected = read_facts(assignment.work_dir)[f"rates_{index}"]
     if not same_rates(capture.rates, expected):
-        raise Refused(
+        raise CheckFailed(
             f"the learning rates of {counted(runtime.world_size, 'rank')} are {capture.rates}, of one rank {expected} "
             f"({where})",
             means="the learning rate changes with the number of ranks: two world sizes are two experiments",
@@ -99,7 +99,7 @@ def check_same_start(found: dict[str, Tensor], weights: dict[str, Tensor], where
     """Every rank begins with the weights of the seed."""
     wrong = [n for n in weights if n not in found or not bool((found[n] == weights[n]).all())]
     if wrong:
-        raise Refused(
+        raise CheckFailed(
             f"{len(wrong)} parameters begin with other values than on one rank ({where}): {', '.join(wrong[:_SHOWN])}",
             means="weights depend on the rank or on the world size",
             hint="draw weights under the seed of the recipe only (ups.models.build)",
@@ -110,7 +110,7 @@ def check_same_gradients(found: dict[str, Tensor], runtime: Runtime) -> None:
     """After the reduction, every rank holds the same gradient. Collective: all ranks."""
     different = names_that_differ({name: digest(tensor) for name, tensor in found.items()}, runtime)
     if different:
-        raise Refused(
+        raise CheckFailed(
             f"ranks hold different gradients after the reduction: {', '.join(different[:_SHOWN])} "
             f"({len(different)} of {len(found)})",
             means=f"{runtime.world_size} independent models are trained, of which one is kept",
@@ -125,7 +125,7 @@ def check_equal_on_all_ranks(module: nn.Module, runtime: Runtime, report: Report
     tensors = {n: p for n, p in module.named_parameters() if not isinstance(p, DTensor)}
     different = names_that_differ({name: digest(p) for name, p in tensors.items()}, runtime)
     if different:
-        raise Refused(
+        raise CheckFailed(
             f"after two steps ranks have different parameters: {', '.join(different[:_SHOWN])}",
             means=f"{runtime.world_size} independent models are trained, of which one is kept",
             hint="call the module that the strategy wraps (strategy.module), never the stage itself",
@@ -133,7 +133,7 @@ def check_equal_on_all_ranks(module: nn.Module, runtime: Runtime, report: Report
     buffers = dict(module.named_buffers())
     different = names_that_differ({name: digest(b) for name, b in buffers.items()}, runtime)
     if different:
-        raise Refused(
+        raise CheckFailed(
             f"after two steps ranks have different buffers: {', '.join(different[:_SHOWN])}",
             means="running statistics (BatchNorm) are of each rank's own samples: the saved model is rank 0's alone",
             hint="use a norm without running statistics (LayerNorm, GroupNorm, RMSNorm), or SyncBatchNorm",
@@ -156,7 +156,9 @@ def names_that_differ(digests: dict[str, str], runtime: Runtime) -> list[str]:
     return [name for name in names if len({one.get(name) for one in everyone}) > 1]
 
 
-def check_evaluation(assignment: Assignment, recipe: Recipe, ground: Ground, runtime: Runtime, report: Report) -> None:
+def check_evaluation(
+    assignment: Assignment, recipe: Recipe, opened: OpenData, runtime: Runtime, report: Report
+) -> None:
     """Every trajectory counts once, and scores are those of one rank. Collective: all ranks."""
     from ups.distributed.agreement import from_all
     from ups.doctor.probes.capture import read_facts
@@ -164,15 +166,15 @@ def check_evaluation(assignment: Assignment, recipe: Recipe, ground: Ground, run
     from ups.doctor.probes.scores import scored_trajectories, validation_scores
 
     limit, total = recipe.evaluate.max_trajectories, 0
-    for reader in ground.readers:
+    for reader in opened.readers:
         count = reader.splits.get("valid", 0)
         if not count:
             continue
         mine = scored_trajectories(reader, runtime.place, recipe.data.context_frames, limit)
         check_once(reader.task.name, from_all(list(mine), runtime.control_group), min(limit, count))
         total += min(limit, count)
-    with assemble(recipe, ground, runtime, len(recipe.stages) - 1, moved=True) as parts:
-        scores = validation_scores(recipe, ground, parts)
+    with assemble(recipe, opened, runtime, len(recipe.stages) - 1, moved=True) as parts:
+        scores = validation_scores(recipe, opened, parts)
     check_scores(from_all(scores, runtime.control_group), read_facts(assignment.work_dir)["scores"])
     report.facts["scores"] = scores
     report.says = f"{total} held-out trajectories are scored once each, with the scores of one rank"
@@ -184,7 +186,7 @@ def check_once(task: str, by_rank: Sequence[Sequence[int]], expected: int) -> No
     twice = sorted(t for t, n in counts.items() if n > 1)
     missing = sorted(set(range(expected)) - set(counts))
     if twice or missing or len(counts) != expected:
-        raise Refused(
+        raise CheckFailed(
             f"task '{task}' has {expected} trajectories to score, and {sum(counts.values())} were: "
             f"{twice[:_SHOWN]} twice, {missing[:_SHOWN]} never",
             means="metrics would depend on the number of ranks: padded samples count twice",
@@ -196,11 +198,11 @@ def check_scores(by_rank: Sequence[dict[str, float]], alone: dict[str, float]) -
     """Every rank reports the scores that one rank alone finds."""
     for rank, scores in enumerate(by_rank):
         if scores.keys() != alone.keys():
-            raise Refused(f"rank {rank} reports {sorted(scores)}, one rank alone {sorted(alone)}")
+            raise CheckFailed(f"rank {rank} reports {sorted(scores)}, one rank alone {sorted(alone)}")
         for name, value in alone.items():
             both = (scores[name], value)
             if not math.isclose(*both, rel_tol=_SCORE_TOLERANCE, abs_tol=1e-18) and not all(map(math.isnan, both)):
-                raise Refused(
+                raise CheckFailed(
                     f"{name} is {scores[name]:.8g} on rank {rank} of {len(by_rank)}, and {value:.8g} on one rank",
                     means="validation is not reduced over ranks, or weighs samples by who scored them",
                     hint="reduce sums and counts over all ranks, then divide",

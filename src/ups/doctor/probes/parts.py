@@ -1,6 +1,6 @@
-"""The parts of a run, put together as a rank does it, and the changes to a recipe that make a rung quick or exact.
+"""The parts of a run, put together as a rank does it, and the changes to a recipe that make a check quick or exact.
 
-Mirrors `ups.run.stage_run` with the parts that a rung wants to see. Imports torch: rungs import this module
+Mirrors `ups.run.stage_run` with the parts that a check wants to see. Imports torch: checks import this module
 after they have begun.
 """
 
@@ -20,7 +20,7 @@ from ups.data.open import open_task
 from ups.distributed.agreement import Status
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, spread
-from ups.doctor.probes.rung import TIMEOUT_SECONDS, Assignment
+from ups.doctor.probes.check import TIMEOUT_SECONDS, Assignment
 from ups.doctor.probes.statistics import STATISTICS_NAME, read_statistics
 from ups.formats.base import Reader
 from ups.models.build import build_model
@@ -30,7 +30,7 @@ from ups.spec.place import Place
 from ups.spec.statistics import Statistics
 from ups.training.engine import Engine, Hook
 from ups.training.stages import Stage, build_stage
-from ups.training.wishes import Wishes
+from ups.training.stop_requests import StopRequests
 
 
 class Enough(Exception):
@@ -38,7 +38,7 @@ class Enough(Exception):
 
 
 @dataclass(frozen=True)
-class Ground:
+class OpenData:
     """Tasks, readers and statistics of a recipe."""
 
     readers: Sequence[Reader]
@@ -46,7 +46,7 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class Parts:
+class Assembled:
     """One stage of a run, ready to train."""
 
     stepper: Stepper
@@ -80,8 +80,8 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
 
 
 @contextlib.contextmanager
-def open_ground(assignment: Assignment) -> Iterator[Ground]:
-    """Readers and statistics; what the rung `data` measured is used again."""
+def open_run_data(assignment: Assignment) -> Iterator[OpenData]:
+    """Readers and statistics; what the check `data` measured is used again."""
     recipe = assignment.run
     readers = [open_task(task) for task in recipe.data.tasks]
     try:
@@ -92,26 +92,26 @@ def open_ground(assignment: Assignment) -> Iterator[Ground]:
             statistics = {
                 r.task.name: ensure_statistics(r, t.path) for r, t in zip(readers, recipe.data.tasks, strict=True)
             }
-        yield Ground(readers, statistics)
+        yield OpenData(readers, statistics)
     finally:
         for reader in readers:
             reader.close()
 
 
-def build_bare(recipe: Recipe, ground: Ground, index: int, device: str = "cpu") -> tuple[Stepper, Stage]:
+def build_bare(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu") -> tuple[Stepper, Stage]:
     """Model and stage `index` as every rank builds them; device 'meta' needs no memory."""
-    tasks = [reader.task for reader in ground.readers]
+    tasks = [reader.task for reader in opened.readers]
     stepper = build_model(
-        recipe.model, tasks, ground.statistics, recipe.data.context_frames, seed=recipe.run.seed, device=device
+        recipe.model, tasks, opened.statistics, recipe.data.context_frames, seed=recipe.run.seed, device=device
     )
     return stepper, build_stage(recipe.stages[index], stepper, recipe.run.seed)
 
 
-def build_reading(recipe: Recipe, ground: Ground, place: Place, index: int, window_frames: int) -> Loader:
+def build_reading(recipe: Recipe, opened: OpenData, place: Place, index: int, window_frames: int) -> Loader:
     """The loader of one rank for stage `index`."""
     return build_loader(
         recipe.data,
-        ground.readers,
+        opened.readers,
         place,
         seed=key_of(recipe.run.seed, "stage", index) >> 1,
         window_frames=window_frames,
@@ -129,15 +129,15 @@ def move_weights(stage: Stage, seed: int) -> None:
 
 @contextlib.contextmanager
 def assemble(
-    recipe: Recipe, ground: Ground, runtime: Runtime, index: int, hooks: Sequence[Hook] = (), *, moved: bool = False
-) -> Iterator[Parts]:
+    recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, hooks: Sequence[Hook] = (), *, moved: bool = False
+) -> Iterator[Assembled]:
     """Stage `index` on this rank, from its first step, with `moved` weights if asked. Collective: all ranks."""
-    stepper, stage = build_bare(recipe, ground, index)
+    stepper, stage = build_bare(recipe, opened, index)
     if moved:
         move_weights(stage, recipe.run.seed)
     strategy = spread(stage, runtime, recipe.engine)
     frames = stage.window_frames(recipe.data.context_frames)
-    with build_reading(recipe, ground, runtime.place, index, frames) as loader:
+    with build_reading(recipe, opened, runtime.place, index, frames) as loader:
         engine = Engine(
             runtime,
             strategy,
@@ -145,10 +145,10 @@ def assemble(
             config=recipe.engine,
             length=recipe.stages[index],
             global_batch=recipe.data.block_size * recipe.data.blocks_per_step,
-            wishes=Wishes(),
+            stop_requests=StopRequests(),
             hooks=hooks,
         )
-        yield Parts(stepper, stage, strategy, loader, engine)
+        yield Assembled(stepper, stage, strategy, loader, engine)
 
 
 class StopAfter:
@@ -165,7 +165,7 @@ class StopAfter:
         raise Enough
 
 
-def run_steps(parts: Parts) -> None:
+def run_steps(parts: Assembled) -> None:
     """Train until a hook has had enough. Collective: all ranks."""
     try:
         parts.engine.run()

@@ -1,7 +1,7 @@
 """What `ups train` looks at before it starts ranks: those of the doctor's checks that need no ranks and no torch.
 
 The checks are the doctor's own; together they take well under two seconds. What they refuse would fail in every
-attempt, so it is refused once, with the exit code and the hint of the rung.
+attempt, so it is refused once, with the exit code and the hint of the check.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ups.config.schema import Recipe
 from ups.doctor.probes import machine
+from ups.doctor.probes.check import Assignment, CheckFailed, Report
 from ups.doctor.probes.data import check_fit, check_windows
-from ups.doctor.probes.rung import Assignment, Refused, Report
 from ups.errors import DataError, MachineError
 
 
@@ -22,7 +22,7 @@ def preflight(recipe: Recipe, ranks: int, run_dir: Path) -> list[str]:
     report = Report("preflight")
     try:
         machine.check(Assignment(run_dir, run_dir, ranks, recipe), report)
-    except Refused as error:
+    except CheckFailed as error:
         raise MachineError(error.full_message(), hint=error.hint) from error
     for config in recipe.data.tasks:
         reader = open_task(config)
@@ -30,7 +30,7 @@ def preflight(recipe: Recipe, ranks: int, run_dir: Path) -> list[str]:
             check_fit(reader, recipe)
             check_windows(reader, "train", 0)
             reader.identity()  # of a store that was never committed there is none
-        except Refused as error:
+        except CheckFailed as error:
             raise DataError(error.full_message(), hint=error.hint) from error
         finally:
             reader.close()

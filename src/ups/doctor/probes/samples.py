@@ -1,4 +1,4 @@
-"""Rung `samples`: over all ranks, the windows of a step are the global batch of the recipe, each exactly once.
+"""Check `samples`: over all ranks, the windows of a step are the global batch of the recipe, each exactly once.
 
 Also: every pass over a task has its own order, and random draws belong to windows, not to ranks.
 """
@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ups.doctor.probes.rung import Refused, Report, counted, rung, start
+from ups.doctor.probes.check import CheckFailed, Report, begin_check, counted, start
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
     from ups.data.loader import Loader
     from ups.distributed.runtime import Runtime
-    from ups.doctor.probes.parts import Ground
+    from ups.doctor.probes.parts import OpenData
 
 NUM_STEPS = 4
 # Ranks whose draws agree in so many bits agree not by chance.
@@ -30,37 +30,39 @@ Seen = dict[tuple[int, int], tuple[int, list[int], list[int]]]
 def main() -> None:
     """Gather what every rank would read."""
     assignment = start(sys.argv[1:])
-    with rung("samples") as report:
+    with begin_check("samples") as report:
         from ups.distributed.runtime import Runtime
-        from ups.doctor.probes.parts import open_ground, quick
+        from ups.doctor.probes.parts import open_run_data, quick
 
         recipe = quick(assignment.run)
-        with Runtime.start(recipe.engine) as runtime, open_ground(assignment) as ground:
+        with Runtime.start(recipe.engine) as runtime, open_run_data(assignment) as opened:
             for index in range(len(recipe.stages)):
-                check(recipe, ground, runtime, index, report)
+                check(recipe, opened, runtime, index, report)
 
 
-def check(recipe: Recipe, ground: Ground, runtime: Runtime, index: int, report: Report) -> None:
+def check(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report: Report) -> None:
     """One stage. Collective: all ranks."""
     from ups.distributed.agreement import from_all
     from ups.doctor.probes.parts import build_bare, build_reading
     from ups.spec.place import Place
 
-    _, stage = build_bare(recipe, ground, index, device="meta")
+    _, stage = build_bare(recipe, opened, index, device="meta")
     frames = stage.window_frames(recipe.data.context_frames)
-    with build_reading(recipe, ground, runtime.place, index, frames) as loader:
+    with build_reading(recipe, opened, runtime.place, index, frames) as loader:
         mine = planned(loader, stage.seed)
         delivered = next(loader).numbers.tolist()
-    with build_reading(recipe, ground, Place(0, 1), index, frames) as alone:
+    with build_reading(recipe, opened, Place(0, 1), index, frames) as alone:
         reference = planned(alone, stage.seed)
         sizes = [len(window_index) for window_index in alone.source.indexes]
         sampler = alone.source.sampler
     if delivered != loader.source.plan(0).numbers.tolist():
-        raise Refused(f"rank {runtime.rank} was to read windows {loader.source.plan(0).numbers}, and read {delivered}")
+        raise CheckFailed(
+            f"rank {runtime.rank} was to read windows {loader.source.plan(0).numbers}, and read {delivered}"
+        )
     everyone: list[Seen] = from_all(mine, runtime.control_group)
     check_batch(recipe, everyone, reference)
     check_draws(everyone, reference)
-    check_order(sampler, [reader.task.name for reader in ground.readers], sizes)
+    check_order(sampler, [reader.task.name for reader in opened.readers], sizes)
     total = recipe.data.block_size * recipe.data.blocks_per_step
     report.facts[f"stage_{index}"] = {"windows": sizes, "global_batch": total, "fingerprint": sampler.fingerprint}
     report.says = (
@@ -89,15 +91,15 @@ def check_batch(recipe: Recipe, everyone: Sequence[Seen], reference: Seen) -> No
     for (step, slot), (task, expected, _) in reference.items():
         parts = [seen[step, slot] for seen in everyone]
         if any(part[0] != task for part in parts):
-            raise Refused(f"ranks have different tasks at step {step}, slot {slot}: {[part[0] for part in parts]}")
+            raise CheckFailed(f"ranks have different tasks at step {step}, slot {slot}: {[part[0] for part in parts]}")
         lengths = [len(part[1]) for part in parts]
         if len(set(lengths)) > 1:
-            raise Refused(
+            raise CheckFailed(
                 f"ranks have unequal numbers of windows at step {step}: {lengths}",
-                means="ranks would wait for each other for ever at the end of the shorter share",
+                means="ranks would wait for each other forever at the end of the shorter share",
             )
         if sum(lengths) != size or len(expected) != size:
-            raise Refused(
+            raise CheckFailed(
                 f"a block of step {step} has {sum(lengths)} windows over {world} ranks and {len(expected)} on one, and "
                 f"the recipe says data.block_size is {size}",
                 means="the batch changes with the number of ranks, so results of two world sizes cannot be compared",
@@ -105,14 +107,14 @@ def check_batch(recipe: Recipe, everyone: Sequence[Seen], reference: Seen) -> No
             )
         union, once = Counter(n for part in parts for n in part[1]), Counter(expected)
         if union != once and all(part[1] == parts[0][1] for part in parts):
-            raise Refused(
+            raise CheckFailed(
                 f"all {world} ranks read the same windows at step {step}: {parts[0][1][:6]} ...",
                 means=f"{world} ranks would do the work of one: each sample is learned {world} times, the rest never",
                 hint="give every loader the Place of its own rank (ups.distributed.runtime makes it)",
             )
         if union != once:
             twice, missing = sorted((union - once).elements()), sorted((once - union).elements())
-            raise Refused(
+            raise CheckFailed(
                 f"the windows of step {step} over all ranks are not the block of one rank: {twice[:6]} too often, "
                 f"{missing[:6]} missing",
                 means="some samples are learned more often than others",
@@ -127,7 +129,7 @@ def check_draws(everyone: Sequence[Seen], reference: Seen) -> None:
             differ = [(a[2], b[2]) for a, b in pairs if a[1] != b[1]]
             bits = _BITS_OF_A_DRAW * sum(len(a) for a, _ in differ)
             if bits >= _SURE_BITS and all(a == b for a, b in differ):
-                raise Refused(
+                raise CheckFailed(
                     f"ranks {other} and {rank} draw the same random numbers for different windows",
                     means="noise and augmentation would be copies of each other: a smaller batch than it seems",
                     hint="key every draw by seed, step and window number (ups.spec.keyed), never by a cloned generator",
@@ -137,7 +139,7 @@ def check_draws(everyone: Sequence[Seen], reference: Seen) -> None:
             known = dict(zip(reference[step, slot][1], reference[step, slot][2], strict=True))
             wrong = [n for n, d in zip(numbers, drawn, strict=True) if known.get(n) != d]
             if wrong:
-                raise Refused(
+                raise CheckFailed(
                     f"window {wrong[0]} of step {step} has another random draw on rank {rank} than in a world of one",
                     means="results would depend on the number of ranks and on the micro-batch",
                     hint="key every draw by seed, step and window number (ups.spec.keyed)",
@@ -152,7 +154,7 @@ def check_order(sampler: object, names: Sequence[str], sizes: Sequence[int]) -> 
     assert isinstance(sampler, Sampler)
     for task, (name, size) in enumerate(zip(names, sizes, strict=True)):
         if same_in_every_pass(sampler, task, size):
-            raise Refused(
+            raise CheckFailed(
                 f"task '{name}' comes in the same order in every pass",
                 means="batches repeat their composition from pass to pass, which costs accuracy and shows nowhere",
                 hint="the number of the pass must be part of the key of the order (ups.data.permutation)",

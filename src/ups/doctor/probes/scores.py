@@ -1,4 +1,4 @@
-"""Validation as training runs it, for the rungs that compare its scores and count its samples."""
+"""Validation as training runs it, for the checks that compare its scores and count its samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ups.config.schema import Recipe
-from ups.doctor.probes.parts import Ground, Parts
+from ups.doctor.probes.parts import Assembled, OpenData
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
 from ups.run.validation import build_validation
@@ -27,10 +27,10 @@ class _Keep:
         self.row = dict(row)
 
 
-def validation_scores(recipe: Recipe, ground: Ground, parts: Parts) -> dict[str, float]:
+def validation_scores(recipe: Recipe, opened: OpenData, parts: Assembled) -> dict[str, float]:
     """Scores of the present weights by the hook that training uses. Collective: all ranks."""
     sink = _Keep()
-    validate = build_validation(recipe.evaluate, ground.readers, parts.stepper)
+    validate = build_validation(recipe.evaluate, opened.readers, parts.stepper)
     EvaluateHook(validate, None, sink).at_end(parts.engine)
     return {name: float(value) for name, value in sink.row.items() if name not in _NO_SCORES}
 

@@ -1,4 +1,4 @@
-"""The statistics that the rung `data` keeps for the others."""
+"""The statistics that the check `data` keeps for the others."""
 
 from __future__ import annotations
 

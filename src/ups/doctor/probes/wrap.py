@@ -1,4 +1,4 @@
-"""Rungs `wrap`, `memory` and `checkpoint`: every rank trains one real step of each stage; together they fit in memory.
+"""Checks `wrap`, `memory` and `checkpoint`: every rank trains one real step of each stage; together they fit in memory.
 
 Exactly as the run would: its precision, strategy, micro-batch, workers and compilation.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ups.doctor.probes import checkpoint
-from ups.doctor.probes.limits import memory_limit_bytes
-from ups.doctor.probes.rung import Assignment, Refused, Report, counted, rung, start
+from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, counted, start
+from ups.doctor.probes.ulimits import memory_limit_bytes
 from ups.record.text import size_text
 
 if TYPE_CHECKING:
@@ -29,33 +29,33 @@ def main() -> None:
     """One step, then the bill, then a checkpoint."""
     assignment = start(sys.argv[1:])
     with contextlib.ExitStack() as stack:
-        with rung("wrap") as report:
+        with begin_check("wrap") as report:
             from ups.distributed.runtime import Runtime
             from ups.doctor.probes.parts import quick
 
             recipe = quick(assignment.run)
             runtime = stack.enter_context(Runtime.start(recipe.engine))
             private = check_wrap(assignment, recipe, runtime, report)
-        with rung("memory") as report:
+        with begin_check("memory") as report:
             check_memory(runtime, private, report)
-        with rung("checkpoint") as report:
+        with begin_check("checkpoint") as report:
             checkpoint.check(assignment, recipe, runtime, report)
 
 
 def check_wrap(assignment: Assignment, recipe: Recipe, runtime: Runtime, report: Report) -> tuple[int, int]:
     """One step of each stage; returns this rank's largest (private, shared) memory. Collective: all ranks."""
-    from ups.doctor.probes.parts import StopAfter, assemble, open_ground, run_steps, stage_name
+    from ups.doctor.probes.parts import StopAfter, assemble, open_run_data, run_steps, stage_name
 
     largest = (0, 0)
-    with open_ground(assignment) as ground:
+    with open_run_data(assignment) as opened:
         for index in range(len(recipe.stages)):
             started = time.monotonic()
-            with assemble(recipe, ground, runtime, index, [StopAfter(1)]) as parts:
+            with assemble(recipe, opened, runtime, index, [StopAfter(1)]) as parts:
                 run_steps(parts)
                 largest = max(largest, resident_bytes(parts.loader.worker_pids))
                 norm = parts.engine.gradient_norm
             if not math.isfinite(norm):
-                raise Refused(
+                raise CheckFailed(
                     f"the first step of {stage_name(recipe, index)} has a gradient norm of {norm}",
                     hint="try engine.precision=float32, and look at the data with `ups data validate`",
                 )
@@ -88,7 +88,7 @@ def judge_memory(needed: int, limit: int, ranks: int, report: Report) -> None:
     """Refuse what does not fit; warn where it is close."""
     text = f"{counted(ranks, 'rank')} with workers need {size_text(needed)} of {size_text(limit)}"
     if needed > FULL * limit:
-        raise Refused(
+        raise CheckFailed(
             text,
             means="the kernel would kill a rank for lack of memory (SIGKILL, no traceback)",
             hint="use fewer ranks or loader workers, a smaller engine.micro_batch, or a machine with more memory",

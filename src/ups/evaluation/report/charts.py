@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ups.evaluation.report.figures import LINE_COLOURS, LINE_STYLES, pyplot, svg_text
+from ups.evaluation.report.figures import LINE_COLORS, LINE_STYLES, pyplot, svg_text
 
 SIZE = (5.6, 3.6)
 # Below this part of the largest energy a spectrum is round-off of float32 fields.
@@ -34,7 +34,7 @@ def spectrum_figure(truth: Sequence[float], predicted: Mapping[str, Sequence[flo
     """Energy in each shell of wave numbers, both axes logarithmic, as SVG; the truth in black.
 
     truth, predicted: energies of the shells 0, 1, 2, ...; shell 0 (the mean) has no place on a logarithmic axis, and
-    what is round-off beside the whole energy of the truth is left out.
+    what is round-off compared with the whole energy of the truth is left out.
     """
     plt = pyplot()
     figure, axes = plt.subplots(figsize=SIZE)
@@ -62,13 +62,13 @@ def cost_figure(
     for number, family in enumerate(families):
         points = sorted((c, e) for c, e, f in settings if f == family and np.isfinite(e) and e > 0)
         if points:
-            # the first colour is the model's; with more than six grids the markers still tell them apart
+            # the first color is the model's; with more than six grids the markers still distinguish them
             look = _look(1 + number % 6, family)
             marker = "osD^vPX<"[number % 8]
             axes.plot(*zip(*points, strict=True), marker=marker, markersize=5, **look)
     if np.isfinite(model[1]) and model[1] > 0:
-        axes.plot(*model, "*", color=LINE_COLOURS[0], markersize=15, label=model_name, linestyle="none")
-        axes.axhline(model[1], color=LINE_COLOURS[0], linewidth=0.8, alpha=0.5)
+        axes.plot(*model, "*", color=LINE_COLORS[0], markersize=15, label=model_name, linestyle="none")
+        axes.axhline(model[1], color=LINE_COLORS[0], linewidth=0.8, alpha=0.5)
     axes.set(
         xscale="log",
         xlabel="CPU milliseconds per step and trajectory",
@@ -81,7 +81,7 @@ def cost_figure(
 def _look(number: int, name: str) -> dict[str, Any]:
     return {
         "linestyle": LINE_STYLES[number % 7],
-        "color": LINE_COLOURS[number % 7],
+        "color": LINE_COLORS[number % 7],
         "label": name,
         "linewidth": 2 if number == 0 else 1.5,
     }

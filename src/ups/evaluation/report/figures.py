@@ -1,8 +1,8 @@
 """Pictures of fields as PNG, films as MP4, and how lines look; the charts themselves are in `charts`.
 
-Where the truth is known it stands beside the prediction, with their difference; else the prediction stands alone.
-Colours: Okabe and Ito's palette for lines (told apart by colour-blind people, and by line style too), viridis for
-fields, PuOr for signed errors. Truth and prediction always share one colour scale.
+Where the truth is known it is next to the prediction, with their difference; else the prediction stands alone. Colors:
+Okabe and Ito's palette for lines (can be distinguished by color-blind people, and by line style too), viridis for
+fields, PuOr for signed errors. Truth and prediction always share one color scale.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ups.errors import MissingExtraError
 from ups.evaluation.gallery import Example
 
-LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+LINE_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_STYLES = ("-", "--", "-.", ":", "-", "--", "-.")
 FILM_STYLES = {"truth": ("-", "#000000"), "prediction": ("--", "#D55E00"), "error": ("-", "#0072B2")}
 FIELD_MAP, ERROR_MAP = "viridis", "PuOr"
@@ -75,7 +75,7 @@ def data_address(kind: str, data: bytes) -> str:
 
 
 def _limits(example: Example, channel: int) -> tuple[float, float]:
-    """The one colour scale of truth and prediction: the range of the truth where it is known."""
+    """The one color scale of truth and prediction: the range of the truth where it is known."""
     values = (example.prediction if example.truth is None else example.truth)[:, channel]
     finite = values[np.isfinite(values)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
@@ -158,7 +158,7 @@ def _space_time_png(example: Example, channel: int) -> bytes:
 
 
 def _add_bar(figure: Any, image: Any, panels: Any, name: str, label: str, shrink: float = 1.0) -> None:
-    """A colour bar beside panels in a row: truth and prediction share a scale, and so one bar."""
+    """A color bar next to panels in a row: truth and prediction share a scale, and so one bar."""
     if name == "error":
         figure.colorbar(image, ax=panels[2], pad=0.02, shrink=shrink, label=label)
     elif name == "prediction":
@@ -169,10 +169,10 @@ def _slice(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return field[:, :, field.shape[2] // 2] if field.ndim == 3 else field
 
 
-def _edges(centres: npt.NDArray[np.float64], count: int | None = None) -> tuple[float, float]:
+def _edges(centers: npt.NDArray[np.float64], count: int | None = None) -> tuple[float, float]:
     """The outer borders of the cells around equally spaced points, given all of them or the ends of `count`."""
-    first, last = float(centres[0]), float(centres[-1])
-    half = (last - first) / max(1, (count or len(centres)) - 1) / 2
+    first, last = float(centers[0]), float(centers[-1])
+    half = (last - first) / max(1, (count or len(centers)) - 1) / 2
     return (first - half, last + half) if half > 0 else (first - 0.5, last + 0.5)
 
 
@@ -235,10 +235,10 @@ def _film_lines(example: Example, channel: int, grid: Any) -> Any:
     lines = []
     for name, values in _rows(example, channel, 0):
         axes = grid[1] if name == "error" else grid[0]
-        dash, colour = FILM_STYLES[name]
-        lines += axes.plot(example.coordinates[0], values, dash, color=colour, label=name)
+        dash, color = FILM_STYLES[name]
+        lines += axes.plot(example.coordinates[0], values, dash, color=color, label=name)
         bound = 1.05 * _error_limit(example, channel)
-        # room for the legend above the highest curve
+        # space for the legend above the highest curve
         limits = (-bound, bound) if name == "error" else (low - 0.08 * height, high + 0.25 * height)
         axes.set(ylim=limits, xlim=_edges(example.coordinates[0]), xlabel=_axis(example, 0))
         axes.set_ylabel(_label(example, channel, name))

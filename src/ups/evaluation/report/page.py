@@ -90,7 +90,7 @@ def whole_page(title: str, parts: Sequence[str]) -> str:
         f"<h1>{html.escape(title)}</h1>",
     ]
     text = "\n".join([*head, *parts, "</body></html>"])
-    # Names in it may be a stranger's. Whoever looks at the file in a terminal is safe, too.
+    # Names in it may be untrusted. Whoever looks at the file in a terminal is safe, too.
     return text.translate(_CONTROL).encode("utf-8", "backslashreplace").decode()
 
 
@@ -158,7 +158,7 @@ def _scores(result: Mapping[str, Any], model: str) -> str:
 
 
 def difference_words(difference: Mapping[str, float] | None) -> str:
-    """Mean and interval of a paired difference, and a word if it may be chance; a dash beside itself."""
+    """Mean and interval of a paired difference, and a word if it may be chance; a dash when compared with itself."""
     if difference is None:
         return "-"
     text = f"{number(difference['mean'])} [{number(difference['low'])}, {number(difference['high'])}]"

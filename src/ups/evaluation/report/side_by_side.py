@@ -21,7 +21,7 @@ def write_comparison(
     """The page as text. changes: label -> (field, value in the first, value in this one) of each differing field."""
     parts = [
         "<p>Scores on the same held-out trajectories, in physical units; lower is better. The best model of a column "
-        "is <b>bold</b> if it is significantly better than the others and than every predictor that learnt nothing; "
+        "is <b>bold</b> if it is significantly better than the others and than every predictor that learned nothing; "
         "these stand below the models. A difference is of rollout errors, paired over trajectories, with its 95 % "
         "bootstrap interval; below 0 it is better than the first.</p>",
     ]

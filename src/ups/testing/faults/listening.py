@@ -1,4 +1,4 @@
-"""Which sockets processes listen on, as the kernel tells it."""
+"""Which sockets processes listen on, as the kernel reports it."""
 
 from __future__ import annotations
 

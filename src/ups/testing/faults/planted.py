@@ -1,6 +1,6 @@
-"""Climbs one probe of the doctor in forked ranks, with or without a planted bug: seconds instead of a cold start.
+"""Runs one check program of the doctor in forked ranks, with or without a planted bug: seconds instead of a cold start.
 
-The probe itself, its output and the judgement of it are the real ones; only the way its processes start is shorter.
+The probe itself, its output and the judgment of it are the real ones; only the way its processes start is shorter.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ups.doctor.checks import CHECK_PROGRAMS
 from ups.doctor.examine import Processes, Verdict, judge
-from ups.doctor.ladder import LADDER
 from ups.testing.ranks import Launched
 
 PLANTS = Path(__file__).with_name("plants")
@@ -30,17 +30,17 @@ def run_probe(arguments: dict[str, Any]) -> None:
     module.main()
 
 
-def climb(module: str, work_dir: Path, plant: str = "", ranks: int = 2) -> list[Verdict]:
-    """The verdicts of one module of the ladder."""
-    launch = next(launch for launch in LADDER if launch.module == module)
-    count = ranks if launch.ranks else 1
+def run_checks(module: str, work_dir: Path, plant: str = "", ranks: int = 2) -> list[Verdict]:
+    """The verdicts of one check program."""
+    program = next(program for program in CHECK_PROGRAMS if program.module == module)
+    count = ranks if program.ranks else 1
     path = str(PLANTS / f"{plant}.py") if plant else ""
-    arguments = {"module": module, "work_dir": str(work_dir), "plant": path, "ranks": launch.ranks}
+    arguments = {"module": module, "work_dir": str(work_dir), "plant": path, "ranks": program.ranks}
     with Launched(run_probe, count, arguments) as launched:
         codes = launched.wait(100)
         texts = {rank: (launched.folder / f"rank_{rank}.log").read_text() for rank in range(count)}
     exits = {rank: {"code": code, "time_monotonic_ns": 2**62} for rank, code in enumerate(codes)}
-    return list(judge(launch, Processes(texts, texts, exits, False, work_dir), 0.0))
+    return list(judge(program, Processes(texts, texts, exits, False, work_dir), 0.0))
 
 
 def write_assignment(work_dir: Path, recipe: Path, ranks: int = 2) -> None:
@@ -53,7 +53,7 @@ def write_assignment(work_dir: Path, recipe: Path, ranks: int = 2) -> None:
     (work_dir / "assignment.json").write_text(json.dumps(document))
 
 
-# plant -> module that climbs, rung that refuses, what its words must hold
+# plant -> program, check that must fail, what its words must hold
 SILENT_BUGS = {
     "unused_parameter": ("model", "backward", "no gradient", "stepper.network.forgotten"),
     "same_data": ("samples", "samples", "all 2 ranks read the same windows"),

@@ -1,4 +1,4 @@
-"""A small recipe for runs that are to be struck, and what such a run leaves: weights, rows, how far a rank is."""
+"""A small recipe for runs to plant faults in, and what such a run leaves: weights, rows, how far a rank is."""
 
 from __future__ import annotations
 

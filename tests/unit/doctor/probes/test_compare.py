@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from ups.doctor.probes.check import CheckFailed
 from ups.doctor.probes.compare import check_equal
-from ups.doctor.probes.rung import Refused
 
 REFERENCE = {"a": torch.linspace(-1, 1, 50, dtype=torch.float64), "b": torch.full((3, 2), 0.25, dtype=torch.float64)}
 COUNTS = {"ranks": 4, "micro-batches": 3}
@@ -23,9 +23,9 @@ def test_rounding_is_no_difference() -> None:
         (1.7, "1.7 times what it must be"),
     ],
 )
-def test_a_wrong_denominator_is_told_from_other_differences(factor: float, words: str) -> None:
+def test_a_wrong_denominator_is_reported_from_other_differences(factor: float, words: str) -> None:
     found = {name: tensor * factor for name, tensor in REFERENCE.items()}
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CheckFailed) as caught:
         check_equal(found, REFERENCE, "the gradient", COUNTS)
     assert words in caught.value.message
     assert "denominator" in caught.value.means
@@ -33,22 +33,22 @@ def test_a_wrong_denominator_is_told_from_other_differences(factor: float, words
 
 def test_other_differences_name_the_parameters() -> None:
     found = {**REFERENCE, "b": REFERENCE["b"] + torch.arange(6.0, dtype=torch.float64).reshape(3, 2) * 0.01}
-    with pytest.raises(Refused, match="most in b, a"):
+    with pytest.raises(CheckFailed, match="most in b, a"):
         check_equal(found, REFERENCE, "the gradient", COUNTS)
 
 
 def test_a_gradient_of_millionths_of_the_whole_is_still_compared() -> None:
     found = {**REFERENCE, "b": REFERENCE["b"] * (1 + 1e-5)}
-    with pytest.raises(Refused):
+    with pytest.raises(CheckFailed):
         check_equal(found, REFERENCE, "the gradient", COUNTS)
 
 
 def test_a_missing_gradient_is_named() -> None:
-    with pytest.raises(Refused, match="only one side has a gradient of b"):
+    with pytest.raises(CheckFailed, match="only one side has a gradient of b"):
         check_equal({"a": REFERENCE["a"]}, REFERENCE, "the gradient", COUNTS)
 
 
 def test_nothing_is_equal_to_not_a_number() -> None:
     found = {**REFERENCE, "b": REFERENCE["b"] * float("nan")}
-    with pytest.raises(Refused):
+    with pytest.raises(CheckFailed):
         check_equal(found, REFERENCE, "the gradient", COUNTS)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ups.doctor.probes.check import CheckFailed, Report
 from ups.doctor.probes.libraries import check_duplicates, duplicates, mapped_files
-from ups.doctor.probes.rung import Refused, Report
 
 
 def test_two_builds_are_seen_under_any_name() -> None:
@@ -26,11 +26,11 @@ def test_one_file_mapped_many_times_is_no_duplicate() -> None:
     assert duplicates(["/env/libnccl.so.2", "/env/libnccl.so.2"]) == {}
 
 
-def test_deadly_ones_are_refused_and_others_told() -> None:
+def test_deadly_ones_are_refused_and_others_reported() -> None:
     report = Report("libraries")
     check_duplicates({"libgomp": ["/a/libgomp.so.1", "/b/libgomp.so.1"]}, report)
     assert report.warnings
-    with pytest.raises(Refused, match="libnccl is loaded 2 times"):
+    with pytest.raises(CheckFailed, match="libnccl is loaded 2 times"):
         check_duplicates({"libnccl": ["/a/libnccl.so.2", "/b/libnccl.so.2"]}, report)
 
 

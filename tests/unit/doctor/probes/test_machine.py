@@ -9,8 +9,8 @@ import pytest
 
 from ups.config.recipe import resolve
 from ups.doctor.probes import machine
-from ups.doctor.probes.checkpoint import check_room
-from ups.doctor.probes.rung import Assignment, Refused, Report
+from ups.doctor.probes.check import Assignment, CheckFailed, Report
+from ups.doctor.probes.checkpoint import check_space
 from ups.doctor.probes.wrap import judge_memory
 
 RECIPES = Path(__file__).resolve().parents[4] / "recipes"
@@ -37,7 +37,7 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> No
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     tmp_path.chmod(0o500)
-    with pytest.raises(Refused, match="cannot be written"):
+    with pytest.raises(CheckFailed, match="cannot be written"):
         machine.check_disk(tmp_path / "run", Report("machine"))
 
 
@@ -51,7 +51,7 @@ def test_too_many_ranks_for_the_processors_is_a_warning(tmp_path: Path) -> None:
 def test_small_shared_memory_is_refused(tmp_path: Path) -> None:
     program = (
         "from pathlib import Path; from ups.doctor.probes.machine import check_shared_memory; "
-        "from ups.doctor.probes.rung import Report; import sys; "
+        "from ups.doctor.probes.check import Report; import sys; "
         "check_shared_memory(2, Report('machine'), Path(sys.argv[1]))"
     )
     mounted = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -62,18 +62,18 @@ def test_small_shared_memory_is_refused(tmp_path: Path) -> None:
     if done.returncode == 77 or "unshare" in done.stderr:
         pytest.skip("this machine does not let a test mount its own tmpfs")
     assert "64 kB left" in done.stderr or "65.5 kB left" in done.stderr, done.stderr
-    assert "Refused" in done.stderr
+    assert "CheckFailed" in done.stderr
 
 
 def test_a_disk_too_small_for_the_checkpoints_is_refused() -> None:
-    check_room(num_bytes=10**9, keep=3, room=4 * 10**9)
-    with pytest.raises(Refused, match="4 checkpoints of 1 GB need 4 GB"):
-        check_room(num_bytes=10**9, keep=3, room=4 * 10**9 - 1)
+    check_space(num_bytes=10**9, keep=3, free=4 * 10**9)
+    with pytest.raises(CheckFailed, match="4 checkpoints of 1 GB need 4 GB"):
+        check_space(num_bytes=10**9, keep=3, free=4 * 10**9 - 1)
 
 
 def test_ranks_that_do_not_fit_in_memory_together_are_refused() -> None:
     report = Report("memory")
     judge_memory(17 * 10**9, 20 * 10**9, 4, report)
-    assert report.warnings, "close to the limit is told"
-    with pytest.raises(Refused, match=r"4 ranks with workers need 19.5 GB of 20 GB"):
+    assert report.warnings, "close to the limit is reported"
+    with pytest.raises(CheckFailed, match=r"4 ranks with workers need 19.5 GB of 20 GB"):
         judge_memory(int(19.5e9), 20 * 10**9, 4, report)

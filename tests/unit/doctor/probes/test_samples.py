@@ -6,10 +6,10 @@ import pytest
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.data.sampler import Sampler
+from ups.doctor.probes.check import CheckFailed
 from ups.doctor.probes.loader import workers_to_try
 from ups.doctor.probes.orders import draws, same_in_every_pass, windows_at
 from ups.doctor.probes.parity import check_once, check_scores, same_rates
-from ups.doctor.probes.rung import Refused
 from ups.doctor.probes.samples import check_batch, check_draws
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
@@ -44,7 +44,7 @@ def test_ranks_may_read_the_same_windows_if_there_are_no_others(recipe: Recipe) 
     ],
 )
 def test_an_unfair_cut_is_refused(recipe: Recipe, ranks: list[list[int]], words: str) -> None:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CheckFailed) as caught:
         check_batch(recipe, [seen(r) for r in ranks], seen(list(range(8))))
     assert words in caught.value.message
 
@@ -52,9 +52,9 @@ def test_an_unfair_cut_is_refused(recipe: Recipe, ranks: list[list[int]], words:
 def test_draws_that_depend_on_the_place_in_a_batch_are_refused() -> None:
     reference = seen([0, 1, 2, 3, 4, 5, 6, 7], [11, 12, 13, 14, 15, 16, 17, 18])
     check_draws([seen([0, 1, 2, 3], [11, 12, 13, 14]), seen([4, 5, 6, 7], [15, 16, 17, 18])], reference)
-    with pytest.raises(Refused, match="ranks 0 and 1 draw the same"):
+    with pytest.raises(CheckFailed, match="ranks 0 and 1 draw the same"):
         check_draws([seen([0, 1, 2, 3], [11, 12, 13, 14]), seen([4, 5, 6, 7], [11, 12, 13, 14])], reference)
-    with pytest.raises(Refused, match="window 4 of step 0 has another random draw on rank 1"):
+    with pytest.raises(CheckFailed, match="window 4 of step 0 has another random draw on rank 1"):
         check_draws([seen([0, 1, 2, 3], [11, 12, 13, 14]), seen([4, 5, 6, 7], [99, 16, 17, 18])], reference)
 
 
@@ -77,17 +77,17 @@ def test_windows_are_found_at_any_place_of_a_stream() -> None:
 
 def test_scores_that_count_a_sample_twice_or_never_are_refused() -> None:
     check_once("wave", [[0, 2, 4], [1, 3]], 5)
-    with pytest.raises(Refused, match="and 6 were"):
+    with pytest.raises(CheckFailed, match="and 6 were"):
         check_once("wave", [[0, 2, 4], [0, 1, 3]], 5)
-    with pytest.raises(Refused, match=r"\[4\] never"):
+    with pytest.raises(CheckFailed, match=r"\[4\] never"):
         check_once("wave", [[0, 2], [1, 3]], 5)
 
 
 def test_scores_of_ranks_must_be_those_of_one() -> None:
     check_scores([{"nrmse": 0.5}, {"nrmse": 0.5}], {"nrmse": 0.5 + 1e-9})
-    with pytest.raises(Refused, match="on rank 1 of 2"):
+    with pytest.raises(CheckFailed, match="on rank 1 of 2"):
         check_scores([{"nrmse": 0.5}, {"nrmse": 0.6}], {"nrmse": 0.5})
-    with pytest.raises(Refused):
+    with pytest.raises(CheckFailed):
         check_scores([{"nrmse": float("nan")}], {"nrmse": 0.5})
 
 

@@ -7,13 +7,15 @@ import os
 import sys
 from typing import Any
 
-from strikes import FAULT  # beside this file
+from faults_to_plant import FAULT  # next to this file
 
 from ups.formats.zarr_store import StoreReader
 
 
 class PlantedReader(StoreReader):
-    """Strikes at the block number `FAULT["blocks"]` that a worker of the rank `FAULT["rank"]` reads of a task."""
+    """Plants the fault at the block number `FAULT["blocks"]` that a worker of the rank
+    `FAULT["rank"]` reads of a task.
+    """
 
     num_blocks = 0
 

@@ -1,6 +1,6 @@
 """The real rank program with a fault planted from outside: `python real_rank.py RUN_DIR`.
 
-The loop writes a record into its black box when it enters a phase. The fault strikes right after such a record, by a
+The loop writes a record into its black box when it enters a phase. The fault happens right after such a record, by a
 wrapper around that one method, so the training code under test is exactly what users run. For faults that come at any
 time: after signal SIGRTMIN + 3 the rank raises an exception at its next record, after SIGRTMIN + 4 its next loss is not
 a number, after SIGRTMIN + 5 it has no memory left at its next forward pass.
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from strikes import FLAGS, OutOfMemoryError, person_code, strike  # beside this file
+from faults_to_plant import FLAGS, OutOfMemoryError, person_code, plant_fault  # next to this file
 
 from ups.record.blackbox import BlackBox, Phase
 
@@ -24,16 +24,16 @@ _asked_to_raise: list[int] = []
 _asked_for_memory: list[int] = []
 
 
-def _write_and_strike(box: BlackBox, phase: Phase, step: int, *arguments: Any, **named: Any) -> None:
+def _write_and_plant(box: BlackBox, phase: Phase, step: int, *arguments: Any, **named: Any) -> None:
     _write(box, phase, step, *arguments, **named)
     if _asked_to_raise:
         person_code()
     if _asked_for_memory and phase is Phase.FORWARD:
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    strike(phase.label, step, RANK, micro_batch=MICRO_BATCH, run_dir=Path(sys.argv[1]))
+    plant_fault(phase.label, step, RANK, micro_batch=MICRO_BATCH, run_dir=Path(sys.argv[1]))
 
 
-BlackBox.record = _write_and_strike  # type: ignore[method-assign]
+BlackBox.record = _write_and_plant  # type: ignore[method-assign]
 
 if __name__ == "__main__":
     signal.signal(signal.SIGRTMIN + 3, lambda number, frame: _asked_to_raise.append(number))

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from strikes import FAULT, FLAGS  # beside this file
+from faults_to_plant import FAULT, FLAGS  # next to this file
 
 
 class LateFiles:
@@ -54,7 +54,7 @@ class LateFiles:
 
 
 class Hanging:
-    """A tracker whose server never answers, not even to the farewell."""
+    """A tracker whose server never answers, not even when it is closed."""
 
     name = "hanging"
 

@@ -22,7 +22,7 @@ RECORDER = install_from_environment(RUN_DIR)
 BOX = RECORDER.box
 assert BOX is not None
 
-from strikes import FAULT, FLAGS, strike  # noqa: E402 - beside this file
+from faults_to_plant import FAULT, FLAGS, plant_fault  # noqa: E402 - next to this file
 
 from ups.record import manifest  # noqa: E402
 from ups.record.blackbox import Phase  # noqa: E402
@@ -43,7 +43,7 @@ CHILDREN: list[subprocess.Popen[bytes]] = []
 
 
 def main() -> None:
-    strike("init", 0, int(os.environ["RANK"]))
+    plant_fault("init", 0, int(os.environ["RANK"]))
     import torch
     import torch.distributed as dist
 
@@ -61,7 +61,7 @@ def main() -> None:
     watched = WATCHED or rank != FAULT.get("rank")
 
     def hit(phase: str, at_step: int) -> None:
-        strike(phase, at_step, rank, micro_batch=MICRO_BATCH, run_dir=RUN_DIR)
+        plant_fault(phase, at_step, rank, micro_batch=MICRO_BATCH, run_dir=RUN_DIR)
 
     try:
         with RECORDER.watch() if watched else contextlib.nullcontext():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ups.solvers.problem import Draws, Solution, cell_centres, stored
+from ups.solvers.problem import Draws, Solution, cell_centers, stored
 from ups.solvers.tasks import SolverTask
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
@@ -20,7 +20,7 @@ def solve(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Sol
     amplitude = draws.uniform("amplitude", WAVES, -1.0, 1.0)  # (n, K)
     phase = draws.uniform("phase", WAVES, 0.0, 2 * np.pi)  # (n, K)
     wave = 2 * np.pi * np.arange(1, WAVES + 1)
-    x = cell_centres(resolution, spec.axes[0].extent)
+    x = cell_centers(resolution, spec.axes[0].extent)
     t = spec.dt * np.arange(num_frames)
     decay = np.exp(-nu[:, :, None] * wave**2 * t[None, :, None])  # (n, T, K)
     sines = np.sin(wave[:, None] * x + phase[:, :, None])  # (n, K, X)

@@ -1,6 +1,6 @@
 """Ways to fail, planted into rank programs of the tests: `TOY_FAULTS` is a JSON list with the fault of each attempt.
 
-A fault is an object with kind, rank and phase (one or a list), step, and what its kind needs. Only the programs beside
+A fault is an object with kind, rank and phase (one or a list), step, and what its kind needs. Only the programs next to
 this file know it; the product has no special case for it.
 """
 
@@ -22,7 +22,7 @@ from ups.testing.faults.damage import damage_newest
 
 ATTEMPT = int(os.environ.get("UPS_ATTEMPT", "0"))
 FAULT: dict[str, Any] = dict(enumerate(json.loads(os.environ.get("TOY_FAULTS", "[]")))).get(ATTEMPT, {})
-# What a program may look at after a strike that only changes what it does next.
+# What a program may look at after a fault that only changes what it does next.
 FLAGS: set[str] = set()
 
 
@@ -30,7 +30,7 @@ class OutOfMemoryError(RuntimeError):
     """The name by which torch's own is known."""
 
 
-def strike(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_dir: Path | None = None) -> None:
+def plant_fault(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_dir: Path | None = None) -> None:
     """Fail now if the fault of this attempt is for this rank, step and phase."""
     if not FAULT or phase not in _several("phase") or step != FAULT["step"] or rank not in _several("rank"):
         return
@@ -67,7 +67,7 @@ def native() -> None:
 
 
 def hold_the_lock() -> None:
-    """Compute for ever without letting go of the interpreter lock."""
+    """Compute forever without letting go of the interpreter lock."""
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 

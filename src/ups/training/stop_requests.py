@@ -1,4 +1,4 @@
-"""Wishes from outside, as flags that the next agreement carries: stop (SIGTERM, SIGINT, time is up), save (SIGUSR2).
+"""Requests from outside, as flags that the next agreement carries: stop (SIGTERM, SIGINT, time is up), save (SIGUSR2).
 
 A handler only sets a number: saving inside a handler would run on one rank, in the middle of anything.
 """
@@ -15,7 +15,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 SAVE_SIGNAL = signal.SIGUSR2
 
 
-class Wishes:
+class StopRequests:
     """Installs the handlers while it is entered (main thread only)."""
 
     def __init__(self, max_seconds: float | None = None) -> None:
@@ -32,15 +32,15 @@ class Wishes:
         return self._stop
 
     def ask_to_stop(self, number: int, frame: FrameType | None = None) -> None:
-        """Wish to stop; a second, larger signal wins."""
+        """Request to stop; a second, larger signal wins."""
         self._stop = max(self._stop, number)
 
     def ask_to_save(self, number: int = 0, frame: FrameType | None = None) -> None:
-        """Wish for a checkpoint soon."""
+        """Request a checkpoint soon."""
         self._save = True
 
     def take_save(self) -> bool:
-        """Whether a checkpoint is wanted; the wish is then on its way and forgotten here."""
+        """Whether a checkpoint is wanted; the request is then passed on and forgotten here."""
         wanted, self._save = self._save, False
         return wanted
 

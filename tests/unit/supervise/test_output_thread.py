@@ -3,14 +3,14 @@
 import threading
 import time
 
-from ups.supervise.speaker import Speaker
+from ups.supervise.output_thread import OutputThread
 
 
 def test_lines_come_in_order_and_all_before_the_end() -> None:
     heard: list[str] = []
-    with Speaker(heard.append) as speaker:
+    with OutputThread(heard.append) as output:
         for number in range(100):
-            speaker.say(str(number))
+            output.say(str(number))
     assert heard == [str(number) for number in range(100)]
 
 
@@ -18,9 +18,9 @@ def test_a_closed_pipe_is_no_error() -> None:
     def broken(line: str) -> None:
         raise BrokenPipeError(line)
 
-    with Speaker(broken) as speaker:
-        speaker.say("FAILED")
-        speaker.say("VERDICT")
+    with OutputThread(broken) as output:
+        output.say("FAILED")
+        output.say("VERDICT")
 
 
 def test_a_reader_that_does_not_read_costs_nothing() -> None:
@@ -30,8 +30,8 @@ def test_a_reader_that_does_not_read_costs_nothing() -> None:
         halted.wait(30)
 
     began = time.monotonic()
-    with Speaker(halt) as speaker:
+    with OutputThread(halt) as output:
         for _ in range(5000):
-            speaker.say("SLOW")
+            output.say("SLOW")
         assert time.monotonic() - began < 1.0
         halted.set()

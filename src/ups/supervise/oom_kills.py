@@ -18,7 +18,7 @@ _DYING_SECONDS = 30.0
 
 
 @dataclass(slots=True)
-class MemoryKills:
+class OomKills:
     """Remembers the counters of the last half minute, so that a kill of last week does not explain one of today."""
 
     _samples: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)

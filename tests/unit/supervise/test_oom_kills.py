@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ups.supervise.memory import MemoryKills, moved, oom_kill_counters
+from ups.supervise.oom_kills import OomKills, moved, oom_kill_counters
 
 
 def host(root: Path, cgroup: str, files: dict[str, str], machine: int = 0) -> tuple[Path, Path]:
@@ -29,7 +29,7 @@ def test_without_control_groups_the_machine_counts(tmp_path: Path) -> None:
 
 
 def test_a_kill_of_long_ago_explains_nothing_and_one_of_seconds_ago_does() -> None:
-    kills = MemoryKills()
+    kills = OomKills()
     kills.look(0.0, {"job": 0})
     kills.look(100.0, {"job": 1})
     assert kills.happened({"job": 1}), "it may have been a moment ago"

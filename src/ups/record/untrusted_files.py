@@ -1,4 +1,4 @@
-"""What is read from a run directory that may be a stranger's, and how its words are shown.
+"""What is read from a run directory that may be untrusted, and how its words are shown.
 
 A file there may be a link to something private, a device without an end, or a pipe that never answers; a name or a log
 may hold sequences that write to the terminal.

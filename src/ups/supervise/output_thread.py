@@ -1,7 +1,8 @@
-"""Says lines for the supervisor without ever waiting for who reads them.
+"""Prints lines for the supervisor without ever waiting for whoever reads them.
 
 A terminal that was halted with Ctrl-S, a pager that nobody scrolls or a full disk behind a redirection must not stop
-the watch over the ranks: lines go through a short queue to a thread of its own, and are dropped when nobody takes them.
+the supervision of the ranks: lines go through a short queue to a thread of its own, and are dropped when nobody takes
+them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from types import TracebackType
 from typing import Self
 
 _LINES = 1000
-_LAST_WORDS_SECONDS = 5.0
+_LAST_LINES_SECONDS = 5.0
 
 
-class Speaker:
+class OutputThread:
     """`say` hands a line to `write` in the background, in order; on leaving, what is left gets a few seconds."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._lines: queue.Queue[str | None] = queue.Queue(_LINES)
-        self._thread = threading.Thread(target=self._speak, name="ups-speaker", daemon=True)
+        self._thread = threading.Thread(target=self._write_lines, name="ups-output", daemon=True)
 
     def say(self, line: str) -> None:
         """Queue a line; run.json has it in any case."""
@@ -39,10 +40,10 @@ class Speaker:
     ) -> None:
         with contextlib.suppress(queue.Full):
             self._lines.put_nowait(None)
-        self._thread.join(_LAST_WORDS_SECONDS)
+        self._thread.join(_LAST_LINES_SECONDS)
 
-    def _speak(self) -> None:
+    def _write_lines(self) -> None:
         while (line := self._lines.get()) is not None:
-            # A closed pipe, a terminal that is gone, a full disk: the run goes on without an audience.
+            # A closed pipe, a terminal that is gone, a full disk: the run goes on without output.
             with contextlib.suppress(OSError, ValueError):
                 self._write(line)

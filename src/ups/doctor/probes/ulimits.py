@@ -25,7 +25,7 @@ def memory_limit_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def memory_available_bytes(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """What is left of it now, as far as the kernel tells."""
+    """What is left of it now, as far as the kernel shows."""
     left = [_meminfo(proc, "MemAvailable")]
     for folder in _own_groups(proc, cgroups):
         with contextlib.suppress(OSError, ValueError):
@@ -46,7 +46,7 @@ def usable_processors(cgroups: Path = CGROUPS, proc: Path = PROC) -> float:
 
 
 def free_bytes(path: Path) -> int:
-    """Free room for us on the file system of `path`, or of the nearest directory above it that exists."""
+    """Free space for us on the file system of `path`, or of the nearest directory above it that exists."""
     while not path.exists():
         path = path.parent
     found = os.statvfs(path)

@@ -7,7 +7,7 @@ from typing import Protocol
 from ups.record.blackbox import Phase
 
 
-class Box(Protocol):
+class StepRecorder(Protocol):
     """The part of `ups.record.blackbox.BlackBox` that the loop uses."""
 
     loss: float
@@ -36,7 +36,7 @@ class Box(Protocol):
     ) -> None: ...
 
 
-class NullBox:
+class NoRecorder:
     """Keeps nothing."""
 
     loss = 0.0

@@ -1,11 +1,11 @@
-"""What every rung shares: the assignment it reads, the verdict it prints, and the plant that tests may set.
+"""What every check shares: the assignment it reads, the verdict it prints, and the plant that tests may set.
 
-A rung prints one JSON object when it begins and one when it ends, as the last line of its output. Between the two it
-may crash: the doctor, which reads the output (`ups.doctor.examine`), then knows which rung did. For the same reason
-nothing heavy is imported before a rung has begun.
+A check prints one JSON object when it begins and one when it ends, as the last line of its output. Between the two it
+may crash: the doctor, which reads the output (`ups.doctor.examine`), then knows which check did. For the same reason
+nothing heavy is imported before a check has begun.
 
-UPS_PROBE_PLANT exists for tests alone: a Python file that is run before the rung and breaks a part of the product, to
-show that the rung notices. Unset, it does nothing.
+UPS_PROBE_PLANT exists for tests alone: a Python file that is run before the check and breaks a part of the product, to
+show that the check notices. Unset, it does nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 ASSIGNMENT_NAME = "assignment.json"
 PLANT_VARIABLE = "UPS_PROBE_PLANT"
 SECONDS_VARIABLE = "UPS_PROBE_SECONDS"
-# Of a collective: a rung that hangs must end before the patience of the person does.
+# Of a collective: a check that hangs must end before a person gives up.
 TIMEOUT_SECONDS = 60.0
 
 
-class Refused(UpsError):
-    """The rung looked and found something wrong: what, what it means, what to try."""
+class CheckFailed(UpsError):
+    """The check looked and found something wrong: what, what it means, what to try."""
 
     cause = "doctor"
 
@@ -55,7 +55,7 @@ class Refused(UpsError):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a climb is about. `run_dir` is where the run would live; `work_dir` belongs to this climb alone."""
+    """What is examined. `run_dir` is where the run would live; `work_dir` belongs to this examination alone."""
 
     work_dir: Path
     run_dir: Path
@@ -64,7 +64,7 @@ class Assignment:
 
     @classmethod
     def read(cls, work_dir: Path) -> Assignment:
-        """What the doctor wrote for its rungs."""
+        """What the doctor wrote for its checks."""
         document = json.loads((work_dir / ASSIGNMENT_NAME).read_text())
         recipe = None
         if document.get("recipe"):
@@ -76,15 +76,15 @@ class Assignment:
 
     @property
     def run(self) -> Recipe:
-        """The recipe, for rungs that need one."""
+        """The recipe, for checks that need one."""
         if self.recipe is None:
-            raise ConfigError("this rung needs a recipe", hint="ups doctor RECIPE")
+            raise ConfigError("this check needs a recipe", hint="ups doctor RECIPE")
         return self.recipe
 
 
 @dataclass
 class Report:
-    """What a rung has to say when all is well."""
+    """What a check has to say when all is well."""
 
     name: str
     says: str = ""
@@ -106,8 +106,8 @@ def start(arguments: list[str]) -> Assignment:
 
 
 @contextlib.contextmanager
-def rung(name: str) -> Iterator[Report]:
-    """One rung: says that it begins, then what it found. An error is its verdict, and the process leaves at once.
+def begin_check(name: str) -> Iterator[Report]:
+    """One check: says that it begins, then what it found. An error is its verdict, and the process leaves at once.
 
     At once, because destructors of a rank may wait for peers that are gone.
     """
@@ -119,10 +119,10 @@ def rung(name: str) -> Iterator[Report]:
     try:
         _run_plant()
         yield report
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the rung found
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the check found
         traceback.print_exc()
-        # What a rung refuses it has compared over all ranks: no single one of them is to blame.
-        blamed = None if isinstance(error, Refused) else rank
+        # What a check refuses it has compared over all ranks: no single one of them is the cause.
+        blamed = None if isinstance(error, CheckFailed) else rank
         _print({"rung": name, "ok": False, "rank": blamed, "time_ns": time.monotonic_ns(), **_described(error)})
         sys.stderr.flush()
         os._exit(1)
@@ -134,7 +134,7 @@ def rung(name: str) -> Iterator[Report]:
 
 def _described(error: Exception) -> dict[str, Any]:
     if isinstance(error, UpsError):
-        means = error.means if isinstance(error, Refused) else ""
+        means = error.means if isinstance(error, CheckFailed) else ""
         known = {"says": error.message, "means": means, "try": error.hint, "cause": error.cause}
         return {**known, "cascade": is_cascade(error)}
     frame = location_of_error(error)

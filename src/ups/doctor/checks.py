@@ -1,6 +1,6 @@
-"""The rungs of `ups doctor` in their order: which process climbs which, what each proves, and what a failure means.
+"""The checks of `ups doctor` in their order: which process runs which, what each proves, and what a failure means.
 
-Names only: the rungs themselves are `ups.doctor.probes`, started and never imported. No torch.
+Names only: the checks themselves are `ups.doctor.probes`, started and never imported. No torch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class Check:
     """One thing that is proved; `means` and `advice` are for a failure that does not explain itself."""
 
     name: str
@@ -19,32 +19,32 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """One process, or one per rank, that climbs `rungs` in order: `python -m ups.doctor.probes.MODULE`."""
+class CheckProgram:
+    """One process, or one per rank, that runs `checks` in order: `python -m ups.doctor.probes.MODULE`."""
 
     module: str
-    rungs: tuple[Rung, ...]
+    checks: tuple[Check, ...]
     ranks: bool = False
     recipe: bool = True
     seconds: float = 300.0
 
 
-LADDER = (
-    Launch(
+CHECK_PROGRAMS = (
+    CheckProgram(
         "machine",
-        (Rung("machine", "this machine lacks something that every run needs", "see the message", 5),),
+        (Check("machine", "this machine lacks something that every run needs", "see the message", 5),),
         recipe=False,
     ),
-    Launch(
+    CheckProgram(
         "libraries",
         (
-            Rung(
+            Check(
                 "libraries",
                 "an import fails or crashes: the installation is broken, whatever the recipe says",
                 "make a fresh environment and install everything from one source",
                 5,
             ),
-            Rung(
+            Check(
                 "accelerator",
                 "the driver, CUDA or a GPU does not work, even alone",
                 "check nvidia-smi and the system log, or use --set engine.device=cpu",
@@ -53,23 +53,23 @@ LADDER = (
         ),
         recipe=False,
     ),
-    Launch(
+    CheckProgram(
         "data",
         (
-            Rung("data", "the data cannot be read as the recipe says", "look at it with `ups data validate`", 4),
-            Rung("loader", "reading in worker processes fails or crashes", "try --set data.loader.workers=0", 4),
+            Check("data", "the data cannot be read as the recipe says", "look at it with `ups data validate`", 4),
+            Check("loader", "reading in worker processes fails or crashes", "try --set data.loader.workers=0", 4),
         ),
         seconds=1800.0,  # measures tasks that were never measured
     ),
-    Launch(
+    CheckProgram(
         "group",
         (
-            Rung(
+            Check(
                 "group",
                 "ranks cannot find each other on this machine",
                 "check that the loopback device is up and that nothing forbids local sockets",
             ),
-            Rung(
+            Check(
                 "collective",
                 "ranks find each other, but cannot exchange data",
                 "NCCL: try NCCL_DEBUG=INFO, NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1; gloo: GLOO_SOCKET_IFNAME=lo",
@@ -78,29 +78,29 @@ LADDER = (
         ranks=True,
         recipe=False,
     ),
-    Launch(
+    CheckProgram(
         "samples",
-        (Rung("samples", "ranks do not share the data as the recipe says", "see the message", 4),),
+        (Check("samples", "ranks do not share the data as the recipe says", "see the message", 4),),
         ranks=True,
     ),
-    Launch(
+    CheckProgram(
         "model",
         (
-            Rung("model", "the model cannot be built or does not compute", "check the section `model`"),
-            Rung("backward", "the loss of a stage cannot be differentiated as it must", "check the stage"),
-            Rung("alone", "even one rank cannot train two steps", "try `ups train` with --ranks 1 for the whole log"),
+            Check("model", "the model cannot be built or does not compute", "check the section `model`"),
+            Check("backward", "the loss of a stage cannot be differentiated as it must", "check the stage"),
+            Check("alone", "even one rank cannot train two steps", "try `ups train` with --ranks 1 for the whole log"),
         ),
     ),
-    Launch(
+    CheckProgram(
         "wrap",
         (
-            Rung(
+            Check(
                 "wrap",
                 "the model computes alone, but not when it is spread over ranks",
                 "try --set engine.strategy=ddp, engine.compile=false, or one rank",
             ),
-            Rung("memory", "the ranks need more memory than there is", "use a smaller engine.micro_batch", 7),
-            Rung(
+            Check("memory", "the ranks need more memory than there is", "use a smaller engine.micro_batch", 7),
+            Check(
                 "checkpoint",
                 "a checkpoint cannot be written and read back where the run would live",
                 "check the disk, or choose another place with --set run.dir=PATH",
@@ -110,12 +110,12 @@ LADDER = (
         ranks=True,
         seconds=1800.0,  # a recipe may compile; a large model may meet a slow disk
     ),
-    Launch(
+    CheckProgram(
         "parity",
         (
-            Rung("parity", "many ranks do not train as one rank does", "see the message"),
-            Rung("equal", "ranks drift apart", "see the message"),
-            Rung("evaluation", "metrics depend on the number of ranks", "see the message"),
+            Check("parity", "many ranks do not train as one rank does", "see the message"),
+            Check("equal", "ranks drift apart", "see the message"),
+            Check("evaluation", "metrics depend on the number of ranks", "see the message"),
         ),
         ranks=True,
     ),
@@ -123,5 +123,5 @@ LADDER = (
 
 
 def names(*, recipe: bool) -> list[str]:
-    """Rungs that a climb has, with or without a recipe."""
-    return [rung.name for launch in LADDER if recipe or not launch.recipe for rung in launch.rungs]
+    """Names of the checks, with or without a recipe."""
+    return [check.name for program in CHECK_PROGRAMS if recipe or not program.recipe for check in program.checks]

@@ -1,9 +1,11 @@
-"""A run directory of a stranger: only its own regular files are read, and its words cannot write to the terminal."""
+"""A run directory from an untrusted source: only its own regular files are read, and its words cannot write to the
+terminal.
+"""
 
 import os
 from pathlib import Path
 
-from ups.record.foreign import inside, printable, read_end, read_object
+from ups.record.untrusted_files import inside, printable, read_end, read_object
 
 
 def test_the_end_of_a_file_is_read(tmp_path: Path) -> None:
