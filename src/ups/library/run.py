@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,19 +90,13 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl as they were written."""
+        from ups.run.progress_line import rows_of
+
         try:
             lines = (self.path / "metrics.jsonl").read_bytes().splitlines()
         except OSError:
             return []
-        found = []
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # the half line of a killed writer
-            if isinstance(row, dict):
-                found.append(row)
-        return found
+        return rows_of(lines)
 
     @property
     def checkpoints(self) -> list[int]:

@@ -146,16 +146,14 @@ class RunIdentity:
     def _compare(self, path: Path, mark: Mapping[str, Any]) -> None:
         """The same run, but does the checkpoint come from the same recipe, statistics and data?"""
         problems: list[tuple[bool, type[UpsError], str]] = [
-            (bool(self.recipes) and mark.get("recipe") not in self.recipes, RecipeChangedError, "recipe"),
-            (mark.get("statistics") != self.statistics, StatisticsChangedError, "statistics"),
-            (mark.get("data") != dict(self.data), DataChangedError, "data"),
+            (bool(self.recipes) and mark.get("recipe") not in self.recipes, RecipeChangedError, "another recipe"),
+            (mark.get("statistics") != self.statistics, StatisticsChangedError, "other statistics"),
+            (mark.get("data") != dict(self.data), DataChangedError, "other data"),
         ]
         for wrong, kind, what in problems:
             if wrong:
                 raise kind(
-                    f"{path} was trained with another {what} than the run directory has now"
-                    if what == "recipe"
-                    else f"{path} was trained with other {what} than the run directory has now",
+                    f"{path} was trained with {what} than the run directory has now",
                     hint="bring the old one back, or start a new run: --set run.dir=PATH",
                 )
 

@@ -10,6 +10,7 @@ import json
 import math
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -78,15 +79,7 @@ class ProgressLine:
         except OSError:
             return []
         *lines, self._rest = data.split(b"\n")
-        rows = []
-        for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue  # the half line of a killed writer
-            if isinstance(row, dict):
-                rows.append(row)
-        return rows
+        return rows_of(lines)
 
     def _show(self, text: str) -> None:
         with self._lock:
@@ -174,6 +167,19 @@ def _beyond_chance(won: float, total: float) -> bool:
     if not 0 < count <= 1_000:
         return won > total / 2
     return bool(40 * sum(math.comb(count, k) for k in range(int(won), count + 1)) < 2**count)
+
+
+def rows_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """The rows among the lines of a metrics.jsonl; the half line of a killed writer is left out."""
+    rows = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return rows
 
 
 def _is_number(value: object) -> bool:
