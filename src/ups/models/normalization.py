@@ -70,6 +70,12 @@ class Normalization(nn.Module):
         mean, std = self._mean_std("parameter", task, x, 1)
         return (x - mean) / std
 
+    def relative_parameters(self, task: TaskSpec, parameters: Tensor) -> Tensor:
+        """(B, P) physical -> in units of the largest magnitude of the range that the task declares."""
+        x = wide(parameters)
+        largest = [max(abs(p.minimum), abs(p.maximum)) or 1.0 for p in task.parameters]
+        return x / torch.tensor(largest, dtype=x.dtype, device=x.device)
+
     def state_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C, 1, ...): standard deviation of the state, in physical units, for tensors (..., C, *S)."""
         scale = self.column("state_std", task, like, task.num_channels("state"))
@@ -79,6 +85,13 @@ class Normalization(nn.Module):
         """(C, 1, ...): the usual size of a change over one step, in physical units, for tensors (..., C, *S)."""
         scale = self.column("difference_scale", task, like, task.num_channels("state"))
         return scale.reshape(-1, *([1] * num_spatial_dims))
+
+    def change_gain(self, task: TaskSpec, like: Tensor) -> Tensor:
+        """(C,): normalized change of a predicted channel -> scaled change; 1 for a steady task."""
+        if task.steady:
+            return like.new_ones(task.num_channels("target"))
+        length = task.num_channels("state")
+        return self.column("state_std", task, like, length) / self.column("difference_scale", task, like, length)
 
     def update_ratio(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(): the usual change of a latent over one step, relative to the latent itself; 1 for a steady task."""
