@@ -86,6 +86,20 @@ class Normalization(nn.Module):
         scale = self.column("difference_scale", task, like, task.num_channels("state"))
         return scale.reshape(-1, *([1] * num_spatial_dims))
 
+    def error_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
+        """(C, 1, ...): the unit of predictions: the usual change, or the deviation of a steady task's target."""
+        if not task.steady:
+            return self.change_scale(task, like, task.num_spatial_dims)
+        scale = self.column("target_std", task, like, task.num_channels("target"))
+        return scale.reshape(-1, *([1] * task.num_spatial_dims))
+
+    def field_size(self, task: TaskSpec, like: Tensor) -> Tensor:
+        """(C,): root mean square of the predicted fields over the train split, in physical units."""
+        length = task.num_channels(task.predicted)
+        mean = self.column(f"{task.predicted}_mean", task, like, length)
+        std = self.column(f"{task.predicted}_std", task, like, length)
+        return (mean * mean + std * std).sqrt()
+
     def change_gain(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C,): normalized change of a predicted channel -> scaled change; 1 for a steady task."""
         if task.steady:

@@ -62,7 +62,7 @@ def read(recipe: Recipe, opened: OpenData, ranks: int, workers: int) -> list[Bat
     _, stage = build_bare(recipe, opened, 0, device="meta")
     frames = stage.window_frames(recipe.data.context_frames)
     with build_reading(recipe, opened, Place(0, ranks, 0, ranks), 0, frames) as loader:
-        return [next(loader) for _ in range(NUM_BATCHES)]
+        return [batch for _ in range(NUM_BATCHES) for batch in next(loader)]
 
 
 def compare(expected: list[Batch], found: list[Batch]) -> None:
