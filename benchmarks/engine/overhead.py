@@ -14,6 +14,7 @@ code 1 below the bars: 0.97 alone, 0.95 on 2 ranks, for steps of 50 ms and more.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -33,14 +34,15 @@ from ups.distributed.agreement import Agreement, Status
 from ups.distributed.runtime import Runtime
 from ups.record import manifest
 from ups.record.failure import install_from_environment
+from ups.run.assemble import Assembled, assemble, open_data
 from ups.supervise.options import Options
 from ups.supervise.run_file import read_run
 from ups.supervise.supervisor import supervise
 from ups.testing.mixture import mixture_recipe, write_mixture
-from ups.testing.parity import build_engine
 from ups.tracking.tracker import FanOut, JsonlTracker
 from ups.training.engine import Engine
 from ups.training.hooks import LogHook
+from ups.training.progress import Progress
 
 BARS = {"single": 0.97, "ddp": 0.95}
 MINIMUM_STEP_SECONDS = 0.05
@@ -147,10 +149,15 @@ def measure(run_dir: Path) -> None:
             engine={"device": "cpu", "threads": 1, "strategy": strategy},
         )
     )
-    with Runtime.start(recipe.engine) as runtime:
-        engine, _ = build_engine(runtime, recipe, arguments["tasks"])
-        other, other_loader = build_engine(runtime, recipe, arguments["tasks"])
-        bare = bare_loop(other, other_loader, other.strategy.stage, strategy, steps)
+    with contextlib.ExitStack() as stack:
+        runtime = stack.enter_context(Runtime.start(recipe.engine))
+        opened = stack.enter_context(open_data(recipe))
+
+        def build() -> Assembled:
+            return stack.enter_context(assemble(recipe, opened, runtime, Progress()))
+
+        engine, other = build().engine, build()
+        bare = bare_loop(other.engine, other.loader, other.stage, strategy, steps)
         engine.box = box
         tracker = FanOut(JsonlTracker(folder / "metrics.jsonl")) if runtime.is_first else None
         turns = Turns(steps, bare, int(read_run(run_dir)["supervisor_pid"]) if runtime.is_first else 0)
@@ -158,7 +165,7 @@ def measure(run_dir: Path) -> None:
         engine.run()
         ratios = [b / o for o, b in zip(turns.ours[1:], turns.bare[1:], strict=True)]
 
-        again, _ = build_engine(runtime, recipe, arguments["tasks"])
+        again = build().engine
         again.box, watch = box, Stopwatch()
         log = LogHook(10, "operator", tracker)
         again.hooks.append(log)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ups.config.schema import TaskConfig
@@ -23,6 +24,17 @@ def open_task(config: TaskConfig) -> Reader:
     )
     reader.rename(config.name)
     return reader
+
+
+@contextlib.contextmanager
+def open_tasks(configs: Sequence[TaskConfig]) -> Iterator[list[Reader]]:
+    """Readers of the tasks of a recipe, in their order; closed at the end of the block."""
+    with contextlib.ExitStack() as stack:
+        readers: list[Reader] = []
+        for config in configs:
+            readers.append(open_task(config))
+            stack.callback(readers[-1].close)
+        yield readers
 
 
 def open_paths(

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ups.config.schema import Recipe
-from ups.data.open import open_task
+from ups.data.open import open_tasks
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.record.failure import Recorder
 from ups.record.identity import RunIdentity
+from ups.run.assemble import OpenData
 from ups.run.directory import read_statistics
 from ups.run.stage_run import StageRun
 from ups.tracking.build import build_trackers
@@ -40,10 +41,8 @@ def run_stages(
     box = recorder.box
     with contextlib.ExitStack() as stack:
         runtime = stack.enter_context(Runtime.start(recipe.engine, environment))
-        readers = [open_task(task) for task in recipe.data.tasks]
-        for reader in readers:
-            stack.callback(reader.close)
-        statistics = read_statistics(run_dir, readers)
+        readers = stack.enter_context(open_tasks(recipe.data.tasks))
+        opened = OpenData(readers, read_statistics(run_dir, readers))
         tracker = None
         if runtime.is_first:
             others = build_trackers(recipe.tracking.trackers, run_dir)
@@ -70,7 +69,7 @@ def run_stages(
                 if progress.stage_index + 1 >= len(recipe.stages):
                     break
                 progress = progress.next_stage()
-            stage = StageRun(recipe, runtime, readers, statistics, checkpointer, tracker, stop_requests, box)
+            stage = StageRun(recipe, runtime, opened, checkpointer, tracker, stop_requests, box)
             stopped, progress, path = stage.run(progress, path)
             if stopped:
                 if box is not None:

@@ -15,16 +15,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from ups.config.schema import Recipe
-from ups.data.loader import Loader, build_loader
-from ups.data.normalize import ensure_statistics
-from ups.data.open import open_task
+from ups.data.loader import Loader
 from ups.distributed.runtime import Runtime
-from ups.distributed.strategies import spread
-from ups.models.build import build_model
+from ups.run.assemble import assemble, open_data
 from ups.spec.batch import Batch
 from ups.testing.mixture import mixture_recipe
 from ups.training.engine import Engine
-from ups.training.stages import build_stage
+from ups.training.progress import Progress
 
 BLOCK_SIZE = 8
 # So that 20 steps move the weights by percents: weights that stay where they are agree for nothing.
@@ -77,10 +74,11 @@ def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     with Runtime.start(first.engine) as runtime:
         for number, variant in enumerate(arguments["variants"]):
             recipe = _recipe(folder, tasks, arguments["strategy"], arguments["steps"], variant)
-            engine, loader = build_engine(runtime, recipe, tasks)
-            before = whole_weights(engine)
-            engine.run()
-            weights = whole_weights(engine)
+            with open_data(recipe) as opened, assemble(recipe, opened, runtime, Progress()) as parts:
+                parts.engine.loader = loader = Watched(parts.loader)
+                before = whole_weights(parts.engine)
+                parts.engine.run()
+                weights = whole_weights(parts.engine)
             moved = float((weights - before).norm() / before.norm())
             path = folder / f"{arguments['label']}_{number}.npy"
             if runtime.is_first:
@@ -115,33 +113,6 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
                 "timeout_seconds": 60,
             },
         )
-    )
-
-
-def build_engine(runtime: Runtime, recipe: Recipe, tasks: list[dict[str, Any]]) -> tuple[Engine, Watched]:
-    """The engine of the first stage of a recipe, with real readers, loader and model."""
-    readers = [open_task(task) for task in recipe.data.tasks]
-    statistics = {r.task.name: ensure_statistics(r, t["path"]) for r, t in zip(readers, tasks, strict=True)}
-    config = recipe.stages[0]
-    stepper = build_model(
-        recipe.model, [r.task for r in readers], statistics, recipe.data.context_frames, seed=recipe.run.seed
-    )
-    stage = build_stage(config, stepper, recipe.run.seed)
-    loader = Watched(
-        build_loader(
-            recipe.data,
-            readers,
-            runtime.place,
-            seed=recipe.run.seed,
-            window_frames=stage.window_frames(recipe.data.context_frames),
-            micro_batch=recipe.engine.micro_batch,
-        )
-    )
-    strategy = spread(stage, runtime, recipe.engine)
-    global_batch = recipe.data.block_size * recipe.data.blocks_per_step
-    return (
-        Engine(runtime, strategy, loader, config=recipe.engine, length=config, global_batch=global_batch),
-        loader,
     )
 
 

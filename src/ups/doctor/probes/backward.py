@@ -11,7 +11,7 @@ from ups.doctor.probes.check import Assignment, CheckFailed, Report, counted
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
-    from ups.doctor.probes.parts import OpenData
+    from ups.run.assemble import OpenData
 
 _SHOWN = 8
 
@@ -33,12 +33,13 @@ def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) ->
     from ups.distributed.environment import RankEnvironment
     from ups.distributed.precision import autocast, weight_dtype
     from ups.distributed.runtime import choose_device
-    from ups.doctor.probes.parts import build_bare, stage_name
+    from ups.doctor.probes.parts import stage_name
+    from ups.run.assemble import bare_stage
     from ups.spec.place import Place
 
     device = choose_device(recipe.engine.device, RankEnvironment())
     dtype = weight_dtype(recipe.engine.precision)
-    _, stage = build_bare(recipe, opened, index)
+    _, stage = bare_stage(recipe, opened, index)
     stage.to(device=device, dtype=dtype).train()
     frames = stage.window_frames(recipe.data.context_frames)
     trained = {n: p for n, p in stage.named_parameters() if p.requires_grad}
@@ -77,15 +78,18 @@ def train_alone(assignment: Assignment, report: Report) -> None:
     from ups.distributed.runtime import Runtime
     from ups.doctor.probes.capture import Capture, keep_alone, keep_facts, plain_gradient, weights_of
     from ups.doctor.probes.compare import check_equal
-    from ups.doctor.probes.parts import assemble, exact, open_run_data, quick, run_steps, stage_name
+    from ups.doctor.probes.parts import exact, move_weights, open_run_data, quick, run_steps, stage_name
     from ups.doctor.probes.scores import validation_scores
+    from ups.run.assemble import assemble
+    from ups.training.progress import Progress
 
     recipe = quick(exact(assignment.run, assignment.ranks), strategy="single", device="cpu", micro_batch=None)
     facts: dict[str, object] = {}
     with Runtime.start(recipe.engine, RankEnvironment()) as runtime, open_run_data(assignment) as opened:
         for index in range(len(recipe.stages)):
             capture = Capture()
-            with assemble(recipe, opened, runtime, index, [capture], moved=True) as parts:
+            at = Progress(stage_index=index)
+            with assemble(recipe, opened, runtime, at, hooks=[capture], change=move_weights) as parts:
                 weights, plain = weights_of(parts), plain_gradient(parts)
                 if index == len(recipe.stages) - 1:
                     facts["scores"] = validation_scores(recipe, opened, parts)

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ups.distributed.agreement import Status
-from ups.doctor.probes.parts import Assembled, Enough
+from ups.doctor.probes.parts import Enough
+from ups.run.assemble import Assembled
 from ups.training.engine import Engine
 
 NUM_STEPS = 2

@@ -24,13 +24,15 @@ def check(assignment: Assignment, recipe: Recipe, runtime: Runtime, report: Repo
     from ups.distributed.agreement import from_all
     from ups.distributed.strategies import local
     from ups.doctor.probes.parity import digest
-    from ups.doctor.probes.parts import assemble, open_run_data
+    from ups.doctor.probes.parts import open_run_data
+    from ups.run.assemble import assemble
     from ups.training.checkpoint import Checkpointer
     from ups.training.progress import Progress
 
     folder = assignment.run_dir / f".doctor-{assignment.work_dir.name}"
     # The last stage: what it holds is what the run ends with.
-    with open_run_data(assignment) as opened, assemble(recipe, opened, runtime, len(recipe.stages) - 1) as parts:
+    last = Progress(stage_index=len(recipe.stages) - 1)
+    with open_run_data(assignment) as opened, assemble(recipe, opened, runtime, last) as parts:
         tensors = parts.engine.state_tensors()
         before = {name: digest(local(tensor)) for name, tensor in tensors.items()}
         num_bytes = sum(local(t).nbytes for t in tensors.values())

@@ -17,7 +17,7 @@ from ups.record.text import size_text
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
-    from ups.doctor.probes.parts import OpenData
+    from ups.run.assemble import OpenData
     from ups.spec.batch import Batch
 
 NUM_BATCHES = 12
@@ -54,14 +54,13 @@ def workers_to_try(wanted: int, blocks_per_step: int) -> int:
 
 def read(recipe: Recipe, opened: OpenData, ranks: int, workers: int) -> list[Batch]:
     """The first batches of rank 0, read by so many workers."""
-    from ups.doctor.probes.parts import build_bare, build_reading
+    from ups.run.assemble import bare_stage, stage_loader
     from ups.spec.place import Place
 
     loader_config = recipe.data.loader.model_copy(update={"workers": workers})
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"loader": loader_config})})
-    _, stage = build_bare(recipe, opened, 0, device="meta")
-    frames = stage.window_frames(recipe.data.context_frames)
-    with build_reading(recipe, opened, Place(0, ranks, 0, ranks), 0, frames) as loader:
+    _, stage = bare_stage(recipe, opened, 0, device="meta")
+    with stage_loader(recipe, opened, Place(0, ranks, 0, ranks), 0, stage) as loader:
         return [batch for _ in range(NUM_BATCHES) for batch in next(loader)]
 
 

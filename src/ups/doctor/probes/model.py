@@ -28,15 +28,16 @@ def check(assignment: Assignment, report: Report) -> None:
     from ups.distributed.environment import RankEnvironment
     from ups.distributed.precision import autocast, weight_dtype
     from ups.distributed.runtime import choose_device
-    from ups.doctor.probes.parts import build_bare, open_run_data
+    from ups.doctor.probes.parts import open_run_data
     from ups.evaluation.rollout import RolloutPlan, read_inputs
+    from ups.run.assemble import bare_stage
 
     recipe = assignment.run
     device = choose_device(recipe.engine.device, RankEnvironment())
     dtype = weight_dtype(recipe.engine.precision)
     with open_run_data(assignment) as opened:
         started = time.monotonic()
-        stepper, _ = build_bare(recipe, opened, 0)
+        stepper, _ = bare_stage(recipe, opened, 0)
         stepper.to(device=device, dtype=dtype).eval()
         count = sum(p.numel() for p in stepper.parameters())
         for reader in opened.readers:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ups.config.schema import Recipe
     from ups.distributed.runtime import Runtime
-    from ups.doctor.probes.parts import OpenData
+    from ups.run.assemble import OpenData
 
 _SHOWN = 6
 _SCORE_TOLERANCE = 1e-6
@@ -53,7 +53,9 @@ def check_parity(
     """Two steps of one stage against those of one rank; returns the trained module. Collective: all ranks."""
     from ups.doctor.probes.capture import Capture, read_alone, read_facts, weights_of
     from ups.doctor.probes.compare import check_equal
-    from ups.doctor.probes.parts import assemble, run_steps, stage_name
+    from ups.doctor.probes.parts import move_weights, run_steps, stage_name
+    from ups.run.assemble import assemble
+    from ups.training.progress import Progress
 
     weights, gradients = read_alone(assignment.work_dir, index)
     where = stage_name(recipe, index)
@@ -71,7 +73,8 @@ def check_parity(
         report.facts[f"distance_{index}"] = check_equal(found, gradients, what, counts)
 
     capture = Capture(after_first)
-    with assemble(recipe, opened, runtime, index, [capture], moved=True) as parts:
+    at = Progress(stage_index=index)
+    with assemble(recipe, opened, runtime, at, hooks=[capture], change=move_weights) as parts:
         check_same_start(weights_of(parts), weights, where)
         run_steps(parts)
     expected = read_facts(assignment.work_dir)[f"rates_{index}"]
@@ -162,8 +165,10 @@ def check_evaluation(
     """Every trajectory counts once, and scores are those of one rank. Collective: all ranks."""
     from ups.distributed.agreement import from_all
     from ups.doctor.probes.capture import read_facts
-    from ups.doctor.probes.parts import assemble
+    from ups.doctor.probes.parts import move_weights
     from ups.doctor.probes.scores import scored_trajectories, validation_scores
+    from ups.run.assemble import assemble
+    from ups.training.progress import Progress
 
     limit, total = recipe.evaluate.max_trajectories, 0
     for reader in opened.readers:
@@ -173,7 +178,8 @@ def check_evaluation(
         mine = scored_trajectories(reader, runtime.place, recipe.data.context_frames, limit)
         check_once(reader.task.name, from_all(list(mine), runtime.control_group), min(limit, count))
         total += min(limit, count)
-    with assemble(recipe, opened, runtime, len(recipe.stages) - 1, moved=True) as parts:
+    last = Progress(stage_index=len(recipe.stages) - 1)
+    with assemble(recipe, opened, runtime, last, change=move_weights) as parts:
         scores = validation_scores(recipe, opened, parts)
     check_scores(from_all(scores, runtime.control_group), read_facts(assignment.work_dir)["scores"])
     report.facts["scores"] = scores

@@ -1,59 +1,31 @@
-"""The parts of a run, put together as a rank does it, and the changes to a recipe that make a check quick or exact.
+"""What checks of a run share: its data, hooks that leave early, and the changes that make a recipe quick or exact.
 
-Mirrors `ups.run.stage_run` with the parts that a check wants to see. Imports torch: checks import this module
-after they have begun.
+A stage itself is put together by `ups.run.assemble`, as in a run. Imports torch: checks import this module after they
+have begun.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ups.config.schema import Recipe
-from ups.data.loader import Loader, build_loader
-from ups.data.normalize import ensure_statistics
-from ups.data.open import open_task
+from ups.data.open import open_tasks
 from ups.distributed.agreement import Status
-from ups.distributed.runtime import Runtime
-from ups.distributed.strategies import Strategy, spread
 from ups.doctor.probes.check import TIMEOUT_SECONDS, Assignment
 from ups.doctor.probes.statistics import STATISTICS_NAME, read_statistics
-from ups.formats.base import Reader
-from ups.models.build import build_model
-from ups.models.stepper import Stepper
+from ups.run.assemble import Assembled, OpenData, open_data
 from ups.spec.keyed import key_of
-from ups.spec.place import Place
 from ups.spec.statistics import Statistics
-from ups.training.engine import Engine, Hook
-from ups.training.stages import Stage, build_stage
-from ups.training.stop_requests import StopRequests
+from ups.training.engine import Engine
+from ups.training.stages import Stage
 
 
 class Enough(Exception):
     """Leaves the engine between two steps, on all ranks after the same one."""
-
-
-@dataclass(frozen=True)
-class OpenData:
-    """Tasks, readers and statistics of a recipe."""
-
-    readers: Sequence[Reader]
-    statistics: Mapping[str, Statistics]
-
-
-@dataclass(frozen=True)
-class Assembled:
-    """One stage of a run, ready to train."""
-
-    stepper: Stepper
-    stage: Stage
-    strategy: Strategy
-    loader: Loader
-    engine: Engine
 
 
 def quick(recipe: Recipe, **engine: Any) -> Recipe:
@@ -73,7 +45,11 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
     micro = share // 2 if share % 2 == 0 else share
     stages = [s.model_copy(update={"optim": s.optim.model_copy(update={"clip_norm": 0.0})}) for s in recipe.stages]
     data = recipe.data.model_copy(
-        update={"block_size": share * ranks, "loader": recipe.data.loader.model_copy(update={"workers": 0})}
+        update={
+            "tasks": [task.model_copy(update={"block_size": None}) for task in recipe.data.tasks],
+            "block_size": share * ranks,
+            "loader": recipe.data.loader.model_copy(update={"workers": 0}),
+        }
     )
     changed = quick(recipe, precision="float64", micro_batch=micro, compile=False)
     return changed.model_copy(update={"data": data, "stages": stages})
@@ -82,73 +58,21 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
 @contextlib.contextmanager
 def open_run_data(assignment: Assignment) -> Iterator[OpenData]:
     """Readers and statistics; what the check `data` measured is used again."""
-    recipe = assignment.run
-    readers = [open_task(task) for task in recipe.data.tasks]
-    try:
-        if (assignment.work_dir / STATISTICS_NAME).exists():
-            found = read_statistics(assignment.work_dir)
-            statistics = {name: Statistics.from_json(value) for name, value in found.items()}
-        else:
-            statistics = {
-                r.task.name: ensure_statistics(r, t.path) for r, t in zip(readers, recipe.data.tasks, strict=True)
-            }
-        yield OpenData(readers, statistics)
-    finally:
-        for reader in readers:
-            reader.close()
-
-
-def build_bare(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu") -> tuple[Stepper, Stage]:
-    """Model and stage `index` as every rank builds them; device 'meta' needs no memory."""
-    tasks = [reader.task for reader in opened.readers]
-    stepper = build_model(
-        recipe.model, tasks, opened.statistics, recipe.data.context_frames, seed=recipe.run.seed, device=device
-    )
-    return stepper, build_stage(recipe.stages[index], stepper, recipe.run.seed)
-
-
-def build_reading(recipe: Recipe, opened: OpenData, place: Place, index: int, window_frames: int) -> Loader:
-    """The loader of one rank for stage `index`."""
-    return build_loader(
-        recipe.data,
-        opened.readers,
-        place,
-        seed=key_of(recipe.run.seed, "stage", index) >> 1,
-        window_frames=window_frames,
-        micro_batch=recipe.engine.micro_batch,
-    )
+    if not (assignment.work_dir / STATISTICS_NAME).exists():
+        with open_data(assignment.run) as opened:
+            yield opened
+        return
+    found = read_statistics(assignment.work_dir)
+    with open_tasks(assignment.run.data.tasks) as readers:
+        yield OpenData(readers, {name: Statistics.from_json(value) for name, value in found.items()})
 
 
 @torch.no_grad()
-def move_weights(stage: Stage, seed: int) -> None:
+def move_weights(stage: Stage) -> None:
     """Add a little to every weight, by its name: a gate that starts at zero hides the gradients of all behind it."""
     for name, parameter in stage.named_parameters():
-        generator = torch.Generator().manual_seed(key_of(seed, "doctor", name) >> 1)
+        generator = torch.Generator().manual_seed(key_of(stage.seed, "doctor", name) >> 1)
         parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
-
-
-@contextlib.contextmanager
-def assemble(
-    recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, hooks: Sequence[Hook] = (), *, moved: bool = False
-) -> Iterator[Assembled]:
-    """Stage `index` on this rank, from its first step, with `moved` weights if asked. Collective: all ranks."""
-    stepper, stage = build_bare(recipe, opened, index)
-    if moved:
-        move_weights(stage, recipe.run.seed)
-    strategy = spread(stage, runtime, recipe.engine)
-    frames = stage.window_frames(recipe.data.context_frames)
-    with build_reading(recipe, opened, runtime.place, index, frames) as loader:
-        engine = Engine(
-            runtime,
-            strategy,
-            loader,
-            config=recipe.engine,
-            length=recipe.stages[index],
-            global_batch=recipe.data.block_size * recipe.data.blocks_per_step,
-            stop_requests=StopRequests(),
-            hooks=hooks,
-        )
-        yield Assembled(stepper, stage, strategy, loader, engine)
 
 
 class StopAfter:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ups.config.schema import Recipe
     from ups.data.loader import Loader
     from ups.distributed.runtime import Runtime
-    from ups.doctor.probes.parts import OpenData
+    from ups.run.assemble import OpenData
 
 NUM_STEPS = 4
 # Ranks whose draws agree in so many bits agree not by chance.
@@ -44,15 +44,14 @@ def main() -> None:
 def check(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report: Report) -> None:
     """One stage. Collective: all ranks."""
     from ups.distributed.agreement import from_all
-    from ups.doctor.probes.parts import build_bare, build_reading
+    from ups.run.assemble import bare_stage, stage_loader
     from ups.spec.place import Place
 
-    _, stage = build_bare(recipe, opened, index, device="meta")
-    frames = stage.window_frames(recipe.data.context_frames)
-    with build_reading(recipe, opened, runtime.place, index, frames) as loader:
+    _, stage = bare_stage(recipe, opened, index, device="meta")
+    with stage_loader(recipe, opened, runtime.place, index, stage) as loader:
         mine = planned(loader, stage.seed)
         delivered = next(loader)[0].numbers.tolist()
-    with build_reading(recipe, opened, Place(0, 1), index, frames) as alone:
+    with stage_loader(recipe, opened, Place(0, 1), index, stage) as alone:
         reference = planned(alone, stage.seed)
         sizes = [len(window_index) for window_index in alone.source.indexes]
         sampler = alone.source.sampler

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from ups.config.schema import Recipe
-from ups.doctor.probes.parts import Assembled, OpenData
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
+from ups.run.assemble import Assembled, OpenData
 from ups.run.validation import build_validation
 from ups.spec.batch import Batch
 from ups.spec.place import Place

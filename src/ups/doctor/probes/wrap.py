@@ -44,13 +44,15 @@ def main() -> None:
 
 def check_wrap(assignment: Assignment, recipe: Recipe, runtime: Runtime, report: Report) -> tuple[int, int]:
     """One step of each stage; returns this rank's largest (private, shared) memory. Collective: all ranks."""
-    from ups.doctor.probes.parts import StopAfter, assemble, open_run_data, run_steps, stage_name
+    from ups.doctor.probes.parts import StopAfter, open_run_data, run_steps, stage_name
+    from ups.run.assemble import assemble
+    from ups.training.progress import Progress
 
     largest = (0, 0)
     with open_run_data(assignment) as opened:
         for index in range(len(recipe.stages)):
             started = time.monotonic()
-            with assemble(recipe, opened, runtime, index, [StopAfter(1)]) as parts:
+            with assemble(recipe, opened, runtime, Progress(stage_index=index), hooks=[StopAfter(1)]) as parts:
                 run_steps(parts)
                 largest = max(largest, resident_bytes(parts.loader.worker_pids))
                 norm = parts.engine.gradient_norm

@@ -2,9 +2,9 @@
 
 import os
 
-from ups.data import loader
+from ups.run import assemble
 
-_build = loader.build_loader
+_build = assemble.build_loader
 
 
 class Grown:
@@ -20,4 +20,4 @@ def build(data, *args, **kwargs):
     return _build(Grown(data), *args, **kwargs)
 
 
-loader.build_loader = build
+assemble.build_loader = build

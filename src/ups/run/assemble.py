@@ -1,0 +1,115 @@
+"""One stage of a run on one rank, put together: model, stage, strategy, loader and engine.
+
+The same for a run (`ups.run.stage_run`), for the checks of the doctor and for tests, so that what is checked is what
+trains. Restoring a state and choosing hooks is left to the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ups.config.schema import Recipe
+from ups.data.loader import Loader, build_loader
+from ups.data.normalize import ensure_statistics
+from ups.data.open import open_tasks
+from ups.distributed.runtime import Runtime
+from ups.distributed.strategies import Strategy, spread
+from ups.formats.base import Reader
+from ups.models.build import build_model
+from ups.models.stepper import Stepper
+from ups.spec.keyed import key_of
+from ups.spec.place import Place
+from ups.spec.statistics import Statistics
+from ups.training.engine import Engine, Hook
+from ups.training.progress import Progress
+from ups.training.stages import Stage, build_stage
+from ups.training.step_recorder import StepRecorder
+from ups.training.stop_requests import StopRequests
+
+
+@dataclass(frozen=True)
+class OpenData:
+    """Readers of a recipe's tasks in their order, and statistics by task."""
+
+    readers: Sequence[Reader]
+    statistics: Mapping[str, Statistics]
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """One stage of a run, ready to train."""
+
+    stepper: Stepper
+    stage: Stage
+    strategy: Strategy
+    loader: Loader
+    engine: Engine
+
+
+@contextlib.contextmanager
+def open_data(recipe: Recipe) -> Iterator[OpenData]:
+    """Readers and statistics without a run directory; a task that was never measured is measured now."""
+    tasks = recipe.data.tasks
+    with open_tasks(tasks) as readers:
+        statistics = {r.task.name: ensure_statistics(r, t.path) for r, t in zip(readers, tasks, strict=True)}
+        yield OpenData(readers, statistics)
+
+
+def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu") -> tuple[Stepper, Stage]:
+    """Model and stage `index` as every rank builds them; device 'meta' needs no memory."""
+    tasks = [reader.task for reader in opened.readers]
+    stepper = build_model(
+        recipe.model, tasks, opened.statistics, recipe.data.context_frames, seed=recipe.run.seed, device=device
+    )
+    return stepper, build_stage(recipe.stages[index], stepper, recipe.run.seed)
+
+
+def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:
+    """The loader of one rank for stage `index`."""
+    return build_loader(
+        recipe.data,
+        opened.readers,
+        place,
+        seed=key_of(recipe.run.seed, "stage", index) >> 1,
+        window_frames=stage.window_frames(recipe.data.context_frames),
+        micro_batch=recipe.engine.micro_batch,
+        grouped=recipe.model.groups_tasks,
+    )
+
+
+@contextlib.contextmanager
+def assemble(
+    recipe: Recipe,
+    opened: OpenData,
+    runtime: Runtime,
+    progress: Progress,
+    *,
+    hooks: Sequence[Hook] = (),
+    stop_requests: StopRequests | None = None,
+    box: StepRecorder | None = None,
+    change: Callable[[Stage], None] | None = None,
+) -> Iterator[Assembled]:
+    """Stage `progress.stage_index` on this rank, standing at `progress`. Collective: all ranks.
+
+    change: called with the stage before it is spread over the ranks.
+    """
+    index = progress.stage_index
+    stepper, stage = bare_stage(recipe, opened, index)
+    if change is not None:
+        change(stage)
+    strategy = spread(stage, runtime, recipe.engine)
+    with stage_loader(recipe, opened, runtime.place, index, stage) as loader:
+        engine = Engine(
+            runtime,
+            strategy,
+            loader,
+            config=recipe.engine,
+            length=recipe.stages[index],
+            progress=progress,
+            stop_requests=stop_requests,
+            hooks=hooks,
+            box=box,
+        )
+        yield Assembled(stepper, stage, strategy, loader, engine)
