@@ -14,8 +14,13 @@ from ups.registry import STAGES
 class OptimConfig(Section):
     """Optimizer and schedule of one stage."""
 
-    type: Literal["adamw", "sgd"] = setting("adamw", "Update rule.")
+    type: Literal["adamw", "sgd", "muon"] = setting(
+        "adamw", "Update rule; muon is for the matrices of a network, with adamw for everything else."
+    )
     learning_rate: float = setting(1e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
+    matrix_learning_rate: float = setting(
+        5e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
+    )
     final_fraction: float = setting(0.01, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
     warmup_fraction: float = setting(0.05, "Part of the stage in which the rate rises linearly.", ge=0, le=1)
     weight_decay: float = setting(1e-5, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)

@@ -25,7 +25,14 @@ from ups.record.blackbox import Phase
 from ups.spec.batch import Batch
 from ups.training.ema import Ema
 from ups.training.meters import Meters
-from ups.training.optim import build_optimizer, learning_rate, optimizer_tensors, set_learning_rate, trainable
+from ups.training.optim import (
+    build_optimizer,
+    learning_rate,
+    matrices_of,
+    optimizer_tensors,
+    set_learning_rate,
+    trainable,
+)
 from ups.training.progress import Budget, Progress
 from ups.training.step_recorder import NoRecorder, StepRecorder
 from ups.training.stop_requests import StopRequests
@@ -77,7 +84,7 @@ class Engine:
         self.hooks = list(hooks)
         self.box: StepRecorder = box or NoRecorder()
         self.parameters = trainable(strategy.stage.named_parameters())
-        self.optimizer = build_optimizer(length.optim, self.parameters)
+        self.optimizer = build_optimizer(length.optim, self.parameters, matrices_of(strategy.stage))
         self.ema = Ema(config.ema, self.parameters) if config.ema.enabled else None
         self.meters = Meters(runtime.device, distributed=runtime.control_group is not None)
         self.gradient_norm = 0.0
