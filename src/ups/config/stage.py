@@ -26,7 +26,13 @@ class OptimConfig(Section):
     weight_decay: float = setting(1e-5, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
     beta1: float = setting(0.9, "Memory of the mean of the gradient (momentum for sgd).", ge=0, lt=1)
     beta2: float = setting(0.99, "Memory of the mean square of the gradient.", ge=0, lt=1)
-    clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns clipping off.", ge=0)
+    clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
+    clip_ratio: float = setting(
+        0.0,
+        "Largest global gradient norm relative to its moving average, after 20 updates; 0 turns this limit off.",
+        ge=0,
+        le=1000,
+    )
 
 
 class StageLength(PartSection):

@@ -23,6 +23,7 @@ from ups.distributed.strategies import Strategy, locals_of
 from ups.errors import DataError, TrainingError
 from ups.record.blackbox import Phase
 from ups.spec.batch import Batch
+from ups.training.clipping import clip_factor
 from ups.training.ema import Ema
 from ups.training.meters import Meters
 from ups.training.optim import (
@@ -178,10 +179,10 @@ class Engine:
         self.gradient_norm = float(self.strategy.gradient_norm(gradients))
         if not math.isfinite(self.gradient_norm):
             return False
-        limit = self.length.optim.clip_norm
-        if 0 < limit < self.gradient_norm:
+        factor = clip_factor(self.length.optim, self.gradient_norm, self.progress)
+        if factor != 1.0:
             with torch.no_grad():
-                torch._foreach_mul_(locals_of(gradients), limit / (self.gradient_norm + 1e-6))
+                torch._foreach_mul_(locals_of(gradients), factor)
         for num_samples, total, metrics in seen:
             self.meters.add(total, metrics, num_samples)
         return True
