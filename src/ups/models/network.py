@@ -50,7 +50,7 @@ class Network(nn.Module, ABC):
     def forward_group(self, group: Sequence[NetworkInput]) -> list[Tensor]:
         """`forward` of each task of a group; a network that declares `groups_tasks` runs them as one graph.
 
-        The tasks of a group have the same grid and the same boundary kinds.
+        The tasks of a group have the same grid.
         """
         return [self(given) for given in group]
 
