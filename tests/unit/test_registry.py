@@ -78,9 +78,9 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_our_own_parts_come_from_our_entry_points() -> None:
-    assert set(MODELS.names()) >= {"latent_operator", "fno", "unet"}
+    assert set(MODELS.names()) >= {"latent_operator", "multiscale", "fno", "unet"}
     assert set(STAGES.names()) >= {"autoencode", "operator"}
-    assert {MODELS.origin(name).distribution for name in ("latent_operator", "fno", "unet")} == {OURS}
+    assert {MODELS.origin(name).distribution for name in ("latent_operator", "multiscale", "fno", "unet")} == {OURS}
     assert MODELS.origin("fno").where == "ups.models.fno:build"
 
 
@@ -104,7 +104,7 @@ def test_a_part_that_is_unregistered_is_gone_everywhere(recipe: Path) -> None:
     resolve(recipe, ["model.type=unet"])
     with MODELS.without("unet"):
         assert "unet" not in MODELS.names()
-        with pytest.raises(ConfigError, match=r"model\.type.*expected latent_operator or fno"):
+        with pytest.raises(ConfigError, match=r"model\.type.*expected one of latent_operator, fno, multiscale"):
             resolve(recipe, ["model.type=unet"])
         assert "UnetConfig" not in str(recipe_schema())
         with pytest.raises(ConfigError, match="there is no model 'unet'"):

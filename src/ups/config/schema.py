@@ -228,5 +228,7 @@ class Recipe(Section):
                 )
             if stage.needs_latents and not self.model.has_latents:
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no latents to train on")
+            if stage.needs_linear_part and not self.model.has_linear_part:
+                raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no linear part to fit")
             trained_before = trained_before or stage.trains_latents
         return self

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -174,6 +174,17 @@ def local(tensor: Tensor) -> Tensor:
         with torch.no_grad():
             return tensor.to_local()
     return tensor.detach()
+
+
+@torch.no_grad()
+def scale_rows(parameter: Tensor, factors: Tensor) -> None:
+    """Multiply each row of a parameter, sharded or whole, by its factor (rows,), which every rank knows."""
+    whole = (
+        factors.to(parameter.device, parameter.dtype).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
+    )
+    if isinstance(parameter, DTensor):
+        whole = distribute_tensor(whole.contiguous(), parameter.device_mesh, parameter.placements, src_data_rank=None)
+    local(parameter).mul_(local(whole))
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -165,7 +165,8 @@ class OperatorStage(Stage):
         self._averages = None
         if config.balance:
             names = [task.name for task in stepper.tasks]
-            start = {task.name: self.loss_of_nothing(task) for task in stepper.tasks}
+            fields = config.loss == "nrmse"
+            start = {task.name: loss_of_nothing(stepper, task) if fields else 1.0 for task in stepper.tasks}
             self._averages = TaskAverages(names, start, memory=_BALANCE_MEMORY)
 
     def trained_modules(self) -> list[nn.Module]:
@@ -223,21 +224,10 @@ class OperatorStage(Stage):
     def _errors(self, task: TaskSpec, error: Tensor, reference: Tensor, fields: Tensor) -> Tensor:
         """error, reference (B, C, *S) in scaled units; fields (B, T, C, *S) in physical units."""
         if self.config.loss == "nrmse":
-            unit = self.stepper.normalization.error_scale(task, error)  # (C, 1, ...)
-            floor = _FIELD_FLOOR * self.stepper.normalization.field_size(task, error)  # (C,)
-            return nrmse(error * unit, wide(fields), floor)
+            return field_errors(self.stepper, task, error, fields)
         if self.config.loss == "mse":
             return mean_square(error)
         return relative_l2(error, reference, self.config.relative_floor)
-
-    def loss_of_nothing(self, task: TaskSpec) -> float:
-        """About the loss of an untrained model (no change, or the mean of the target), from the statistics."""
-        if self.config.loss != "nrmse":
-            return 1.0
-        normalization = self.stepper.normalization
-        like = torch.zeros((), dtype=torch.float64)
-        size, unit = normalization.field_size(task, like), normalization.error_scale(task, like).flatten()
-        return float((unit / size).mean())
 
 
 class LatentOperatorStage(OperatorStage):
@@ -351,6 +341,21 @@ def roll_samples(x: Tensor, shift: Tensor, dim: int) -> Tensor:
     shape = [1] * x.ndim
     shape[0], shape[dim] = x.shape[0], points
     return x.gather(dim, index.reshape(shape).to(x.device, non_blocking=True).expand_as(x))
+
+
+def field_errors(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tensor) -> Tensor:
+    """(B,): error (B, C, *S) in scaled units, relative to the fields (B, T, C, *S), which are in physical units."""
+    unit = stepper.normalization.error_scale(task, error)  # (C, 1, ...)
+    floor = _FIELD_FLOOR * stepper.normalization.field_size(task, error)  # (C,)
+    return nrmse(error * unit, wide(fields), floor)
+
+
+def loss_of_nothing(stepper: Stepper, task: TaskSpec) -> float:
+    """About the error of an untrained model (no change, or the mean of the target), from the statistics alone."""
+    # Read on the host: a model without memory (device meta) has none to read, and no use for the number.
+    like = torch.zeros((), dtype=torch.float64)
+    size, unit = stepper.normalization.field_size(task, like), stepper.normalization.error_scale(task, like).flatten()
+    return 1.0 if size.is_meta else float((unit / size).mean())
 
 
 def with_number(total: Tensor, number: float) -> Tensor:
