@@ -89,7 +89,11 @@ class AutoencodeStageConfig(StageConfig):
     inverse_weight: float = setting(
         0.1, "Weight of the loss that re-encoding a decoded latent gives that latent back.", ge=0, le=100
     )
-    jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
+    augment: bool = setting(
+        True,
+        "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
+        formerly="jitter",
+    )
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
@@ -130,7 +134,11 @@ class OperatorStageConfig(StageConfig):
         ge=0,
         le=1,
     )
-    jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
+    augment: bool = setting(
+        True,
+        "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
+        formerly="jitter",
+    )
 
     @property
     def needs_latents(self) -> bool:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +23,7 @@ from ups.registry import STAGES
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import TaskSpec
+from ups.training.augment import Augmentation
 from ups.training.losses import Losses, relative_l2, sample_errors
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
@@ -38,6 +37,7 @@ class Stage(nn.Module, ABC):
         super().__init__()
         self.stepper = stepper
         self.seed = seed
+        self._augmentation = Augmentation(seed)
         trained = {id(p) for module in self.trained_modules() for p in module.parameters()}
         for parameter in stepper.parameters():
             parameter.requires_grad_(id(parameter) in trained)
@@ -66,15 +66,18 @@ class Stage(nn.Module, ABC):
         """Parameters that Muon may orthogonalize; those that this stage does not train are left out by the engine."""
         return self.stepper.network.matrices()
 
-    def prepare(self, batch: Batch, shifted: bool) -> Batch:
-        """The batch, jittered if asked. Raises DataError if the samples have fewer frames than the stage needs."""
+    def prepare(self, batch: Batch, augment: bool) -> Batch:
+        """The batch, under random symmetries of its task if asked.
+
+        Raises DataError if the samples have fewer frames than the stage needs.
+        """
         needed = self.window_frames(self.stepper.context_frames)
         if not batch.task.steady and batch.state.shape[1] < needed:
             raise DataError(
                 f"stage needs {needed} frames a sample of task '{batch.task.name}', got {batch.state.shape[1]}",
                 hint="read windows of stage.window_frames(context_frames) frames",
             )
-        return jitter(batch, self.seed) if shifted else batch
+        return self._augmentation(batch) if augment else batch
 
 
 class AutoencodeStage(Stage):
@@ -92,7 +95,7 @@ class AutoencodeStage(Stage):
 
     def forward(self, batch: Batch) -> Losses:
         """Relative errors of fields and of re-encoded latents; a steady task's given and asked fields in turn."""
-        batch = self.prepare(batch, self.config.jitter)
+        batch = self.prepare(batch, self.config.augment)
         task, stepper = batch.task, self.stepper
         fields, channels = stepper.inputs(batch.state[:, : stepper.context_frames], batch.static, task)
         pairs = [self.round_trip(fields, channels)]
@@ -137,7 +140,7 @@ class OperatorStage(Stage):
 
     def forward(self, batch: Batch) -> Losses:
         """One step, or several on the model's own results; leading pushforward steps leave no gradient."""
-        batch = self.prepare(batch, self.config.jitter)
+        batch = self.prepare(batch, self.config.augment)
         errors = self.steady_errors(batch) if batch.task.steady else self.unrolled_errors(batch)
         return _mean_losses(batch.task, {"loss": errors})
 
@@ -180,7 +183,7 @@ class LatentOperatorStage(OperatorStage):
 
     def forward(self, batch: Batch) -> Losses:
         """As `OperatorStage`, with the step fed by its own latents instead of re-encoded fields."""
-        batch = self.prepare(batch, self.config.jitter)
+        batch = self.prepare(batch, self.config.augment)
         pairs = self.steady_pairs(batch) if batch.task.steady else self.unrolled_pairs(batch)
         errors = {
             "latent": torch.stack([p[0] for p in pairs]).mean(0),
@@ -231,27 +234,6 @@ class LatentOperatorStage(OperatorStage):
         return update
 
 
-def jitter(batch: Batch, seed: int) -> Batch:
-    """Rolls each sample along the periodic axes by its own random shift: the same physics under another patch grid.
-
-    Only for tasks that declare the symmetry `translation`: elsewhere the equation itself knows where it is.
-    """
-    task = batch.task
-    axes = [a for a, spec in enumerate(task.axes) if spec.boundary == "periodic"]
-    if not axes or "translation" not in task.symmetries:
-        return batch
-    key = key_of(seed, "jitter", task.name, batch.stage_step)
-    draws = keyed_uniform(key, batch.numbers.numpy(), len(axes))  # (B, axes)
-    state, static, target = batch.state, batch.static, batch.target
-    for column, axis in enumerate(axes):
-        points = batch.space[axis]
-        shift = torch.from_numpy(np.floor(draws[:, column] * points).astype(np.int64))
-        state = roll_samples(state, shift, 3 + axis)
-        static = roll_samples(static, shift, 2 + axis)
-        target = roll_samples(target, shift, 2 + axis)
-    return replace(batch, state=state, static=static, target=target)
-
-
 def noisy(batch: Batch, frames: Tensor, largest: float, stepper: Stepper, seed: int) -> Tensor:
     """frames (B, T, C, *S) with white noise; each sample has its own size of it, from none to `largest` deviations.
 
@@ -267,17 +249,6 @@ def noisy(batch: Batch, frames: Tensor, largest: float, stepper: Stepper, seed: 
         generator.manual_seed(int(word * 2**53))
         noise[sample].normal_(0.0, float(size) * largest, generator=generator)
     return frames + noise * stepper.normalization.state_scale(batch.task, frames)
-
-
-def roll_samples(x: Tensor, shift: Tensor, dim: int) -> Tensor:
-    """x (B, ...) with sample b rolled by shift[b] along `dim`. shift (B,) on the CPU."""
-    if x.numel() == 0:
-        return x
-    points = x.shape[dim]
-    index = (torch.arange(points) - shift[:, None]) % points  # (B, points)
-    shape = [1] * x.ndim
-    shape[0], shape[dim] = x.shape[0], points
-    return x.gather(dim, index.reshape(shape).to(x.device, non_blocking=True).expand_as(x))
 
 
 def _mean_losses(task: TaskSpec, errors: dict[str, Tensor], weights: dict[str, float] | None = None) -> Losses:

@@ -22,7 +22,7 @@ class OutlierStage(OperatorStage):
 
     def forward(self, batch: Batch) -> Losses:
         """The mean over the samples of error ** power."""
-        batch = self.prepare(batch, self.config.jitter)
+        batch = self.prepare(batch, self.config.augment)
         errors = self.steady_errors(batch) if batch.task.steady else self.unrolled_errors(batch)  # (B,)
         loss = errors.pow(self.power).mean()
         return Losses(loss, {f"train/{batch.task.name}/loss": loss.detach()})
