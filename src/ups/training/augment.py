@@ -14,6 +14,7 @@ B samples, T frames, C channels, S space, A axes, N points of space, E elements 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -35,13 +36,15 @@ _ROLES: tuple[Role, ...] = ("state", "static", "target")
 class Moves:
     """What may be done to the samples of one task on one grid.
 
-    rolled (A,): whether a sample may be rolled along an axis. perms, flips (E, A): output axis a is input axis
-    perms[e, a], backwards where flips[e, a]. sources, signs (E, C) by role: the channel that a channel is made from.
+    rolled (A,): number of shifts along an axis, 0 where it may not be rolled. first, along, stride (E, A): point i of
+    output axis a is point first + along * i of the input axis whose points are `stride` apart in memory.
+    sources, signs (E, C) by role: the channel that a channel is made from.
     """
 
-    rolled: Tensor
-    perms: Tensor
-    flips: Tensor
+    rolled: npt.NDArray[np.int64]
+    first: Tensor
+    along: Tensor
+    stride: Tensor
     sources: dict[Role, Tensor]
     signs: dict[Role, Tensor]
 
@@ -84,10 +87,12 @@ def moves_of(task: TaskSpec, coordinates: Sequence[Tensor]) -> Moves | None:
     if len(elements) == 1 and not any(rolled):
         return None
     maps = {role: [_channel_map(task, role, perm, flip) for perm, flip in elements] for role in _ROLES}
+    strides = [math.prod(space[axis + 1 :]) for axis in range(len(space))]
     return Moves(
-        rolled=torch.tensor(rolled),
-        perms=torch.tensor([perm for perm, _ in elements]),
-        flips=torch.tensor([flip for _, flip in elements]),
+        rolled=np.array(rolled) * np.array(space),
+        first=torch.tensor([[n - 1 if on else 0 for n, on in zip(space, flip, strict=True)] for _, flip in elements]),
+        along=torch.tensor([[-1 if on else 1 for on in flip] for _, flip in elements]),
+        stride=torch.tensor([[strides[axis] for axis in perm] for perm, _ in elements]),
         sources={role: torch.tensor([m[0] for m in found], dtype=torch.int64) for role, found in maps.items()},
         signs={role: torch.tensor([m[1] for m in found], dtype=torch.float32) for role, found in maps.items()},
     )
@@ -115,21 +120,21 @@ def point_group(
 def moved(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64]) -> Batch:
     """The batch under the drawn moves (B, A + 1): each array is gathered once."""
     device, space = batch.state.device, batch.space
-    points = torch.tensor(space)
-    chosen = torch.from_numpy(np.floor(draws[:, -1] * len(moves.perms)).astype(np.int64))  # (B,)
-    shift = torch.from_numpy(np.floor(draws[:, :-1] * np.array(space)).astype(np.int64)) * moves.rolled  # (B, A)
-    strides = points.flip(0).cumprod(0).flip(0) // points  # (A,)
-    stride = strides[moves.perms[chosen]].to(device, non_blocking=True)
-    flip = moves.flips[chosen].to(device, non_blocking=True)
-    shift = shift.to(device, non_blocking=True)
+    chosen = torch.from_numpy((draws[:, -1] * len(moves.first)).astype(np.int64))  # (B,)
+    shift = torch.from_numpy((draws[:, :-1] * moves.rolled).astype(np.int64)).to(device, non_blocking=True)  # (B, A)
     if not batch.task.steady and batch.static.shape[1]:
         shift = shift * _constant_along(batch.static)
+    first, along, stride = (
+        table[chosen].to(device, non_blocking=True) for table in (moves.first, moves.along, moves.stride)
+    )
+    first = first - shift
     index = torch.zeros((), dtype=torch.int64, device=device)
     for axis, count in enumerate(space):
         place = torch.arange(count, device=device)
-        source = torch.where(flip[:, axis, None], count - 1 - place, place) - shift[:, axis, None]  # (B, n)
+        source = torch.addcmul(first[:, axis, None], along[:, axis, None], place)  # (B, n), above -n
+        source = torch.where(source < 0, source + count, source)
         shape = [-1] + [count if a == axis else 1 for a in range(len(space))]
-        index = index + (source % count * stride[:, axis, None]).reshape(shape)
+        index = index + (source * stride[:, axis, None]).reshape(shape)
     index = index.flatten(1)  # (B, N): the point that a point is taken from
 
     def taken(x: Tensor, role: Role) -> Tensor:
