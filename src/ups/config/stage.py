@@ -128,12 +128,13 @@ class OperatorStageConfig(StageConfig):
         0, "Of those, how many leading steps run without gradient (pushforward).", unit="steps", ge=0, le=63
     )
     noise: float = setting(
-        0.02,
+        0.005,
         "Largest noise on the given frames of a transient task; teaches the step to damp what is not in the data.",
-        unit="standard deviations of the state",
+        unit="deviations over space of the frame",
         ge=0,
         le=1,
     )
+    noise_clean: float = setting(0.5, "Share of the samples that get no noise.", ge=0, le=1)
     augment: bool = setting(
         True,
         "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",

@@ -21,10 +21,10 @@ from ups.models.stepper import Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import STAGES
 from ups.spec.batch import Batch
-from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import TaskSpec
 from ups.training.augment import Augmentation
 from ups.training.losses import Losses, relative_l2, sample_errors
+from ups.training.noise import noisy
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
@@ -153,7 +153,14 @@ class OperatorStage(Stage):
     def unrolled_errors(self, batch: Batch) -> Tensor:
         """(B,) errors, averaged over the steps that carry a gradient."""
         context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
-        history = noisy(batch, batch.state[:, :context], self.config.noise, stepper, self.seed)
+        history = noisy(
+            batch,
+            batch.state[:, :context],
+            stepper.normalization,
+            self.seed,
+            largest=self.config.noise,
+            clean=self.config.noise_clean,
+        )
         errors: list[Tensor] = []
         for step in range(self.config.unroll_steps):
             counts = step >= self.config.pushforward_steps
@@ -232,23 +239,6 @@ class LatentOperatorStage(OperatorStage):
         parameters = self.stepper.normalization.parameters_of(batch.task, batch.parameters)
         update: Tensor = self.stepper.latent.operator(latent, batch.task, parameters, batch.dt, batch.coordinates)
         return update
-
-
-def noisy(batch: Batch, frames: Tensor, largest: float, stepper: Stepper, seed: int) -> Tensor:
-    """frames (B, T, C, *S) with white noise; each sample has its own size of it, from none to `largest` deviations.
-
-    What errors of a rollout put into waves that the data does not contain would otherwise be left alone, or grow.
-    """
-    if largest == 0:
-        return frames
-    key = key_of(seed, "noise", batch.task.name, batch.stage_step)
-    draws = keyed_uniform(key, batch.numbers.numpy(), 2)  # (B, 2): size, and key of the sample's own generator
-    generator = torch.Generator(device=frames.device)
-    noise = torch.empty_like(frames)
-    for sample, (size, word) in enumerate(draws):
-        generator.manual_seed(int(word * 2**53))
-        noise[sample].normal_(0.0, float(size) * largest, generator=generator)
-    return frames + noise * stepper.normalization.state_scale(batch.task, frames)
 
 
 def _mean_losses(task: TaskSpec, errors: dict[str, Tensor], weights: dict[str, float] | None = None) -> Losses:

@@ -10,10 +10,9 @@ import torch
 from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig
 from ups.errors import DataError
 from ups.models.stepper import Stepper
-from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
 from ups.testing.small_model import LINE, PLANE, STEADY, TASKS, awake, batch_of, loss_of, small_model
-from ups.training.stages import Stage, build_stage, noisy
+from ups.training.stages import Stage, build_stage
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
 
@@ -181,21 +180,3 @@ def test_a_few_steps_of_training_lower_the_loss_of_every_task_at_once() -> None:
         optimizer.step()
     after = [loss_of(stage, b).item() for b in batches]
     assert all(a < 0.97 * b for a, b in zip(after, before, strict=True)), (before, after)
-
-
-def test_noise_is_a_function_of_seed_step_and_window_and_has_its_own_size_for_each_sample() -> None:
-    stepper = small_model()
-    batch = batch_of(LINE, 2, samples=64)
-
-    def added(b: Batch, seed: int = 1, largest: float = 0.1) -> torch.Tensor:
-        return noisy(b, b.state[:, :1], largest, stepper, seed) - b.state[:, :1]
-
-    noise = added(batch)
-    torch.testing.assert_close(noise[2:4], added(batch.cut(2, 4)))
-    assert not torch.equal(noise, added(batch, seed=2))
-    assert not torch.equal(noise, added(replace(batch, stage_step=8)))
-    sizes = (noise / stepper.normalization.state_scale(LINE, noise)).flatten(1).std(dim=1)
-    assert sizes.max() < 0.15
-    assert sizes.min() < 0.02
-    assert sizes.max() > 0.07
-    assert noisy(batch, batch.state, 0.0, stepper, 1) is batch.state
