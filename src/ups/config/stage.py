@@ -36,11 +36,14 @@ class OptimConfig(Section):
 
 
 class StageLength(PartSection):
-    """How long a stage runs: a number of steps, or a time from which the number of steps is fixed early on."""
+    """How long a stage runs: a number of steps, or a time from which the number of steps follows."""
 
     steps: int | None = setting(None, "Optimizer steps; or give budget_seconds.", unit="steps", ge=1, le=10**9)
     budget_seconds: float | None = setting(
-        None, "Time for the stage; the first 5 % fix the number of steps.", unit="seconds", gt=0
+        None,
+        "Time for the stage; the number of steps is estimated after 5 % of it and adjusted on the way.",
+        unit="seconds",
+        gt=0,
     )
     budget_clock: Literal["wall", "cpu"] = setting(
         "wall", "What budget_seconds counts: wall time, or CPU time of a rank and its loader workers."

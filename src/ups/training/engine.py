@@ -110,13 +110,12 @@ class Engine:
         self.warm_up()
         self.loader.load_state_dict({"step": progress.stage_step})
         batches = iter(self.loader)
-        done = 0.0
         while not progress.total_steps or progress.stage_step < progress.total_steps:
             number = progress.step + 1
             self.box.issue(OPERATION, Phase.DATA, number, progress.stage_index)
             agreement.issue(number, self._status(budget))
 
-            self.learning_rate = learning_rate(self.length.optim, progress.done or done)
+            self.learning_rate = learning_rate(self.length.optim, progress.done)
             set_learning_rate(self.optimizer, self.learning_rate)
             finite = self._accumulate(batches, number)
             if finite:
@@ -124,9 +123,8 @@ class Engine:
             self._count(finite)
 
             agreed = agreement.read()
-            if not progress.total_steps:
-                done, progress.total_steps = agreed.elapsed_ppm / 1e6, agreed.total_steps
             if self.length.budget_seconds is not None:
+                progress.set_length(agreed.elapsed_ppm, agreed.total_steps)
                 progress.budget_used_seconds = budget.used_seconds
             self.box.total_steps = progress.step - progress.stage_step + progress.total_steps
             for hook in self.hooks:
@@ -145,8 +143,7 @@ class Engine:
 
     def _status(self, budget: Budget) -> Status:
         """What this rank requests and knows; only the first rank's clock counts."""
-        progress = self.progress
-        elapsed, total = budget.propose(progress.stage_step, progress.total_steps) if self.runtime.is_first else (0, 0)
+        elapsed, total = budget.propose(self.progress) if self.runtime.is_first else (0, 0)
         return Status(self.stop_requests.stop, int(self.stop_requests.take_save()), elapsed, total, self.gradient_norm)
 
     def _accumulate(self, batches: Iterator[Batch], number: int) -> bool:
