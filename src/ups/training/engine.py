@@ -91,7 +91,7 @@ class Engine:
         self.gradient_norm = 0.0
         self.learning_rate = 0.0
         self._dtype = weight_dtype(config.precision)
-        self._compiled: set[str] = set()
+        self._compiled: set[tuple[str, str]] = set()
 
     def run(self) -> int:
         """Train to the end of the stage; returns 0, or the signal that all ranks agreed to leave with.
@@ -141,6 +141,12 @@ class Engine:
             hook.at_end(self)
         return 0
 
+    @property
+    def precision(self) -> str:
+        """Arithmetic of the step in work: a run in bfloat16 may end in float32."""
+        ends = self.config.precision == "bfloat16" and self.progress.done > 1.0 - self.config.float32_fraction
+        return "float32" if ends else self.config.precision
+
     def _status(self, budget: Budget) -> Status:
         """What this rank requests and knows; only the first rank's clock counts."""
         elapsed, total = budget.propose(self.progress) if self.runtime.is_first else (0, 0)
@@ -156,9 +162,10 @@ class Engine:
             batch = self._next(batches, number).to(self.runtime.device, self._dtype, non_blocking=True)
             with self.strategy.micro_batch(is_last=index == last):
                 # The first pass of a task compiles: slow for once, and not stuck.
-                slow = COMPILE_SECONDS if self.config.compile and batch.task.name not in self._compiled else 0.0
+                passed = (batch.task.name, self.precision)
+                slow = COMPILE_SECONDS if self.config.compile and passed not in self._compiled else 0.0
                 self.box.record(Phase.FORWARD, number, stage, batch=index, deadline_seconds=slow)
-                with autocast(self.config.precision, self.runtime.device):
+                with autocast(self.precision, self.runtime.device):
                     losses = self.strategy.module(batch)
                 # Strategies average over ranks; this weight makes it the mean over all samples of the global batch.
                 weight = batch.num_samples * self.runtime.world_size / self.global_batch
@@ -168,7 +175,7 @@ class Engine:
                     self.box.record(Phase.BACKWARD, number, stage, batch=index, deadline_seconds=slow)
                 (losses.total * weight).backward()
             seen.append((batch.num_samples, losses.total.detach(), losses.metrics))
-            self._compiled.add(batch.task.name)
+            self._compiled.add(passed)
 
         self.box.issue("gradient_norm", Phase.SYNC, number, stage)
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
@@ -224,7 +231,7 @@ class Engine:
         self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=COMPILE_SECONDS)
         self.loader.load_state_dict({"step": 0})
         batch = self._next(iter(self.loader), 0).to(self.runtime.device, self._dtype)
-        with autocast(self.config.precision, self.runtime.device):
+        with autocast(self.precision, self.runtime.device):
             self.strategy.module(batch).total.backward()
         self.optimizer.zero_grad(set_to_none=True)
 

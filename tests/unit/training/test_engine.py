@@ -298,3 +298,24 @@ def test_a_resumed_budget_takes_the_same_steps_where_the_same_was_agreed_on(
         assert rates == expected
         assert torch.equal(flat(second), flat(whole))
         assert replace(second.progress, budget_used_seconds=0.0) == replace(whole.progress, budget_used_seconds=0.0)
+
+
+def test_the_last_part_of_a_stage_may_run_in_float32(runtime: Runtime) -> None:
+    def trained(fraction: float, precision: str = "bfloat16") -> tuple[list[str], torch.Tensor]:
+        engine = build(runtime, steps=8, engine={"precision": precision, "float32_fraction": fraction})
+        seen: list[str] = []
+        forward = engine.strategy.stage.forward
+
+        def watched(batch: Any) -> Any:
+            seen.append("bfloat16" if torch.is_autocast_enabled("cpu") else "float32")
+            return forward(batch)
+
+        engine.strategy.stage.forward = watched  # type: ignore[method-assign]
+        engine.run()
+        return seen[::2], flat(engine)
+
+    assert trained(0.25)[0] == ["bfloat16"] * 6 + ["float32"] * 2
+    assert trained(0.0)[0] == ["bfloat16"] * 8
+    whole, weights = trained(1.0)
+    assert whole == ["float32"] * 8
+    assert torch.equal(weights, trained(0.0, "float32")[1])
