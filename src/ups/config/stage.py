@@ -36,11 +36,14 @@ class OptimConfig(Section):
 
 
 class StageLength(PartSection):
-    """How long a stage runs: a number of steps, or a time from which the number of steps is fixed early on."""
+    """How long a stage runs: a number of steps, or a time from which the number of steps follows."""
 
     steps: int | None = setting(None, "Optimizer steps; or give budget_seconds.", unit="steps", ge=1, le=10**9)
     budget_seconds: float | None = setting(
-        None, "Time for the stage; the first 5 % fix the number of steps.", unit="seconds", gt=0
+        None,
+        "Time for the stage; the number of steps is estimated after 5 % of it and adjusted on the way.",
+        unit="seconds",
+        gt=0,
     )
     budget_clock: Literal["wall", "cpu"] = setting(
         "wall", "What budget_seconds counts: wall time, or CPU time of a rank and its loader workers."
@@ -91,7 +94,11 @@ class AutoencodeStageConfig(StageConfig):
     inverse_weight: float = setting(
         0.1, "Weight of the loss that re-encoding a decoded latent gives that latent back.", ge=0, le=100
     )
-    jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
+    augment: bool = setting(
+        True,
+        "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
+        formerly="jitter",
+    )
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
@@ -128,7 +135,9 @@ class LinearStageConfig(StageConfig):
         gt=0,
         le=10,
     )
-    jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
+    augment: bool = setting(
+        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
+    )
 
 
 class OperatorStageConfig(StageConfig):
@@ -167,13 +176,18 @@ class OperatorStageConfig(StageConfig):
         0, "Of those, how many leading steps run without gradient (pushforward).", unit="steps", ge=0, le=63
     )
     noise: float = setting(
-        0.02,
+        0.005,
         "Largest noise on the given frames of a transient task; teaches the step to damp what is not in the data.",
-        unit="standard deviations of the state",
+        unit="deviations over space of the frame",
         ge=0,
         le=1,
     )
-    jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
+    noise_clean: float = setting(0.5, "Share of the samples that get no noise.", ge=0, le=1)
+    augment: bool = setting(
+        True,
+        "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
+        formerly="jitter",
+    )
 
     @property
     def needs_latents(self) -> bool:

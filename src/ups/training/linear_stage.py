@@ -16,7 +16,8 @@ from ups.distributed.strategies import scale_rows
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.training.balance import TaskAverages
-from ups.training.stages import Stage, field_errors, loss_of_nothing, noisy
+from ups.training.noise import noisy
+from ups.training.stages import Stage, field_errors, loss_of_nothing
 
 _MEMORY = 0.9
 
@@ -41,7 +42,7 @@ class LinearStage(Stage):
         return self._averages
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
-        return [{"loss": self.errors(self.prepare(batch, self.config.jitter))} for batch in batches]
+        return [{"loss": self.errors(self.prepare(batch, self.config.augment))} for batch in batches]
 
     def errors(self, batch: Batch) -> Tensor:
         """(B,) errors of one step of the linear part; nothing of a steady task, with every parameter in the graph."""
@@ -49,7 +50,8 @@ class LinearStage(Stage):
         if batch.task.steady:
             nothing = sum(p.sum() for p in network.linear_part.parameters()) * 0.0
             return torch.zeros_like(batch.dt) + nothing
-        history = noisy(batch, batch.state[:, :context], self.config.noise, stepper, self.seed)
+        frames, normalization = batch.state[:, :context], stepper.normalization
+        history = noisy(batch, frames, normalization, self.seed, largest=self.config.noise, clean=0.0)
         predicted = network.linear(stepper.network_input(batch.with_state(history)))
         truth = batch.state[:, context]
         error = predicted - stepper.scaled_change(history[:, -1], truth, batch.task)
