@@ -29,6 +29,7 @@ from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
+from ups.record.places import BUNDLE_FILE, BUNDLE_NAME, CONFIG_NAME, is_bundle
 from ups.record.untrusted_files import is_whole, load_object, printable
 from ups.registry import MODELS
 from ups.spec.batch import Float64
@@ -107,8 +108,8 @@ def write_bundle(directory: Path, stepper: Stepper, info: BundleInfo, *, config_
     # One entry only: safetensors writes several in random order, and equal weights would give different files.
     save_file(tensors, temporary / "model.safetensors", metadata={"format": FORMAT})
     text = json.dumps(info.to_json(), indent=1, sort_keys=True, allow_nan=False)
-    (temporary / "bundle.json").write_text(text + "\n", encoding="utf-8")
-    (temporary / "config.yaml").write_text(config_text, encoding="utf-8")
+    (temporary / BUNDLE_FILE).write_text(text + "\n", encoding="utf-8")
+    (temporary / CONFIG_NAME).write_text(config_text, encoding="utf-8")
     (temporary / "card.md").write_text(card, encoding="utf-8")
     commit_directory(temporary, directory)
     return directory
@@ -122,7 +123,7 @@ def load_bundle(path: str | Path, device: torch.device | None = None) -> Bundle:
             f"there is no bundle at '{path}'",
             hint="give the directory that holds bundle.json, for instance runs/NAME/bundle",
         )
-    if not (directory / "bundle.json").is_file():
+    if not is_bundle(directory):
         raise BundleError(f"'{path}' is not a bundle: it has no bundle.json", hint=_hint_for(directory))
     try:
         verify(directory)
@@ -134,8 +135,8 @@ def load_bundle(path: str | Path, device: torch.device | None = None) -> Bundle:
 
 
 def _hint_for(directory: Path) -> str:
-    if (directory / "bundle" / "bundle.json").is_file():
-        return f"this is a run; its bundle is '{directory / 'bundle'}'"
+    if is_bundle(directory / BUNDLE_NAME):
+        return f"this is a run; its bundle is '{directory / BUNDLE_NAME}'"
     if (directory / "checkpoints").is_dir():
         return f"this is a run without a bundle; make one with: ups export bundle {directory}"
     return "give the directory that holds bundle.json"
@@ -143,7 +144,7 @@ def _hint_for(directory: Path) -> str:
 
 def read_info(directory: Path) -> BundleInfo:
     """bundle.json, fully checked."""
-    path = directory / "bundle.json"
+    path = directory / BUNDLE_FILE
     try:
         data = load_object(path, MAX_JSON_BYTES)
     except (OSError, ValueError) as error:

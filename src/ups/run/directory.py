@@ -17,9 +17,10 @@ from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
 from ups.record.manifest import write_file_atomically
+from ups.record.places import CONFIG_NAME, RUNS
 from ups.record.untrusted_files import load_object
 from ups.run.environment_record import environment_record
-from ups.run.identity import CONFIG_NAME, STATISTICS_NAME, check_recipe
+from ups.run.identity import STATISTICS_NAME, check_recipe
 from ups.spec.statistics import Statistics
 from ups.supervise.run_file import run_identity
 
@@ -37,7 +38,7 @@ def run_dir_of(resolved: ResolvedRecipe, argument: str, overrides: Sequence[str]
     if argument and Path(argument).is_dir() and not moved:
         return Path(argument).resolve()
     run = resolved.recipe.run
-    return Path(run.dir or Path("runs") / run.name).resolve()
+    return Path(run.dir or Path(RUNS) / run.name).resolve()
 
 
 def read_run_recipe(path: Path) -> ResolvedRecipe:

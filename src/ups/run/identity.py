@@ -15,9 +15,9 @@ from ups.config.schema import Recipe, TaskConfig
 from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedError, StatisticsChangedError
 from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity, file_sha256
+from ups.record.places import CONFIG_NAME
 from ups.supervise.run_file import run_identity, was_started
 
-CONFIG_NAME = "config.yaml"
 STATISTICS_NAME = "statistics.json"
 _NEW_RUN = "or start a new run: --set run.dir=PATH"
 
