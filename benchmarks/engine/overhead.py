@@ -110,7 +110,8 @@ def bare_loop(engine: Engine, loader: Any, stage: torch.nn.Module, strategy: str
     parameters = [p for p in stage.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
     averages = [p.detach().clone() for p in parameters]
-    batches, count = iter(loader), loader.batches_per_step
+    world = engine.runtime.world_size
+    batches, count = iter(loader), loader.batches_in_step(0)
 
     def block() -> None:
         for _ in range(steps):
@@ -119,9 +120,9 @@ def bare_loop(engine: Engine, loader: Any, stage: torch.nn.Module, strategy: str
                 batch = next(batches)
                 if strategy == "ddp" and index < count - 1:
                     with module.no_sync():  # type: ignore[operator]
-                        (module(batch).total / count).backward()
+                        (module(batch).total * world).backward()
                 else:
-                    loss = module(batch).total / count
+                    loss = module(batch).total * world
                     loss.backward()
             torch.nn.utils.clip_grad_norm_(parameters, engine.length.optim.clip_norm, foreach=True)
             optimizer.step()

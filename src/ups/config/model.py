@@ -16,7 +16,8 @@ class ModelConfig(PartSection):
 
     many_tasks: learns several tasks with one set of weights. has_latents: has encoder, operator and decoder, for stages
     that train on latents. can_conserve: the integrals of conserved fields may be kept exactly (a setting `conserve`
-    turns that off). dims: numbers of spatial dimensions that it takes.
+    turns that off). dims: numbers of spatial dimensions that it takes. groups_tasks: runs tasks of equal grids as one
+    graph, so that they share a micro-batch.
     """
 
     registry = MODELS
@@ -25,6 +26,7 @@ class ModelConfig(PartSection):
     has_latents: ClassVar[bool] = False
     can_conserve: ClassVar[bool] = False
     dims: ClassVar[frozenset[int]] = frozenset({1, 2, 3})
+    groups_tasks: ClassVar[bool] = False
 
     type: str = setting(REQUIRED, "Which model to build.")
 

@@ -43,6 +43,9 @@ class TaskConfig(Section):
         "Problem of PDEBench that the files hold, such as burgers1d, where they do not say so; taken on your word.",
     )
     format: str = setting("auto", "Which reader opens the path; auto recognizes it by its name and first bytes.")
+    block_size: int | None = setting(
+        None, "Windows of this task in a step, over all ranks together; default data.block_size.", unit="windows", ge=1
+    )
     weight: float = setting(1.0, "Share of this task's blocks when data.mixture is 'weights'.", gt=0, le=1e6)
     time_stride: int = setting(1, "Use every n-th stored frame.", unit="frames", ge=1, le=10_000)
     space_stride: int = setting(1, "Use every n-th grid point along each axis.", unit="points", ge=1, le=1024)
@@ -100,6 +103,11 @@ class DataConfig(Section):
         return self
 
     @property
+    def block_sizes(self) -> list[int]:
+        """Windows of each task in a block of it."""
+        return [task.block_size or self.block_size for task in self.tasks]
+
+    @property
     def blocks_per_step(self) -> int:
         return self.tasks_per_step if self.tasks_per_step is not None else min(4, len(self.tasks))
 
@@ -112,7 +120,7 @@ class EmaConfig(Section):
 
 
 class EngineConfig(Section):
-    """How the one training loop runs. The global batch is data.block_size x blocks per step, whatever stands here."""
+    """How the one training loop runs. The global batch is what `data` says, whatever stands here."""
 
     strategy: Literal["auto", "single", "ddp", "fsdp"] = setting(
         "auto",
@@ -125,7 +133,7 @@ class EngineConfig(Section):
     )
     micro_batch: int | None = setting(
         None,
-        "Windows in one forward pass of a rank; default its whole share of a block.",
+        "Most windows of a task in one forward pass of a rank, which takes equal parts; default its share of a block.",
         unit="windows",
         ge=1,
         may_change=True,
@@ -204,12 +212,6 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        micro = self.engine.micro_batch
-        if micro is not None and self.data.block_size % micro:
-            raise ValueError(
-                f"engine.micro_batch ({micro}) must divide data.block_size ({self.data.block_size}), "
-                "so that every micro-batch has the same size"
-            )
         if not self.model.many_tasks and len(self.data.tasks) > 1:
             able = [name for name, kind in ModelConfig.kinds().items() if kind.many_tasks]
             raise ValueError(

@@ -89,8 +89,16 @@ class OperatorStageConfig(StageConfig):
     """Train the step in time (or the map from given fields to the target, for steady tasks)."""
 
     type: Literal["operator"] = setting("operator", "Which stage this is.")
-    loss: Literal["relative_l2", "mse"] = setting(
-        "relative_l2", "Error of a sample: relative to the size of its target, or plain mean square."
+    loss: Literal["relative_l2", "nrmse", "mse"] = setting(
+        "relative_l2",
+        "Error of a sample: relative to the size of its change, of each field relative to the field itself (as scores "
+        "are), or plain mean square.",
+    )
+    balance: float = setting(
+        0.0,
+        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike.",
+        ge=0,
+        le=1,
     )
     relative_floor: float = setting(
         1.0,

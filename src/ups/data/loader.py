@@ -1,4 +1,4 @@
-"""The micro-batches of one rank, in order, as CPU tensors: in the loop itself or prefetched by worker processes.
+"""The micro-batches of one rank, in order, as CPU tensors: read in the loop itself or prefetched by worker processes.
 
 Which windows is decided by `ups.data.sampler`, reading by `ups.data.rank_source`, processes by
 `ups.data.worker_pool`. This module makes tensors, keeps a bounded number of batches on the way, pins memory where
@@ -28,15 +28,15 @@ from ups.spec.task import TaskSpec
 
 
 class Loader:
-    """Endless micro-batches of one rank, `batches_per_step` of them for each optimizer step.
+    """Endless micro-batches of one rank, `batches_in_step(step)` of them for an optimizer step.
 
-    Each batch holds one task; at the same place of a step all ranks have the same task. Close it (or use it in a
+    A micro-batch is a tuple of batches of one task each, one for each task where tasks are not grouped; at the same
+    place of a step all ranks have the same tasks. Close it (or use it in a
     `with` block) to end its workers; they also end when it is collected or its process dies.
     """
 
     def __init__(self, source: RankSource, place: Place, config: LoaderConfig, start_step: int = 0) -> None:
         self.source = source
-        self.batches_per_step: int = source.batches_per_step
         self._tasks = tuple(reader.task for reader in source.readers)
         self._rank = place.rank
         self._pin = place.device_kind == "cuda"
@@ -44,13 +44,14 @@ class Loader:
         self._pool: WorkerPool | None = None
         self._failure: DataError | None = None
         self._closed = False
-        self._next = self._asked = 0  # batch numbers: to be delivered next, to be asked for next
+        self.step = start_step  # of the next micro-batch
+        self._delivered = 0  # micro-batches of this step
+        self._numbers = source.numbers(start_step)  # of the parts to be asked for
         self.load_state_dict({"step": start_step})
 
-    @property
-    def step(self) -> int:
-        """The optimizer step of the next batch."""
-        return self._next // self.batches_per_step
+    def batches_in_step(self, step: int) -> int:
+        """Micro-batches of a step, the same on every rank."""
+        return len(self.source.layout(step))
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -70,28 +71,35 @@ class Loader:
             )
             weakref.finalize(self, self._pool.close)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> tuple[Batch, ...]:
         if self._failure is not None:
             raise self._failure
         self.start()
+        layout = self.source.layout(self.step)
         try:
-            arrays = self.source.read(self._next) if self._pool is None else self._receive(self._pool)
+            batches = tuple(self._part() for _ in layout[self._delivered])
         except DataError as error:
             # Once a batch is missing, what follows is not the sequence anymore: stay failed.
             self._failure = error
             raise
-        self._next += 1
-        batch = _to_batch(arrays.arrays, self._tasks[arrays.task], arrays.step)
+        self._delivered += 1
+        if self._delivered == len(layout):
+            self.step, self._delivered = self.step + 1, 0
+        return batches
+
+    def _part(self) -> Batch:
+        arrays = self.source.read(next(self._numbers)) if self._pool is None else self._receive(self._pool)
+        weight = self.source.sample_weight(arrays.task)
+        batch = _to_batch(arrays.arrays, self._tasks[arrays.task], arrays.step, weight)
         return batch.pin_memory() if self._pin else batch
 
     def _receive(self, pool: WorkerPool) -> ArrayBatch:
         ahead = self._config.workers * min(self._config.prefetch, MAX_ASKED)
         while pool.num_asked < ahead:
-            pool.ask(self._asked)
-            self._asked += 1
+            pool.ask(next(self._numbers))
         return pool.receive()
 
     def state_dict(self) -> dict[str, int]:
@@ -105,7 +113,8 @@ class Loader:
             raise CheckpointError(f"the position of a loader is a step of 0 or more, not {step!r}")
         if self._pool is not None:
             self._pool.cancel()
-        self._next = self._asked = step * self.batches_per_step
+        self.step, self._delivered = step, 0
+        self._numbers = self.source.numbers(step)
 
     def close(self) -> None:
         """End the workers, within seconds even if one is stopped; may be called twice."""
@@ -131,20 +140,21 @@ def build_loader(
     seed: int,
     window_frames: int,
     micro_batch: int | None = None,
+    grouped: bool = False,
     start_step: int = 0,
 ) -> Loader:
     """The training loader of one rank: windows of `window_frames` frames of the train split.
 
-    readers: one for each of `data.tasks`, in that order. Raises ConfigError if blocks cannot be cut evenly, DataError
-    if a task has no window of that length.
+    readers: one for each of `data.tasks`, in that order. grouped: tasks of equal grids share a micro-batch. Raises
+    ConfigError if blocks cannot be cut evenly, DataError if a task has no window of that length.
     """
     if len(readers) != len(data.tasks):
         raise ConfigError(f"{len(data.tasks)} tasks need as many readers, not {len(readers)}")
-    cut = Cut.of(data.block_size, place, micro_batch)
+    cuts = tuple(Cut.of(size, place, micro_batch) for size in data.block_sizes)
     indexes = tuple(WindowIndex.of(reader, "train", window_frames) for reader in readers)
     names = [task.name for task in data.tasks]
     sampler = build_sampler(data, names, [len(index) for index in indexes], seed=seed)
-    return Loader(RankSource(tuple(readers), indexes, sampler, cut), place, data.loader, start_step)
+    return Loader(RankSource(tuple(readers), indexes, sampler, cuts, grouped), place, data.loader, start_step)
 
 
 def evaluation_batches(
@@ -172,7 +182,7 @@ def evaluation_batches(
         yield (batch.pin_memory() if place.device_kind == "cuda" else batch), trajectories
 
 
-def _to_batch(arrays: Mapping[str, Any], task: TaskSpec, step: int) -> Batch:
+def _to_batch(arrays: Mapping[str, Any], task: TaskSpec, step: int, sample_weight: float = 1.0) -> Batch:
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     return Batch(
         task=task,
@@ -184,4 +194,5 @@ def _to_batch(arrays: Mapping[str, Any], task: TaskSpec, step: int) -> Batch:
         coordinates=tuple(tensors[f"coordinates.{axis}"] for axis in range(task.num_spatial_dims)),
         numbers=tensors["numbers"],
         stage_step=step,
+        sample_weight=sample_weight,
     )

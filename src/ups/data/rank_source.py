@@ -1,14 +1,15 @@
-"""What one rank reads, and how: the i-th micro-batch of the rank as numpy arrays.
+"""What one rank reads, and how: the micro-batches of a step, and each part of one, which is of one task, as arrays.
 
-Owns the map from a batch number to files, and the naming of whatever goes wrong there. Runs in the rank itself or in a
-worker process, so it is picklable and never imports torch: a worker without torch starts in a fraction of a second and
-needs a fraction of the memory, which counts with 8 workers on each of 1,024 ranks. Processes are the business of
+Owns the map from the number of a part to files, and the naming of whatever goes wrong there. Runs in the rank itself or
+in a worker process, so it is picklable and never imports torch: a worker without torch starts in a fraction of a second
+and needs a fraction of the memory, which counts with 8 workers on each of 1,024 ranks. Processes are the business of
 `ups.data.worker_pool`, tensors of `ups.data.loader`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +23,13 @@ from ups.formats.base import Reader
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
+Layout = tuple[tuple[tuple[int, int], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayBatch:
-    """A batch before it is tensors: the arrays of `ups.spec.batch.Batch` by name, `coordinates.<axis>` among them."""
+    """A part of a micro-batch before it is tensors: the arrays of `ups.spec.batch.Batch` by name, `coordinates.<axis>`
+    among them."""
 
     task: int
     step: int
@@ -35,7 +38,7 @@ class ArrayBatch:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a batch number stands for. numbers (B,) int64."""
+    """What the number of a part stands for. numbers (B,) int64."""
 
     step: int
     slot: int
@@ -45,27 +48,50 @@ class Planned:
 
 @dataclass(frozen=True)
 class RankSource:
-    """Readers, sampler and the cut of one rank: batch number -> arrays."""
+    """Readers, sampler and the cuts of one rank: number of a part -> arrays.
+
+    cuts: one for each task. grouped: whether tasks of equal grids share a micro-batch, for a network that runs them as
+    one graph; otherwise each part is a micro-batch. The parts of a step have consecutive numbers from `first(step)`.
+    """
 
     readers: tuple[Reader, ...]
     indexes: tuple[WindowIndex, ...]
     sampler: Sampler
-    cut: Cut
+    cuts: tuple[Cut, ...]
+    grouped: bool = False
     split: str = "train"
 
-    @property
-    def batches_per_step(self) -> int:
-        return self.sampler.blocks_per_step * self.cut.batches_per_block
+    def first(self, step: int) -> int:
+        """The number of the first part of a step. Steps may have unequal numbers of parts: some numbers stay unused."""
+        return step * self.sampler.blocks_per_step * max(cut.batches_per_block for cut in self.cuts)
+
+    def layout(self, step: int) -> Layout:
+        """The micro-batches of a step, the same on every rank: each a tuple of (slot, part of the slot's block)."""
+        tasks = self.sampler.tasks_of_step(step)
+        grids = tuple(self.readers[task].space for task in tasks) if self.grouped else ((),) * len(tasks)
+        return _layout(grids, tuple(self.cuts[task].batches_per_block for task in tasks), self.grouped)
+
+    def numbers(self, step: int) -> Iterator[int]:
+        """The numbers of all parts from `step` on, without end."""
+        while True:
+            start = self.first(step)
+            yield from range(start, start + sum(len(parts) for parts in self.layout(step)))
+            step += 1
 
     def plan(self, number: int) -> Planned:
-        """Batch `number` of this rank: inside a step, slot by slot, and micro-batch by micro-batch in a slot."""
-        step, in_step = divmod(number, self.batches_per_step)
-        slot, batch = divmod(in_step, self.cut.batches_per_block)
-        block = self.sampler.block(step, slot, *self.cut.rows(batch))
+        """What part `number` of this rank is."""
+        step, index = divmod(number, self.first(1))
+        slot, part = [at for parts in self.layout(step) for at in parts][index]
+        task, _ = self.sampler.locate(step, slot)
+        block = self.sampler.block(step, slot, *self.cuts[task].rows(part))
         return Planned(step, slot, block.task, block.numbers)
 
+    def sample_weight(self, task: int) -> float:
+        """The weight of a window of a task in the loss of a step: blocks count alike, whatever their size."""
+        return 1.0 / (self.sampler.blocks_per_step * self.sampler.block_sizes[task])
+
     def read(self, number: int) -> ArrayBatch:
-        """Reads batch `number`. Raises DataError that names file, trajectory and frame."""
+        """Reads part `number`. Raises DataError that names file, trajectory and frame."""
         planned = self.plan(number)
         reader, index = self.readers[planned.task], self.indexes[planned.task]
         per_trajectory = index.windows_per_trajectory
@@ -76,7 +102,7 @@ class RankSource:
         return ArrayBatch(planned.task, planned.step, arrays)
 
     def describe(self, number: int) -> str:
-        """What batch `number` reads, in words for a message."""
+        """What part `number` reads, in words for a message."""
         planned = self.plan(number)
         reader, index = self.readers[planned.task], self.indexes[planned.task]
         trajectory, start = index.locate(int(planned.numbers[0]))
@@ -84,6 +110,19 @@ class RankSource:
             f"{len(planned.numbers)} windows of task '{reader.task.name}' for step {planned.step}, the first at "
             f"{reader.where(self.split, trajectory)}, frame {start}"
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(kinds: tuple[tuple[int, ...], ...], num_parts: tuple[int, ...], grouped: bool) -> Layout:
+    """kinds, num_parts: of each slot. Slot by slot and part by part, or the n-th parts of all slots of a kind."""
+    if not grouped:
+        return tuple(((slot, part),) for slot, count in enumerate(num_parts) for part in range(count))
+    found: list[tuple[tuple[int, int], ...]] = []
+    for kind in dict.fromkeys(kinds):
+        slots = [slot for slot, other in enumerate(kinds) if other == kind]
+        most = max(num_parts[slot] for slot in slots)
+        found += [tuple((slot, part) for slot in slots if part < num_parts[slot]) for part in range(most)]
+    return tuple(found)
 
 
 def read_arrays(

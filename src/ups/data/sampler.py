@@ -1,9 +1,9 @@
 """Which windows form the global batch of a step: a function of (seed, step), whatever the world size.
 
 Each task is an endless stream of window numbers: pass after pass over all its windows, each pass in its own keyed
-order (`ups.data.permutation`). The global batch of a step is `blocks_per_step` blocks of `block_size` windows of one
-task each; `ups.data.mixture` says whose turn it is. Ranks and micro-batches only cut a block (`Cut`), so the position
-of a run is one integer, the step, and any other world size continues with exactly the next windows.
+order (`ups.data.permutation`). The global batch of a step is `blocks_per_step` blocks, each of one task and of that
+task's number of windows; `ups.data.mixture` says whose turn it is. Ranks and micro-batches only cut a block (`Cut`), so
+the position of a run is one integer, the step, and any other world size continues with exactly the next windows.
 
 Pure arithmetic: no files, no torch, memory that does not grow with the number of windows, ranks or steps. Reading is
 left to `ups.data.loader`.
@@ -68,7 +68,7 @@ class Block:
 class Sampler:
     """(step, slot) -> task and window numbers, for the whole world or for any rows of a block."""
 
-    __slots__ = ("_streams", "block_size", "blocks_per_step", "fingerprint", "mixture")
+    __slots__ = ("_streams", "block_sizes", "blocks_per_step", "fingerprint", "mixture")
 
     def __init__(
         self,
@@ -76,28 +76,30 @@ class Sampler:
         sizes: Sequence[int],
         *,
         seed: int,
-        block_size: int,
+        block_sizes: Sequence[int],
         blocks_per_step: int,
         shares: Sequence[float] | npt.NDArray[np.float64] | None = None,
     ) -> None:
         if len(names) != len(sizes) or len(set(names)) != len(names):
             raise ConfigError(f"a sampler needs one size for each of its tasks, and distinct names: {list(names)}")
-        if block_size < 1 or blocks_per_step < 1:
-            raise ConfigError("block_size and blocks_per_step must be 1 or more")
+        if len(block_sizes) != len(sizes) or min(block_sizes) < 1 or blocks_per_step < 1:
+            raise ConfigError("a sampler needs a block size for each task and blocks_per_step, all 1 or more")
         for name, size in zip(names, sizes, strict=True):
             if not 1 <= size <= MAX_SIZE:
                 raise DataError(
                     f"task '{name}' has {size} windows to train on; it needs at least 1",
                     hint="check its train split, or shorten the windows (context_frames, unroll_steps, time_stride)",
                 )
-        self.block_size = block_size
+        self.block_sizes = tuple(block_sizes)
         self.blocks_per_step = blocks_per_step
         self.mixture = Mixture([1.0] * len(sizes) if shares is None else shares)
         if len(self.mixture.quotas) != len(sizes):
             raise ConfigError(f"{len(sizes)} tasks need as many shares, not {len(self.mixture.quotas)}")
         self._streams = tuple(TaskStream(n, s, seed) for n, s in zip(names, sizes, strict=True))
         # What decides the order of windows; a run that resumes under another fingerprint sees another order.
-        text = repr((seed, tuple(names), tuple(sizes), block_size, blocks_per_step, self.mixture.quotas))
+        equal = len(set(block_sizes)) == 1
+        block = block_sizes[0] if equal else self.block_sizes  # one number where one number says it
+        text = repr((seed, tuple(names), tuple(sizes), block, blocks_per_step, self.mixture.quotas))
         self.fingerprint: str = hashlib.sha256(text.encode()).hexdigest()
 
     def locate(self, step: int, slot: int) -> tuple[int, int]:
@@ -105,14 +107,15 @@ class Sampler:
         if step < 0 or not 0 <= slot < self.blocks_per_step:
             raise ValueError(f"there is no slot {slot} of step {step}: a step has {self.blocks_per_step} slots")
         task, earlier = self.mixture.locate(step * self.blocks_per_step + slot)
-        return task, earlier * self.block_size
+        return task, earlier * self.block_sizes[task]
 
     def block(self, step: int, slot: int, start: int = 0, stop: int | None = None) -> Block:
         """Rows start..stop-1 of a block (default all): what one rank or micro-batch takes."""
-        rows = self.block_size if stop is None else stop
-        if not 0 <= start <= rows <= self.block_size:
-            raise ValueError(f"rows {start} to {rows} are not in a block of {self.block_size}")
         task, place = self.locate(step, slot)
+        size = self.block_sizes[task]
+        rows = size if stop is None else stop
+        if not 0 <= start <= rows <= size:
+            raise ValueError(f"rows {start} to {rows} are not in a block of {size}")
         return Block(task, self._streams[task].numbers(place + start, place + rows))
 
     def tasks_of_step(self, step: int) -> tuple[int, ...]:
@@ -126,7 +129,7 @@ class Sampler:
         blocks = [cycles * quota for quota in self.mixture.quotas]
         for block in range(rest):
             blocks[self.mixture.task_at(block)] += 1
-        return tuple(n * self.block_size / s.size for n, s in zip(blocks, self._streams, strict=True))
+        return tuple(n * b / s.size for n, b, s in zip(blocks, self.block_sizes, self._streams, strict=True))
 
 
 def build_sampler(data: DataConfig, names: Sequence[str], sizes: Sequence[int], *, seed: int) -> Sampler:
@@ -135,7 +138,7 @@ def build_sampler(data: DataConfig, names: Sequence[str], sizes: Sequence[int], 
         names,
         sizes,
         seed=seed,
-        block_size=data.block_size,
+        block_sizes=data.block_sizes,
         blocks_per_step=data.blocks_per_step,
         shares=shares_of(data, sizes),
     )
@@ -152,27 +155,23 @@ class Cut:
 
     @classmethod
     def of(cls, block_size: int, place: Place, micro_batch: int | None = None) -> Cut:
-        """The cut for one rank. Raises ConfigError where ranks or micro-batches would be unequal.
+        """The cut for one rank. Raises ConfigError where ranks would be unequal.
 
-        `micro_batch` is the most windows that a rank takes at once: a rank whose share of the block is smaller takes
-        its whole share, so that a recipe keeps running in a larger world.
+        `micro_batch` is the most windows that a rank takes at once: it takes the largest part that divides its share,
+        so that a recipe keeps running in another world, and with tasks of unequal blocks.
         """
         if block_size % place.world_size:
             below = block_size // place.world_size * place.world_size
             sizes = [str(n) for n in (below, below + place.world_size) if n > 0]
             worlds = _neighbors(place.world_size, block_size)
             raise ConfigError(
-                f"data.block_size ({block_size}) cannot be cut into {place.world_size} equal ranks",
-                hint=f"set data.block_size to {' or '.join(sizes)}, or use {' or '.join(worlds)} ranks",
+                f"a block of {block_size} windows cannot be cut into {place.world_size} equal ranks",
+                hint=f"set block_size (of data or of the task) to {' or '.join(sizes)}, or use {' or '.join(worlds)} "
+                "ranks",
             )
         share = block_size // place.world_size
-        micro = share if micro_batch is None else min(micro_batch, share)
-        if micro < 1 or share % micro:
-            raise ConfigError(
-                f"a rank's share of a block ({block_size} / {place.world_size} ranks = {share} windows) cannot be cut "
-                f"into micro-batches of {micro_batch}",
-                hint=f"set engine.micro_batch to {' or '.join(_neighbors(max(micro, 1), share))}",
-            )
+        most = share if micro_batch is None else max(1, min(micro_batch, share))
+        micro = next(size for size in range(most, 0, -1) if share % size == 0)
         return cls(block_size, place.rank, place.world_size, micro)
 
     @property

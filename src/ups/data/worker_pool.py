@@ -4,7 +4,7 @@ Why not torch's DataLoader: its workers share one result queue, so one that is k
 lock of that queue blocks the others and the wrong one is blamed; a tensor is fetched from its worker by a second
 connection that blocks forever if the worker is stopped just then; the death of a worker is raised from a signal
 handler, that is anywhere in the rank, a collective included; and each worker imports torch. Here each worker has a
-socket of its own, batch n is always read by worker n modulo their number, and a worker's end is the end of its stream.
+socket of its own, they take turns, and a worker's end is the end of its stream.
 
 Runs in the rank; the other end is `ups.data.worker`. Batches of tensors are made by `ups.data.loader`.
 """
@@ -72,6 +72,7 @@ class WorkerPool:
         self._rank = rank
         self._timeout = timeout_seconds
         self._order: deque[_Worker] = deque()
+        self._turn = 0
         payload = pickle_without_devices(source)
         self._workers: list[_Worker] = []
         self._poll = select.poll()  # unlike select it knows descriptors above 1023
@@ -105,7 +106,8 @@ class WorkerPool:
 
     def ask(self, number: int) -> None:
         """Queue a batch at the worker whose turn it is."""
-        worker = self._workers[number % len(self._workers)]
+        worker = self._workers[self._turn % len(self._workers)]
+        self._turn += 1
         worker.asked.append(number)
         self._order.append(worker)
         # A dead worker cannot be written to; what it sent before it died may still be waiting to be received.

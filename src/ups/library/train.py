@@ -57,7 +57,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output
     from ups.run.identity import identify
     from ups.supervise.run_lock import hold_run
 
-    check_ranks(resolved.recipe.data.block_size, ranks)
+    check_ranks(resolved.recipe.data, ranks)
     for warning in preflight(resolved.recipe, ranks, run_dir):
         output.warn(warning)
     # Held first: what follows writes files that a living run reads.
@@ -74,7 +74,7 @@ def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity
     from ups.supervise.options import Options
     from ups.supervise.supervisor import supervise_held
 
-    share = recipe.data.block_size // ranks
+    share = max(recipe.data.block_sizes) // ranks
     threads = recipe.engine.threads or (1 if ranks > 1 else None)
     environment = {"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {}
     options = Options(

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from ups.config.model import FnoConfig
 from ups.errors import MissingExtraError
-from ups.models.network import Network
+from ups.models.network import Network, NetworkInput
 from ups.models.single_task import num_inputs, num_outputs, only_task, with_parameters
-from ups.models.vocabulary import Channels
 from ups.spec.task import TaskSpec
 
 
@@ -55,23 +54,19 @@ class FnoNetwork(Network):
         # The library puts its constructor's arguments, which are not tensors, among the weights.
         self.register_state_dict_post_hook(_only_tensors)  # type: ignore[no-untyped-call]
 
-    def forward(
-        self,
-        fields: Tensor,
-        channels: Channels,
-        outputs: Sequence[str],
-        task: TaskSpec,
-        parameters: Tensor,
-        dt: Tensor,
-        coordinates: Sequence[Tensor],
-    ) -> Tensor:
+    def forward(self, given: NetworkInput) -> Tensor:
         """fields (B, F, *S) -> (B, C, *S)."""
-        predicted: Tensor = self.fno(with_parameters(fields, parameters))
+        predicted: Tensor = self.fno(with_parameters(given.fields, given.parameters))
         return predicted
 
     def shard_units(self) -> list[nn.Module]:
         """The library applies all layers inside one module: it is one unit."""
         return [self.fno.fno_blocks]
+
+    def matrices(self) -> list[nn.Parameter]:
+        """Not the spectral weights: each is a stack of one complex matrix per mode, not one matrix."""
+        spectral = {id(c.weight.pairs) for c in self.fno.fno_blocks.convs}
+        return [p for p in super().matrices() if id(p) not in spectral]
 
 
 def build(config: FnoConfig, tasks: Sequence[TaskSpec], context_frames: int) -> FnoNetwork:

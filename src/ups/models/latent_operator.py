@@ -29,8 +29,8 @@ from ups.models.blocks import (
 from ups.models.conditioning import Conditioning, Positions
 from ups.models.decoder import GridDecoder
 from ups.models.encoder import GridEncoder
-from ups.models.network import NetworkWithLatents
-from ups.models.vocabulary import Channels, Vocabulary
+from ups.models.network import NetworkInput, NetworkWithLatents
+from ups.models.vocabulary import Vocabulary
 from ups.spec.task import TaskSpec
 
 
@@ -110,20 +110,11 @@ class LatentNetwork(NetworkWithLatents):
         self.operator = LatentOperator(config, vocabulary)
         self.decoder = GridDecoder(vocabulary, config.patch_size, config.width)
 
-    def forward(
-        self,
-        fields: Tensor,
-        channels: Channels,
-        outputs: Sequence[str],
-        task: TaskSpec,
-        parameters: Tensor,
-        dt: Tensor,
-        coordinates: Sequence[Tensor],
-    ) -> Tensor:
+    def forward(self, given: NetworkInput) -> Tensor:
         """fields (B, F, *S) -> (B, C, *S): the decoded update of the latent, one channel per name in `outputs`."""
-        tokens = self.encoder(fields, channels)
-        update = self.operator(tokens, task, parameters, dt, coordinates)
-        decoded: Tensor = self.decoder(update, outputs)
+        tokens = self.encoder(given.fields, given.channels)
+        update = self.operator(tokens, given.task, given.parameters, given.dt, given.coordinates)
+        decoded: Tensor = self.decoder(update, given.outputs)
         return decoded
 
     def shard_units(self) -> list[nn.Module]:

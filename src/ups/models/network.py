@@ -1,15 +1,37 @@
-"""What a network is to a stepper: normalized fields in, normalized prediction out, for a task at a time."""
+"""What a network is to a stepper: normalized fields in, normalized prediction out, for one task or a group of tasks."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from ups.models.vocabulary import Channels
 from ups.spec.task import TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkInput:
+    """Samples of one task as a network gets them.
+
+    fields (B, F, *S) and parameters (B, P) normalized, dt (B,) in the task's unit, coordinates one (n,) tensor per
+    axis; channels says what the F channels are, outputs names the C channels that are asked for.
+    relative_parameters (B, P): each in units of the largest magnitude of its range, for laws that are linear in it.
+    change_gain (C,): normalized change -> scaled change, for a part of a network that works in normalized units.
+    """
+
+    task: TaskSpec
+    fields: Tensor
+    channels: Channels
+    outputs: Sequence[str]
+    parameters: Tensor
+    relative_parameters: Tensor
+    dt: Tensor
+    coordinates: Sequence[Tensor]
+    change_gain: Tensor
 
 
 class Network(nn.Module, ABC):
@@ -22,17 +44,24 @@ class Network(nn.Module, ABC):
     predicts_update: ClassVar[bool] = False
 
     @abstractmethod
-    def forward(
-        self,
-        fields: Tensor,
-        channels: Channels,
-        outputs: Sequence[str],
-        task: TaskSpec,
-        parameters: Tensor,
-        dt: Tensor,
-        coordinates: Sequence[Tensor],
-    ) -> Tensor:
-        """fields (B, F, *S), parameters (B, P) normalized, dt (B,) -> (B, C, *S), one channel per name in `outputs`."""
+    def forward(self, given: NetworkInput) -> Tensor:
+        """(B, C, *S), one channel per name in `given.outputs`."""
+
+    def forward_group(self, group: Sequence[NetworkInput]) -> list[Tensor]:
+        """`forward` of each task of a group; a network that declares `groups_tasks` runs them as one graph.
+
+        The tasks of a group have the same grid and the same boundary kinds.
+        """
+        return [self(given) for given in group]
+
+    def matrices(self) -> list[nn.Parameter]:
+        """Parameters whose updates Muon may orthogonalize, each seen as a matrix (first dimension, all others).
+
+        By default what has two and more dimensions in the shard units: tables indexed by a name are outside of them,
+        and rows of those that a step does not use must not move.
+        """
+        inside = {id(p): p for unit in self.shard_units() for p in unit.parameters() if p.ndim >= 2}
+        return [p for p in self.parameters() if id(p) in inside]
 
     @abstractmethod
     def shard_units(self) -> list[nn.Module]:

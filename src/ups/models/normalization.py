@@ -70,6 +70,12 @@ class Normalization(nn.Module):
         mean, std = self._mean_std("parameter", task, x, 1)
         return (x - mean) / std
 
+    def relative_parameters(self, task: TaskSpec, parameters: Tensor) -> Tensor:
+        """(B, P) physical -> in units of the largest magnitude of the range that the task declares."""
+        x = wide(parameters)
+        largest = [max(abs(p.minimum), abs(p.maximum)) or 1.0 for p in task.parameters]
+        return x / torch.tensor(largest, dtype=x.dtype, device=x.device)
+
     def state_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C, 1, ...): standard deviation of the state, in physical units, for tensors (..., C, *S)."""
         scale = self.column("state_std", task, like, task.num_channels("state"))
@@ -79,6 +85,27 @@ class Normalization(nn.Module):
         """(C, 1, ...): the usual size of a change over one step, in physical units, for tensors (..., C, *S)."""
         scale = self.column("difference_scale", task, like, task.num_channels("state"))
         return scale.reshape(-1, *([1] * num_spatial_dims))
+
+    def error_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
+        """(C, 1, ...): the unit of predictions: the usual change, or the deviation of a steady task's target."""
+        if not task.steady:
+            return self.change_scale(task, like, task.num_spatial_dims)
+        scale = self.column("target_std", task, like, task.num_channels("target"))
+        return scale.reshape(-1, *([1] * task.num_spatial_dims))
+
+    def field_size(self, task: TaskSpec, like: Tensor) -> Tensor:
+        """(C,): root mean square of the predicted fields over the train split, in physical units."""
+        length = task.num_channels(task.predicted)
+        mean = self.column(f"{task.predicted}_mean", task, like, length)
+        std = self.column(f"{task.predicted}_std", task, like, length)
+        return (mean * mean + std * std).sqrt()
+
+    def change_gain(self, task: TaskSpec, like: Tensor) -> Tensor:
+        """(C,): normalized change of a predicted channel -> scaled change; 1 for a steady task."""
+        if task.steady:
+            return like.new_ones(task.num_channels("target"))
+        length = task.num_channels("state")
+        return self.column("state_std", task, like, length) / self.column("difference_scale", task, like, length)
 
     def update_ratio(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(): the usual change of a latent over one step, relative to the latent itself; 1 for a steady task."""

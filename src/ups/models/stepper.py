@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, DataError
-from ups.models.network import Network, NetworkWithLatents
+from ups.models.network import Network, NetworkInput, NetworkWithLatents
 from ups.models.normalization import Normalization, wide
 from ups.models.vocabulary import Channels, Vocabulary
 from ups.spec.batch import Batch
@@ -58,13 +58,29 @@ class Stepper(nn.Module):
 
     def predict(self, batch: Batch) -> Tensor:
         """Scaled change (B, C, *S) of the last frame, or normalized target (B, Ct, *S): what losses are taken of."""
+        return self.predict_group([batch])[0]
+
+    def predict_group(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """`predict` of each task of a group, through the network at once where it can."""
+        raw = self.network.forward_group([self.network_input(batch) for batch in batches])
+        return [self._gained(x, batch.task) for x, batch in zip(raw, batches, strict=True)]
+
+    def network_input(self, batch: Batch) -> NetworkInput:
+        """The samples as the network gets them. Raises DataError for a task that it was not built for."""
         self._check(batch)
         task = batch.task
         fields, channels = self.inputs(batch.state, batch.static, task)
-        parameters = self.normalization.parameters_of(task, batch.parameters)
-        outputs = task.channel_names(task.predicted)
-        raw = self.network(fields, channels, outputs, task, parameters, batch.dt, batch.coordinates)
-        return self._gained(raw, task)
+        return NetworkInput(
+            task=task,
+            fields=fields,
+            channels=channels,
+            outputs=task.channel_names(task.predicted),
+            parameters=self.normalization.parameters_of(task, batch.parameters),
+            relative_parameters=self.normalization.relative_parameters(task, batch.parameters),
+            dt=batch.dt,
+            coordinates=batch.coordinates,
+            change_gain=self.normalization.change_gain(task, fields),
+        )
 
     def decode_update(self, update: Tensor, task: TaskSpec) -> Tensor:
         """Update of the latent (B, *N, D) -> what `predict` returns."""

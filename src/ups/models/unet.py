@@ -15,9 +15,8 @@ from torch.nn import functional as F
 
 from ups.config.model import UnetConfig
 from ups.errors import DataError
-from ups.models.network import Network
+from ups.models.network import Network, NetworkInput
 from ups.models.single_task import num_inputs, num_outputs, only_task, with_parameters
-from ups.models.vocabulary import Channels
 from ups.spec.task import TaskSpec
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -93,24 +92,16 @@ class UnetNetwork(Network):
         self.norm = ChannelNorm(widths[0])
         self.project = convolution(widths[0], num_outputs(task), 1)
 
-    def forward(
-        self,
-        fields: Tensor,
-        channels: Channels,
-        outputs: Sequence[str],
-        task: TaskSpec,
-        parameters: Tensor,
-        dt: Tensor,
-        coordinates: Sequence[Tensor],
-    ) -> Tensor:
+    def forward(self, given: NetworkInput) -> Tensor:
         """fields (B, F, *S) -> (B, C, *S)."""
         factor = 2 ** (self.levels - 1)
-        if any(n % factor for n in fields.shape[2:]):
+        space = tuple(given.fields.shape[2:])
+        if any(n % factor for n in space):
             raise DataError(
-                f"a U-Net of {self.levels} levels needs a grid that {factor} divides, not {tuple(fields.shape[2:])}",
+                f"a U-Net of {self.levels} levels needs a grid that {factor} divides, not {space}",
                 hint="use fewer model.levels",
             )
-        x = self.lift(channels_last(with_parameters(fields, parameters)))
+        x = self.lift(channels_last(with_parameters(given.fields, given.parameters)))
         passed = []
         for level, blocks in enumerate(self.down):
             x = blocks(x)

@@ -75,6 +75,7 @@ def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, sta
         seed=key_of(recipe.run.seed, "stage", index) >> 1,
         window_frames=stage.window_frames(recipe.data.context_frames),
         micro_batch=recipe.engine.micro_batch,
+        grouped=recipe.model.groups_tasks,
     )
 
 
@@ -106,7 +107,6 @@ def assemble(
             loader,
             config=recipe.engine,
             length=recipe.stages[index],
-            global_batch=recipe.data.block_size * recipe.data.blocks_per_step,
             progress=progress,
             stop_requests=stop_requests,
             hooks=hooks,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ups.config.identity import first_difference
 from ups.config.recipe import ResolvedRecipe, resolve
-from ups.config.schema import Recipe
+from ups.config.schema import DataConfig, Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
 from ups.record.manifest import write_file_atomically
 from ups.record.places import CONFIG_NAME, RUNS
@@ -52,15 +52,17 @@ def last_step_of(recipe: Recipe) -> int | None:
     return None if None in lengths else sum(length or 0 for length in lengths)
 
 
-def check_ranks(block_size: int, ranks: int) -> None:
+def check_ranks(data: DataConfig, ranks: int) -> None:
     """Raises ConfigError, before anything starts, if a block cannot be cut evenly over the ranks."""
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks cannot train", hint="use 1 or more")
-    if block_size % ranks:
-        raise ConfigError(
-            f"data.block_size ({block_size}) cannot be cut evenly over {ranks} ranks",
-            hint=f"use --set data.block_size={-(-block_size // ranks) * ranks}, or a number of ranks that divides it",
-        )
+    for number, (task, size) in enumerate(zip(data.tasks, data.block_sizes, strict=True)):
+        if size % ranks:
+            setting = "data.block_size" if task.block_size is None else f"data.tasks.{number}.block_size"
+            raise ConfigError(
+                f"{setting} ({size}) cannot be cut evenly over {ranks} ranks",
+                hint=f"use --set {setting}={-(-size // ranks) * ranks}, or a number of ranks that divides it",
+            )
 
 
 def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:

@@ -55,6 +55,8 @@ class Batch:
     numbers (B,) int64, always on the CPU: window numbers, the key (with seed and step) of every random draw for a
     sample, made on the host so that all devices see the same draws.
     stage_step: the optimizer step this batch belongs to; with `numbers` it keys randomness.
+    sample_weight: of each sample in the loss of that step. Blocks count alike whatever their size, and the weights of a
+    global batch add up to 1.
     """
 
     task: TaskSpec
@@ -66,6 +68,7 @@ class Batch:
     coordinates: tuple[torch.Tensor, ...]
     numbers: torch.Tensor
     stage_step: int = 0
+    sample_weight: float = 1.0
 
     @property
     def num_samples(self) -> int:

@@ -53,17 +53,17 @@ class Watched:
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self.batches_per_step = loader.batches_per_step
+        self.batches_in_step = loader.batches_in_step
         self.seen: list[tuple[int, str, list[int]]] = []
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._loader.load_state_dict(state)
         self.seen.clear()
 
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self._loader:
-            self.seen.append((batch.stage_step, batch.task.name, batch.numbers.tolist()))
-            yield batch
+    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
+        for group in self._loader:
+            self.seen += [(batch.stage_step, batch.task.name, batch.numbers.tolist()) for batch in group]
+            yield group
 
 
 def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:

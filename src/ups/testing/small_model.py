@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from ups.config.model import LatentOperatorConfig
@@ -107,6 +109,6 @@ def step(stepper: Stepper, batch: Batch) -> torch.Tensor:
 
 
 def loss_of(stage: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """The stage's total, as a plain tensor."""
-    total: torch.Tensor = stage(batch).total
+    """The stage's loss of one batch, the mean over its samples."""
+    total: torch.Tensor = stage([replace(batch, sample_weight=1 / batch.num_samples)]).total
     return total

@@ -6,7 +6,8 @@ sampler; ranks and micro-batches only cut the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from ups.spec.batch import Batch
 from ups.spec.place import Place
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 from ups.training.losses import Losses
+from ups.training.stages import with_number
 
 WIDTH = 16
 SHAPES: dict[str, tuple[int, tuple[int, ...]]] = {"line": (1, (12,)), "plane": (3, (4, 5))}
@@ -78,7 +80,8 @@ class ToyStage(nn.Module):
     def shard_units(self) -> list[nn.Module]:
         return list(self.blocks)
 
-    def forward(self, batch: Batch) -> Losses:
+    def forward(self, batches: Sequence[Batch]) -> Losses:
+        (batch,) = batches
         now, after = batch.state[:, 0], batch.state[:, 1]  # (B, C, *S)
         chosen = torch.zeros(len(SHAPES), dtype=now.dtype, device=now.device)
         chosen[list(SHAPES).index(batch.task.name)] = 1.0
@@ -87,8 +90,14 @@ class ToyStage(nn.Module):
         for block in self.blocks:
             x = block(x)
         error = self.project(x).squeeze(-1) - after
-        loss = error.flatten(1).square().mean(1).mean() * self.hurt(batch)
-        return Losses(loss, {f"train/{batch.task.name}/loss": loss.detach()})
+        losses = error.flatten(1).square().mean(1) * self.hurt(batch)
+        total = losses.sum() * batch.sample_weight
+        number = batch.num_samples
+        metrics = {
+            "loss": with_number(total.detach(), batch.sample_weight * number),
+            f"train/{batch.task.name}/loss": with_number(losses.detach().sum(), number),
+        }
+        return Losses(total, metrics)
 
 
 class ToyLoader:
@@ -100,7 +109,6 @@ class ToyLoader:
         assert block_size % place.world_size == 0
         assert share % self.micro == 0
         self.place, self.block_size, self.share = place, block_size, share
-        self.batches_per_step = len(SHAPES) * share // self.micro
         self.global_batch = len(SHAPES) * block_size
         self.step = 0
         self.seen: list[tuple[int, str, list[int]]] = []
@@ -108,7 +116,10 @@ class ToyLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.step = state["step"]
 
-    def __iter__(self) -> Iterator[Batch]:
+    def batches_in_step(self, step: int) -> int:
+        return len(SHAPES) * self.share // self.micro
+
+    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
         step = self.step
         while True:
             for name in SHAPES:
@@ -116,5 +127,5 @@ class ToyLoader:
                 for at in range(start, start + self.share, self.micro):
                     numbers = list(range(at, at + self.micro))
                     self.seen.append((step, name, numbers))
-                    yield toy_batch(name, numbers, step)
+                    yield (replace(toy_batch(name, numbers, step), sample_weight=1 / self.global_batch),)
             step += 1

@@ -113,7 +113,6 @@ def train_on(runtime: Runtime, trial: Trial) -> dict[str, Any]:
             loader,
             config=config,
             length=length,
-            global_batch=loader.global_batch,
             stop_requests=stop_requests,
         )
         resumed = 0

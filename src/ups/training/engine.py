@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ups.config.schema import EngineConfig
@@ -23,6 +24,7 @@ from ups.distributed.strategies import Strategy, locals_of
 from ups.errors import DataError, TrainingError
 from ups.record.blackbox import BlackBox, Phase
 from ups.spec.batch import Batch
+from ups.training.balance import TaskAverages
 from ups.training.ema import Ema
 from ups.training.meters import Meters
 from ups.training.optim import build_optimizer, learning_rate, optimizer_tensors, set_learning_rate, trainable
@@ -33,11 +35,13 @@ COMPILE_SECONDS = 3600.0
 
 
 class BatchSource(Protocol):
-    """A loader: endless micro-batches of this rank, `batches_per_step` of them for each optimizer step."""
+    """A loader: endless micro-batches of this rank, each a group of batches of one task."""
 
-    batches_per_step: int
+    def batches_in_step(self, step: int) -> int:
+        """Micro-batches of an optimizer step, the same on every rank."""
+        ...
 
-    def __iter__(self) -> Iterator[Batch]: ...
+    def __iter__(self) -> Iterator[tuple[Batch, ...]]: ...
 
     def load_state_dict(self, state: dict[str, int]) -> None: ...
 
@@ -63,14 +67,13 @@ class Engine:
         *,
         config: EngineConfig,
         length: StageLength,
-        global_batch: int,
         progress: Progress | None = None,
         stop_requests: StopRequests | None = None,
         hooks: Sequence[Hook] = (),
         box: BlackBox | None = None,
     ) -> None:
         self.runtime, self.strategy, self.loader = runtime, strategy, loader
-        self.config, self.length, self.global_batch = config, length, global_batch
+        self.config, self.length = config, length
         self.progress = progress or Progress()
         self.stop_requests = stop_requests or StopRequests()
         self.hooks = list(hooks)
@@ -81,6 +84,7 @@ class Engine:
         self.meters = Meters(runtime.device, distributed=runtime.control_group is not None)
         self.gradient_norm = 0.0
         self.learning_rate = 0.0
+        self.windows = 0  # trained on since this process started, over all ranks
         self._dtype = weight_dtype(config.precision)
         self._compiled: set[str] = set()
 
@@ -129,7 +133,10 @@ class Engine:
         progress.stage_finished = True
         if self.ema is not None:
             self.ema.become_weights()
-            self.strategy.weights_changed()
+        finish = getattr(self.strategy.stage, "finish", None)
+        if finish is not None:
+            finish()
+        self.strategy.weights_changed()
         for hook in self.hooks:
             hook.at_end(self)
         return 0
@@ -140,29 +147,30 @@ class Engine:
         elapsed, total = budget.propose(progress.stage_step, progress.total_steps) if self.runtime.is_first else (0, 0)
         return Status(self.stop_requests.stop, int(self.stop_requests.take_save()), elapsed, total, self.gradient_norm)
 
-    def _accumulate(self, batches: Iterator[Batch], number: int) -> bool:
-        """Gradients of one global batch, averaged exactly over its samples; whether their norm is finite."""
+    def _accumulate(self, batches: Iterator[tuple[Batch, ...]], number: int) -> bool:
+        """Gradients of one global batch, summed exactly by the weights of its samples; whether their norm is finite."""
         self.optimizer.zero_grad(set_to_none=True)
-        stage, last = self.progress.stage_index, self.loader.batches_per_step - 1
-        seen: list[tuple[int, Tensor, dict[str, Tensor]]] = []
+        stage, last = self.progress.stage_index, self.loader.batches_in_step(self.progress.stage_step) - 1
+        seen: list[dict[str, Tensor]] = []
         for index in range(last + 1):
             self.box.record(Phase.DATA, number, stage, batch=index)
-            batch = self._next(batches, number).to(self.runtime.device, self._dtype, non_blocking=True)
+            group = self._next(batches, number)
             with self.strategy.micro_batch(is_last=index == last):
                 # The first pass of a task compiles: slow for once, and not stuck.
-                slow = COMPILE_SECONDS if self.config.compile and batch.task.name not in self._compiled else 0.0
+                tasks = {batch.task.name for batch in group}
+                slow = COMPILE_SECONDS if self.config.compile and not tasks <= self._compiled else 0.0
                 self.box.record(Phase.FORWARD, number, stage, batch=index, deadline_seconds=slow)
                 with autocast(self.config.precision, self.runtime.device):
-                    losses = self.strategy.module(batch)
-                # Strategies average over ranks; this weight makes it the mean over all samples of the global batch.
-                weight = batch.num_samples * self.runtime.world_size / self.global_batch
+                    losses = self.strategy.module(group)
                 if index == last:
                     self.box.issue("reduce(gradients)", Phase.BACKWARD, number, stage, deadline_seconds=slow)
                 else:
                     self.box.record(Phase.BACKWARD, number, stage, batch=index, deadline_seconds=slow)
-                (losses.total * weight).backward()
-            seen.append((batch.num_samples, losses.total.detach(), losses.metrics))
-            self._compiled.add(batch.task.name)
+                # Strategies average over ranks; the weights of samples add up to 1 over all of them.
+                (losses.total * self.runtime.world_size).backward()
+            seen.append(losses.metrics)
+            self._compiled |= tasks
+            self.windows += self.runtime.world_size * sum(batch.num_samples for batch in group)
 
         self.box.issue("gradient_norm", Phase.SYNC, number, stage)
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
@@ -174,14 +182,31 @@ class Engine:
         if 0 < limit < self.gradient_norm:
             with torch.no_grad():
                 torch._foreach_mul_(locals_of(gradients), limit / (self.gradient_norm + 1e-6))
-        for num_samples, total, metrics in seen:
-            self.meters.add(total, metrics, num_samples)
+        for metrics in seen:
+            self.meters.add(metrics)
+        self._follow_tasks(seen, number)
         return True
 
-    def _next(self, batches: Iterator[Batch], number: int) -> Batch:
+    def _follow_tasks(self, seen: Sequence[dict[str, Tensor]], number: int) -> None:
+        """Bring the stage's averages of the tasks' losses up to date, if it keeps any. Collective then: all ranks."""
+        averages: TaskAverages | None = getattr(self.strategy.stage, "averages", None)
+        if averages is None:
+            return
+        sums = torch.zeros(len(averages.tasks), 2, dtype=torch.float64, device=self.runtime.device)
+        for at, task in enumerate(averages.tasks):
+            for metrics in seen:
+                if (pair := metrics.get(f"train/{task}/loss")) is not None:
+                    sums[at] += pair
+        if self.runtime.control_group is not None:
+            self.box.issue("reduce(task_losses)", Phase.SYNC, number, self.progress.stage_index)
+            dist.all_reduce(sums)
+        averages.update(sums.cpu())
+
+    def _next(self, batches: Iterator[tuple[Batch, ...]], number: int) -> tuple[Batch, ...]:
         """The next micro-batch. A loader has no end; one that ends has another number of batches than its peers."""
         try:
-            return next(batches)
+            device, dtype = self.runtime.device, self._dtype
+            return tuple(batch.to(device, dtype, non_blocking=True) for batch in next(batches))
         except StopIteration:
             raise DataError(
                 f"the loader of rank {self.runtime.rank} ended at step {number}, and other ranks may have more batches",
@@ -217,9 +242,9 @@ class Engine:
             return
         self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=COMPILE_SECONDS)
         self.loader.load_state_dict({"step": 0})
-        batch = self._next(iter(self.loader), 0).to(self.runtime.device, self._dtype)
+        group = self._next(iter(self.loader), 0)
         with autocast(self.config.precision, self.runtime.device):
-            self.strategy.module(batch).total.backward()
+            self.strategy.module(group).total.backward()
         self.optimizer.zero_grad(set_to_none=True)
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -227,6 +252,10 @@ class Engine:
         model = {f"model/{n}": p.detach() for n, p in self.strategy.stage.named_parameters()}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
         averages = self.ema.tensors if self.ema is not None else {}
+        tasks: TaskAverages | None = getattr(self.strategy.stage, "averages", None)
         return (
-            model | {f"optimizer/{n}": t for n, t in optimizer.items()} | {f"ema/{n}": t for n, t in averages.items()}
+            model
+            | {f"optimizer/{n}": t for n, t in optimizer.items()}
+            | {f"ema/{n}": t for n, t in averages.items()}
+            | ({"stage/task_averages": tasks.values} if tasks is not None else {})
         )

@@ -6,6 +6,7 @@ other two did.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -110,13 +111,13 @@ class LogHook:
         self._stage_name = stage_name
         self._sink = sink
         self._attempt = attempt
-        self._since: tuple[int, float] | None = None
+        self._since: tuple[int, int, float] | None = None  # step, windows, time of the last row
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
         progress = engine.progress
         if self._since is None:
             # The first step of a process warms up: it would spoil the first rate.
-            self._since = (progress.step, time.monotonic())
+            self._since = (progress.step, engine.windows, time.monotonic())
         last = bool(progress.total_steps) and progress.stage_step >= progress.total_steps
         if progress.stage_step % self._interval == 0 or last or agreed.stop:
             self._row(engine)
@@ -130,9 +131,9 @@ class LogHook:
         means = engine.meters.reduce()
         engine.box.loss = means.get("loss", float("nan"))
         now = time.monotonic()
-        since_step, since = self._since or (progress.step, now)
-        rate = (progress.step - since_step) / (now - since) if progress.step > since_step and now > since else 0.0
-        self._since = (progress.step, now)
+        step, windows, since = self._since or (progress.step, engine.windows, now)
+        seconds = now - since if progress.step > step and now > since else math.inf
+        self._since = (progress.step, engine.windows, now)
         if self._sink is None:
             return
         self._sink.log(
@@ -145,8 +146,8 @@ class LogHook:
                 **means,
                 "grad_norm": engine.gradient_norm,
                 "learning_rate": engine.learning_rate,
-                "steps_per_second": rate,
-                "windows_per_second": rate * engine.global_batch,
+                "steps_per_second": (progress.step - step) / seconds,
+                "windows_per_second": (engine.windows - windows) / seconds,
                 "skipped": progress.skipped,
                 "attempt": self._attempt,
                 "time": time.time(),

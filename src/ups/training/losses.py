@@ -1,6 +1,6 @@
 """What a stage returns, and the errors of samples that its losses are made of.
 
-B samples, C channels, S space. Each function returns one number per sample: the mean over samples is the stage's, so
+B samples, C channels, S space. Each function returns one number per sample: weighting and adding up are the stage's, so
 that a sum over micro-batches and ranks is exact whatever the cut.
 """
 
@@ -13,10 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+LossKind = Literal["relative_l2", "nrmse", "mse"]
+
 
 @dataclass(frozen=True)
 class Losses:
-    """total: scalar, the mean over the samples of the batch; metrics: `namespace/name` -> detached scalar."""
+    """total: scalar, the weighted sum over the samples of a micro-batch; over a global batch the weights add up to 1.
+
+    metrics: `namespace/name` -> detached (2,) tensor, a sum and the number (or weight) to divide it by.
+    """
 
     total: Tensor
     metrics: dict[str, Tensor]
@@ -41,15 +46,20 @@ def relative_l2(error: Tensor, reference: Tensor, floor: float) -> Tensor:
     return torch.sqrt(_mean_square(error) / (size + floor * floor) + 1e-12)
 
 
-def mean_square(error: Tensor, reference: Tensor, floor: float) -> Tensor:
-    """(B, ...) -> (B,): plain mean square, whatever the size of the reference."""
-    del reference, floor
+def nrmse(error: Tensor, fields: Tensor, floor: Tensor) -> Tensor:
+    """(B, C, *S) error and (B, T, C, *S) fields in one unit -> (B,): root mean square error of each channel relative to
+    that of the field itself, mean over channels: what scores are made of.
+
+    floor (C,): smallest size of a field that counts, in the same unit.
+    """
+    dims = tuple(range(2, error.ndim))
+    size = fields.square().mean((1, *(d + 1 for d in dims)))  # (B, C)
+    return torch.sqrt(error.square().mean(dims) / (size + floor * floor) + 1e-16).mean(1)
+
+
+def mean_square(error: Tensor) -> Tensor:
+    """(B, ...) -> (B,): plain mean square."""
     return _mean_square(error)
-
-
-def sample_errors(kind: Literal["relative_l2", "mse"], error: Tensor, reference: Tensor, floor: float) -> Tensor:
-    """(B,) errors of the kind that a recipe names."""
-    return (relative_l2 if kind == "relative_l2" else mean_square)(error, reference, floor)
 
 
 def _mean_square(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Stages: what is trained, and the loss of a batch. One class per stage; the loop is the engine's.
+"""Stages: what is trained, and the loss of each sample. One class per stage; the loop is the engine's.
 
-A stage is the module that a strategy wraps: one forward per micro-batch. Its loss is a mean over samples in which no
-sample depends on another one, and its random draws are keyed by (seed, step, window number), so that ranks and
+A stage is the module that a strategy wraps: one forward per micro-batch, which holds batches of one task each. No loss
+of a sample depends on another sample, and random draws are keyed by (seed, step, window number), so that ranks and
 micro-batches may cut a batch anywhere.
 
 B samples, T frames, C channels, S space.
@@ -10,7 +10,7 @@ B samples, T frames, C channels, S space.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,16 +19,19 @@ from torch import Tensor, nn
 
 from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig, StageConfig
 from ups.errors import DataError, PluginError
+from ups.models.normalization import wide
 from ups.models.stepper import Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import STAGES
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import TaskSpec
-from ups.training.losses import Losses, relative_l2, sample_errors
+from ups.training.balance import TaskAverages
+from ups.training.losses import Losses, mean_square, nrmse, relative_l2
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
+_BALANCE_MEMORY = 0.98
 
 
 class Stage(nn.Module, ABC):
@@ -51,8 +54,37 @@ class Stage(nn.Module, ABC):
         """Frames that a sample of a transient task needs."""
 
     @abstractmethod
-    def forward(self, batch: Batch) -> Losses:
-        """The mean loss over the samples of a batch of one task."""
+    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        """For each batch (of one task each, all of one micro-batch) its losses (B,) by name; `loss` is trained."""
+
+    def forward(self, batches: Sequence[Batch]) -> Losses:
+        """The weighted sum of the losses of all samples, and a metric for each name and task."""
+        total: Tensor | None = None
+        weight = 0.0
+        metrics: dict[str, Tensor] = {}
+        for batch, losses in zip(batches, self.sample_losses(batches), strict=True):
+            factor = batch.sample_weight * self.task_factor(batch.task)
+            part = losses["loss"].sum() * factor
+            total = part if total is None else total + part
+            weight += batch.sample_weight * batch.num_samples
+            for name, values in losses.items():
+                metrics[f"train/{batch.task.name}/{name}"] = with_number(values.detach().sum(), batch.num_samples)
+        if total is None:
+            raise DataError("a micro-batch without a batch has no loss")
+        metrics["loss"] = with_number(total.detach(), weight)
+        return Losses(total, metrics)
+
+    @property
+    def averages(self) -> TaskAverages | None:
+        """Moving averages of the tasks' losses, if this stage needs them: the engine then updates them each step."""
+        return None
+
+    def task_factor(self, task: TaskSpec) -> float:
+        """What the losses of a task are multiplied by."""
+        return 1.0
+
+    def finish(self) -> None:
+        """After the last step, when the weights are final. Collective: all ranks."""
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters that the optimizer of this stage gets, in a fixed order."""
@@ -86,7 +118,10 @@ class AutoencodeStage(Stage):
     def window_frames(self, context_frames: int) -> int:
         return self.config.window_frames(context_frames)
 
-    def forward(self, batch: Batch) -> Losses:
+    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        return [self.task_losses(batch) for batch in batches]
+
+    def task_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Relative errors of fields and of re-encoded latents; a steady task's given and asked fields in turn."""
         batch = self.prepare(batch, self.config.jitter)
         task, stepper = batch.task, self.stepper
@@ -94,11 +129,10 @@ class AutoencodeStage(Stage):
         pairs = [self.round_trip(fields, channels)]
         if task.steady:
             pairs.append(self.round_trip(*stepper.target_inputs(batch.target, task)))
-        errors = {
-            "reconstruction": torch.stack([p[0] for p in pairs]).mean(0),
-            "inverse": torch.stack([p[1] for p in pairs]).mean(0),
-        }
-        return _mean_losses(task, errors, {"inverse": self.config.inverse_weight})
+        reconstruction = torch.stack([p[0] for p in pairs]).mean(0)
+        inverse = torch.stack([p[1] for p in pairs]).mean(0)
+        loss = reconstruction + self.config.inverse_weight * inverse
+        return {"loss": loss, "reconstruction": reconstruction, "inverse": inverse}
 
     def round_trip(self, fields: Tensor, channels: Channels) -> tuple[Tensor, Tensor]:
         """(B, F, *S) normalized -> (B,) errors of the decoded fields and of the re-encoded latent.
@@ -124,6 +158,11 @@ class OperatorStage(Stage):
     def __init__(self, config: OperatorStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(stepper, seed)
         self.config = config
+        self._averages = None
+        if config.balance:
+            names = [task.name for task in stepper.tasks]
+            start = {task.name: self.loss_of_nothing(task) for task in stepper.tasks}
+            self._averages = TaskAverages(names, start, memory=_BALANCE_MEMORY)
 
     def trained_modules(self) -> list[nn.Module]:
         return [self.stepper.network]
@@ -131,41 +170,70 @@ class OperatorStage(Stage):
     def window_frames(self, context_frames: int) -> int:
         return self.config.window_frames(context_frames)
 
-    def forward(self, batch: Batch) -> Losses:
+    @property
+    def averages(self) -> TaskAverages | None:
+        return self._averages
+
+    def task_factor(self, task: TaskSpec) -> float:
+        return self._averages.factor(task.name, self.config.balance) if self._averages is not None else 1.0
+
+    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         """One step, or several on the model's own results; leading pushforward steps leave no gradient."""
-        batch = self.prepare(batch, self.config.jitter)
-        errors = self.steady_errors(batch) if batch.task.steady else self.unrolled_errors(batch)
-        return _mean_losses(batch.task, {"loss": errors})
-
-    def steady_errors(self, batch: Batch) -> Tensor:
-        """(B,) errors of the normalized target."""
-        predicted = self.stepper.predict(batch)
-        wanted = self.stepper.normalization.normalize("target", batch.task, batch.target, 1)
-        return self._errors(predicted - wanted, wanted)
-
-    def unrolled_errors(self, batch: Batch) -> Tensor:
-        """(B,) errors, averaged over the steps that carry a gradient."""
-        context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
-        history = noisy(batch, batch.state[:, :context], self.config.noise, stepper, self.seed)
-        errors: list[Tensor] = []
+        batches = [self.prepare(batch, self.config.jitter) for batch in batches]
+        context, stepper = self.stepper.context_frames, self.stepper
+        histories = [noisy(batch, batch.state[:, :context], self.config.noise, stepper, self.seed) for batch in batches]
+        errors: list[list[Tensor]] = [[] for _ in batches]
         for step in range(self.config.unroll_steps):
             counts = step >= self.config.pushforward_steps
+            # A steady task has one step: it takes part in the first one that counts.
+            active = [i for i, b in enumerate(batches) if not b.task.steady or step == self.config.pushforward_steps]
             with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
-                predicted = stepper.predict(batch.with_state(history))
-                if counts:
-                    truth = batch.state[:, context + step]
-                    # Relative to the true change, not to the correction of the model's own error: a poor history must
-                    # not make the denominator large.
-                    reference = stepper.scaled_change(batch.state[:, context + step - 1], truth, task)
-                    error = predicted - stepper.scaled_change(history[:, -1], truth, task)
-                    errors.append(self._errors(error, reference))
-                if step + 1 < self.config.unroll_steps:
-                    following = stepper.advance(history[:, -1], predicted, task)
-                    history = torch.cat([history[:, 1:], following[:, None].to(history.dtype)], dim=1)
-        return torch.stack(errors).mean(0)
+                given = [batches[i].with_state(histories[i]) for i in active]
+                predictions = self.predict(given)
+                for i, predicted in zip(active, predictions, strict=True):
+                    batch = batches[i]
+                    if counts:
+                        errors[i].append(self.errors(batch, histories[i], predicted, step))
+                    if not batch.task.steady and step + 1 < self.config.unroll_steps:
+                        following = stepper.advance(histories[i][:, -1], predicted, batch.task)
+                        histories[i] = torch.cat([histories[i][:, 1:], following[:, None].to(batch.state.dtype)], dim=1)
+        return [{"loss": torch.stack(found).mean(0)} for found in errors]
 
-    def _errors(self, error: Tensor, reference: Tensor) -> Tensor:
-        return sample_errors(self.config.loss, error, reference, self.config.relative_floor)
+    def predict(self, batches: Sequence[Batch]) -> list[Tensor]:
+        """The scaled changes (or normalized targets) after the frames in each batch's state."""
+        return self.stepper.predict_group(batches) if batches else []
+
+    def errors(self, batch: Batch, history: Tensor, predicted: Tensor, step: int) -> Tensor:
+        """(B,) errors of one prediction, the `step`-th of an unrolled sample."""
+        task, stepper, context = batch.task, self.stepper, self.stepper.context_frames
+        if task.steady:
+            wanted = stepper.normalization.normalize("target", task, batch.target, 1)
+            return self._errors(task, predicted - wanted, wanted, batch.target[:, None])
+        before, truth = batch.state[:, context + step - 1], batch.state[:, context + step]
+        error = predicted - stepper.scaled_change(history[:, -1], truth, task)
+        # Relative to the true change, not to the correction of the model's own error: a poor history must not make the
+        # denominator large.
+        reference = stepper.scaled_change(before, truth, task)
+        return self._errors(task, error, reference, batch.state[:, context + step - 1 : context + step + 1])
+
+    def _errors(self, task: TaskSpec, error: Tensor, reference: Tensor, fields: Tensor) -> Tensor:
+        """error, reference (B, C, *S) in scaled units; fields (B, T, C, *S) in physical units."""
+        if self.config.loss == "nrmse":
+            unit = self.stepper.normalization.error_scale(task, error)  # (C, 1, ...)
+            floor = _FIELD_FLOOR * self.stepper.normalization.field_size(task, error)  # (C,)
+            return nrmse(error * unit, wide(fields), floor)
+        if self.config.loss == "mse":
+            return mean_square(error)
+        return relative_l2(error, reference, self.config.relative_floor)
+
+    def loss_of_nothing(self, task: TaskSpec) -> float:
+        """About the loss of an untrained model (no change, or the mean of the target), from the statistics."""
+        if self.config.loss != "nrmse":
+            return 1.0
+        normalization = self.stepper.normalization
+        like = torch.zeros((), dtype=torch.float64)
+        size, unit = normalization.field_size(task, like), normalization.error_scale(task, like).flatten()
+        return float((unit / size).mean())
 
 
 class LatentOperatorStage(OperatorStage):
@@ -174,15 +242,15 @@ class LatentOperatorStage(OperatorStage):
     def trained_modules(self) -> list[nn.Module]:
         return [self.stepper.latent.operator]
 
-    def forward(self, batch: Batch) -> Losses:
+    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        return [self.task_losses(self.prepare(batch, self.config.jitter)) for batch in batches]
+
+    def task_losses(self, batch: Batch) -> dict[str, Tensor]:
         """As `OperatorStage`, with the step fed by its own latents instead of re-encoded fields."""
-        batch = self.prepare(batch, self.config.jitter)
         pairs = self.steady_pairs(batch) if batch.task.steady else self.unrolled_pairs(batch)
-        errors = {
-            "latent": torch.stack([p[0] for p in pairs]).mean(0),
-            "decoded": torch.stack([p[1] for p in pairs]).mean(0),
-        }
-        return _mean_losses(batch.task, errors, {"decoded": self.config.decode_weight})
+        latent = torch.stack([p[0] for p in pairs]).mean(0)
+        decoded = torch.stack([p[1] for p in pairs]).mean(0)
+        return {"loss": latent + self.config.decode_weight * decoded, "latent": latent, "decoded": decoded}
 
     def steady_pairs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """(B,) errors of the latent and of the decoded target."""
@@ -192,7 +260,7 @@ class LatentOperatorStage(OperatorStage):
         wanted = stepper.latent.encoder(target, channels)
         found = self._update(given, batch)
         decoded = stepper.decode_update(found, task)
-        return [(self._errors(found - wanted, wanted), self._errors(decoded - target, target))]
+        return [(self._relative(found - wanted, wanted), self._relative(decoded - target, target))]
 
     def unrolled_pairs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """(B,) errors of latent and decoded field for each step that carries a gradient."""
@@ -211,15 +279,20 @@ class LatentOperatorStage(OperatorStage):
                 change = stepper.decode_update(update, task)
                 if counts:
                     truth, before = batch.state[:, context + step], batch.state[:, context + step - 1]
-                    in_latent = self._errors(
+                    in_latent = self._relative(
                         update - (truths[step + 1] - latent) / ratio, (truths[step + 1] - truths[step]) / ratio
                     )
-                    in_fields = self._errors(
+                    in_fields = self._relative(
                         change - stepper.scaled_change(last, truth, task), stepper.scaled_change(before, truth, task)
                     )
                     pairs.append((in_latent, in_fields))
                 latent, last = latent + ratio * update, stepper.advance(last, change, task)
         return pairs
+
+    def _relative(self, error: Tensor, reference: Tensor) -> Tensor:
+        if self.config.loss == "mse":
+            return mean_square(error)
+        return relative_l2(error, reference, self.config.relative_floor)
 
     def _update(self, latent: Tensor, batch: Batch) -> Tensor:
         parameters = self.stepper.normalization.parameters_of(batch.task, batch.parameters)
@@ -276,13 +349,9 @@ def roll_samples(x: Tensor, shift: Tensor, dim: int) -> Tensor:
     return x.gather(dim, index.reshape(shape).to(x.device, non_blocking=True).expand_as(x))
 
 
-def _mean_losses(task: TaskSpec, errors: dict[str, Tensor], weights: dict[str, float] | None = None) -> Losses:
-    """Sample errors (B,) by name -> their weighted sum, and a metric each."""
-    means = {name: values.mean() for name, values in errors.items()}
-    total = torch.stack([means[name] * (weights or {}).get(name, 1.0) for name in means]).sum()
-    metrics = {f"train/{task.name}/{name}": value.detach() for name, value in means.items()}
-    metrics[f"train/{task.name}/loss"] = total.detach()
-    return Losses(total, metrics)
+def with_number(total: Tensor, number: float) -> Tensor:
+    """(2,): a sum and what to divide it by, on the device of the sum."""
+    return torch.stack([total.double(), total.new_tensor(number, dtype=torch.float64)])
 
 
 def build_operator(config: OperatorStageConfig, stepper: Stepper, seed: int) -> OperatorStage:

@@ -167,10 +167,6 @@ CASES: dict[str, Broken] = {
         "config: r.yaml:9: model: num_heads (5) must divide width (32)",
         edited("width: 32", "width: 32\n  num_heads: 5"),
     ),
-    "inconsistent fields across sections": Broken(
-        "config: r.yaml:14: engine.micro_batch (7) must divide data.block_size (32), so that every micro-batch has the same size",
-        SOUND + "  micro_batch: 7\n",
-    ),
     "two lengths of a stage": Broken(
         "config: r.yaml:11: stages.0: give either steps or budget_seconds, and not both",
         edited("steps: 10", "steps: 10\n    budget_seconds: 5"),

@@ -62,7 +62,8 @@ def loader_of(
 
 
 def take(loader: Loader, count: int) -> list[Batch]:
-    return list(itertools.islice(loader, count))
+    """The only batches of the next micro-batches."""
+    return [batch for group in itertools.islice(loader, count) for batch in group]
 
 
 def numbers(batches: list[Batch]) -> list[list[int]]:
@@ -118,7 +119,7 @@ def test_a_steady_task_has_no_frames(darcy: Path) -> None:
 
 def test_steps_and_tasks_follow_the_plan(wave: Path, darcy: Path) -> None:
     loader = loader_of(StoreReader(wave), StoreReader(darcy), micro_batch=4)
-    assert loader.batches_per_step == 4
+    assert [loader.batches_in_step(step) for step in range(3)] == [4, 4, 4]
     batches = take(loader, 8)
     assert [b.stage_step for b in batches] == [0] * 4 + [1] * 4
     assert [b.task.name for b in batches] == ["wave", "wave", "darcy", "darcy"] * 2
@@ -136,6 +137,32 @@ def test_ranks_and_micro_batches_only_cut_the_same_global_batch(wave: Path, darc
     for block, expected in enumerate(whole):
         rows = [n for part in parts for batch in part[block * per_block : (block + 1) * per_block] for n in batch]
         assert rows == expected
+
+
+def test_tasks_of_equal_grids_share_a_micro_batch_where_the_model_takes_them_together(wave: Path, darcy: Path) -> None:
+    tasks = [
+        {"name": "wave", "path": str(wave), "block_size": 4},
+        {"name": "darcy", "path": str(darcy), "block_size": 2},
+        {"name": "other", "path": str(wave)},
+    ]
+    data = DataConfig.model_validate({"tasks": tasks, "block_size": 8})
+    readers = [StoreReader(wave), StoreReader(darcy), StoreReader(wave)]
+    loader = build_loader(data, readers, ALONE, seed=3, window_frames=3, micro_batch=4, grouped=True)
+    assert loader.batches_in_step(0) == 3
+    groups = list(itertools.islice(loader, 6))
+    assert [[(b.task.name, b.num_samples) for b in group] for group in groups[:3]] == [
+        [("wave", 4), ("wave", 4)],
+        [("wave", 4)],  # the larger block goes on alone
+        [("darcy", 2)],
+    ]
+    assert [group[0].stage_step for group in groups] == [0, 0, 0, 1, 1, 1]
+    assert sum(b.sample_weight * b.num_samples for group in groups[:3] for b in group) == pytest.approx(1.0)
+    with build_loader(
+        data.model_copy(update={"loader": data.loader.model_copy(update={"workers": 2})}),
+        readers, ALONE, seed=3, window_frames=3, micro_batch=4, grouped=True,
+    ) as workers:  # fmt: skip
+        again = list(itertools.islice(workers, 6))
+    assert [numbers(list(group)) for group in again] == [numbers(list(group)) for group in groups]
 
 
 def test_the_position_is_the_step_and_another_world_continues_with_the_next_windows(wave: Path) -> None:
@@ -226,7 +253,7 @@ def test_workers_deliver_what_the_loop_would_read(wave: Path, darcy: Path) -> No
     readers: tuple[StoreReader, ...] = (StoreReader(wave), StoreReader(darcy))
     expected = take(loader_of(*readers, micro_batch=4), 20)
     with loader_of(*readers, workers=3, micro_batch=4) as loader:
-        for ours, theirs in zip(expected, loader, strict=False):
+        for ours, (theirs,) in zip(expected, loader, strict=False):
             assert ours.numbers.tolist() == theirs.numbers.tolist()
             assert (ours.task, ours.stage_step) == (theirs.task, theirs.stage_step)
             for name in ("state", "static", "target", "parameters", "dt"):

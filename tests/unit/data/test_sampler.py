@@ -21,13 +21,14 @@ STEPS = st.integers(0, 10**9) | st.integers(0, 50)
 
 def sampler_of(sizes: list[int], block_size: int, blocks_per_step: int, seed: int = 0, **values: object) -> Sampler:
     names = [f"t{i}" for i in range(len(sizes))]
-    return Sampler(names, sizes, seed=seed, block_size=block_size, blocks_per_step=blocks_per_step, **values)  # type: ignore[arg-type]
+    blocks = [block_size] * len(sizes)
+    return Sampler(names, sizes, seed=seed, block_sizes=blocks, blocks_per_step=blocks_per_step, **values)  # type: ignore[arg-type]
 
 
 def rank_batches(
     sampler: Sampler, place: Place, step: int, micro_batch: int | None
 ) -> Iterator[tuple[int, np.ndarray]]:
-    cut = Cut.of(sampler.block_size, place, micro_batch)
+    cut = Cut.of(sampler.block_sizes[0], place, micro_batch)
     for slot in range(sampler.blocks_per_step):
         for batch in range(cut.batches_per_block):
             block = sampler.block(step, slot, *cut.rows(batch))
@@ -38,7 +39,7 @@ def global_batch(sampler: Sampler, world_size: int, step: int, micro_batch: int 
     """(task, window) of every row, slot by slot, as the world of that size sees it."""
     slots: list[list[tuple[int, int]]] = [[] for _ in range(sampler.blocks_per_step)]
     for rank in range(world_size):
-        cut = Cut.of(sampler.block_size, Place(rank, world_size), micro_batch)
+        cut = Cut.of(sampler.block_sizes[0], Place(rank, world_size), micro_batch)
         for i, (task, numbers) in enumerate(rank_batches(sampler, Place(rank, world_size), step, micro_batch)):
             slots[i // cut.batches_per_block] += [(task, int(n)) for n in numbers]
     return [row for slot in slots for row in slot]
@@ -91,14 +92,14 @@ def test_ranks_are_disjoint(sizes: list[int], world_size: int, slots: int, step:
     sampler = sampler_of(sizes, 2 * world_size, slots)
     seen: set[tuple[int, int, int]] = set()  # (task, pass, window): a task smaller than the batch is passed repeatedly
     for rank in range(world_size):
-        cut = Cut.of(sampler.block_size, Place(rank, world_size))
+        cut = Cut.of(sampler.block_sizes[0], Place(rank, world_size))
         for slot in range(slots):
             task, place = sampler.locate(step, slot)
             start, stop = cut.rows(0)
             passes = [(place + row) // sizes[task] for row in range(start, stop)]
             windows = sampler.block(step, slot, start, stop).numbers.tolist()
             seen |= {(task, p, w) for p, w in zip(passes, windows, strict=True)}
-    assert len(seen) == slots * sampler.block_size
+    assert len(seen) == slots * sampler.block_sizes[0]
 
 
 @settings(max_examples=40, deadline=None)
@@ -156,8 +157,8 @@ def test_each_pass_has_its_own_order_and_so_has_each_seed_and_task() -> None:
 
 
 def test_adding_a_task_leaves_the_order_within_the_others_as_it_was() -> None:
-    one = Sampler(["a"], [500], seed=1, block_size=8, blocks_per_step=1)
-    two = Sampler(["b", "a"], [90, 500], seed=1, block_size=8, blocks_per_step=2)
+    one = Sampler(["a"], [500], seed=1, block_sizes=[8], blocks_per_step=1)
+    two = Sampler(["b", "a"], [90, 500], seed=1, block_sizes=[8, 8], blocks_per_step=2)
     assert np.array_equal(one.block(5, 0).numbers, two.block(5, 1).numbers)
 
 
@@ -190,27 +191,41 @@ def test_a_recipe_builds_its_sampler() -> None:
     tasks = [{"name": n, "path": f"{n}.zarr"} for n in "abcde"]
     data = DataConfig.model_validate({"tasks": tasks, "block_size": 6})
     sampler = build_sampler(data, list("abcde"), [10] * 5, seed=0)
-    assert (sampler.block_size, sampler.blocks_per_step) == (6, 4)
+    assert (set(sampler.block_sizes), sampler.blocks_per_step) == ({6}, 4)
     assert sampler.tasks_of_step(0) == (0, 1, 2, 3)
     assert sampler.tasks_of_step(1) == (4, 0, 1, 2)
 
 
 def test_a_block_that_ranks_cannot_share_equally_is_refused_with_the_sizes_that_work() -> None:
-    with pytest.raises(ConfigError, match=r"block_size \(32\) cannot be cut into 12 equal ranks") as caught:
+    with pytest.raises(ConfigError, match="a block of 32 windows cannot be cut into 12 equal ranks") as caught:
         Cut.of(32, Place(0, 12))
-    assert caught.value.hint == "set data.block_size to 24 or 36, or use 8 or 16 ranks"
+    assert caught.value.hint == "set block_size (of data or of the task) to 24 or 36, or use 8 or 16 ranks"
 
 
 def test_more_ranks_than_rows_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         Cut.of(4, Place(0, 1024))
-    assert caught.value.hint == "set data.block_size to 1024, or use 4 ranks"
+    assert caught.value.hint == "set block_size (of data or of the task) to 1024, or use 4 ranks"
 
 
-def test_a_micro_batch_that_does_not_divide_the_share_is_refused_with_the_sizes_that_work() -> None:
-    with pytest.raises(ConfigError, match=r"32 / 2 ranks = 16 windows") as caught:
-        Cut.of(32, Place(0, 2), 5)
-    assert caught.value.hint == "set engine.micro_batch to 4 or 8"
+def test_a_micro_batch_is_the_largest_part_of_the_share_that_is_allowed() -> None:
+    assert Cut.of(32, Place(0, 2), 5).micro_batch == 4
+    assert Cut.of(5, Place(0, 1), 4).micro_batch == 1
+
+
+def test_each_task_has_blocks_of_its_own_size_and_misses_no_window() -> None:
+    sampler = Sampler(["a", "b"], [12, 10], seed=1, block_sizes=[4, 5], blocks_per_step=2)
+    seen: list[list[int]] = [[], []]
+    for step in range(6):
+        for slot in range(2):
+            block = sampler.block(step, slot)
+            assert len(block.numbers) == sampler.block_sizes[block.task]
+            seen[block.task] += block.numbers.tolist()
+    assert sorted(seen[0]) == sorted([*range(12)] * 2)
+    assert sorted(seen[1]) == sorted([*range(10)] * 3)
+    assert sampler.num_passes(6) == (2.0, 3.0)
+    equal = Sampler(["a", "b"], [12, 10], seed=1, block_sizes=[4, 4], blocks_per_step=2)
+    assert sampler.fingerprint != equal.fingerprint
 
 
 def test_a_micro_batch_larger_than_the_share_is_the_whole_share() -> None:

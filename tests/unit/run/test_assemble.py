@@ -35,9 +35,9 @@ def test_every_part_is_of_the_stage_at_which_the_run_stands(recipe: Recipe) -> N
                 assert parts.strategy.stage is parts.stage
                 assert parts.engine.length is recipe.stages[index]
                 assert isinstance(parts.stage, AutoencodeStage) == (index == 0)
-                batch = next(parts.loader)
+                (batch,) = next(parts.loader)
                 assert batch.state.shape[1] in (0, recipe.stages[index].window_frames(recipe.data.context_frames))
-                numbers.append([next(parts.loader).numbers.tolist() for _ in range(4)])
+                numbers.append([next(parts.loader)[0].numbers.tolist() for _ in range(4)])
                 parts.engine.run()
                 assert parts.engine.progress.stage_index == index
                 assert parts.engine.progress.stage_finished

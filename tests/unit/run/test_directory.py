@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ups.config.recipe import recipe_file, resolve
+from ups.config.schema import DataConfig
 from ups.data.open import open_task
 from ups.errors import ConfigError, DataError
 from ups.run.directory import check_ranks, ensure_run_statistics, prepare, read_statistics, run_dir_of
@@ -132,9 +133,10 @@ def test_checkpoints_without_a_recipe_are_not_taken_over(recipe: Path, tmp_path:
 
 
 def test_ranks_that_cannot_share_a_block_are_refused_before_anything_starts() -> None:
-    check_ranks(12, 4)
+    data = DataConfig.model_validate({"tasks": [{"name": "a", "path": "a.zarr"}], "block_size": 12})
+    check_ranks(data, 4)
     with pytest.raises(ConfigError, match="cannot be cut evenly over 5 ranks") as caught:
-        check_ranks(12, 5)
+        check_ranks(data, 5)
     assert "data.block_size=15" in caught.value.hint
 
 

@@ -40,7 +40,6 @@ def engine():  # type: ignore[no-untyped-def]
             loader,
             config=CONFIG,
             length=OperatorStageConfig(steps=7),
-            global_batch=loader.global_batch,
         )
 
 

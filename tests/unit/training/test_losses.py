@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils import _pytree
 
-from ups.training.losses import Losses, mean_square, relative_l2, sample_errors
+from ups.training.losses import Losses, mean_square, nrmse, relative_l2
 
 
 def test_a_relative_error_is_the_ratio_of_root_mean_squares_per_sample() -> None:
@@ -24,10 +24,16 @@ def test_a_sample_in_which_nothing_happens_counts_as_the_floor_and_has_a_finite_
     assert error.grad.isfinite().all()
 
 
-def test_the_kind_is_what_the_recipe_names() -> None:
-    error, reference = torch.full((1, 4), 2.0), torch.full((1, 4), 4.0)
-    assert sample_errors("relative_l2", error, reference, 1e-6).item() == pytest.approx(0.5)
-    assert sample_errors("mse", error, reference, 1e-6).item() == mean_square(error, reference, 1.0).item() == 4.0
+def test_an_error_is_relative_to_each_field_and_not_to_its_change() -> None:
+    fields = torch.stack([torch.full((1, 2, 8), 10.0), torch.full((1, 2, 8), 10.0)], dim=1)  # (B, T, C, X)
+    fields[:, :, 1] = 0.0
+    error = torch.full((1, 2, 8), 0.1)
+    found = nrmse(error, fields, torch.tensor([1e-6, 0.4]))
+    assert found.item() == pytest.approx((0.01 + 0.25) / 2, rel=1e-5)
+
+
+def test_a_mean_square_is_plain() -> None:
+    assert mean_square(torch.full((1, 4), 2.0)).item() == 4.0
 
 
 def test_wrappers_find_the_tensors_in_losses() -> None:

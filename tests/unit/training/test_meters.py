@@ -10,8 +10,8 @@ from ups.training.meters import Meters
 
 def test_means_are_over_samples_not_over_batches() -> None:
     meters = Meters(torch.device("cpu"), distributed=False)
-    meters.add(torch.tensor(1.0), {"train/a/loss": torch.tensor(1.0)}, 1)
-    meters.add(torch.tensor(4.0), {"train/b/loss": torch.tensor(4.0)}, 3)
+    meters.add({"loss": torch.tensor([1.0, 1.0]), "train/a/loss": torch.tensor([1.0, 1.0])})
+    meters.add({"loss": torch.tensor([12.0, 3.0]), "train/b/loss": torch.tensor([12.0, 3.0])})
     assert meters.reduce() == {
         "loss": pytest.approx(3.25),
         "train/a/loss": pytest.approx(1.0),
@@ -24,5 +24,5 @@ def test_counting_leaves_no_graph_behind() -> None:
     meters = Meters(torch.device("cpu"), distributed=False)
     weight = torch.ones((), requires_grad=True)
     for _ in range(2):
-        meters.add(weight * 2, {}, 1)
+        meters.add({"loss": torch.stack([weight * 2, weight])})
     assert not meters._sums["loss"].requires_grad

@@ -26,6 +26,10 @@ def autoencode(stepper: Stepper, **changes: object) -> Stage:
     return build_stage(AutoencodeStageConfig.model_validate({"steps": 1, **changes}), stepper, seed=5)
 
 
+def mean_of(pair: torch.Tensor) -> torch.Tensor:
+    return pair[0] / pair[1]
+
+
 @each_task
 def test_every_trained_parameter_has_a_gradient_after_any_task(task: TaskSpec) -> None:
     stage = operator(small_model(context_frames=2), unroll_steps=2, pushforward_steps=1)
@@ -72,16 +76,16 @@ def test_an_autoencoder_learns_to_give_fields_and_latents_back(context_frames: i
     stage = autoencode(small_model(context_frames, width=64), inverse_weight=1.0)
     batches = [batch_of(task, context_frames, samples=8) for task in (LINE, STEADY)]
     optimizer = torch.optim.AdamW(stage.trainable_parameters(), lr=2e-2)
-    before = [stage(b).metrics for b in batches]
+    before = [stage([b]).metrics for b in batches]
     for _ in range(40):
         optimizer.zero_grad()
         torch.stack([loss_of(stage, b) for b in batches]).sum().backward()
         optimizer.step()
     for old, batch in zip(before, batches, strict=True):
-        new = stage(batch).metrics
+        new = stage([batch]).metrics
         for part in ("reconstruction", "inverse"):
             name = f"train/{batch.task.name}/{part}"
-            assert new[name] < 0.3 * old[name], (name, old[name], new[name])
+            assert new[name][0] < 0.3 * old[name][0], (name, old[name], new[name])
 
 
 def test_an_update_of_the_latent_decodes_to_the_change_of_the_fields() -> None:
@@ -102,18 +106,19 @@ def test_an_update_of_the_latent_decodes_to_the_change_of_the_fields() -> None:
 def test_one_step_in_latent_space_is_the_step_in_physical_space() -> None:
     stepper = awake(small_model()).double()
     batch = batch_of(PLANE, 2, dtype=torch.float64)
-    latent = operator(stepper, space="latent")(batch).metrics["train/plane/decoded"]
-    torch.testing.assert_close(latent, operator(stepper)(batch).total, rtol=1e-10, atol=0)
+    latent = mean_of(operator(stepper, space="latent")([batch]).metrics["train/plane/decoded"])
+    torch.testing.assert_close(latent, loss_of(operator(stepper), batch), rtol=1e-10, atol=0)
     still = batch_of(STEADY, 0, dtype=torch.float64)
-    latent = operator(stepper, space="latent")(still).metrics["train/steady/decoded"]
-    torch.testing.assert_close(latent, operator(stepper)(still).total, rtol=1e-10, atol=0)
+    latent = mean_of(operator(stepper, space="latent")([still]).metrics["train/steady/decoded"])
+    torch.testing.assert_close(latent, loss_of(operator(stepper), still), rtol=1e-10, atol=0)
 
 
 def test_an_untrained_model_has_the_error_of_persistence() -> None:
     batch = batch_of(LINE, 2)
-    losses = operator(small_model(), relative_floor=1e-6)(batch)
-    torch.testing.assert_close(losses.total, torch.tensor(1.0))
-    assert losses.metrics.keys() == {"train/line/loss"}
+    losses = operator(small_model(), relative_floor=1e-6)([batch])
+    torch.testing.assert_close(losses.total, torch.tensor(float(batch.num_samples)))
+    assert losses.metrics.keys() == {"loss", "train/line/loss"}
+    assert mean_of(losses.metrics["train/line/loss"]) == pytest.approx(1.0)
     assert not losses.metrics["train/line/loss"].requires_grad
     change = (batch.state[:, 1] - batch.state[:, 0]) / 0.25
     torch.testing.assert_close(loss_of(operator(small_model(), loss="mse"), batch), change.square().mean())
@@ -166,8 +171,8 @@ def test_a_stage_says_how_many_frames_it_needs_and_refuses_fewer() -> None:
     stage = operator(small_model(context_frames=3), unroll_steps=4)
     assert stage.window_frames(3) == 7
     with pytest.raises(DataError, match="needs 7 frames"):
-        stage(batch_of(LINE, 6))
-    assert stage(batch_of(STEADY, 0)).total.isfinite()
+        stage([batch_of(LINE, 6)])
+    assert stage([batch_of(STEADY, 0)]).total.isfinite()
 
 
 def test_jitter_rolls_states_and_statics_of_a_sample_alike() -> None:
@@ -232,3 +237,39 @@ def test_noise_is_a_function_of_seed_step_and_window_and_has_its_own_size_for_ea
     assert sizes.min() < 0.02
     assert sizes.max() > 0.07
     assert noisy(batch, batch.state, 0.0, stepper, 1) is batch.state
+
+
+def test_a_micro_batch_of_several_tasks_costs_the_sum_of_what_they_cost_alone() -> None:
+    stepper = awake(small_model()).double()
+    batches = [
+        replace(batch_of(task, 2, dtype=torch.float64), sample_weight=weight)
+        for task, weight in ((LINE, 0.05), (PLANE, 0.2), (STEADY, 0.01))
+    ]
+    stage = operator(stepper, balance=0.5, loss="nrmse")
+    assert stage.averages is not None
+    stage.averages.update(torch.rand(len(stage.averages.tasks), 2, dtype=torch.float64))
+    together, apart = stage(batches), [stage([batch]) for batch in batches]
+    torch.testing.assert_close(together.total, torch.stack([a.total for a in apart]).sum(), rtol=1e-12, atol=0)
+    assert set(together.metrics) == {"loss", *(f"train/{b.task.name}/loss" for b in batches)}
+
+
+def test_a_balanced_loss_starts_relative_to_a_prediction_of_nothing_and_follows_the_averages() -> None:
+    stage = operator(small_model(), balance=0.5, loss="nrmse")
+    averages = stage.averages
+    assert averages is not None
+    start = dict(zip(averages.tasks, averages.start.tolist(), strict=True))
+    assert stage.task_factor(LINE) == pytest.approx(1 / start["line"])
+    sums = torch.zeros(len(averages.tasks), 2, dtype=torch.float64)
+    sums[averages.tasks.index("line")] = torch.tensor([0.0, 4.0])
+    averages.update(sums)
+    assert averages.fraction("line") == pytest.approx(0.98)
+    assert averages.fraction("plane") == 1.0, "a task that was not seen keeps its average"
+    assert stage.task_factor(LINE) == pytest.approx(start["line"] ** -0.5 * (0.98 * start["line"]) ** -0.5)
+
+
+def test_the_loss_of_nothing_is_the_usual_change_relative_to_the_field() -> None:
+    stage = operator(small_model(), loss="nrmse", balance=1.0)
+    assert stage.averages is not None
+    start = dict(zip(stage.averages.tasks, stage.averages.start.tolist(), strict=True))
+    assert start["line"] == pytest.approx(0.25 / (3.0**2 + 2.0**2) ** 0.5)
+    assert start["steady"] == pytest.approx(4.0 / (1.0**2 + 4.0**2) ** 0.5)

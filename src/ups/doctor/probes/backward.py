@@ -49,7 +49,7 @@ def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) ->
         batch, _ = next(evaluation_batches(reader, "train", Place(0, 1), window_frames=frames, batch_size=2))
         stage.zero_grad(set_to_none=True)
         with autocast(recipe.engine.precision, device):
-            loss = stage(batch.to(device, dtype)).total
+            loss = stage([batch.to(device, dtype)]).total
         where = f"{stage_name(recipe, index)}, task '{reader.task.name}'"
         if not bool(torch.isfinite(loss)):
             raise CheckFailed(f"the first loss is {loss.item()} ({where})", hint="check the data and engine.precision")

@@ -60,14 +60,11 @@ def weights_of(parts: Assembled) -> dict[str, Tensor]:
 
 
 def plain_gradient(parts: Assembled) -> dict[str, Tensor]:
-    """Gradient of the mean loss over the global batch of step 0, without the engine: what is right by definition."""
+    """Gradient of the loss of the global batch of step 0, without the engine: what is right by definition."""
     parts.stage.train()
-    batches = [next(parts.loader) for _ in range(parts.loader.batches_per_step)]
-    total = sum(batch.num_samples for batch in batches)
     device, dtype = parts.engine.runtime.device, next(parts.stage.parameters()).dtype
-    for batch in batches:
-        loss = parts.stage(batch.to(device, dtype)).total
-        (loss * (batch.num_samples / total)).backward()
+    for _ in range(parts.loader.batches_in_step(0)):
+        parts.stage([batch.to(device, dtype) for batch in next(parts.loader)]).total.backward()
     found = {n: whole(p.grad) for n, p in parts.stage.named_parameters() if p.grad is not None}
     parts.stage.zero_grad(set_to_none=True)
     return found

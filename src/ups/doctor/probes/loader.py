@@ -61,7 +61,7 @@ def read(recipe: Recipe, opened: OpenData, ranks: int, workers: int) -> list[Bat
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"loader": loader_config})})
     _, stage = bare_stage(recipe, opened, 0, device="meta")
     with stage_loader(recipe, opened, Place(0, ranks, 0, ranks), 0, stage) as loader:
-        return [next(loader) for _ in range(NUM_BATCHES)]
+        return [batch for _ in range(NUM_BATCHES) for batch in next(loader)]
 
 
 def compare(expected: list[Batch], found: list[Batch]) -> None:

@@ -65,8 +65,8 @@ def check_parity(
         check_same_gradients(found, runtime)
         counts = {
             "ranks": runtime.world_size,
-            "micro-batches of a rank in a step": parts.loader.batches_per_step,
-            "micro-batches of a rank in a block": parts.loader.batches_per_step // recipe.data.blocks_per_step,
+            "micro-batches of a rank in a step": parts.loader.batches_in_step(0),
+            "micro-batches of a rank in a block": parts.loader.source.cuts[0].batches_per_block,
             "blocks in a step": recipe.data.blocks_per_step,
         }
         what = f"the gradient of {counted(runtime.world_size, 'rank')} in {where}"

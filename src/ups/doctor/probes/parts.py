@@ -45,7 +45,11 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
     micro = share // 2 if share % 2 == 0 else share
     stages = [s.model_copy(update={"optim": s.optim.model_copy(update={"clip_norm": 0.0})}) for s in recipe.stages]
     data = recipe.data.model_copy(
-        update={"block_size": share * ranks, "loader": recipe.data.loader.model_copy(update={"workers": 0})}
+        update={
+            "tasks": [task.model_copy(update={"block_size": None}) for task in recipe.data.tasks],
+            "block_size": share * ranks,
+            "loader": recipe.data.loader.model_copy(update={"workers": 0}),
+        }
     )
     changed = quick(recipe, precision="float64", micro_batch=micro, compile=False)
     return changed.model_copy(update={"data": data, "stages": stages})

@@ -5,6 +5,7 @@ Also: every pass over a task has its own order, and random draws belong to windo
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def check(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report
     _, stage = bare_stage(recipe, opened, index, device="meta")
     with stage_loader(recipe, opened, runtime.place, index, stage) as loader:
         mine = planned(loader, stage.seed)
-        delivered = next(loader).numbers.tolist()
+        delivered = next(loader)[0].numbers.tolist()
     with stage_loader(recipe, opened, Place(0, 1), index, stage) as alone:
         reference = planned(alone, stage.seed)
         sizes = [len(window_index) for window_index in alone.source.indexes]
@@ -62,7 +63,7 @@ def check(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report
     check_batch(recipe, everyone, reference)
     check_draws(everyone, reference)
     check_order(sampler, [reader.task.name for reader in opened.readers], sizes)
-    total = recipe.data.block_size * recipe.data.blocks_per_step
+    total = sum(sampler.block_sizes[task] for task in sampler.tasks_of_step(0))
     report.facts[f"stage_{index}"] = {"windows": sizes, "global_batch": total, "fingerprint": sampler.fingerprint}
     report.says = (
         f"{counted(runtime.world_size, 'rank')} read {total} windows a step without overlap; order and draws are "
@@ -75,7 +76,7 @@ def planned(loader: Loader, seed: int) -> Seen:
     from ups.doctor.probes.orders import draws
 
     found: Seen = {}
-    for number in range(NUM_STEPS * loader.batches_per_step):
+    for number in itertools.takewhile(lambda n: n < loader.source.first(NUM_STEPS), loader.source.numbers(0)):
         plan = loader.source.plan(number)
         task = loader.source.readers[plan.task].task
         _, numbers, drawn = found.setdefault((plan.step, plan.slot), (plan.task, [], []))
@@ -86,8 +87,9 @@ def planned(loader: Loader, seed: int) -> Seen:
 
 def check_batch(recipe: Recipe, everyone: Sequence[Seen], reference: Seen) -> None:
     """Same task on all ranks, no overlap, and together exactly the block that one rank alone would read."""
-    size, world = recipe.data.block_size, len(everyone)
+    world = len(everyone)
     for (step, slot), (task, expected, _) in reference.items():
+        size = recipe.data.block_sizes[task]
         parts = [seen[step, slot] for seen in everyone]
         if any(part[0] != task for part in parts):
             raise CheckFailed(f"ranks have different tasks at step {step}, slot {slot}: {[part[0] for part in parts]}")
@@ -100,7 +102,7 @@ def check_batch(recipe: Recipe, everyone: Sequence[Seen], reference: Seen) -> No
         if sum(lengths) != size or len(expected) != size:
             raise CheckFailed(
                 f"a block of step {step} has {sum(lengths)} windows over {world} ranks and {len(expected)} on one, and "
-                f"the recipe says data.block_size is {size}",
+                f"the recipe says block_size is {size}",
                 means="the batch changes with the number of ranks, so results of two world sizes cannot be compared",
                 hint="the global batch stands in the recipe; ranks only cut it",
             )

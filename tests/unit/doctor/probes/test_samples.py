@@ -67,7 +67,7 @@ def test_draws_are_read_as_training_draws_them(task: TaskSpec) -> None:
 
 
 def test_windows_are_found_at_any_place_of_a_stream() -> None:
-    sampler = Sampler(["a", "b"], [1000, 37], seed=5, block_size=8, blocks_per_step=2, shares=[3.0, 1.0])
+    sampler = Sampler(["a", "b"], [1000, 37], seed=5, block_sizes=[8, 8], blocks_per_step=2, shares=[3.0, 1.0])
     for task, size in ((0, 1000), (1, 37)):
         one_pass = windows_at(sampler, task, size, 2 * size, size)
         assert sorted(one_pass) == list(range(size))

@@ -10,7 +10,7 @@ _build = assemble.build_loader
 class Grown:
     def __init__(self, data):
         self._data = data
-        self.block_size = data.block_size * int(os.environ.get("WORLD_SIZE", "1"))
+        self.block_sizes = [size * int(os.environ.get("WORLD_SIZE", "1")) for size in data.block_sizes]
 
     def __getattr__(self, name):
         return getattr(self._data, name)

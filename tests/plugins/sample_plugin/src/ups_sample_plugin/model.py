@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ups.models.network import Network
+from ups.models.network import Network, NetworkInput
 from ups.models.single_task import num_inputs, num_outputs, only_task, with_parameters
-from ups.models.vocabulary import Channels
 from ups.spec.task import TaskSpec
 from ups_sample_plugin.model_config import RingConfig
 
@@ -27,18 +26,9 @@ class RingNetwork(Network):
         )
         self.last = nn.Conv1d(config.width, num_outputs(task), 1)
 
-    def forward(
-        self,
-        fields: Tensor,
-        channels: Channels,
-        outputs: Sequence[str],
-        task: TaskSpec,
-        parameters: Tensor,
-        dt: Tensor,
-        coordinates: Sequence[Tensor],
-    ) -> Tensor:
+    def forward(self, given: NetworkInput) -> Tensor:
         """fields (B, F, X), parameters (B, P) -> the scaled change (B, C, X)."""
-        x = with_parameters(fields, parameters)
+        x = with_parameters(given.fields, given.parameters)
         for layer in self.hidden:
             x = nn.functional.gelu(layer(x))
         return self.last(x)

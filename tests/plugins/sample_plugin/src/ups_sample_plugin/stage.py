@@ -1,14 +1,17 @@
-"""The stage `outliers`: a loss for one batch. The engine owns everything else.
+"""The stage `outliers`: a loss for each sample. The engine owns everything else.
 
-A loss is a mean over samples in which no sample depends on another, so that ranks and micro-batches may cut a batch
-anywhere: `ups doctor` checks that N ranks give the gradient of one.
+No loss of a sample depends on another sample, so that ranks and micro-batches may cut a batch anywhere: `ups doctor`
+checks that N ranks give the gradient of one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from torch import Tensor
+
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
-from ups.training.losses import Losses
 from ups.training.stages import OperatorStage
 from ups_sample_plugin.stage_config import OutlierStageConfig
 
@@ -20,9 +23,6 @@ class OutlierStage(OperatorStage):
         super().__init__(config, stepper, seed)
         self.power = config.power
 
-    def forward(self, batch: Batch) -> Losses:
-        """The mean over the samples of error ** power."""
-        batch = self.prepare(batch, self.config.jitter)
-        errors = self.steady_errors(batch) if batch.task.steady else self.unrolled_errors(batch)  # (B,)
-        loss = errors.pow(self.power).mean()
-        return Losses(loss, {f"train/{batch.task.name}/loss": loss.detach()})
+    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        """For each batch (of one task) the error ** power of its samples (B,); `loss` is what is trained."""
+        return [{"loss": losses["loss"].pow(self.power)} for losses in super().sample_losses(batches)]

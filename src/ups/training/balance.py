@@ -1,0 +1,44 @@
+"""How the losses of tasks are weighed against each other, from what each has reached so far.
+
+A sum of plain losses is ruled by the task with the largest one; a sum of logarithms (each loss divided by its own
+average) by whichever is nearly solved. Between the two lies (L / P) (P / average)^alpha, where P is the loss of a
+prediction of nothing.
+
+The averages come from steps before the present one, reduced over all ranks: they are the same everywhere, whatever the
+cut into micro-batches, and a checkpoint holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+
+class TaskAverages:
+    """Moving averages of the loss of each task, float64 on the host. Not a module: no strategy must see its tensor."""
+
+    def __init__(self, tasks: Sequence[str], start: Mapping[str, float], memory: float) -> None:
+        self.tasks = tuple(tasks)
+        self.start = torch.tensor([start[task] for task in tasks], dtype=torch.float64)
+        self.values = self.start.clone()
+        self.memory = memory
+
+    @torch.no_grad()
+    def update(self, sums: Tensor) -> None:
+        """sums (tasks, 2): summed loss and number of samples of one step, over all ranks. An absent task stays."""
+        seen = sums[:, 1] > 0
+        means = sums[:, 0] / sums[:, 1].clamp_min(1)
+        self.values[seen] += (1 - self.memory) * (means - self.values)[seen]
+
+    def factor(self, task: str, alpha: float) -> float:
+        """What the loss of a task is multiplied by: P^(alpha - 1) / average^alpha."""
+        at = self.tasks.index(task)
+        first, now = float(self.start[at]), max(float(self.values[at]), 1e-12)
+        return float(first ** (alpha - 1.0) / now**alpha)
+
+    def fraction(self, task: str) -> float:
+        """The average relative to the loss of a prediction of nothing."""
+        at = self.tasks.index(task)
+        return float(self.values[at] / self.start[at])
