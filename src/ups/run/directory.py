@@ -95,24 +95,18 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
     write_file_atomically(run_dir / ENVIRONMENT_NAME, (json.dumps(description, indent=1) + "\n").encode())
 
 
-def ensure_run_statistics(run_dir: Path, recipe: Recipe) -> None:
+def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> None:
     """Compute (or find) the statistics of every task, once and before any rank starts, and keep them in the run."""
     from ups.data.normalize import ensure_statistics
-    from ups.data.open import open_task
 
     path = run_dir / STATISTICS_NAME
-    readers = [open_task(task) for task in recipe.data.tasks]
-    try:
-        if path.exists():
-            read_statistics(run_dir, readers)
-            return
-        found = {
-            reader.task.name: ensure_statistics(reader, task.path).to_json()
-            for reader, task in zip(readers, recipe.data.tasks, strict=True)
-        }
-    finally:
-        for reader in readers:
-            reader.close()
+    if path.exists():
+        read_statistics(run_dir, readers)
+        return
+    found = {
+        reader.task.name: ensure_statistics(reader, task.path).to_json()
+        for reader, task in zip(readers, recipe.data.tasks, strict=True)
+    }
     content = (json.dumps(found, indent=1) + "\n").encode()
     known = run_identity(run_dir)
     if known is not None and known.statistics and hashlib.sha256(content).hexdigest() != known.statistics:

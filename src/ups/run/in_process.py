@@ -120,7 +120,7 @@ class _InProcess:
             step,
             last_step_of(self._recipe),
             self._identity,
-            lambda: check_inputs(self._run_dir, self._identity),
+            lambda: check_inputs(self._run_dir, self._recipe, self._identity),
         )
         if cause:
             raise _Unproven(problem, cause)
