@@ -14,14 +14,25 @@ from ups.registry import STAGES
 class OptimConfig(Section):
     """Optimizer and schedule of one stage."""
 
-    type: Literal["adamw", "sgd"] = setting("adamw", "Update rule.")
+    type: Literal["adamw", "sgd", "muon"] = setting(
+        "adamw", "Update rule; muon is for the matrices of a network, with adamw for everything else."
+    )
     learning_rate: float = setting(1e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
+    matrix_learning_rate: float = setting(
+        5e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
+    )
     final_fraction: float = setting(0.01, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
     warmup_fraction: float = setting(0.05, "Part of the stage in which the rate rises linearly.", ge=0, le=1)
     weight_decay: float = setting(1e-5, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
     beta1: float = setting(0.9, "Memory of the mean of the gradient (momentum for sgd).", ge=0, lt=1)
     beta2: float = setting(0.99, "Memory of the mean square of the gradient.", ge=0, lt=1)
-    clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns clipping off.", ge=0)
+    clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
+    clip_ratio: float = setting(
+        0.0,
+        "Largest global gradient norm relative to its moving average, after 20 updates; 0 turns this limit off.",
+        ge=0,
+        le=1000,
+    )
 
 
 class StageLength(PartSection):

@@ -80,6 +80,9 @@ class ToyStage(nn.Module):
     def shard_units(self) -> list[nn.Module]:
         return list(self.blocks)
 
+    def matrices(self) -> list[nn.Parameter]:
+        return [p for p in self.blocks.parameters() if p.ndim >= 2]
+
     def forward(self, batches: Sequence[Batch]) -> Losses:
         (batch,) = batches
         now, after = batch.state[:, 0], batch.state[:, 1]  # (B, C, *S)

@@ -25,9 +25,17 @@ from ups.errors import DataError, TrainingError
 from ups.record.blackbox import BlackBox, Phase
 from ups.spec.batch import Batch
 from ups.training.balance import TaskAverages
+from ups.training.clipping import clip_factor
 from ups.training.ema import Ema
 from ups.training.meters import Meters
-from ups.training.optim import build_optimizer, learning_rate, optimizer_tensors, set_learning_rate, trainable
+from ups.training.optim import (
+    build_optimizer,
+    learning_rate,
+    matrices_of,
+    optimizer_tensors,
+    set_learning_rate,
+    trainable,
+)
 from ups.training.progress import Budget, Progress
 from ups.training.stop_requests import StopRequests
 
@@ -79,7 +87,7 @@ class Engine:
         self.hooks = list(hooks)
         self.box = box or BlackBox.unread()
         self.parameters = trainable(strategy.stage.named_parameters())
-        self.optimizer = build_optimizer(length.optim, self.parameters)
+        self.optimizer = build_optimizer(length.optim, self.parameters, matrices_of(strategy.stage))
         self.ema = Ema(config.ema, self.parameters) if config.ema.enabled else None
         self.meters = Meters(runtime.device, distributed=runtime.control_group is not None)
         self.gradient_norm = 0.0
@@ -178,10 +186,10 @@ class Engine:
         self.gradient_norm = float(self.strategy.gradient_norm(gradients))
         if not math.isfinite(self.gradient_norm):
             return False
-        limit = self.length.optim.clip_norm
-        if 0 < limit < self.gradient_norm:
+        factor = clip_factor(self.length.optim, self.gradient_norm, self.progress)
+        if factor != 1.0:
             with torch.no_grad():
-                torch._foreach_mul_(locals_of(gradients), limit / (self.gradient_norm + 1e-6))
+                torch._foreach_mul_(locals_of(gradients), factor)
         for metrics in seen:
             self.meters.add(metrics)
         self._follow_tasks(seen, number)

@@ -7,18 +7,27 @@ is made at once instead of in its first step, so that a checkpoint has the same 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from ups.config.stage import OptimConfig
+from ups.training.muon import Muon
 
 
-def build_optimizer(config: OptimConfig, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW or SGD over named parameters; weight decay only on matrices (two dimensions and more)."""
-    decayed = [p for p in parameters.values() if p.ndim >= 2]
-    plain = [p for p in parameters.values() if p.ndim < 2]
+def build_optimizer(
+    config: OptimConfig, parameters: Mapping[str, nn.Parameter], matrices: Collection[nn.Parameter] = ()
+) -> torch.optim.Optimizer:
+    """AdamW, SGD or Muon over named parameters; weight decay only on what has two dimensions and more.
+
+    matrices: those that Muon may orthogonalize; the other parameters, and all under another rule, are its AdamW's.
+    """
+    wanted = {id(p) for p in matrices} if config.type == "muon" else set()
+    orthogonal = [p for p in parameters.values() if id(p) in wanted]
+    rest = [p for p in parameters.values() if id(p) not in wanted]
+    decayed = [p for p in rest if p.ndim >= 2]
+    plain = [p for p in rest if p.ndim < 2]
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
@@ -27,16 +36,27 @@ def build_optimizer(config: OptimConfig, parameters: Mapping[str, nn.Parameter])
     optimizer: torch.optim.Optimizer
     if config.type == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+    elif config.type == "muon":
+        optimizer = Muon(
+            orthogonal,
+            groups,
+            learning_rate=config.learning_rate,
+            matrix_learning_rate=config.matrix_learning_rate,
+            weight_decay=config.weight_decay,
+            betas=(config.beta1, config.beta2),
+        )
     else:
         # Not fused: torch has no fused SGD for sharded parameters.
         optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.beta1, foreach=True)
     for parameter in parameters.values():
-        optimizer.state[parameter] = _zero_state(config.type, parameter, momentum=config.beta1 > 0)
+        has_moments = config.type == "adamw" or (config.type == "muon" and id(parameter) not in wanted)
+        momentum = config.type == "muon" or config.beta1 > 0
+        optimizer.state[parameter] = _zero_state(parameter, has_moments=has_moments, momentum=momentum)
     return optimizer
 
 
-def _zero_state(kind: str, parameter: Tensor, *, momentum: bool) -> dict[str, Tensor]:
-    if kind == "adamw":
+def _zero_state(parameter: Tensor, *, has_moments: bool, momentum: bool) -> dict[str, Tensor]:
+    if has_moments:
         return {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter, requires_grad=False),
@@ -56,9 +76,9 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str,
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The rate of the next step, for all groups."""
+    """The rate of the next step, for all groups; a group with a peak of its own gets its share."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate_ratio", 1.0)
 
 
 def learning_rate(config: OptimConfig, done: float) -> float:
@@ -75,3 +95,9 @@ def learning_rate(config: OptimConfig, done: float) -> float:
 def trainable(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
     """Those that require a gradient, by name."""
     return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+
+def matrices_of(stage: nn.Module) -> list[nn.Parameter]:
+    """The matrices that a stage names for Muon, as they are after sharding; none if it names none."""
+    name_matrices = getattr(stage, "matrices", None)
+    return list(name_matrices()) if callable(name_matrices) else []

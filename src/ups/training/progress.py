@@ -17,6 +17,8 @@ from ups.config.stage import StageLength
 from ups.errors import CheckpointError, ForeignCheckpointError
 
 MEASURED_FRACTION = 0.05
+# Fields that checkpoints of earlier versions lack: their default is what held in those versions.
+_ADDED = frozenset({"mean_norm"})
 
 
 @dataclass(slots=True)
@@ -26,7 +28,8 @@ class Progress:
     stage_index: stage in work. stage_step: steps of it that are done, skipped ones included; also the loader's step.
     step: steps done over all stages; names the checkpoint. total_steps: length of this stage, 0 until a time budget
     has fixed it. updates: optimizer updates made in this stage. skipped: non-finite steps of the run, skipped_in_row
-    the present series of them. budget_used_seconds: of a stage with a time budget.
+    the present series of them. budget_used_seconds: of a stage with a time budget. mean_norm: moving average of the
+    gradient norm, where clipping is relative to it.
     """
 
     stage_index: int = 0
@@ -38,16 +41,18 @@ class Progress:
     skipped_in_row: int = 0
     budget_used_seconds: float = 0.0
     stage_finished: bool = False
+    mean_norm: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: object) -> Progress:
-        """Reads what `to_json` wrote. Raises CheckpointError for anything else."""
+        """Reads what `to_json` wrote, now or in an earlier version. Raises CheckpointError for anything else."""
         kinds = {f.name: type(f.default) for f in fields(cls)}
-        if not isinstance(data, dict) or set(data) != set(kinds):
+        if not isinstance(data, dict) or not kinds.keys() - _ADDED <= data.keys() <= kinds.keys():
             raise CheckpointError("the progress in this checkpoint is malformed: not the expected JSON object")
+        data = cls().to_json() | data
         for name, kind in kinds.items():
             if type(data[name]) is not kind or data[name] < 0:
                 raise CheckpointError(f"the progress in this checkpoint is malformed: '{name}' is {data[name]!r}")

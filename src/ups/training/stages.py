@@ -94,6 +94,10 @@ class Stage(nn.Module, ABC):
         """The modules to shard, recompute or compile one by one."""
         return self.stepper.shard_units()
 
+    def matrices(self) -> list[nn.Parameter]:
+        """Parameters that Muon may orthogonalize; those that this stage does not train are left out by the engine."""
+        return self.stepper.network.matrices()
+
     def prepare(self, batch: Batch, shifted: bool) -> Batch:
         """The batch, jittered if asked. Raises DataError if the samples have fewer frames than the stage needs."""
         needed = self.window_frames(self.stepper.context_frames)

@@ -203,3 +203,52 @@ def test_the_black_box_sees_every_phase_of_a_step(runtime: Runtime) -> None:
     engine.run()
     one = [Phase.DATA, Phase.FORWARD, Phase.BACKWARD]
     assert box.phases == [Phase.DATA, *one, *one, Phase.SYNC, Phase.OPTIMIZER]
+
+
+def test_the_mean_norm_goes_on_after_a_resume_and_stands_still_in_a_skipped_step(runtime: Runtime) -> None:
+    optim = {"clip_norm": 0.0, "clip_ratio": 2.0}
+    whole = build(runtime, steps=26, optim=optim)
+    whole.run()
+    assert whole.progress.mean_norm > 0
+    first = build(runtime, steps=26, optim=optim)
+    stop_at = 23
+
+    class Enough(Exception):
+        pass
+
+    class Stop:
+        def after_step(self, engine: Engine, agreed: Status) -> None:
+            if engine.progress.stage_step == stop_at:
+                raise Enough
+
+        def at_end(self, engine: Engine) -> None:
+            return
+
+    first.hooks.append(Stop())
+    with pytest.raises(Enough):
+        first.run()
+    second = build(runtime, steps=26, optim=optim)
+    kept = first.state_tensors()
+    with torch.no_grad():
+        for name, tensor in second.state_tensors().items():
+            tensor.copy_(kept[name])
+    second.progress = Progress.from_json(first.progress.to_json())
+    second.run()
+    assert second.progress == whole.progress
+    assert torch.equal(flat(second), flat(whole))
+
+    broken = build(runtime, steps=2, optim=optim)
+    broken.strategy.stage.hurt = lambda batch: float("nan") if batch.stage_step == 1 else 1.0
+    norms: list[float] = []
+
+    class Watch:
+        def after_step(self, engine: Engine, agreed: Status) -> None:
+            norms.append(engine.progress.mean_norm)
+
+        def at_end(self, engine: Engine) -> None:
+            return
+
+    broken.hooks.append(Watch())
+    broken.run()
+    assert broken.progress.skipped == 1
+    assert norms[0] == norms[1] > 0

@@ -19,7 +19,10 @@ from ups.training.progress import Budget, Progress, cpu_seconds
 COUNT = st.integers(0, 10**9)
 
 
-@given(st.builds(Progress, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, st.floats(0, 1e9), st.booleans()))
+SECONDS = st.floats(0, 1e9)
+
+
+@given(st.builds(Progress, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, COUNT, SECONDS, st.booleans(), SECONDS))
 def test_progress_survives_json(progress: Progress) -> None:
     assert Progress.from_json(json.loads(json.dumps(progress.to_json()))) == progress
 
@@ -32,6 +35,15 @@ def test_malformed_progress_is_refused(change: dict[str, object]) -> None:
         Progress.from_json(Progress().to_json() | change)
     with pytest.raises(CheckpointError, match="malformed"):
         Progress.from_json([1, 2])
+
+
+def test_progress_of_an_earlier_version_is_read() -> None:
+    old = Progress(step=3, stage_step=3).to_json()
+    del old["mean_norm"]
+    assert Progress.from_json(old) == Progress(step=3, stage_step=3)
+    del old["skipped"]
+    with pytest.raises(CheckpointError, match="malformed"):
+        Progress.from_json(old)
 
 
 def test_the_next_stage_starts_at_its_first_step_and_keeps_the_count_of_the_run() -> None:

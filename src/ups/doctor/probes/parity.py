@@ -1,8 +1,8 @@
 """Checks `parity`, `equal` and `evaluation`: many ranks are one. All in float64, against what one rank alone computed.
 
-parity: weights, gradient and learning rates are those of one rank with the same global batch. equal: after the steps,
-parameters and buffers are the same on all ranks. evaluation: every held-out trajectory is scored once, and the scores
-are those of one rank.
+parity: weights at the start, gradient and learning rates are those of one rank with the same global batch. equal:
+after the steps, parameters and buffers are the same on all ranks. evaluation: every held-out trajectory is scored once,
+and the scores are those of one rank.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ def check_parity(
         f"gradients of {counted(runtime.world_size, 'rank')} are those of one to {max(report.facts.values()):.1e}, "
         "learning rates and weights too"
     )
+    if any(stage.optim.type == "muon" for stage in recipe.stages):
+        report.says += " (weights as they start: Muon's updates amplify rounding, so later ones are not compared)"
     return parts.stage
 
 

@@ -1,0 +1,109 @@
+"""Muon for matrices and AdamW for everything else, as one optimizer.
+
+A matrix moves by its orthogonalized momentum: all directions of an update have about the same length, whatever the size
+of the gradient. The length is that of a usual AdamW update, so rates and weight decay mean the same in both parts.
+Sharded matrices are gathered, orthogonalized whole on every rank, and each rank keeps its own rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ups.distributed.strategies import local, locals_of
+
+MOMENTUM = 0.95
+# Root mean square of a usual AdamW update, in units of its learning rate.
+_UPDATE_SIZE = 0.2
+_STEPS = 5
+# A quintic that is steep at 0: five applications bring every singular value above about 0.001 to between 0.7 and 1.2.
+_LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
+_SMALLEST_NORM = 1e-7
+
+
+class Muon(torch.optim.Optimizer):
+    """Groups of AdamW, and a last group of matrices of two and more dimensions: (first dimension, all others)."""
+
+    def __init__(
+        self,
+        matrices: Sequence[nn.Parameter],
+        others: Sequence[dict[str, Any]],
+        *,
+        learning_rate: float,
+        matrix_learning_rate: float,
+        weight_decay: float,
+        betas: tuple[float, float],
+    ) -> None:
+        group = {"params": list(matrices), "lr": matrix_learning_rate, "weight_decay": weight_decay}
+        # What `set_learning_rate` multiplies the rate of the schedule by.
+        group["rate_ratio"] = matrix_learning_rate / learning_rate
+        super().__init__([group], {})
+        self._matrices = self.param_groups[0]
+        self._adamw = torch.optim.AdamW(list(others), lr=learning_rate, betas=betas, fused=True) if others else None
+        if self._adamw is not None:
+            self._adamw.state = self.state
+            self.param_groups[:0] = self._adamw.param_groups
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """One update of all parameters with a gradient. Collective where parameters are sharded: all ranks."""
+        if closure is not None:
+            raise ValueError("this optimizer takes no closure")
+        if self._adamw is not None:
+            self._adamw.step()
+        rate, decay = self._matrices["lr"], self._matrices["weight_decay"]
+        moved = [p for p in self._matrices["params"] if p.grad is not None]
+        if not moved:
+            return
+        gradients = locals_of([p.grad for p in moved])
+        buffers = locals_of([self.state[p]["momentum_buffer"] for p in moved])
+        torch._foreach_lerp_(buffers, gradients, 1 - MOMENTUM)
+        directions = torch._foreach_lerp(gradients, buffers, MOMENTUM)
+        if decay:
+            torch._foreach_mul_(locals_of(moved), 1 - rate * decay)
+        for parameter, direction in zip(moved, directions, strict=True):
+            size = _UPDATE_SIZE * math.sqrt(max(parameter.shape[0], parameter.numel() // parameter.shape[0]))
+            local(parameter).add_(orthogonal_part(parameter, direction), alpha=-rate * size)
+
+
+def orthogonal_part(parameter: Tensor, direction: Tensor) -> Tensor:
+    """This rank's part of the orthogonalized direction; `direction` is this rank's part of the whole one."""
+    if not isinstance(parameter, DTensor):
+        return orthogonalized(direction.reshape(direction.shape[0], -1)).reshape(direction.shape)
+    mesh, placements = parameter.device_mesh, parameter.placements
+    sharded = DTensor.from_local(
+        direction, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+    whole = sharded.full_tensor()
+    found = orthogonalized(whole.reshape(whole.shape[0], -1)).reshape(whole.shape)
+    # Every rank has found the same: nothing is sent.
+    mine: Tensor = distribute_tensor(found, mesh, placements, src_data_rank=None).to_local()
+    return mine
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """The matrix (M, N) with singular values near 1 (Newton-Schulz).
+
+    The polynomials are applied to the small Gram matrix, whose product with the matrix is formed once: a third of the
+    work of the usual form for the shapes of convolutions. In float32 that leaves errors of thousandths at most, where
+    the usual form in bfloat16 leaves hundredths.
+    """
+    tall = matrix.shape[0] > matrix.shape[1]
+    wide = matrix.mT if tall else matrix
+    x: Tensor = wide / wide.norm().clamp(min=_SMALLEST_NORM)
+    gram = x @ x.mT
+    applied: Tensor | None = None
+    for step in range(_STEPS):
+        polynomial = torch.addmm(gram, gram, gram, beta=_CUBIC, alpha=_QUINTIC)
+        polynomial.diagonal().add_(_LINEAR)
+        applied = polynomial if applied is None else polynomial @ applied
+        if step + 1 < _STEPS:
+            gram = polynomial @ gram @ polynomial
+    assert applied is not None
+    x = applied @ x
+    return x.mT if tall else x
