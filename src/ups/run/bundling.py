@@ -36,7 +36,7 @@ def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str
 
     stepper = trained.stepper
     info = BundleInfo(
-        model=stepper.config,
+        networks=stepper.configs,
         context_frames=stepper.context_frames,
         tasks=stepper.tasks,
         statistics=stepper.statistics,

@@ -96,7 +96,7 @@ class Stage(nn.Module, ABC):
 
     def matrices(self) -> list[nn.Parameter]:
         """Parameters that Muon may orthogonalize; those that this stage does not train are left out by the engine."""
-        return self.stepper.network.matrices()
+        return self.stepper.matrices()
 
     def prepare(self, batch: Batch, shifted: bool) -> Batch:
         """The batch, jittered if asked. Raises DataError if the samples have fewer frames than the stage needs."""
