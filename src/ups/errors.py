@@ -183,6 +183,11 @@ def exit_code_of_cause(name: str) -> int:
     return next((kind.exit_code for kind in classes(UpsError) if kind.__dict__.get("cause") == name), 6)
 
 
+def exit_code_of_signal(number: int) -> int:
+    """The exit code of a process that leaves because of a signal, as shells count."""
+    return 128 + int(number)
+
+
 # What the commands return; `ups --help` and docs/exit-codes.md show this table.
 EXIT_CODES: dict[int, str] = {
     0: "done, and proven where there is something to prove",

@@ -148,13 +148,15 @@ def test_sigterm_saves_and_leaves_and_nothing_is_lost(recipe: Path, folder: Path
 def test_one_rank_runs_without_a_launcher(recipe: Path, folder: Path) -> None:
     """The composition root works as a plain process, for a debugger."""
     from ups.config.recipe import resolve
+    from ups.data.open import open_tasks
     from ups.run.directory import ensure_run_statistics, prepare
 
     resolved = resolve(
         recipe, [f"run.dir={folder / 'plain'}", "stages.0.steps=2", "stages.1.steps=2", "stages.2.steps=2"]
     )
     prepare(folder / "plain", resolved, 1)
-    ensure_run_statistics(folder / "plain", resolved.recipe)
+    with open_tasks(resolved.recipe.data.tasks) as readers:
+        ensure_run_statistics(folder / "plain", resolved.recipe, readers)
     done = subprocess.run(
         [sys.executable, "-m", "ups.run.rank_main", str(folder / "plain")],
         env=environment(),

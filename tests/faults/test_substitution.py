@@ -5,6 +5,7 @@ Everything that is planted here is whole: every hash fits. What is missing is th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 STEPS = 24
 
 
-def train(run: Path, *options: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+def train(run: Path, *options: str, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ups", "train", str(run), "--ranks", str(ranks), *options]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment() | variables, capture_output=True, text=True, timeout=120)
 
 
 def environment() -> dict[str, str]:
@@ -51,11 +52,25 @@ def write_recipe(folder: Path, name: str, seed: int = 3) -> Path:
     return path
 
 
-def start(recipe: Path, *options: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def running(recipe: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A training in progress; nothing of it outlives the block."""
     command = [sys.executable, "-m", "ups", "train", str(recipe), "--ranks", "1", *options]
-    return subprocess.Popen(
+    with subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def ended(process: subprocess.Popen[str], code: int, cause: str = "") -> None:
+    """Wait for the end; it must have this exit code and, if there is one, name the cause."""
+    output = process.communicate(timeout=90)[0]
+    assert process.returncode == code, output
+    assert cause in output
+    assert ("completed" in output) == (code == 0), output
 
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
@@ -78,14 +93,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     write_mixture(folder / "data")
     for name, seed in (("mine", 3), ("other", 4)):
-        with start(write_recipe(folder, name, seed), "--set", "engine.max_seconds=100") as process:
-            try:
-                wait_for_step(folder / name, 8, process)
-                process.send_signal(signal.SIGTERM)
-                output = process.communicate(timeout=60)[0]
-            finally:
-                process.kill()
-        assert process.returncode == 143, output
+        with running(write_recipe(folder, name, seed), "--set", "engine.max_seconds=100") as process:
+            wait_for_step(folder / name, 8, process)
+            process.send_signal(signal.SIGTERM)
+            ended(process, 143)
         assert len(list_checkpoints(folder / name)) >= 2
     return folder
 
@@ -278,25 +289,17 @@ def test_a_run_continues_under_a_version_with_new_and_renamed_settings(mine: Pat
     stage.write_text(text.replace(old, new + '    added: float = setting(0.5, "A new setting.")\n'))
     for path in (source / "ups" / "training").rglob("*.py"):
         path.write_text(path.read_text().replace(".clip_norm", ".max_norm"))
-    command = [sys.executable, "-m", "ups", "train", str(mine), "--ranks", "1"]
-    newer = environment() | {"PYTHONPATH": str(source)}
-    done = subprocess.run(command, env=newer, capture_output=True, text=True, timeout=120)
+    done = train(mine, PYTHONPATH=str(source))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "max_norm: 1.0" in (mine / "config.yaml").read_text()
 
 
 def test_a_recipe_edited_before_a_restart_ends_the_run(mine: Path, folder: Path) -> None:
-    with start(mine, "--set", "checkpoint.interval_steps=2", "--set", "supervise.max_restarts=2") as process:
-        try:
-            wait_for_step(mine, newest(mine)[0] // 2 * 2 + 2, process)
-            faster_recipe(mine, folder)
-            os.kill(rank_pid(mine), signal.SIGKILL)
-            output = process.communicate(timeout=60)[0]
-        finally:
-            process.kill()
-    assert process.returncode == 3, output
-    assert "cause=recipe_changed" in output
-    assert "completed" not in output
+    with running(mine, "--set", "checkpoint.interval_steps=2", "--set", "supervise.max_restarts=2") as process:
+        wait_for_step(mine, newest(mine)[0] // 2 * 2 + 2, process)
+        faster_recipe(mine, folder)
+        os.kill(rank_pid(mine), signal.SIGKILL)
+        ended(process, 3, "cause=recipe_changed")
 
 
 def test_a_final_checkpoint_that_was_replaced_is_not_a_success(mine: Path, folder: Path) -> None:
@@ -311,43 +314,26 @@ def test_a_final_checkpoint_that_was_replaced_is_not_a_success(mine: Path, folde
         final.rename(mine.parent / "taken")
         planted.rename(final)
 
-    with start(mine) as process:
-        thread = threading.Thread(target=swap, daemon=True)
-        thread.start()
-        try:
-            output = process.communicate(timeout=90)[0]
-        finally:
-            process.kill()
-    assert process.returncode == 8, output
-    assert "cause=foreign_checkpoint" in output
-    assert "completed" not in output
+    with running(mine) as process:
+        threading.Thread(target=swap, daemon=True).start()
+        ended(process, 8, "cause=foreign_checkpoint")
 
 
 def test_data_that_is_replaced_while_ranks_train_is_not_a_success(mine: Path, folder: Path) -> None:
-    with start(mine) as process:
-        try:
-            wait_for_step(mine, newest(mine)[0] // 4 * 4 + 4, process)
-            other_bytes_of_the_same_size(mine, folder)
-            output = process.communicate(timeout=90)[0]
-        finally:
-            process.kill()
-    assert process.returncode == 4, output
-    assert "data_changed" in output
-    assert "completed" not in output
+    with running(mine) as process:
+        wait_for_step(mine, newest(mine)[0] // 4 * 4 + 4, process)
+        other_bytes_of_the_same_size(mine, folder)
+        ended(process, 4, "data_changed")
 
 
 def test_a_refused_second_start_changes_nothing_even_without_the_lock_file(mine: Path) -> None:
-    with start(mine, "--set", "checkpoint.interval_steps=1") as process:
-        try:
-            wait_for_step(mine, newest(mine)[0] + 1, process)
-            (mine / ".supervisor.lock").unlink()
-            before = [(mine / name).read_bytes() for name in ("config.yaml", "env.json")]
-            second = train(mine, "--set", "checkpoint.keep=7")
-            after = [(mine / name).read_bytes() for name in ("config.yaml", "env.json")]
-            output = process.communicate(timeout=90)[0]
-        finally:
-            process.kill()
+    with running(mine, "--set", "checkpoint.interval_steps=1") as process:
+        wait_for_step(mine, newest(mine)[0] + 1, process)
+        (mine / ".supervisor.lock").unlink()
+        before = [(mine / name).read_bytes() for name in ("config.yaml", "env.json")]
+        second = train(mine, "--set", "checkpoint.keep=7")
+        after = [(mine / name).read_bytes() for name in ("config.yaml", "env.json")]
+        ended(process, 0)
     assert second.returncode == 3, second.stdout + second.stderr
     assert "another supervisor already runs" in second.stderr
     assert before == after
-    assert process.returncode == 0, output

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -39,7 +40,9 @@ from ups.cli.output import (
     styled,
     table,
 )
-from ups.errors import EXIT_CODES, UpsError
+from ups.errors import EXIT_CODES, UpsError, exit_code_of_signal
+
+INTERRUPTED = exit_code_of_signal(signal.SIGINT)
 
 
 class Command(NamedTuple):
@@ -170,7 +173,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _leave_pipe()
     except (KeyboardInterrupt, typer.Abort):
-        return _quietly(lambda: note("interrupted"), 130)
+        return _quietly(lambda: note("interrupted"), INTERRUPTED)
     except SystemExit as error:
         # typer turns a broken pipe into exit code 1; ours has a code of its own.
         if isinstance(error.__context__, BrokenPipeError):
@@ -180,8 +183,8 @@ def run(arguments: list[str]) -> int:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _wrong_use(error)
         return _unexpected(error, arguments)
-    if code == 130:
-        return _quietly(lambda: note("interrupted"), 130)
+    if code == INTERRUPTED:
+        return _quietly(lambda: note("interrupted"), INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -236,7 +239,7 @@ def _quietly(print_last: Callable[[], None], code: int) -> int:
 
 def _leave_pipe() -> int:
     silence(sys.stdout, sys.stderr)
-    return 141
+    return exit_code_of_signal(signal.SIGPIPE)
 
 
 if __name__ == "__main__":

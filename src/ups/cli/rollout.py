@@ -13,6 +13,7 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import note, report, say
+from ups.record.places import find_bundle
 
 if TYPE_CHECKING:
     from ups.evaluation.gallery import Example
@@ -65,7 +66,7 @@ def rollout(
         from ups.evaluation.report.figures import check_packages
 
         check_packages(film=film is not None)
-    simulator = Simulator.load(_find_bundle(bundle), device=device)
+    simulator = Simulator.load(find_bundle(bundle), device=device)
     spec = simulator.task(task)
     start = _read_input(simulator, spec, source, split, trajectory, start_frame, problem)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
@@ -107,14 +108,6 @@ def _judged(result: Any) -> list[dict[str, Any]]:
 
     flags, blown = (np.atleast_1d(result[name].values) for name in ("warnings", "blew_up"))
     return [{"warnings": kinds_of(int(f)), "blew_up": bool(b)} for f, b in zip(flags, blown, strict=True)]
-
-
-def _find_bundle(name: str) -> Path:
-    """A bundle by path, the bundle of a run by its path, or of a run under runs/ by its name."""
-    for path in (Path(name), Path(name) / "bundle", Path("runs") / name / "bundle"):
-        if (path / "bundle.json").is_file():
-            return path
-    return Path(name)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, table
+from ups.record.places import RUNS
 from ups.record.untrusted_files import printable
 
 _MAX_ROWS = 64
@@ -55,7 +56,7 @@ def _choose(run: str | None) -> Path:
 
     if run is not None:
         return find_run(run)
-    known = list_runs(Path("runs"))
+    known = list_runs(Path(RUNS))
     if not known:
         raise ConfigError("there is no run under runs/", hint="start one with: ups train RECIPE")
     running = [path for path, document in known if document["state"] == "running"]

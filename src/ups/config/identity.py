@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import Any
 
+from ups.config.changes import changes_between, shown_value
 from ups.config.schema import Recipe
 from ups.config.setting import Section, former_name, may_change
 from ups.config.yaml_subset import Value
@@ -34,18 +35,11 @@ def recipe_identity(recipe: Recipe) -> str:
 
 def first_difference(old: Recipe, new: Recipe) -> str:
     """'' if both learn the same, else the first field that differs, with both values."""
-
-    def walk(a: Any, b: Any, path: tuple[str, ...]) -> str:
-        if a == b:
-            return ""
-        if isinstance(a, dict) and isinstance(b, dict):
-            keys = [*a, *(key for key in b if key not in a)]
-            return next((found for key in keys if (found := walk(a.get(key), b.get(key), (*path, str(key))))), "")
-        if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-            return next((found for i in range(len(a)) if (found := walk(a[i], b[i], (*path, str(i))))), "")
-        return f"{'.'.join(path)} was {json.dumps(a)} and is {json.dumps(b)}"
-
-    return walk(learned(old), learned(new), ())
+    changes = changes_between(learned(old), learned(new))
+    if not changes:
+        return ""
+    field, before, now = changes[0]
+    return f"{field} was {shown_value(before)} and is {shown_value(now)}"
 
 
 def _learned(value: Any, plain: Any) -> Any:

@@ -32,6 +32,7 @@ from ups.config.yaml_subset import (
     paths_in,
 )
 from ups.errors import ConfigError
+from ups.record.places import CONFIG_NAME
 
 MAX_INCLUDE_DEPTH = 8
 MAX_FILES = 64
@@ -106,7 +107,7 @@ def text_hash(text: str) -> str:
 def recipe_file(path: str | os.PathLike[str]) -> Path:
     """The recipe a person means: a file, or the resolved one of a run directory."""
     given = Path(path)
-    return given / "config.yaml" if (given / "config.yaml").is_file() else given
+    return given / CONFIG_NAME if (given / CONFIG_NAME).is_file() else given
 
 
 @dataclass

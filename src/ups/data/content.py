@@ -24,9 +24,13 @@ BLOCK_BYTES = 16 << 10
 MAX_COMPARED_BYTES = 1 << 30
 
 
-def content_sample(paths: Sequence[str | Path]) -> str:
-    """SHA-256 over the sizes of all files and a sample of their bytes; the place of the files does not matter."""
-    files = _files(paths)
+def content_sample(paths: Sequence[str | Path]) -> tuple[str, int]:
+    """SHA-256 over the sizes of all files and a sample of their bytes, and the latest modification time in nanoseconds.
+
+    The place of the files does not matter to the hash, nor does the time.
+    """
+    found = _files(paths)
+    files = [(name, path, status.st_size) for name, path, status in found]
     total = sum(size for _, _, size in files)
     digest = hashlib.sha256(json.dumps([[name, size] for name, _, size in files]).encode())
     # Blocks evenly over all bytes as if they were one file, the last one included; less than that is read whole.
@@ -44,7 +48,7 @@ def content_sample(paths: Sequence[str | Path]) -> str:
         begin = end
         if pieces:
             _add(digest, path, pieces)
-    return digest.hexdigest()
+    return digest.hexdigest(), max((status.st_mtime_ns for _, _, status in found), default=0)
 
 
 def _add(digest: hashlib._Hash, path: Path, pieces: list[tuple[int, int]]) -> None:
@@ -55,11 +59,6 @@ def _add(digest: hashlib._Hash, path: Path, pieces: list[tuple[int, int]]) -> No
                 digest.update(file.read(stop - start))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def newest_change_ns(paths: Sequence[str | Path]) -> int:
-    """The latest modification time of any file, in nanoseconds."""
-    return max((path.stat().st_mtime_ns for _, path, _ in _files(paths)), default=0)
 
 
 def compare_changed(paths: Sequence[str | Path], since_ns: int, limit_bytes: int = MAX_COMPARED_BYTES) -> None:
@@ -86,15 +85,15 @@ def compare_changed(paths: Sequence[str | Path], since_ns: int, limit_bytes: int
             raise DataChangedError(f"{root} cannot be compared with its manifest: {error}") from error
 
 
-def _files(paths: Sequence[str | Path]) -> list[tuple[str, Path, int]]:
-    """(name without its place, path, size) of every file, in a fixed order."""
+def _files(paths: Sequence[str | Path]) -> list[tuple[str, Path, os.stat_result]]:
+    """(name without its place, path, status) of every file, in a fixed order."""
     found = []
     try:
         for number, root in enumerate(map(Path, paths)):
             if not root.is_dir():
-                found.append((str(number), root, root.stat().st_size))
+                found.append((str(number), root, root.stat()))
                 continue
-            found += [(f"{number}/{name}", root / name, (root / name).stat().st_size) for name in _names(root)]
+            found += [(f"{number}/{name}", root / name, (root / name).stat()) for name in _names(root)]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
     return sorted(found)

@@ -24,7 +24,7 @@ from ups.errors import DataError, MachineError
 from ups.formats.base import Reader, WindowBlock
 from ups.record.atomic import write_file_atomically
 from ups.spec.keyed import key_of
-from ups.spec.moments import Moments
+from ups.spec.moments import Moments, by_channel
 from ups.spec.statistics import Statistics
 
 logger = logging.getLogger(__name__)
@@ -67,11 +67,11 @@ def compute_statistics(
         # A read that continues a trajectory repeats its last frame, for the difference across the seam.
         fresh = block.state[:, 1:] if first_frame else block.state
         try:
-            state.add(_channels_first(fresh, 2))  # (C, B*T*S)
-            difference.add(_channels_first(np.diff(block.state.astype(np.float64), axis=1), 2))
+            state.add(by_channel(fresh, 2))  # (C, B*T*S)
+            difference.add(by_channel(np.diff(block.state.astype(np.float64), axis=1), 2))
             if first_frame == 0:
-                static.add(_channels_first(block.static, 1))
-                target.add(_channels_first(block.target, 1))
+                static.add(by_channel(block.static, 1))
+                target.add(by_channel(block.target, 1))
                 parameters.add(_scaled(block.parameters, logs))
         except FloatingPointError as error:
             raise _located(reader, trajectories, block, first_frame, logs) from error
@@ -182,11 +182,6 @@ def _blocks(reader: Reader, chosen: Sequence[int]) -> Iterator[tuple[Sequence[in
             for first in range(0, reader.num_frames - 1, frames - 1):
                 count = min(frames, reader.num_frames - first)
                 yield (trajectory,), reader.read_block("train", (trajectory,), (first,), count), first
-
-
-def _channels_first(values: np.ndarray[Any, Any], channel_dim: int) -> np.ndarray[Any, Any]:
-    channels = values.shape[channel_dim]
-    return np.moveaxis(values, channel_dim, 0).reshape(channels, values.size // max(channels, 1))  # (C, all else)
 
 
 def _scaled(parameters: np.ndarray[Any, Any], logs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

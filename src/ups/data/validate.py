@@ -25,6 +25,7 @@ from ups.formats.base import Reader
 from ups.formats.check_store import check_store
 from ups.formats.zarr_store import is_store
 from ups.spec.batch import Float32, Float64, Window
+from ups.spec.moments import Moments, by_channel
 
 KINDS = {
     "unreadable": "a file, its coordinates or a trajectory cannot be read",
@@ -128,7 +129,7 @@ def validate(
     scales: Float64 | None = None
     for split, count in reader.splits.items():
         for trajectory in range(count):
-            validator = _Validator(reader, split, trajectory, drift_tolerance)
+            validator = _Validator(reader, split, trajectory, drift_tolerance, measure=scales is None)
             try:
                 found = list(validator.examine())
                 if scales is None:
@@ -149,13 +150,13 @@ def validate(
 class _Validator:
     """One trajectory, block by block."""
 
-    def __init__(self, reader: Reader, split: str, trajectory: int, drift_tolerance: float) -> None:
+    def __init__(self, reader: Reader, split: str, trajectory: int, drift_tolerance: float, *, measure: bool) -> None:
         self.reader, self.split, self.trajectory = reader, split, trajectory
         self._tolerance = drift_tolerance
         self._hash = hashlib.blake2b(digest_size=8)
         self._samples: list[Float64] = []
-        self._squares = np.zeros(max(1, len(self._channels())))
-        self._num_values = 0
+        self._measure = measure
+        self._moments = Moments(len(self._channels()))
 
     def finding(self, kind: str, message: str, frame: int = -1, field: str = "") -> Finding:
         where = self.reader.where(self.split, self.trajectory)
@@ -193,8 +194,8 @@ class _Validator:
             last = block[-1]
 
     def scales(self) -> Float64:
-        """(C,) root mean square of each channel: what rounding is relative to."""
-        rms: Float64 = np.sqrt(self._squares / max(1, self._num_values))
+        """(C,) root mean square of each channel of a trajectory that was measured: what rounding is relative to."""
+        rms = np.array(self._moments.rms)
         return np.where(np.isfinite(rms) & (rms > 0), rms, 1.0)
 
     def content_hash(self) -> int:
@@ -241,9 +242,8 @@ class _Validator:
         """Feeds the hashes. block (T, C, *S)."""
         self._hash.update(np.ascontiguousarray(block).data)
         values = block.reshape(*block.shape[:2], -1)  # (T, C, points)
-        finite = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-        self._squares += np.square(finite, dtype=np.float64).sum(axis=(0, 2))
-        self._num_values += values.shape[0] * values.shape[2]
+        if self._measure:
+            self._moments.add(by_channel(np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0), 1))
         if len(self._samples) < NUM_SAMPLES:
             places = np.linspace(0, values.shape[2] - 1, min(NUM_SAMPLES, values.shape[2])).astype(int)
             self._samples.append(values[0][:, places].T.astype(np.float64))  # (samples, C)

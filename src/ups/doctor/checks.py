@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ups.errors import (
+    CheckpointError,
+    DataError,
+    DistributedError,
+    MachineError,
+    OutOfMemoryError,
+    TrainingError,
+    UpsError,
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -15,7 +25,12 @@ class Check:
     name: str
     means: str
     advice: str
-    exit_code: int = 6
+    error: type[UpsError] = TrainingError
+
+    @property
+    def exit_code(self) -> int:
+        """The code of `ups doctor` if this fails: that of the error with which a run would end."""
+        return self.error.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +47,7 @@ class CheckProgram:
 CHECK_PROGRAMS = (
     CheckProgram(
         "machine",
-        (Check("machine", "this machine lacks something that every run needs", "see the message", 5),),
+        (Check("machine", "this machine lacks something that every run needs", "see the message", MachineError),),
         recipe=False,
     ),
     CheckProgram(
@@ -42,13 +57,13 @@ CHECK_PROGRAMS = (
                 "libraries",
                 "an import fails or crashes: the installation is broken, whatever the recipe says",
                 "make a fresh environment and install everything from one source",
-                5,
+                MachineError,
             ),
             Check(
                 "accelerator",
                 "the driver, CUDA or a GPU does not work, even alone",
                 "check nvidia-smi and the system log, or use --set engine.device=cpu",
-                5,
+                MachineError,
             ),
         ),
         recipe=False,
@@ -56,8 +71,12 @@ CHECK_PROGRAMS = (
     CheckProgram(
         "data",
         (
-            Check("data", "the data cannot be read as the recipe says", "look at it with `ups data validate`", 4),
-            Check("loader", "reading in worker processes fails or crashes", "try --set data.loader.workers=0", 4),
+            Check(
+                "data", "the data cannot be read as the recipe says", "look at it with `ups data validate`", DataError
+            ),
+            Check(
+                "loader", "reading in worker processes fails or crashes", "try --set data.loader.workers=0", DataError
+            ),
         ),
         seconds=1800.0,  # measures tasks that were never measured
     ),
@@ -68,11 +87,13 @@ CHECK_PROGRAMS = (
                 "group",
                 "ranks cannot find each other on this machine",
                 "check that the loopback device is up and that nothing forbids local sockets",
+                DistributedError,
             ),
             Check(
                 "collective",
                 "ranks find each other, but cannot exchange data",
                 "NCCL: try NCCL_DEBUG=INFO, NCCL_P2P_DISABLE=1, NCCL_IB_DISABLE=1; gloo: GLOO_SOCKET_IFNAME=lo",
+                DistributedError,
             ),
         ),
         ranks=True,
@@ -80,7 +101,7 @@ CHECK_PROGRAMS = (
     ),
     CheckProgram(
         "samples",
-        (Check("samples", "ranks do not share the data as the recipe says", "see the message", 4),),
+        (Check("samples", "ranks do not share the data as the recipe says", "see the message", DataError),),
         ranks=True,
     ),
     CheckProgram(
@@ -99,12 +120,17 @@ CHECK_PROGRAMS = (
                 "the model computes alone, but not when it is spread over ranks",
                 "try --set engine.strategy=ddp, engine.compile=false, or one rank",
             ),
-            Check("memory", "the ranks need more memory than there is", "use a smaller engine.micro_batch", 7),
+            Check(
+                "memory",
+                "the ranks need more memory than there is",
+                "use a smaller engine.micro_batch",
+                OutOfMemoryError,
+            ),
             Check(
                 "checkpoint",
                 "a checkpoint cannot be written and read back where the run would live",
                 "check the disk, or choose another place with --set run.dir=PATH",
-                8,
+                CheckpointError,
             ),
         ),
         ranks=True,

@@ -1,6 +1,6 @@
 """A bundle: what a person takes away from a run. Plain files, no pickle, committed like everything else on disk.
 
-    bundle.json        format version, model, packages needed, context, tasks, statistics, grids, scores, provenance
+    bundle.json        format version, networks, packages needed, context, tasks, statistics, grids, scores, provenance
     model.safetensors  weights and normalization tables
     config.yaml        the resolved recipe of the run
     card.md            what it was trained on, its scores next to references, where not to trust it
@@ -26,9 +26,11 @@ import torch
 from ups import __version__
 from ups.config.model import ModelConfig
 from ups.errors import BundleError, DataError, IntegrityError, PluginError
-from ups.models.build import build_model
-from ups.models.stepper import Stepper
+from ups.models.build import build_model, wrong_names
+from ups.models.former_names import former_name
+from ups.models.stepper import OPERATOR, Stepper
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
+from ups.record.places import BUNDLE_FILE, BUNDLE_NAME, CONFIG_NAME, is_bundle
 from ups.record.untrusted_files import is_whole, load_object, printable
 from ups.registry import MODELS
 from ups.spec.batch import Float64
@@ -36,21 +38,24 @@ from ups.spec.statistics import Statistics
 from ups.spec.task import TaskSpec
 
 FORMAT = "ups-bundle"
-VERSION = 1
+VERSION = 2
+_ONE_NETWORK = 1  # the version that had `model` where `networks` are now
 MAX_JSON_BYTES = 16 * 2**20
 MAX_TASKS = 1000
+MAX_NETWORKS = 16
 
 
 @dataclass(frozen=True)
 class BundleInfo:
     """Everything in a bundle but the weights.
 
-    coordinates: task -> one (n,) array per axis of the grid it was trained on; scores: task -> predictor -> metric ->
-    value, with the protocol they were measured by; provenance: label -> value (recipe hash, steps, data identities);
-    assumptions: task -> what was assumed about its data, a sentence each.
+    networks: name -> its settings, as a `Stepper` has them; coordinates: task -> one (n,) array per axis of the grid it
+    was trained on; scores: task -> predictor -> metric -> value, with the protocol they were measured by; provenance:
+    label -> value (recipe hash, steps, data identities); assumptions: task -> what was assumed about its data, a
+    sentence each; version: of the format that it was read from.
     """
 
-    model: ModelConfig
+    networks: Mapping[str, ModelConfig]
     context_frames: int
     tasks: tuple[TaskSpec, ...]
     statistics: Mapping[str, Statistics]
@@ -58,6 +63,12 @@ class BundleInfo:
     scores: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
     assumptions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def model(self) -> ModelConfig:
+        """The settings of the network that makes the step."""
+        return self.networks[OPERATOR]
 
     def space(self, task: str) -> tuple[int, ...]:
         """Grid points per axis of the training grid."""
@@ -65,18 +76,19 @@ class BundleInfo:
 
     def needs(self) -> list[dict[str, str]]:
         """The parts of other packages without which nobody can use the bundle: kind, name, distribution, version."""
-        origin = MODELS.origin(self.model.type)
-        if origin.is_ours:
-            return []
-        part = {"kind": origin.kind, "name": origin.name}
-        return [part | {"distribution": origin.distribution, "version": origin.version}]
+        origins = {network.type: MODELS.origin(network.type) for network in self.networks.values()}
+        return [
+            {"kind": one.kind, "name": one.name, "distribution": one.distribution, "version": one.version}
+            for one in origins.values()
+            if not one.is_ours
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "version": VERSION,
             "written_by": f"universal-simulator {__version__}",
-            "model": self.model.model_dump(mode="json"),
+            "networks": {name: network.model_dump(mode="json") for name, network in self.networks.items()},
             "needs": self.needs(),
             "context_frames": self.context_frames,
             "tasks": [t.to_json() for t in self.tasks],
@@ -107,8 +119,8 @@ def write_bundle(directory: Path, stepper: Stepper, info: BundleInfo, *, config_
     # One entry only: safetensors writes several in random order, and equal weights would give different files.
     save_file(tensors, temporary / "model.safetensors", metadata={"format": FORMAT})
     text = json.dumps(info.to_json(), indent=1, sort_keys=True, allow_nan=False)
-    (temporary / "bundle.json").write_text(text + "\n", encoding="utf-8")
-    (temporary / "config.yaml").write_text(config_text, encoding="utf-8")
+    (temporary / BUNDLE_FILE).write_text(text + "\n", encoding="utf-8")
+    (temporary / CONFIG_NAME).write_text(config_text, encoding="utf-8")
     (temporary / "card.md").write_text(card, encoding="utf-8")
     commit_directory(temporary, directory)
     return directory
@@ -122,7 +134,7 @@ def load_bundle(path: str | Path, device: torch.device | None = None) -> Bundle:
             f"there is no bundle at '{path}'",
             hint="give the directory that holds bundle.json, for instance runs/NAME/bundle",
         )
-    if not (directory / "bundle.json").is_file():
+    if not is_bundle(directory):
         raise BundleError(f"'{path}' is not a bundle: it has no bundle.json", hint=_hint_for(directory))
     try:
         verify(directory)
@@ -134,8 +146,8 @@ def load_bundle(path: str | Path, device: torch.device | None = None) -> Bundle:
 
 
 def _hint_for(directory: Path) -> str:
-    if (directory / "bundle" / "bundle.json").is_file():
-        return f"this is a run; its bundle is '{directory / 'bundle'}'"
+    if is_bundle(directory / BUNDLE_NAME):
+        return f"this is a run; its bundle is '{directory / BUNDLE_NAME}'"
     if (directory / "checkpoints").is_dir():
         return f"this is a run without a bundle; make one with: ups export bundle {directory}"
     return "give the directory that holds bundle.json"
@@ -143,7 +155,7 @@ def _hint_for(directory: Path) -> str:
 
 def read_info(directory: Path) -> BundleInfo:
     """bundle.json, fully checked."""
-    path = directory / "bundle.json"
+    path = directory / BUNDLE_FILE
     try:
         data = load_object(path, MAX_JSON_BYTES)
     except (OSError, ValueError) as error:
@@ -173,8 +185,15 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
     if not is_whole(context) or not 1 <= context <= 64:
         raise ValueError("context_frames must be a whole number between 1 and 64")
     specs = tuple(TaskSpec.from_json(t) for t in tasks)
-    _check_needs(data)
-    model: ModelConfig = TypeAdapter(ModelConfig).validate_python(data["model"])
+    given = {OPERATOR: data["model"]} if data["version"] == _ONE_NETWORK else data["networks"]
+    if not isinstance(given, dict) or len(given) > MAX_NETWORKS:
+        raise ValueError(f"networks must be a table of at most {MAX_NETWORKS} by name")
+    problem = wrong_names(given)
+    if problem:
+        raise ValueError(problem)
+    for network in given.values():
+        _check_needs(network, data.get("needs", []))
+    reading: TypeAdapter[ModelConfig] = TypeAdapter(ModelConfig)
     names = [spec.name for spec in specs]
     if len(set(names)) != len(names):
         raise ValueError("two tasks have the same name")
@@ -186,7 +205,7 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
     if not isinstance(scores, dict):
         raise ValueError("scores must be a table by task")
     return BundleInfo(
-        model=model,
+        networks={name: reading.validate_python(network) for name, network in given.items()},
         context_frames=context,
         tasks=specs,
         statistics={t.name: Statistics.from_json(data["statistics"][t.name]) for t in specs},
@@ -194,15 +213,16 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         scores=scores,
         provenance=provenance,
         assumptions={str(k): tuple(map(str, v)) for k, v in dict(data.get("assumptions", {})).items()},
+        version=data["version"],
     )
 
 
-def _check_needs(data: Mapping[str, Any]) -> None:
-    """Raises BundleError if the model's type is not installed here.
+def _check_needs(network: Mapping[str, Any], needs: Any) -> None:
+    """Raises BundleError if the type of a network is not installed here.
 
     The type is looked up among the names that installed packages announce: no name in a bundle is ever imported.
     """
-    name = data["model"].get("type", ModelConfig.default_type)
+    name = network.get("type", ModelConfig.default_type)
     if not isinstance(name, str):
         raise ValueError("the type of the model must be a text")
     if name in MODELS.names():
@@ -211,7 +231,7 @@ def _check_needs(data: Mapping[str, Any]) -> None:
         except PluginError as error:
             raise BundleError(f"the bundle cannot be used: {error.message}", hint=error.hint) from error
         return
-    for part in data.get("needs", []):
+    for part in needs:
         if part.get("kind") == MODELS.kind and part.get("name") == name:
             package = f"{printable(str(part['distribution'])[:100])} {printable(str(part['version'])[:40])}"
             raise BundleError(
@@ -255,8 +275,10 @@ def _build(directory: Path, info: BundleInfo, device: torch.device) -> Stepper:
     """The stepper with the bundle's weights: built without memory first, so that a wrong size allocates nothing."""
     from safetensors import SafetensorError, safe_open
 
-    stepper = build_model(info.model, info.tasks, info.statistics, info.context_frames, device="meta")
-    expected = {name: (tuple(t.shape), _DTYPE_NAMES[t.dtype]) for name, t in stepper.state_dict().items()}
+    stepper = build_model(info.networks, info.tasks, info.statistics, info.context_frames, device="meta")
+    built = stepper.state_dict()
+    names = {former_name(n) if info.version == _ONE_NETWORK else n: n for n in built}  # in the file -> today
+    expected = {stored: (tuple(built[n].shape), _DTYPE_NAMES[built[n].dtype]) for stored, n in names.items()}
     path = directory / "model.safetensors"
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
@@ -269,7 +291,7 @@ def _build(directory: Path, info: BundleInfo, device: torch.device) -> Stepper:
                     f"{_words(found.get(wrong))}, expected {_words(expected.get(wrong))}",
                     hint="the bundle was put together from two runs; export it again",
                 )
-            tensors = {name: file.get_tensor(name) for name in expected}
+            tensors = {name: file.get_tensor(stored) for stored, name in names.items()}
     except (SafetensorError, OSError) as error:
         raise BundleError(f"{path} cannot be read: {str(error)[:200]}") from error
     stepper.load_state_dict(tensors, assign=True)

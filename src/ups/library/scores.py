@@ -132,9 +132,10 @@ def evaluate(
     tasks: only these. max_trajectories: at most so many of each task. solver_cost: also measure what the same error
     costs the solver that made the data (takes minutes). progress: called with the name of each task. Writes nothing.
     """
+    from ups.record.places import find_model
     from ups.run.reporting import report_folder
     from ups.run.scoring import score
-    from ups.run.trained import find_model, load_trained
+    from ups.run.trained import load_trained
 
     if split not in HELD_OUT:
         raise ConfigError(f"'{split}' is not a held-out split", hint="use test or valid")

@@ -52,19 +52,25 @@ def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: 
 @contextlib.contextmanager
 def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> Iterator[RunIdentity]:
     """Check machine and data, hold the run, and write what ranks read; gives the identity of the run."""
-    from ups.doctor.probes.preflight import preflight
+    from ups.data.open import open_tasks
+    from ups.doctor.probes.preflight import check_data, check_machine
     from ups.run.directory import check_ranks, ensure_run_statistics, prepare
     from ups.run.identity import identify
     from ups.supervise.run_lock import hold_run
 
-    check_ranks(resolved.recipe.data, ranks)
-    for warning in preflight(resolved.recipe, ranks, run_dir):
+    recipe = resolved.recipe
+    check_ranks(recipe.data, ranks)
+    for warning in check_machine(recipe, ranks, run_dir):
         output.warn(warning)
-    # Held first: what follows writes files that a living run reads.
-    with hold_run(run_dir):
-        prepare(run_dir, resolved, ranks)
-        ensure_run_statistics(run_dir, resolved.recipe)
-        yield identify(run_dir, resolved.recipe)
+    with contextlib.ExitStack() as stack:
+        readers = stack.enter_context(open_tasks(recipe.data.tasks))
+        check_data(recipe, readers)
+        # Held first: what follows writes files that a living run reads.
+        with hold_run(run_dir):
+            prepare(run_dir, resolved, ranks)
+            ensure_run_statistics(run_dir, recipe, readers)
+            stack.close()  # ranks open the data themselves
+            yield identify(run_dir, recipe)
 
 
 def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity, output: Output) -> int:
@@ -87,7 +93,7 @@ def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity
         environment=environment,
         show_rank=None,
         identity=identity,
-        check_inputs=lambda: check_inputs(run_dir, identity),
+        check_inputs=lambda: check_inputs(run_dir, recipe, identity),
         last_step=last_step_of(recipe),
     )
     with output.following(run_dir, recipe) as say:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
+from torch import nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, PluginError
 from ups.models.network import Network
-from ups.models.stepper import Stepper
+from ups.models.stepper import OPERATOR, Stepper
 from ups.registry import MODELS
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics
@@ -17,7 +19,7 @@ from ups.spec.task import TaskSpec
 
 
 def build_model(
-    config: ModelConfig,
+    config: ModelConfig | Mapping[str, ModelConfig],
     tasks: Sequence[TaskSpec],
     statistics: Mapping[str, Statistics],
     context_frames: int,
@@ -26,9 +28,32 @@ def build_model(
 ) -> Stepper:
     """A new stepper on the CPU in float32, with the same weights on every rank for the same seed.
 
+    config: of the network that makes the step, or of several networks by name, that one as `operator`.
     Drawn under a forked generator: building a model neither depends on the process' random state nor changes it.
     device "meta" builds it without memory, for weights that are put in place afterwards.
     """
+    configs = {OPERATOR: config} if isinstance(config, ModelConfig) else config
+    problem = wrong_names(configs)
+    if problem:
+        raise ConfigError(problem)
+    networks = {name: _build(name, one, tasks, context_frames, seed, device) for name, one in configs.items()}
+    return Stepper(configs, networks, tasks, statistics, context_frames)
+
+
+def wrong_names(names: Collection[str]) -> str:
+    """'' if networks can be called like this, else what is wrong."""
+    if OPERATOR not in names:
+        return f"no network is called '{OPERATOR}': that one makes the step"
+    taken = nn.ModuleDict()
+    for name in names:
+        if not re.fullmatch("[a-z][a-z0-9_]{0,31}", name) or hasattr(taken, name):
+            return f"a network cannot be called {name[:40]!r}"
+    return ""
+
+
+def _build(
+    name: str, config: ModelConfig, tasks: Sequence[TaskSpec], context_frames: int, seed: int, device: str
+) -> Network:
     build = MODELS.factory(config.type)
     for task in tasks:
         if task.num_spatial_dims not in config.dims:
@@ -39,11 +64,12 @@ def build_model(
                 hint="choose another model.type",
             )
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        torch.manual_seed(key_of(seed, "init"))
+        # Each name has draws of its own: a network next to the operator does not change the operator.
+        torch.manual_seed(key_of(seed, "init") if name == OPERATOR else key_of(seed, "init", name))
         network = build(config, tasks, context_frames)
     if not isinstance(network, Network):
         raise PluginError(
             f"model '{config.type}' of {MODELS.origin(config.type)} built a {type(network).__name__}, not a Network",
             hint="derive it from ups.models.network.Network",
         )
-    return Stepper(config, network, tasks, statistics, context_frames)
+    return network

@@ -10,6 +10,7 @@ B samples, T context frames, C state channels, Cs static channels, Ct target cha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -23,31 +24,45 @@ from ups.spec.batch import Batch
 from ups.spec.statistics import Statistics
 from ups.spec.task import Role, TaskSpec
 
+# The name of the network that makes the step.
+OPERATOR = "operator"
+
 
 class Stepper(nn.Module):
-    """Network and normalization of a set of tasks.
+    """Networks by name and normalization of a set of tasks.
 
-    config, tasks, statistics and context_frames rebuild it (`ups.models.build.build_model`); the state dict holds
-    plain tensors.
+    The network `operator` makes the step; any other stands next to it, for the stages that train or use it. configs,
+    tasks, statistics and context_frames rebuild it (`ups.models.build.build_model`); the state dict holds plain
+    tensors.
     """
 
     def __init__(
         self,
-        config: ModelConfig,
-        network: Network,
+        configs: Mapping[str, ModelConfig],
+        networks: Mapping[str, Network],
         tasks: Sequence[TaskSpec],
         statistics: Mapping[str, Statistics],
         context_frames: int,
     ) -> None:
         super().__init__()
-        self.config = config
+        self.configs = dict(configs)
         self.tasks = tuple(tasks)
         self.statistics = {t.name: statistics[t.name] for t in tasks}
         self.context_frames = context_frames
-        self.network: Network = network
+        self.networks = nn.ModuleDict(networks)
         self.normalization = Normalization(Vocabulary.of(tasks), tasks, statistics)
-        self._conserve = config.conserves
+        self._conserve = self.config.conserves
         self._known = {t.name: t for t in tasks}
+
+    @property
+    def config(self) -> ModelConfig:
+        """The settings of the network that makes the step."""
+        return self.configs[OPERATOR]
+
+    @property
+    def network(self) -> Network:
+        """The network that makes the step."""
+        return cast(Network, self.networks[OPERATOR])
 
     def forward(self, batch: Batch) -> Tensor:
         """The next frame (B, C, *S) after the context frames in `batch.state`, or the target (B, Ct, *S) if steady."""
@@ -145,8 +160,12 @@ class Stepper(nn.Module):
         return self.network
 
     def shard_units(self) -> list[nn.Module]:
-        """The modules to shard, recompute or compile one by one."""
-        return self.network.shard_units()
+        """The modules of all networks to shard, recompute or compile one by one."""
+        return [unit for network in self.networks.values() for unit in cast(Network, network).shard_units()]
+
+    def matrices(self) -> list[nn.Parameter]:
+        """Parameters of all networks whose updates Muon may orthogonalize."""
+        return [matrix for network in self.networks.values() for matrix in cast(Network, network).matrices()]
 
     def _check(self, batch: Batch) -> None:
         task, state, parameters = batch.task, batch.state, batch.parameters

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ups.errors import exit_code_of_signal
 from ups.record import process_tree
 
 # The kernel's word for "your parent is gone". SIGCONT, because it is the only signal that also wakes a wrapper that
@@ -163,7 +164,7 @@ def _leave_like(code: int) -> int:
     if -code not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
-    return 128 - code
+    return exit_code_of_signal(-code)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """One stage of a run on one rank, put together: model, stage, strategy, loader and engine.
 
-The same for a run (`ups.run.stage_run`), for the checks of the doctor and for tests, so that what is checked is what
+The same for a run (`ups.run.rank`), for the checks of the doctor and for tests, so that what is checked is what
 trains. Restoring a state and choosing hooks is left to the caller.
 """
 
@@ -19,13 +19,13 @@ from ups.distributed.strategies import Strategy, spread
 from ups.formats.base import Reader
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
+from ups.record.blackbox import BlackBox
 from ups.spec.keyed import key_of
 from ups.spec.place import Place
 from ups.spec.statistics import Statistics
 from ups.training.engine import Engine, Hook
 from ups.training.progress import Progress
 from ups.training.stages import Stage, build_stage
-from ups.training.step_recorder import StepRecorder
 from ups.training.stop_requests import StopRequests
 
 
@@ -88,7 +88,7 @@ def assemble(
     *,
     hooks: Sequence[Hook] = (),
     stop_requests: StopRequests | None = None,
-    box: StepRecorder | None = None,
+    box: BlackBox | None = None,
     change: Callable[[Stage], None] | None = None,
 ) -> Iterator[Assembled]:
     """Stage `progress.stage_index` on this rank, standing at `progress`. Collective: all ranks.

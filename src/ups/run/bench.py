@@ -19,7 +19,7 @@ from typing import Any
 
 from ups import __version__
 from ups.config.yaml_subset import dump
-from ups.errors import DataError
+from ups.errors import DataError, exit_code_of_signal
 from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, markdown, row
 from ups.evaluation.results import to_json
 from ups.record import process_tree
@@ -173,7 +173,7 @@ class Bench:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+    raise SystemExit(exit_code_of_signal(number))
 
 
 def machine() -> dict[str, str]:

@@ -19,12 +19,13 @@ def bundle_of_run(
     run: str, out: Path | None = None, max_trajectories: int = SCORED_TRAJECTORIES
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Score a run on its test split and write its bundle, by default into the run; returns its place and the scores."""
+    from ups.record.places import BUNDLE_NAME, find_model
     from ups.run.scoring import score
-    from ups.run.trained import find_model, load_trained
+    from ups.run.trained import load_trained
 
     trained = load_trained(run)
     results = score(trained, max_trajectories=max_trajectories)
-    return make_bundle(out or find_model(run) / "bundle", trained, results), results
+    return make_bundle(out or find_model(run) / BUNDLE_NAME, trained, results), results
 
 
 def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str, Any]]) -> Path:
@@ -35,7 +36,7 @@ def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str
 
     stepper = trained.stepper
     info = BundleInfo(
-        model=stepper.config,
+        networks=stepper.configs,
         context_frames=stepper.context_frames,
         tasks=stepper.tasks,
         statistics=stepper.statistics,

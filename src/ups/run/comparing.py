@@ -15,9 +15,10 @@ from ups.errors import ConfigError
 from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, compare, read_scores
 from ups.record.checkpoints import latest_verified
 from ups.record.manifest import read_manifest, write_file_atomically
+from ups.record.places import find_model, is_bundle
 from ups.record.untrusted_files import read_object
 from ups.run.reporting import report_folder, write_scores
-from ups.run.trained import find_model, load_trained
+from ups.run.trained import load_trained
 
 Changes = dict[str, list[tuple[str, str, str]]]
 
@@ -79,7 +80,7 @@ def _is_current(folder: Path, scores: Path) -> bool:
     identity = (read_object(scores, MAX_BYTES) or {}).get("identity")
     if not isinstance(identity, dict):
         return False
-    if (folder / "bundle.json").is_file():
+    if is_bundle(folder):
         return bool(identity.get("bundle") == read_manifest(folder).sha256)
     newest = latest_verified(folder)
     return newest is not None and identity.get("checkpoint") == newest.name

@@ -17,9 +17,10 @@ from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import DataConfig, Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
 from ups.record.manifest import write_file_atomically
+from ups.record.places import CONFIG_NAME, RUNS
 from ups.record.untrusted_files import load_object
 from ups.run.environment_record import environment_record
-from ups.run.identity import CONFIG_NAME, STATISTICS_NAME, check_recipe
+from ups.run.identity import STATISTICS_NAME, check_recipe
 from ups.spec.statistics import Statistics
 from ups.supervise.run_file import run_identity
 
@@ -37,7 +38,7 @@ def run_dir_of(resolved: ResolvedRecipe, argument: str, overrides: Sequence[str]
     if argument and Path(argument).is_dir() and not moved:
         return Path(argument).resolve()
     run = resolved.recipe.run
-    return Path(run.dir or Path("runs") / run.name).resolve()
+    return Path(run.dir or Path(RUNS) / run.name).resolve()
 
 
 def read_run_recipe(path: Path) -> ResolvedRecipe:
@@ -94,24 +95,18 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
     write_file_atomically(run_dir / ENVIRONMENT_NAME, (json.dumps(description, indent=1) + "\n").encode())
 
 
-def ensure_run_statistics(run_dir: Path, recipe: Recipe) -> None:
+def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> None:
     """Compute (or find) the statistics of every task, once and before any rank starts, and keep them in the run."""
     from ups.data.normalize import ensure_statistics
-    from ups.data.open import open_task
 
     path = run_dir / STATISTICS_NAME
-    readers = [open_task(task) for task in recipe.data.tasks]
-    try:
-        if path.exists():
-            read_statistics(run_dir, readers)
-            return
-        found = {
-            reader.task.name: ensure_statistics(reader, task.path).to_json()
-            for reader, task in zip(readers, recipe.data.tasks, strict=True)
-        }
-    finally:
-        for reader in readers:
-            reader.close()
+    if path.exists():
+        read_statistics(run_dir, readers)
+        return
+    found = {
+        reader.task.name: ensure_statistics(reader, task.path).to_json()
+        for reader, task in zip(readers, recipe.data.tasks, strict=True)
+    }
     content = (json.dumps(found, indent=1) + "\n").encode()
     known = run_identity(run_dir)
     if known is not None and known.statistics and hashlib.sha256(content).hexdigest() != known.statistics:

@@ -15,9 +15,9 @@ from ups.config.schema import Recipe, TaskConfig
 from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedError, StatisticsChangedError
 from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity, file_sha256
+from ups.record.places import CONFIG_NAME
 from ups.supervise.run_file import run_identity, was_started
 
-CONFIG_NAME = "config.yaml"
 STATISTICS_NAME = "statistics.json"
 _NEW_RUN = "or start a new run: --set run.dir=PATH"
 
@@ -53,10 +53,14 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
     )
 
 
-def check_inputs(run_dir: Path, identity: RunIdentity) -> None:
-    """Raise if recipe, statistics or data in their places are not those that `identity` was made from."""
-    recipe = resolve(run_dir / CONFIG_NAME).recipe
-    _check_recipe(run_dir, recipe, identity)
+def check_inputs(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
+    """Raise if recipe, statistics or data in their places are not those that `identity` was made from.
+
+    recipe: what the run was started with. A config.yaml whose bytes are those of the start needs no second reading.
+    """
+    if not identity.config or file_sha256(run_dir / CONFIG_NAME) != identity.config:
+        recipe = resolve(run_dir / CONFIG_NAME).recipe
+        _check_recipe(run_dir, recipe, identity)
     check_statistics(run_dir, identity)
     for task in recipe.data.tasks:
         check_data(task, identity)
@@ -90,10 +94,10 @@ def check_statistics(run_dir: Path, identity: RunIdentity) -> None:
 
 def check_data(task: TaskConfig, identity: RunIdentity) -> tuple[str, int]:
     """Sample and latest modification time of a task's data. Raises DataChangedError if it is not the run's data."""
-    from ups.data.content import compare_changed, content_sample, newest_change_ns
+    from ups.data.content import compare_changed, content_sample
 
     paths: Sequence[str] = [task.path] if isinstance(task.path, str) else task.path
-    sample, changed_ns = content_sample(paths), newest_change_ns(paths)
+    sample, changed_ns = content_sample(paths)
     known = identity.data.get(task.name)
     if known is not None and known != sample:
         raise DataChangedError(

@@ -35,7 +35,7 @@ from ups.supervise.checkpoints import find_usable, last_commit
 from ups.supervise.fault import Fault
 from ups.supervise.launcher import make_box_root
 from ups.supervise.proof import missing_proof
-from ups.supervise.run_file import RunFile
+from ups.supervise.run_file import RunFile, state_after
 from ups.training.stop_requests import SAVE_SIGNAL, STOP_SIGNALS, StopRequests
 
 # Two at the same moment are one request: a terminal signals the process and its group.
@@ -120,7 +120,7 @@ class _InProcess:
             step,
             last_step_of(self._recipe),
             self._identity,
-            lambda: check_inputs(self._run_dir, self._identity),
+            lambda: check_inputs(self._run_dir, self._recipe, self._identity),
         )
         if cause:
             raise _Unproven(problem, cause)
@@ -131,7 +131,7 @@ class _InProcess:
     def _left(self, number: int, step: int) -> int:
         commit = find_usable(self._run_dir, self._identity).step
         self._file.document["checkpoint"] = commit
-        state, code = ("stopped", 130) if number == signal.SIGINT else ("preempted", 143)
+        state, code = state_after(number)
         self._end("left", step, code)
         detail = f"ckpt={'-' if commit is None else commit} lost={max(0, step - (commit or 0))}"
         return self._verdict(state, f"asked({signal.Signals(number).name})", code, detail)

@@ -1,23 +1,31 @@
-"""The stages of a run inside one rank, from wherever the run stands: for a supervised rank and for `ups.fit`."""
+"""The stages of a run inside one rank, from wherever the run stands: for a supervised rank and for `ups.fit`.
+
+Every stage starts from the checkpoint before it, its own or the last one of the previous stage: one way in, whether the
+run goes on or comes back, and sharded weights need not be taken apart in memory between stages.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ups.config.schema import Recipe
 from ups.data.open import open_tasks
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
+from ups.record.blackbox import BlackBox
+from ups.record.checkpoints import checkpoint_path
 from ups.record.failure import Recorder
 from ups.record.identity import RunIdentity
-from ups.run.assemble import OpenData
+from ups.run.assemble import OpenData, assemble
 from ups.run.directory import read_statistics
-from ups.run.stage_run import StageRun
+from ups.run.validation import build_validation
 from ups.tracking.build import build_trackers
 from ups.tracking.tracker import FanOut, JsonlTracker
 from ups.training.checkpoint import Checkpointer
+from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
 from ups.training.progress import Progress
 from ups.training.stop_requests import StopRequests
 
@@ -64,13 +72,13 @@ def run_stages(
         found = checkpointer.find()
         path, progress = found if found is not None else (None, Progress())
         progress.check([stage.steps for stage in recipe.stages])
+        stages = _Stages(recipe, runtime, opened, checkpointer, tracker, stop_requests, box)
         while True:
             if progress.stage_finished:
                 if progress.stage_index + 1 >= len(recipe.stages):
                     break
                 progress = progress.next_stage()
-            stage = StageRun(recipe, runtime, opened, checkpointer, tracker, stop_requests, box)
-            stopped, progress, path = stage.run(progress, path)
+            stopped, progress, path = stages.train(progress, path)
             if stopped:
                 if box is not None:
                     box.leave(progress.step)
@@ -78,3 +86,38 @@ def run_stages(
         if box is not None:
             box.finish(progress.step)
         return 0, progress.step
+
+
+@dataclass(frozen=True)
+class _Stages:
+    """What every stage of this run needs from outside."""
+
+    recipe: Recipe
+    runtime: Runtime
+    opened: OpenData
+    checkpointer: Checkpointer
+    tracker: FanOut | None
+    stop_requests: StopRequests
+    box: BlackBox | None
+
+    def train(self, progress: Progress, path: Path | None) -> tuple[int, Progress, Path]:
+        """Train stage `progress.stage_index` from `progress`, whose state is in `path`. Collective: all ranks.
+
+        Returns the signal to leave with (0: the stage is done), the new progress, and the checkpoint that holds it.
+        """
+        recipe, runtime = self.recipe, self.runtime
+        with assemble(recipe, self.opened, runtime, progress, stop_requests=self.stop_requests, box=self.box) as parts:
+            parts.loader.start()
+            engine, stage_type = parts.engine, recipe.stages[progress.stage_index].type
+            validate = build_validation(recipe.evaluate, self.opened.readers, parts.stepper)
+            engine.hooks += in_order(
+                SaveHook(self.checkpointer, recipe.checkpoint),
+                EvaluateHook(validate, recipe.evaluate.interval_steps, self.tracker),
+                LogHook(recipe.tracking.log_interval_steps, stage_type, self.tracker, attempt=runtime.attempt),
+            )
+            if path is not None:
+                # A stage that has not begun takes over the weights of the one before it, and nothing else.
+                self.checkpointer.load(path, engine.state_tensors(), only_model=progress.stage_step == 0)
+                parts.strategy.weights_changed()
+            stopped = engine.run()
+        return stopped, engine.progress, checkpoint_path(self.checkpointer.run_dir, engine.progress.step)

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups.errors import ConfigError, RecipeChangedError, UpsError
+from ups.errors import ConfigError, RecipeChangedError, UpsError, exit_code_of_signal
 from ups.record.failure import install_from_environment
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def read_recipe(run_dir: Path) -> Recipe:
     from ups.config.identity import recipe_identity
     from ups.config.recipe import resolve
     from ups.record.identity import RunIdentity
-    from ups.run.identity import CONFIG_NAME
+    from ups.record.places import CONFIG_NAME
 
     try:
         changes = json.loads(os.environ.get("UPS_OVERRIDES") or "{}")
@@ -81,7 +81,7 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
         hashed=os.environ.get(HASHED_VARIABLE, ""),
         on_commit=functools.partial(note_commit, Path(boxes)) if boxes else None,
     )
-    return 128 + stopped if stopped else 0
+    return exit_code_of_signal(stopped) if stopped else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError
+from ups.record.places import find_model, is_bundle
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
@@ -32,20 +33,10 @@ class Trained:
     step: int
 
 
-def find_model(name: str) -> Path:
-    """A run or bundle by path, or a run by its name under runs/."""
-    for path in (Path(name), Path("runs") / name):
-        if (path / "config.yaml").is_file():
-            return path
-    raise ConfigError(
-        f"there is no run or bundle '{name}'", hint="give a run directory such as runs/NAME, or a bundle directory"
-    )
-
-
 def load_trained(name: str) -> Trained:
     """The model of a run (its newest verified checkpoint) or of a bundle, with the data its recipe names."""
     path = find_model(name)
-    return _from_bundle(path) if (path / "bundle.json").is_file() else _from_run(path)
+    return _from_bundle(path) if is_bundle(path) else _from_run(path)
 
 
 def single_process_runtime() -> AbstractContextManager[Runtime]:

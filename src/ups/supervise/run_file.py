@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ups.errors import ConfigError, UpsError
+from ups.errors import ConfigError, UpsError, exit_code_of_signal
 from ups.record import process_tree
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
+from ups.record.places import RUNS, meant_by
 from ups.record.untrusted_files import is_number, is_whole, load_object
 from ups.supervise.fault import Fault
 
@@ -26,6 +28,13 @@ MAX_NOTICES = 100
 MAX_RANKS = 100_000
 _MAX_TIME = 1e11  # seconds since 1970: a date that calendars still have
 STATES = ("running", "completed", "failed", "preempted", "stopped", "died")
+
+
+def state_after(asked: int) -> tuple[str, int]:
+    """State and exit code of a run that left because it was asked to by signal `asked`; 0: a rank was asked."""
+    if asked == signal.SIGINT:
+        return "stopped", exit_code_of_signal(signal.SIGINT)
+    return "preempted", exit_code_of_signal(signal.SIGTERM)
 
 
 class RunFile:
@@ -136,10 +145,10 @@ def living_supervisor(run_dir: Path) -> int:
 def find_run(name: str, base: Path | None = None) -> Path:
     """The directory of a run given by path or by its name under runs/."""
     base = base or Path.cwd()
-    for candidate in (base / name, base / "runs" / name):
+    for candidate in meant_by(name, base):
         if any(candidate.glob("run*.json")):
             return candidate.resolve()
-    known = ", ".join(path.name for path, _ in list_runs(base / "runs")[:8])
+    known = ", ".join(path.name for path, _ in list_runs(base / RUNS)[:8])
     raise ConfigError(
         f"no run '{name}' here or under runs/", hint=f"known runs: {known}" if known else "list them with: ups runs"
     )

@@ -37,10 +37,9 @@ from ups.supervise.output_thread import OutputThread
 from ups.supervise.proof import missing_proof
 from ups.supervise.rank_view import RankView
 from ups.supervise.restart import MICRO_BATCH, RestartPolicy
-from ups.supervise.run_file import RunFile
+from ups.supervise.run_file import RunFile, state_after
 from ups.supervise.run_lock import hold_run
 
-PREEMPTED, INTERRUPTED = 143, 130
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SAME_REQUEST_SECONDS = 0.5
 
@@ -209,7 +208,7 @@ class _Supervision:
         self._file.document["checkpoint"] = commit
         if fault is None:
             lost = max(0, outcome.last_step - (commit or 0))
-            state, code = ("stopped", INTERRUPTED) if asked == signal.SIGINT else ("preempted", PREEMPTED)
+            state, code = state_after(asked)
             # Ranks that left by themselves were told by somebody else: a scheduler that signals every process.
             return state, f"asked({_name(asked) if asked else 'rank'})", code, f"ckpt={_or_dash(commit)} lost={lost}"
         decision = self._policy.decide(fault)
@@ -224,7 +223,7 @@ class _Supervision:
                 self._options.check_inputs()
             return "again", fault.cause, 0, ""
         if asked:
-            state, code = ("stopped", INTERRUPTED) if asked == signal.SIGINT else ("preempted", PREEMPTED)
+            state, code = state_after(asked)
             return state, fault.cause, code, f"ckpt={_or_dash(commit)} lost={fault.lost_steps}"
         return "failed", fault.cause, exit_code_for(fault.cause), f"why='ups why {_shown(run_dir)}'"
 

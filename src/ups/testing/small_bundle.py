@@ -48,5 +48,5 @@ def make_bundle(directory: Path, context_frames: int = 1) -> Path:
     config = LatentOperatorConfig(width=16, depth=1, num_heads=2)
     statistics = {t.name: statistics_of(t) for t in tasks}
     stepper = build_model(config, tasks, statistics, context_frames, seed=1)
-    info = BundleInfo(config, context_frames, tasks, statistics, {t.name: grid(t) for t in tasks})
+    info = BundleInfo(stepper.configs, context_frames, tasks, statistics, {t.name: grid(t) for t in tasks})
     return write_bundle(directory, stepper, info, config_text="run:\n  name: small\n", card="# small\n")

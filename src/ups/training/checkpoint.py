@@ -36,6 +36,7 @@ from ups.distributed.agreement import from_all, from_first
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
 from ups.errors import CheckpointError, DiskFullError, MachineError, UpsError
+from ups.models.former_names import former_name
 from ups.record.checkpoints import (
     PROGRESS_NAME,
     checkpoint_path,
@@ -188,9 +189,10 @@ class Checkpointer:
         try:
             reader = CheckpointReader(path)
             known = reader.tensors
-            wanted = dict(tensors)
+            stored = {n if n in known else former_name(n): t for n, t in tensors.items()}
+            wanted = stored
             if only_model:
-                wanted = {n: t for n, t in tensors.items() if n.startswith("model/") and n in known}
+                wanted = {n: t for n, t in stored.items() if n.startswith("model/") and n in known}
             missing = sorted(wanted.keys() - known.keys())
             if missing or not wanted:
                 raise CheckpointError(

@@ -22,7 +22,7 @@ from ups.distributed.precision import autocast, weight_dtype
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, locals_of
 from ups.errors import DataError, TrainingError
-from ups.record.blackbox import Phase
+from ups.record.blackbox import BlackBox, Phase
 from ups.spec.batch import Batch
 from ups.training.balance import TaskAverages
 from ups.training.clipping import clip_factor
@@ -37,7 +37,6 @@ from ups.training.optim import (
     trainable,
 )
 from ups.training.progress import Budget, Progress
-from ups.training.step_recorder import NoRecorder, StepRecorder
 from ups.training.stop_requests import StopRequests
 
 COMPILE_SECONDS = 3600.0
@@ -79,14 +78,14 @@ class Engine:
         progress: Progress | None = None,
         stop_requests: StopRequests | None = None,
         hooks: Sequence[Hook] = (),
-        box: StepRecorder | None = None,
+        box: BlackBox | None = None,
     ) -> None:
         self.runtime, self.strategy, self.loader = runtime, strategy, loader
         self.config, self.length = config, length
         self.progress = progress or Progress()
         self.stop_requests = stop_requests or StopRequests()
         self.hooks = list(hooks)
-        self.box: StepRecorder = box or NoRecorder()
+        self.box = box or BlackBox.unread()
         self.parameters = trainable(strategy.stage.named_parameters())
         self.optimizer = build_optimizer(length.optim, self.parameters, matrices_of(strategy.stage))
         self.ema = Ema(config.ema, self.parameters) if config.ema.enabled else None

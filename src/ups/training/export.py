@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from ups.errors import CheckpointError, IntegrityError
+from ups.models.former_names import present_name
 from ups.record.manifest import verify
 from ups.training.checkpoint_metadata import CheckpointReader
 
@@ -23,7 +24,8 @@ _MODEL, _AVERAGE = "model/", "ema/"
 
 
 def read_weights(checkpoint: Path, *, averaged: bool = True) -> dict[str, Tensor]:
-    """Parameters by name, on the CPU; the averaged ones where there is an average, unless told otherwise.
+    """Parameters by their names of today, on the CPU; the averaged ones where there is an average and unless told
+    otherwise.
 
     Raises CheckpointError if a byte of the checkpoint is not what was committed, or it holds anything but tensors.
     """
@@ -33,9 +35,10 @@ def read_weights(checkpoint: Path, *, averaged: bool = True) -> dict[str, Tensor
         raise CheckpointError(f"{checkpoint} cannot be trusted: {error.message}", hint=error.hint) from error
     reader = CheckpointReader(checkpoint)
     entries = reader.tensors
-    chosen = {name.removeprefix(_MODEL): name for name in entries if name.startswith(_MODEL)}
+    chosen = {present_name(name.removeprefix(_MODEL)): name for name in entries if name.startswith(_MODEL)}
     if averaged:
-        chosen |= {name.removeprefix(_AVERAGE): name for name in entries if name.startswith(_AVERAGE)}
+        averages = [name for name in entries if name.startswith(_AVERAGE)]
+        chosen |= {present_name(name.removeprefix(_AVERAGE)): name for name in averages}
     wanted = {name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype) for name in chosen.values()}
     try:
         with warnings.catch_warnings():

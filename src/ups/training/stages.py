@@ -98,7 +98,7 @@ class Stage(nn.Module, ABC):
 
     def matrices(self) -> list[nn.Parameter]:
         """Parameters that Muon may orthogonalize; those that this stage does not train are left out by the engine."""
-        return self.stepper.network.matrices()
+        return self.stepper.matrices()
 
     def prepare(self, batch: Batch, augment: bool) -> Batch:
         """The batch, under random symmetries of its task if asked.
@@ -190,7 +190,7 @@ class OperatorStage(Stage):
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         """One step, or several on the model's own results; leading pushforward steps leave no gradient."""
         batches = [self.prepare(batch, self.config.augment) for batch in batches]
-        context, stepper = self.stepper.context_frames, self.stepper
+        stepper = self.stepper
         histories = [self.given_frames(batch) for batch in batches]
         errors: list[list[Tensor]] = [[] for _ in batches]
         for step in range(self.config.unroll_steps):

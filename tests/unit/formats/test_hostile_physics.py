@@ -102,7 +102,7 @@ def test_no_drawn_file_of_another_equation_gets_a_known_one(drawn: dict[str, Pat
     assert report.assumptions == list(reader.assumptions)
 
     info = BundleInfo(
-        LatentOperatorConfig(width=16, depth=1, num_heads=2),
+        {"operator": LatentOperatorConfig(width=16, depth=1, num_heads=2)},
         1,
         (task,),
         {task.name: statistics_of(task)},

@@ -8,9 +8,12 @@ import sys
 
 import pytest
 import torch
+from safetensors import safe_open
 
+from tests.unit.inference.bundles.make import HERE
 from ups.errors import BundleError
-from ups.inference.bundle import load_bundle
+from ups.inference.bundle import load_bundle, write_bundle
+from ups.models.former_names import former_name
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
 from ups.testing.small_bundle import make_bundle
 
@@ -44,6 +47,35 @@ def test_equal_models_give_equal_files(tmp_path):
     assert len({load_bundle(path).hash for path in paths[:2]}) == 1
 
 
+def test_every_network_comes_back_under_its_name(tmp_path):
+    source = load_bundle(HERE / "v2" / "two_networks")
+    path = write_bundle(tmp_path / "b", source.stepper, source.info, config_text="", card="")
+    info = json.loads((path / "bundle.json").read_text())
+    assert {name: part["type"] for name, part in info["networks"].items()} == {
+        "operator": "latent_operator",
+        "corrector": "unet",
+    }
+    found = load_bundle(path).stepper
+    assert found.configs == source.stepper.configs
+    assert {name.split(".")[1] for name in found.state_dict() if name.startswith("networks.")} == set(found.configs)
+    for name, tensor in source.stepper.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name
+
+
+def test_a_bundle_of_one_network_is_read_as_its_operator():
+    former = HERE / "v1" / "latent_operator"
+    bundle = load_bundle(former)
+    assert set(bundle.info.networks) == {"operator"}
+    assert bundle.info.model.type == "latent_operator"
+    with safe_open(former / "model.safetensors", "pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    present = bundle.stepper.state_dict()
+    assert present.keys() != stored.keys()
+    assert {former_name(name) for name in present} == stored.keys()
+    for name, tensor in present.items():
+        assert torch.equal(tensor, stored[former_name(name)])
+
+
 @pytest.mark.processes
 @pytest.mark.timeout(120)
 def test_loading_needs_neither_training_code_nor_distributed_nor_pickle(tmp_path):
@@ -71,14 +103,14 @@ def test_damage_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"model": OTHER}, "does not hold the weights"),
-        ({"model": OTHER | {"width": 16384, "depth": 256}}, "does not hold the weights"),
+        ({"networks": {"operator": OTHER}}, "does not hold the weights"),
+        ({"networks": {"operator": OTHER | {"width": 16384, "depth": 256}}}, "does not hold the weights"),
         ({"version": 99}, "version 99 is not known"),
         ({"version": "1"}, "version 1 is not known"),
         ({"format": "x"}, "does not describe a bundle"),
         ({"tasks": []}, "1 to 1000 tasks"),
         ({"context_frames": 0}, "context_frames"),
-        ({"model": {"type": "rm -rf"}}, "which no installed package has"),
+        ({"networks": {"operator": {"type": "rm -rf"}}}, "which no installed package has"),
         ({"statistics": {}}, "malformed"),
         ({"coordinates": {"advection": [[1, 0]], "flow": [], "darcy": []}}, "increasing"),
     ],

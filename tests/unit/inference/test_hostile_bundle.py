@@ -40,6 +40,7 @@ def at(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+MANY = {f"n{i}": {} for i in range(99)} | {"operator": {}}
 CHANGES = {
     **{f"context_frames {v!r:.9}": at("context_frames", value=v) for v in (True, "1", 1.0, None, HUGE, [1], -1, NAN)},
     **{f"version {v!r:.9}": at("version", value=v) for v in (True, "1", HUGE, NAN)},
@@ -62,7 +63,15 @@ CHANGES = {
     **{
         f"coordinates {v!r:.9}": at("coordinates", "advection", value=v) for v in ([[HUGE, 2]], [[NAN]], {}, [["a"]], 3)
     },
-    **{f"model {v!r:.9}": at("model", value=v) for v in ([], "x", {"type": []}, {"type": "fno", "width": HUGE}, None)},
+    **{
+        f"network {v!r:.9}": at("networks", "operator", value=v)
+        for v in ([], "x", {"type": []}, {"type": "fno", "width": HUGE}, None)
+    },
+    **{f"networks {v!r:.12}": at("networks", value=v) for v in ([], "x", {}, {"other": {}}, None, MANY)},
+    **{
+        f"called {v!r:.9}": at("networks", v, value={}) for v in ("", "a.b", "A", "values", "forward", "x" * 33, "\x1b")
+    },
+    "version 1 without a model": at("version", value=1),
     "deep": at("scores", value=json.loads('{"a":' * 300 + "1" + "}" * 300)),
 }
 

@@ -49,6 +49,16 @@ def test_the_reader_sees_what_was_written(path: Path) -> None:
     assert (latest.loss, latest.total_steps) == (0.25, 1000)
 
 
+def test_a_box_that_nobody_reads_takes_the_same_records_and_leaves_no_file(tmp_path: Path) -> None:
+    box = BlackBox.unread()
+    for step in range(3):
+        box.record(Phase.DATA, step)
+        box.issue("all_reduce", Phase.SYNC, step, deadline_seconds=2.0)
+    assert (box.last.step, box.last.phase, box.last.collective) == (2, Phase.SYNC, 3)
+    box.close()
+    assert not list(tmp_path.iterdir())
+
+
 def test_numbers_that_do_not_fit_never_stop_the_loop(path: Path) -> None:
     box = make(path)
     for usual, reported in ((-1.0, 0), (math.nan, 0), (0.0, 0), (1e9, 65535), (math.inf, 65535)):

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from ups.config.recipe import recipe_file, resolve
-from ups.config.schema import DataConfig
-from ups.data.open import open_task
+from ups.config.schema import DataConfig, Recipe
+from ups.data.open import open_tasks
 from ups.errors import ConfigError, DataError
 from ups.run.directory import check_ranks, ensure_run_statistics, prepare, read_statistics, run_dir_of
 from ups.run.environment_record import kept_variables
@@ -110,20 +110,25 @@ def test_user_information_is_cut_out_of_every_url() -> None:
     assert kept == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "tcp://host:1 https://y plain@name"}
 
 
+def measure(run_dir: Path, config: Recipe) -> None:
+    with open_tasks(config.data.tasks) as readers:
+        ensure_run_statistics(run_dir, config, readers)
+
+
 def test_statistics_are_made_once_and_belong_to_the_data(recipe: Path, tmp_path: Path) -> None:
     run_dir = prepared(recipe)
     config = resolve(recipe).recipe
-    ensure_run_statistics(run_dir, config)
+    measure(run_dir, config)
     before = (run_dir / "statistics.json").read_bytes()
-    ensure_run_statistics(run_dir, config)
+    measure(run_dir, config)
     assert (run_dir / "statistics.json").read_bytes() == before
-    readers = [open_task(task) for task in config.data.tasks]
-    assert set(read_statistics(run_dir, readers)) == {"wave1d", "flow2d", "darcy2d"}
+    with open_tasks(config.data.tasks) as readers:
+        assert set(read_statistics(run_dir, readers)) == {"wave1d", "flow2d", "darcy2d"}
     document: dict[str, Any] = json.loads(before)
     document["flow2d"]["data_identity"] = "something else"
     (run_dir / "statistics.json").write_text(json.dumps(document))
     with pytest.raises(DataError, match="the data of task 'flow2d' has changed"):
-        ensure_run_statistics(run_dir, config)
+        measure(run_dir, config)
 
 
 def test_checkpoints_without_a_recipe_are_not_taken_over(recipe: Path, tmp_path: Path) -> None:
@@ -149,7 +154,7 @@ def test_a_run_directory_with_another_place_is_a_new_run(recipe: Path, tmp_path:
 def test_statistics_that_were_edited_in_the_cache_are_measured_again(recipe: Path, tmp_path: Path) -> None:
     config = resolve(recipe).recipe
     run_dir = prepared(recipe)
-    ensure_run_statistics(run_dir, config)
+    measure(run_dir, config)
     cache = tmp_path / "wave1d.zarr.statistics.json"
     document = json.loads(cache.read_text())
     for entry in document["entries"].values():
@@ -157,7 +162,7 @@ def test_statistics_that_were_edited_in_the_cache_are_measured_again(recipe: Pat
     cache.write_text(json.dumps(document))
     before = (run_dir / "statistics.json").read_bytes()
     (run_dir / "statistics.json").unlink()
-    ensure_run_statistics(run_dir, config)
+    measure(run_dir, config)
     assert (run_dir / "statistics.json").read_bytes() == before
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ups.errors import ConfigError
+from ups.errors import EXIT_CODES, ConfigError
 from ups.supervise.fault import Fault
-from ups.supervise.run_file import RunFile, faults_of, find_run, list_runs, read_run
+from ups.supervise.run_file import RunFile, faults_of, find_run, list_runs, read_run, state_after
 
 
 def fault(rank: int, time_wall: float = 0.0) -> dict[str, Any]:
@@ -128,3 +129,9 @@ def test_what_kept_the_state_from_being_written_is_reported(tmp_path: Path) -> N
     assert file.save() == ""
     shutil.rmtree(file.path.parent)
     assert file.save()
+
+
+def test_a_run_that_was_asked_to_leave_ends_with_the_code_of_the_signal() -> None:
+    assert state_after(signal.SIGINT) == ("stopped", 130)
+    assert {state_after(number) for number in (0, signal.SIGTERM, signal.SIGHUP)} == {("preempted", 143)}
+    assert {code for _, code in map(state_after, (signal.SIGINT, signal.SIGTERM))} <= EXIT_CODES.keys()

@@ -326,3 +326,25 @@ def test_equal_weights_give_equal_files(runtime: Runtime, tmp_path: Path) -> Non
     for number in range(12):
         export_safetensors(checkpoint_path(tmp_path, 4 + number % 2 * 4), tmp_path / f"{number}.safetensors")
     assert len({path.read_bytes() for path in tmp_path.glob("*.safetensors")}) == 1
+
+
+def test_a_checkpoint_of_a_stepper_with_a_single_network_loads(runtime: Runtime, tmp_path: Path) -> None:
+    kinds = {"model/{}": (3, 2), "optimizer/{}/exp_avg": (3, 2), "optimizer/{}/step": (), "ema/{}": (3, 2)}
+    former = {kind.format("stepper.network.encoder.w"): torch.randn(shape) for kind, shape in kinds.items()}
+    former["model/stepper.normalization.scale"] = torch.randn(4)
+    checkpointer = Checkpointer(runtime, tmp_path, asynchronous=False)
+    checkpointer.save(former, Progress(step=2))
+    path = checkpoint_path(tmp_path, 2)
+
+    def empty() -> dict[str, Tensor]:
+        return {name.replace("network.", "networks.operator."): torch.zeros_like(t) for name, t in former.items()}
+
+    whole, model = empty(), empty()
+    checkpointer.load(path, whole)
+    checkpointer.load(path, model, only_model=True)
+    for (name, tensor), stored in zip(whole.items(), former.values(), strict=True):
+        assert torch.equal(tensor, stored), name
+        assert torch.equal(model[name], stored if name.startswith("model/") else torch.zeros_like(stored)), name
+    assert set(read_weights(path)) == {"stepper.networks.operator.encoder.w", "stepper.normalization.scale"}
+    with pytest.raises(CheckpointError, match=r"has no entry 'model/stepper\.networks\.corrector\.w'"):
+        checkpointer.load(path, {"model/stepper.networks.corrector.w": torch.zeros(1)})

@@ -17,11 +17,10 @@ from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
 from ups.errors import TrainingError
-from ups.record.blackbox import Phase
+from ups.record.blackbox import BlackBox, Phase
 from ups.testing.toy import ToyLoader, ToyStage
 from ups.training.engine import Engine
 from ups.training.progress import Budget, Progress
-from ups.training.step_recorder import NoRecorder
 
 PLAIN = {"device": "cpu", "threads": 1, "ema": {"enabled": False}}
 
@@ -188,9 +187,8 @@ def test_a_resumed_budget_keeps_the_number_of_steps(runtime: Runtime) -> None:
     assert engine.progress.stage_step == 5
 
 
-class Log(NoRecorder):
-    def __init__(self) -> None:
-        self.phases: list[Phase] = []
+class Log(BlackBox):
+    phases: list[Phase]
 
     def record(self, phase: Phase, step: int, *args: Any, **options: Any) -> None:
         self.phases.append(phase)
@@ -201,7 +199,8 @@ class Log(NoRecorder):
 
 def test_the_black_box_sees_every_phase_of_a_step(runtime: Runtime) -> None:
     engine = build(runtime, steps=1)
-    box = engine.box = Log()
+    box = engine.box = Log.unread()
+    box.phases = []
     engine.run()
     one = [Phase.DATA, Phase.FORWARD, Phase.BACKWARD]
     assert box.phases == [Phase.DATA, *one, *one, Phase.SYNC, Phase.OPTIMIZER]

@@ -6,7 +6,9 @@ attempt, so it is refused once, with the exit code and the hint of the check.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ups.config.schema import Recipe
 from ups.doctor.probes import machine
@@ -14,24 +16,26 @@ from ups.doctor.probes.check import Assignment, CheckFailed, Report
 from ups.doctor.probes.data import check_fit, check_windows
 from ups.errors import DataError, MachineError
 
+if TYPE_CHECKING:
+    from ups.formats.base import Reader
 
-def preflight(recipe: Recipe, ranks: int, run_dir: Path) -> list[str]:
-    """Warnings about machine and data. Raises MachineError or DataError for what no attempt could survive."""
-    from ups.data.open import open_task
 
+def check_machine(recipe: Recipe, ranks: int, run_dir: Path) -> list[str]:
+    """Warnings about the machine. Raises MachineError for what no attempt could survive."""
     report = Report("preflight")
     try:
         machine.check(Assignment(run_dir, run_dir, ranks, recipe), report)
     except CheckFailed as error:
         raise MachineError(error.full_message(), hint=error.hint) from error
-    for config in recipe.data.tasks:
-        reader = open_task(config)
+    return report.warnings
+
+
+def check_data(recipe: Recipe, readers: Sequence[Reader]) -> None:
+    """Look into every task. Raises DataError for what no attempt could survive."""
+    for reader in readers:
         try:
             check_fit(reader, recipe)
             check_windows(reader, "train", 0)
             reader.identity()  # of a store that was never committed there is none
         except CheckFailed as error:
             raise DataError(error.full_message(), hint=error.hint) from error
-        finally:
-            reader.close()
-    return report.warnings

@@ -55,7 +55,7 @@ def write_assignment(work_dir: Path, recipe: Path, ranks: int = 2) -> None:
 
 # plant -> program, check that must fail, what its words must hold
 SILENT_BUGS = {
-    "unused_parameter": ("model", "backward", "no gradient", "stepper.network.forgotten"),
+    "unused_parameter": ("model", "backward", "no gradient", "stepper.networks.operator.forgotten"),
     "same_data": ("samples", "samples", "all 2 ranks read the same windows"),
     "same_order": ("samples", "samples", "same order in every pass"),
     "cloned_noise": ("samples", "samples", "ranks 0 and 1 draw the same random numbers"),

@@ -65,10 +65,12 @@ def rank_is_at_step(run_dir: Path, step: int) -> bool:
 def prepare_real(run_dir: Path, recipe: str) -> RunIdentity:
     """What `ups train` does before it starts ranks."""
     from ups.config.recipe import resolve
+    from ups.data.open import open_tasks
     from ups.run.directory import ensure_run_statistics, prepare
     from ups.run.identity import identify
 
     resolved = resolve(recipe)
     prepare(run_dir, resolved, 2)
-    ensure_run_statistics(run_dir, resolved.recipe)
+    with open_tasks(resolved.recipe.data.tasks) as readers:
+        ensure_run_statistics(run_dir, resolved.recipe, readers)
     return identify(run_dir, resolved.recipe)

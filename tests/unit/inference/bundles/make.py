@@ -28,13 +28,21 @@ from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, grid, statistics_of
 HERE = Path(__file__).resolve().parent
 STEPS = 8
 SAMPLES = 2
-STORED: dict[str, tuple[ModelConfig, tuple[TaskSpec, ...], int]] = {
+STORED: dict[str, tuple[ModelConfig | dict[str, ModelConfig], tuple[TaskSpec, ...], int]] = {
     "latent_operator": (
         LatentOperatorConfig(width=16, depth=2, num_heads=2, window_tokens=2),
         (ADVECTION, FLOW, DARCY),
         1,
     ),
     "unet_two_frames": (UnetConfig(width=4, levels=2, blocks=1), (ADVECTION,), 2),
+    "two_networks": (
+        {
+            "operator": LatentOperatorConfig(width=8, depth=1, num_heads=1),
+            "corrector": UnetConfig(width=4, levels=2, blocks=1),
+        },
+        (ADVECTION,),
+        1,
+    ),
 }
 
 
@@ -47,7 +55,7 @@ def write(name: str, directory: Path) -> None:
     with torch.no_grad():
         for parameter in stepper.parameters():
             parameter += 0.05 * torch.randn(parameter.shape, generator=draw)
-    info = BundleInfo(config, context_frames, tasks, statistics, {t.name: grid(t) for t in tasks})
+    info = BundleInfo(stepper.configs, context_frames, tasks, statistics, {t.name: grid(t) for t in tasks})
     path = write_bundle(directory / name, stepper, info, config_text="run:\n  name: stored\n", card="# stored\n")
     simulator = Simulator.load(path, device="cpu")
     arrays: dict[str, Any] = {}
