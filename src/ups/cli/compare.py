@@ -32,7 +32,7 @@ def compare(
     """
     from ups.library.scores import compare as compare_models
 
-    found = compare_models(*models, tasks=task, progress=note)
+    found = compare_models(*models, tasks=task, progress=not json)
     written = found.write(Path(out)) if out is not None else None
     if json:
         report({**found.to_json(), "page": None if written is None else str(written)})

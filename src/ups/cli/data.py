@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -81,17 +80,18 @@ def validate(
     """
     from ups.data.validate import KINDS, validate_paths
     from ups.errors import ConfigError, DataError
+    from ups.run.progress_line import ProgressLine
 
     for kind in allow or []:
         if kind not in KINDS:
             raise ConfigError(f"'{kind}' is not a kind of finding", hint=f"kinds are {', '.join(KINDS)}")
-    with _Progress("validating") as progress:
+    with ProgressLine(quiet=json) as line:
         found = validate_paths(
             paths,
             allow=allow or (),
             drift_tolerance=drift_tolerance,
             deep=not quick,
-            progress=progress.show,
+            progress=lambda done, total: line.count("validating", done, total, "trajectories"),
             problem=problem,
         )
     if json:
@@ -131,6 +131,7 @@ def pack(
     from ups.errors import ConfigError
     from ups.formats.base import Subsampling
     from ups.formats.zarr_store import StoreReader
+    from ups.run.progress_line import ProgressLine
 
     if valid_fraction + test_fraction >= 1:
         raise ConfigError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")
@@ -142,14 +143,14 @@ def pack(
         problem=problem,
     )
     started = time.monotonic()
-    with _Progress("packing") as progress:
+    with ProgressLine(quiet=json) as line:
         manifest = write_store(
             reader,
             output,
             compression="zstd" if compress else None,
             overwrite=overwrite,
             generator={"source": [Path(p).name for p in paths]},
-            progress=progress.show,
+            progress=lambda done, total: line.count("packing", done, total, "trajectories"),
         )
     facts = {
         "path": str(output),
@@ -165,26 +166,3 @@ def pack(
     else:
         rows = [(key, str(value)) for key, value in facts.items() if key != "assumptions"]
         say(table(rows + [("assumed", text) for text in reader.assumptions]))
-
-
-class _Progress:
-    """A line with done / total on a terminal; silent elsewhere."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._last = what, 0.0
-        self._live = sys.stderr is not None and sys.stderr.isatty()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live and self._last:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-    def show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self._live and (now - self._last > 0.1 or done == total):
-            self._last = now
-            sys.stderr.write(f"\r{self._what} {done}/{total} trajectories\x1b[K")
-            sys.stderr.flush()

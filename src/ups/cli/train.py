@@ -27,9 +27,6 @@ def train(
     from ups.run.directory import run_dir_of
 
     class Terminal(Printed):
-        def warn(self, text: str) -> None:
-            say(styled(f"warning: {text}", "yellow"))
-
         def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
             from ups.run.score_text import score_lines
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ups.config.schema import Recipe
+from ups.record.log import log_shown_by, short_line
 from ups.record.untrusted_files import printable
 
 
 class Output:
     """Keeps silent. `ups train` and `progress=True` put others in its place."""
-
-    def warn(self, text: str) -> None:
-        """Something to know before the run starts."""
 
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
         """The scores of a completed run, and where its bundle is."""
@@ -28,10 +27,7 @@ class Output:
 
 
 class Printed(Output):
-    """Lines on standard output, progress and warnings on standard error."""
-
-    def warn(self, text: str) -> None:
-        sys.stderr.write(f"warning: {printable(text)}\n")
+    """Lines on standard output, progress on standard error."""
 
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
         from ups.run.score_text import score_lines
@@ -40,7 +36,20 @@ class Printed(Output):
 
     @contextlib.contextmanager
     def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
+        from ups.run.follow_metrics import MetricsFollower
         from ups.run.progress_line import ProgressLine
 
-        with ProgressLine(run_dir / "metrics.jsonl", [stage.type for stage in recipe.stages]) as line:
+        stages = [stage.type for stage in recipe.stages]
+        with ProgressLine() as line, MetricsFollower(run_dir / "metrics.jsonl", stages, line):
             yield line.say
+
+
+@contextlib.contextmanager
+def messages_shown(progress: bool) -> Iterator[None]:
+    """Show warnings on standard error to who asked for progress and has not configured logging."""
+    with log_shown_by(_write_short) if progress else contextlib.nullcontext():
+        yield
+
+
+def _write_short(record: logging.LogRecord) -> None:
+    sys.stderr.write(short_line(record) + "\n")

@@ -6,6 +6,7 @@ No torch here: the ranks import it, and when torch is what is broken this proces
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from typing import Any
 from ups.config.recipe import ResolvedRecipe
 from ups.config.schema import Recipe
 from ups.errors import RunDirectoryLostError
-from ups.library.output import Output, Printed
+from ups.library.output import Output, Printed, messages_shown
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
 from ups.record.identity import RunIdentity
+
+logger = logging.getLogger(__name__)
 
 
 def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overrides: Any) -> Run:
@@ -33,7 +36,8 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
     """
     resolved = resolve_recipe(recipe, overrides)
     run_dir = run_dir_for(recipe, resolved)
-    train_resolved(resolved, run_dir, ranks, Printed() if progress else Output())
+    with messages_shown(progress):
+        train_resolved(resolved, run_dir, ranks, Printed() if progress else Output())
     if not run_dir.is_dir():
         raise RunDirectoryLostError(f"{run_dir} is gone: it was moved or removed while the run went on")
     return Run(run_dir)
@@ -41,7 +45,7 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
 
 def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> int:
     """The same for a recipe that is resolved already; returns the exit code of the run."""
-    with prepared(resolved, run_dir, ranks, output) as identity:
+    with prepared(resolved, run_dir, ranks) as identity:
         code = start_ranks(run_dir, resolved.recipe, ranks, identity, output)
         if code == 0:
             # The verdict stands already: torch may come now.
@@ -50,7 +54,7 @@ def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: 
 
 
 @contextlib.contextmanager
-def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> Iterator[RunIdentity]:
+def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[RunIdentity]:
     """Check machine and data, hold the run, and write what ranks read; gives the identity of the run."""
     from ups.doctor.probes.preflight import preflight
     from ups.run.directory import check_ranks, ensure_run_statistics, prepare
@@ -59,7 +63,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output
 
     check_ranks(resolved.recipe.data.block_size, ranks)
     for warning in preflight(resolved.recipe, ranks, run_dir):
-        output.warn(warning)
+        logger.warning("%s", warning)
     # Held first: what follows writes files that a living run reads.
     with hold_run(run_dir):
         prepare(run_dir, resolved, ranks)
