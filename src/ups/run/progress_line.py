@@ -62,7 +62,7 @@ class ProgressLine:
             if now - self._last < (LIVE_SECONDS if self._live else LOG_SECONDS) and not complete:
                 return
             text = f"{what} {100 * done // max(1, total)} %" if unit == "%" else f"{what} {done}/{total} {unit}"
-            if len(self._parts) > 1 and unit != "%":
+            if self._live and len(self._parts) > 1 and unit != "%":
                 text += f"  all {self._sum(0)}/{self._sum(1)}"
             if 0 < done < total and now - since > 2:
                 text += f"  left {duration_text((now - since) / done * (total - done))}"
@@ -110,10 +110,10 @@ class ProgressLine:
         return sum(part[which] for part in self._parts.values())
 
     def _width(self) -> int:
-        try:
-            return max(20, os.get_terminal_size(self._stream.fileno()).columns - 1)
-        except (OSError, ValueError):
-            return 119
+        columns = 0
+        with contextlib.suppress(OSError, ValueError):
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        return max(20, columns - 1) if columns else 119  # a notebook, or a terminal that does not know
 
     def _clear(self) -> None:
         if self._shown:
