@@ -18,13 +18,23 @@ app.command()(generate)
 PathsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="PATH...", help="A store (.zarr), or one or more PDEBench files of one task.", show_default=False
+        metavar="PATH...",
+        help="A store (.zarr), or one or more files of one task (PDEBench, or what an installed package reads).",
+        show_default=False,
     ),
 ]
 ProblemOption = Annotated[
     str | None,
     typer.Option(
         "--problem", metavar="NAME", help="Problem of PDEBench that the files hold, where they do not say so."
+    ),
+]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="Which reader opens PATH: store, pdebench, or one of an installed package; auto looks at it.",
     ),
 ]
 
@@ -37,14 +47,15 @@ def inspect(
     ] = None,
     split: Annotated[str, typer.Option("--split", help="Which split the picture shows.")] = "train",
     problem: ProblemOption = None,
+    format: FormatOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Print a card: shapes, units, ranges, size, time step, boundaries, parameters, splits, identity."""
     from ups.data.inspect import card_lines, make_card
     from ups.data.open import open_paths
 
-    reader = open_paths(paths, problem=problem)
-    card = make_card(reader, paths)
+    reader = open_paths(paths, problem=problem, format=format)
+    card = make_card(reader, paths, format=format)
     if picture is not None:
         from ups.data.picture import draw
 
@@ -72,6 +83,7 @@ def validate(
     ] = 1e-3,
     quick: Annotated[bool, typer.Option("--quick", help="Do not hash every byte of a store.")] = False,
     problem: ProblemOption = None,
+    format: FormatOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Read everything once and name what is wrong, with file, trajectory and frame; exit code 4 if there is something.
@@ -93,6 +105,7 @@ def validate(
             deep=not quick,
             progress=lambda done, total: line.count("validating", done, total, "trajectories"),
             problem=problem,
+            format=format,
         )
     if json:
         report(found.to_json())
@@ -123,9 +136,10 @@ def pack(
     compress: Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
     problem: ProblemOption = None,
+    format: FormatOption = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Convert PDEBench files to a store; also thins or compresses a store."""
+    """Convert files of any format that ups reads to a store; also thins or compresses a store."""
     from ups.data.open import open_paths
     from ups.data.pack import pack as write_store
     from ups.errors import ConfigError
@@ -141,6 +155,7 @@ def pack(
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
         problem=problem,
+        format=format,
     )
     started = time.monotonic()
     with ProgressLine(quiet=json) as line:
