@@ -11,6 +11,7 @@ from typing import Any
 
 from ups.config.schema import Recipe
 from ups.record.log import log_shown_by, short_line
+from ups.record.text import path_text
 from ups.record.untrusted_files import printable
 
 
@@ -32,7 +33,7 @@ class Printed(Output):
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
         from ups.run.score_text import score_lines
 
-        sys.stdout.write(f"{printable(score_lines(results), keep=chr(10))}\nwrote {printable(str(bundle))}\n")
+        sys.stdout.write(f"{printable(score_lines(results), keep=chr(10))}\nwrote {printable(path_text(bundle))}\n")
 
     @contextlib.contextmanager
     def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
