@@ -13,12 +13,12 @@ from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, styled, table
 
 app = new_app("Generate, inspect, validate or pack data.")
-app.command()(generate)
+app.command(short_help="Make benchmark data with reference solvers.")(generate)
 
 PathsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="PATH...",
+        metavar="PATH",
         help="A store (.zarr), or one or more files of one task (PDEBench, or what an installed package reads).",
         show_default=False,
     ),
@@ -39,7 +39,7 @@ FormatOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(short_help="Say what is in it, and draw it.")
 def inspect(
     paths: PathsArgument,
     picture: Annotated[
@@ -69,7 +69,7 @@ def inspect(
     say(table(rows))
 
 
-@app.command()
+@app.command(short_help="Read everything and name what is wrong.")
 def validate(
     paths: PathsArgument,
     allow: Annotated[
@@ -124,7 +124,7 @@ def validate(
         raise typer.Exit(DataError.exit_code)
 
 
-@app.command()
+@app.command(short_help="Convert to a store; thin or compress it.")
 def pack(
     paths: PathsArgument,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.zarr", help="The new store.")],

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ups.solvers.request import Request
 
 TasksArgument = Annotated[
-    list[str], typer.Argument(metavar="TASK...", help="Tasks to generate, or 'all'.", show_default=False)
+    list[str], typer.Argument(metavar="TASK", help="Tasks to generate, or 'all'.", show_default=False)
 ]
 
 

@@ -17,7 +17,7 @@ def _group() -> None:
     """Keeps `bundle` a command of its own while it is the only one."""
 
 
-@app.command()
+@app.command(short_help="Weights, config, statistics and a card with scores.")
 def bundle(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run.", show_default=False)],
     out: Annotated[str | None, typer.Option(help="Directory of the bundle; default RUN/bundle.")] = None,
