@@ -26,6 +26,11 @@ class Output:
         """Show progress while entered; gives the function that takes whole lines (faults, the verdict)."""
         yield lambda line: None
 
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
+        """Show progress while entered; gives the function that takes what is done, how much of it, of how much."""
+        yield None
+
 
 class Printed(Output):
     """Lines on standard output, progress on standard error."""
@@ -42,7 +47,15 @@ class Printed(Output):
 
         stages = [stage.type for stage in recipe.stages]
         with ProgressLine() as line, MetricsFollower(run_dir / "metrics.jsonl", stages, line):
+            line.show("starting", in_log=False)  # a rank needs some seconds for its imports
             yield line.say
+
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
+        from ups.run.progress_line import ProgressLine
+
+        with ProgressLine() as line:
+            yield line.count
 
 
 @contextlib.contextmanager

@@ -102,5 +102,6 @@ def leave_bundle(run_dir: Path, output: Output) -> None:
     """Score a completed run on its test split and write RUN/bundle."""
     from ups.run.bundling import bundle_of_run
 
-    path, results = bundle_of_run(str(run_dir))
+    with output.scoring() as progress:
+        path, results = bundle_of_run(str(run_dir), progress=progress)
     output.scored(results, path)

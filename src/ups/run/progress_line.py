@@ -68,9 +68,9 @@ class ProgressLine:
                 text += f"  left {duration_text((now - since) / done * (total - done))}"
             self.show(text, bar(self._sum(0), self._sum(1)))
 
-    def show(self, text: str, bar: str = "") -> None:
+    def show(self, text: str, bar: str = "", *, in_log: bool = True) -> None:
         """Show a line in place of the one before; in a log under it. The bar only where the line is rewritten."""
-        if self._quiet:
+        if self._quiet or not (self._live or in_log):
             return
         text = printable(text)
         with self._lock:
