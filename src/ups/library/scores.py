@@ -144,12 +144,12 @@ def evaluate(
 
         require_solvers()
     name = _name_of(model)
-    trained = load_trained(name)
-    known = [reader.task.name for reader in trained.readers]
-    wrong = [task for task in tasks if task not in known]
-    if wrong:
-        raise ConfigError(f"'{name}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
     with ProgressLine(quiet=not progress) as line:
+        trained = load_trained(name)
+        known = [reader.task.name for reader in trained.readers]
+        wrong = [task for task in tasks if task not in known]
+        if wrong:
+            raise ConfigError(f"'{name}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
         results = score(
             trained,
             split=split,

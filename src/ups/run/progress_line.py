@@ -25,7 +25,10 @@ LOG_SECONDS = 30.0
 
 
 class ProgressLine:
-    """Shows progress while it is entered. Every method may be called by any thread; quiet: shows nothing of it."""
+    """Shows progress while it is entered. Every method may be called by any thread.
+
+    quiet: shows none, and leaves messages to whoever shows them already.
+    """
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
@@ -41,7 +44,8 @@ class ProgressLine:
 
     def __enter__(self) -> Self:
         self._last = 0.0 if self._live else time.monotonic()
-        self._exit.enter_context(log_shown_by(self._message))
+        if not self._quiet:
+            self._exit.enter_context(log_shown_by(self._message))
         return self
 
     def __exit__(

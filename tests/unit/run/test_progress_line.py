@@ -94,10 +94,13 @@ def test_whole_lines_and_messages_stand_above_the_progress(
     assert stream.getvalue().split("\r\x1b[K") == ["step 1", warned, noted, ""]
 
 
-def test_quiet_hides_the_progress_and_not_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log._SHOWN, "writers", [lambda record: None])
-    stream = io.StringIO()
-    with ProgressLine(stream, quiet=True) as line:
+def test_quiet_shows_nothing_and_leaves_messages_to_who_shows_them_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, outside = io.StringIO(), list[str]()
+    monkeypatch.setattr(log, "_is_configured", lambda logger: False)
+    with (
+        log.log_shown_by(lambda record: outside.append(log.short_line(record))),
+        ProgressLine(stream, quiet=True) as line,
+    ):
         line.count("packing", 3, 3, "trajectories")
         logging.getLogger("ups.test").warning("look")
-    assert stream.getvalue() == "warning: look\n"
+    assert (stream.getvalue(), outside) == ("", ["warning: look"])
