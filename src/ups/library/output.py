@@ -46,9 +46,9 @@ class Printed(Output):
         from ups.run.progress_line import ProgressLine
 
         stages = [stage.type for stage in recipe.stages]
-        with ProgressLine() as line, MetricsFollower(run_dir / "metrics.jsonl", stages, line):
+        with ProgressLine() as line, MetricsFollower(run_dir / "metrics.jsonl", stages, line) as rows:
             line.show("starting", in_log=False)  # a rank needs some seconds for its imports
-            yield line.say
+            yield rows.say
 
     @contextlib.contextmanager
     def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:

@@ -27,6 +27,7 @@ class MetricsFollower:
         self._line = line
         self._offset = path.stat().st_size if path.exists() else 0
         self._rest = b""
+        self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="ups-progress", daemon=True)
 
@@ -40,15 +41,21 @@ class MetricsFollower:
         self._end.set()
         self._thread.join(5)
 
+    def say(self, text: str) -> None:
+        """Print a whole line to standard output, after the rows that were written before."""
+        self._show_new()
+        self._line.say(text)
+
     def _follow(self) -> None:
-        while True:
-            last = self._end.wait(0.25)
-            # Nobody reads anymore, or the terminal is gone: the run goes on.
-            with contextlib.suppress(OSError, ValueError):
-                for row in self._new_rows():
-                    self._show(row)
-            if last:
-                return
+        while not self._end.wait(0.25):
+            self._show_new()
+        self._show_new()
+
+    def _show_new(self) -> None:
+        # Nobody reads anymore, or the terminal is gone: the run goes on.
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            for row in self._new_rows():
+                self._show(row)
 
     def _show(self, row: dict[str, Any]) -> None:
         text = describe(row, self._stages)

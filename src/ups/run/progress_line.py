@@ -22,6 +22,7 @@ from ups.record.untrusted_files import printable
 BAR_WIDTH = 20
 LIVE_SECONDS = 0.1
 LOG_SECONDS = 30.0
+_KEPT = "\n\t"
 
 
 class ProgressLine:
@@ -52,9 +53,8 @@ class ProgressLine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._exit.close()
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            self._clear()
-            self._stream.flush()
+        with self._lock:
+            self._write(self._erased())
 
     def count(self, what: str, done: int, total: int, unit: str = "%") -> None:
         """Part `what` of the work is so far; a unit of '%' shows a share of 100."""
@@ -80,32 +80,25 @@ class ProgressLine:
         with self._lock:
             self._last = time.monotonic()
             if not self._live:
-                self._stream.write(text + "\n")
-            else:
-                self._clear()
-                width = self._width()
-                self._shown = (bar + text if len(bar + text) <= width else text)[:width]
-                self._stream.write(self._shown)
-            self._stream.flush()
+                self._write(text + "\n")
+                return
+            erased, width = self._erased(), self._width()
+            self._shown = (bar + text if len(bar + text) <= width else text)[:width]
+            self._write(erased + self._shown)
 
     def note(self, text: str) -> None:
         """Print a whole line to standard error, above the progress."""
-        self._above(self._stream, printable(text, keep="\n\t"))
+        with self._lock:
+            before, erased = self._shown, self._erased()
+            self._shown = before
+            self._write(f"{erased}{printable(text, keep=_KEPT)}\n{before}")
 
     def say(self, text: str) -> None:
         """Print a whole line to standard output, above the progress."""
-        self._above(sys.stdout, printable(text, keep="\n\t"))
-
-    def _above(self, stream: TextIO, text: str) -> None:
         with self._lock:
-            before = self._shown
-            self._clear()
-            stream.write(text + "\n")
-            stream.flush()
-            if before and stream is self._stream:
-                self._shown = before
-                self._stream.write(before)
-                self._stream.flush()
+            self._write(self._erased())
+            sys.stdout.write(printable(text, keep=_KEPT) + "\n")
+            sys.stdout.flush()
 
     def _message(self, record: logging.LogRecord) -> None:
         self.note(short_line(record))
@@ -119,12 +112,18 @@ class ProgressLine:
             columns = os.get_terminal_size(self._stream.fileno()).columns
         return max(20, columns - 1) if columns else 119  # a notebook, or a terminal that does not know
 
-    def _clear(self) -> None:
-        if self._shown:
-            # A notebook knows no "clear the line": what was there is written over.
-            self._stream.write("\r\x1b[K" if self._terminal else "\r" + " " * len(self._shown) + "\r")
-            self._stream.flush()
-            self._shown = ""
+    def _erased(self) -> str:
+        """What removes the line that is shown, if there is one."""
+        length, self._shown = len(self._shown), ""
+        # A notebook knows no "clear the line": what was there is written over.
+        return ("\r\x1b[K" if self._terminal else "\r" + " " * length + "\r") if length else ""
+
+    def _write(self, text: str) -> None:
+        # Nobody reads any more, or the terminal is gone: that is no reason to stop the work.
+        with contextlib.suppress(OSError, ValueError):
+            if text:
+                self._stream.write(text)
+                self._stream.flush()
 
 
 def in_notebook(stream: TextIO) -> bool:

@@ -70,11 +70,14 @@ def test_new_rows_are_followed_and_old_ones_left_alone(tmp_path: Path) -> None:
 
 def test_a_terminal_gets_one_line_that_is_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, stream = tmp_path / "metrics.jsonl", Terminal()
-    with ProgressLine(stream) as line, MetricsFollower(path, ["a", "b"], line):
+    with ProgressLine(stream) as line, MetricsFollower(path, ["a", "b"], line) as rows:
         for step in (20, 30):
             with path.open("a") as file:
                 file.write(json.dumps(ROW | {"stage_step": step}) + "\n")
             wait_for(stream, f"step {step}/90")
-        line.say("VERDICT")
+        with path.open("a") as file:
+            file.write(json.dumps({"step": 30, "valid/a/nrmse": 0.5}) + "\n")
+        rows.say("VERDICT")
+        assert "valid step 30  a/nrmse 0.5\n" in stream.getvalue(), "what was written before is shown before"
     assert capsys.readouterr().out == "VERDICT\n"
-    assert stream.getvalue().count("\r\x1b[K") == 2
+    assert stream.getvalue().count("\r\x1b[K") == 3

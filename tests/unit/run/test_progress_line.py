@@ -104,3 +104,11 @@ def test_quiet_shows_nothing_and_leaves_messages_to_who_shows_them_already(monke
         line.count("packing", 3, 3, "trajectories")
         logging.getLogger("ups.test").warning("look")
     assert (stream.getvalue(), outside) == ("", ["warning: look"])
+
+
+def test_a_reader_that_went_away_does_not_stop_the_work() -> None:
+    stream = io.StringIO()
+    with ProgressLine(stream) as line:
+        stream.close()
+        line.count("packing", 3, 3, "trajectories")
+        line.note("look")
