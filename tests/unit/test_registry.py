@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ups.registry as registry
-from ups.config.json_schema import recipe_schema
+from ups.config.json_schema import own_schema, recipe_schema
 from ups.config.model import FnoConfig, ModelConfig
 from ups.config.recipe import resolve
 from ups.config.setting import setting
@@ -130,6 +130,8 @@ def test_a_registered_part_is_checked_explained_and_in_the_json_schema_like_ours
         schema = recipe_schema()
         assert schema["$defs"]["HeatConfig"]["properties"]["strength"]["maximum"] == 2
         assert schema["properties"]["model"]["discriminator"]["mapping"]["heat"] == "#/$defs/HeatConfig"
+        assert "heat" not in str(own_schema()).lower()
+        assert recipe_schema() == schema
         with pytest.raises(PluginError, match="built a NoneType, not a Network"):
             build_model(HeatConfig(), [LINE], {"line": statistics_of(LINE)}, 1)
     finally:
