@@ -24,6 +24,7 @@ from ups.training.engine import Engine
 from ups.training.progress import Progress
 
 BLOCK_SIZE = 8
+JOINT_MODEL = {"type": "multiscale", "widths": [8, 8, 16], "blocks": [1, 1, 1], "kernel_size": 3, "num_heads": 2}
 # So that 20 steps move the weights by percents: weights that stay where they are agree for nothing.
 RATES = {"adamw": 1e-3, "sgd": 0.3}
 # Largest global relative L2 distance of all parameters after 20 steps.
@@ -67,7 +68,7 @@ class Watched:
 
 
 def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train each variant (precision, optimizer, micro_batch) on these ranks; weights go to files, windows come back."""
+    """Train each variant (precision, optimizer, micro_batch, joint) on these ranks; weights go to files."""
     tasks, folder = arguments["tasks"], Path(arguments["folder"])
     results = []
     first = _recipe(folder, tasks, arguments["strategy"], arguments["steps"], arguments["variants"][0])
@@ -88,16 +89,21 @@ def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int, variant: Mapping[str, Any]) -> Recipe:
+    joint = variant.get("joint", False)
+    if joint:  # tasks share a micro-batch, have blocks of unequal size, and are weighed by what they have reached
+        tasks = [task | ({"block_size": BLOCK_SIZE // 2} if number else {}) for number, task in enumerate(tasks)]
     return Recipe.model_validate(
         mixture_recipe(
             folder,
             tasks,
+            **({"model": JOINT_MODEL} if joint else {}),
             data={"tasks": tasks, "block_size": BLOCK_SIZE},
             stages=[
                 {
                     "type": "operator",
                     "steps": steps,
                     "unroll_steps": 2,
+                    **({"loss": "nrmse", "balance": 0.5} if joint else {}),
                     "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
                 }
             ],

@@ -21,10 +21,8 @@ class Meters:
     def add(self, metrics: Mapping[str, Tensor]) -> None:
         """Count one micro-batch: (2,) tensors, left on the device."""
         for name, pair in metrics.items():
-            if name in self._sums:
-                self._sums[name] += pair.double()
-            else:
-                self._sums[name] = pair.double()
+            # A new tensor each time: the stage's own must not change under whoever else reads it.
+            self._sums[name] = self._sums[name] + pair.double() if name in self._sums else pair.double()
 
     def reduce(self) -> dict[str, float]:
         """Means over all samples of all ranks since the last call. Collective: all ranks, once.

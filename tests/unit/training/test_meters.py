@@ -26,3 +26,11 @@ def test_counting_leaves_no_graph_behind() -> None:
     for _ in range(2):
         meters.add({"loss": torch.stack([weight * 2, weight])})
     assert not meters._sums["loss"].requires_grad
+
+
+def test_counting_leaves_what_it_counts_alone() -> None:
+    meters = Meters(torch.device("cpu"), distributed=False)
+    first = torch.tensor([1.0, 1.0], dtype=torch.float64)
+    for _ in range(3):
+        meters.add({"loss": first})
+    assert first.tolist() == [1.0, 1.0]
