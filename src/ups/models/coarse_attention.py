@@ -31,28 +31,36 @@ class CoarseAttention(nn.Module):
         nn.init.zeros_(self.outer.weight)
         self.num_modulations = 2 * width
 
-    def forward(self, x: Tensor, modulation: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        """x (B, D, *grid), modulation (B, 2 D), cosines and sines (B or 1, 1, L, P) -> (B, D, *grid)."""
+    def forward(self, x: Tensor, modulation: Tensor, turns: Tensor) -> Tensor:
+        """x (B, D, *grid), modulation (B, 2 D), turns (B or 1, L, D) from `rotary_turns` -> (B, D, *grid)."""
         z = x.flatten(2).transpose(1, 2)  # (B, L, D)
         scale, shift = modulation[:, None].chunk(2, dim=-1)  # each (B, 1, D)
         y = torch.addcmul(shift, F.layer_norm(wide(z), (self.width,)).to(shift.dtype), 1 + scale)
         y = self.inner(y.to(self.inner.weight.dtype))
-        heads, value, gate = y.split([3 * self.width, self.width, self.width], dim=-1)
+        pairs, v, value, gate = torch.split(y, [2 * self.width, *[self.width] * 3], dim=-1)
         # Scores in float32: differences of large products decide, and half precision is slower here on a CPU.
         with torch.autocast(x.device.type, enabled=False):
-            parts = wide(heads).reshape(*heads.shape[:2], 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-            q, k, v = parts.unbind()  # each (B, H, L, D/H)
-            q, k = turned(q, cosines, sines), turned(k, cosines, sines)
+            heads = (*y.shape[:2], self.num_heads, -1)
+            q, k = torch.split(turned(wide(pairs), turns), self.width, dim=-1)
+            q, k, v = (part.reshape(heads).transpose(1, 2) for part in (q, k, wide(v)))  # each (B, H, L, D/H)
             seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, L, D)
         mixed = torch.cat([seen.to(y.dtype), F.silu(gate) * value], dim=-1)
         added: Tensor = z + self.outer(mixed)
         return added.transpose(1, 2).reshape(x.shape)
 
 
-def turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """x (B, H, L, 2 P): the pair of components i and P + i turned by its angle."""
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cosines - b * sines, a * sines + b * cosines], dim=-1)
+def turned(x: Tensor, turns: Tensor) -> Tensor:
+    """x (B, L, 2 D): each pair of neighboring components turned by its angle.
+
+    A product of complex numbers is one pass over memory; with cosines and sines it is six, on runs of a few numbers.
+    """
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * turns).flatten(-2)
+
+
+def rotary_turns(angles: Tensor, num_heads: int) -> Tensor:
+    """angles (L, P) -> (L, 2 H P) unit complex numbers, for the queries and then the keys of all heads."""
+    return torch.polar(torch.ones_like(angles), angles).repeat(1, 2 * num_heads)
 
 
 def rotary_angles(grid: Sequence[int], wraps: Sequence[bool], num_pairs: int) -> Tensor:

@@ -10,6 +10,7 @@ the axis in use must be the last one, along which convolutions are fast.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ups.models.constants import Constants
 
 # First sample, the one after the last, and which axes of the grid wrap around.
 Range = tuple[int, int, tuple[bool, ...]]
@@ -32,6 +35,17 @@ class Layout:
     @property
     def wraps_nowhere(self) -> bool:
         return not any(any(wraps) for _, _, wraps in self.ranges)
+
+    def sources(self, grid: Sequence[int], size: int, constants: Constants, device: torch.device) -> tuple[Tensor, ...]:
+        """`halo_sources` of each range for a kernel of `size` taps; none where zero padding is all there is to do."""
+        if self.wraps_nowhere:
+            return ()
+        pads = [0, size // 2] if self.dims == 1 else [size // 2] * self.dims
+        keys = [(tuple(grid), size, wraps) for _, _, wraps in self.ranges]
+        return tuple(
+            constants.get(functools.partial(halo_sources, grid, pads, key[-1]), key, device, torch.int64)
+            for key in keys
+        )
 
 
 def grid_rank(dims: int) -> int:
@@ -52,37 +66,52 @@ def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
     return weight.dtype
 
 
+def halo_sources(grid: Sequence[int], pads: Sequence[int], wraps: Sequence[bool]) -> Tensor:
+    """For each point of a grid with `pads` more points at both ends of each axis, the point of the grid that it takes
+    its value from (as one number): around a wrapping axis, the nearest one elsewhere."""
+    found = torch.zeros((), dtype=torch.int64)
+    for points, pad, around in zip(grid, pads, wraps, strict=True):
+        place = torch.arange(-pad, points + pad)
+        place = place % points if around else place.clamp(0, points - 1)
+        found = found[..., None] * points + place
+    return found.flatten()
+
+
 class Halo(torch.autograd.Function):
     """x (B, C, *grid) with `pads` more points at both ends of each axis: wrapped around, or 0 where nothing wraps.
 
-    One pass each way, for all ranges; slices and concatenations would copy the grid once for every axis.
+    One pass each way, for all ranges; slices and concatenations would copy the grid once for every axis. sources: what
+    `halo_sources` gives for each of the ranges.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pads: tuple[int, ...], ranges: tuple[Range, ...]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, pads: tuple[int, ...], ranges: tuple[Range, ...], *sources: Tensor) -> Tensor:
         ctx.pads, ctx.ranges = pads, ranges
         sizes = [n + 2 * p for n, p in zip(x.shape[2:], pads, strict=True)]
-        out = x.new_empty(x.shape[0], *sizes, x.shape[1]).movedim(-1, 1)
-        _inner(out, pads).copy_(x)
-        for axis in reversed(range(len(pads))):
-            for low, start, end, high, wraps in _ends(out, axis, pads, ranges):
-                if wraps:
-                    low.copy_(end)
-                    high.copy_(start)
-                else:
-                    low.zero_()
-                    high.zero_()
-        return out
+        points = x.movedim(1, -1).reshape(x.shape[0], -1, x.shape[1])  # (B, points, C)
+        if len(ranges) == 1:
+            out = points.index_select(1, sources[0])
+        else:
+            out = points.new_empty(x.shape[0], sources[0].shape[0], x.shape[1])
+            for (first, stop, _), source in zip(ranges, sources, strict=True):
+                torch.index_select(points[first:stop], 1, source, out=out[first:stop])
+        padded = out.reshape(x.shape[0], *sizes, x.shape[1]).movedim(-1, 1)
+        for first, stop, wraps in ranges:
+            for axis, (pad, around) in enumerate(zip(pads, wraps, strict=True)):
+                if pad and not around:
+                    padded[first:stop].narrow(axis + 2, 0, pad).zero_()
+                    padded[first:stop].narrow(axis + 2, sizes[axis] - pad, pad).zero_()
+        return padded
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         folded = gradients[0].clone()
         for axis in range(len(ctx.pads)):
             for low, start, end, high, wraps in _ends(folded, axis, ctx.pads, ctx.ranges):
                 if wraps:
                     end.add_(low)
                     start.add_(high)
-        return _inner(folded, ctx.pads), None, None
+        return (_inner(folded, ctx.pads), *[None] * (2 + len(ctx.ranges)))
 
 
 def _inner(x: Tensor, pads: Sequence[int]) -> Tensor:
@@ -96,7 +125,7 @@ def _ends(x: Tensor, axis: int, pads: tuple[int, ...], ranges: tuple[Range, ...]
     pad, dim = pads[axis], axis + 2
     if not pad:
         return
-    # Later axes have their halos already (forward) or still (backward): corners go around one axis after the other.
+    # Later axes still have their halos: corners go around one axis after the other.
     slab = _inner(x, (*pads[:axis], *[0] * (len(pads) - axis)))
     size = x.shape[dim] - 2 * pad
     for first, stop, wraps in ranges:
@@ -107,7 +136,11 @@ def _ends(x: Tensor, axis: int, pads: tuple[int, ...], ranges: tuple[Range, ...]
 
 
 class GridKernel(nn.Module):
-    """A kernel of `size` taps along each of `axes` axes, for grids of as many axes or fewer."""
+    """A kernel of `size` taps along each of `axes` axes, for grids of as many axes or fewer.
+
+    weight (rows, taps x columns): the columns of a tap side by side, as convolutions want them, so that a kernel and
+    its gradient are views of the matrix.
+    """
 
     # Whether leading axes that a grid lacks are averaged over instead of summed.
     averages = False
@@ -115,44 +148,48 @@ class GridKernel(nn.Module):
     def __init__(self, rows: int, columns: int, num_outputs: int, size: int, axes: int, std: float) -> None:
         super().__init__()
         self.columns, self.size, self.axes = columns, size, axes
-        self.weight = nn.Parameter(torch.randn(rows, columns * size**axes) * std)
+        self.weight = nn.Parameter(torch.randn(rows, size**axes * columns) * std)
         self.bias = nn.Parameter(torch.zeros(num_outputs))
 
-    def kernel(self, dims: int, dtype: torch.dtype) -> Tensor:
-        """(rows, columns, *taps) for fields of `dims` dimensions, in the layout of the convolution."""
-        taps = self.weight.reshape(-1, self.columns, *[self.size] * self.axes)
-        return channels_last(reduced(taps, self.axes, dims, self.averages).to(dtype))
+    def taps(self, dims: int, dtype: torch.dtype) -> Tensor:
+        """(rows, *size^dims, columns) for fields of `dims` dimensions; a line keeps a first axis of length 1."""
+        taps = self.weight.reshape(-1, *[self.size] * self.axes, self.columns)
+        return reduced(taps, self.axes, dims, self.averages).to(dtype)
 
     def extended(self, weight: Tensor, axes: int) -> Tensor:
-        """The weight of such a module of fewer axes, as this one has it: `kernel` gives back what it was."""
-        taps = weight.reshape(-1, self.columns, *[self.size] * axes)
+        """The weight of such a module of fewer axes, as this one has it: `taps` gives back what it was."""
+        taps = weight.reshape(-1, *[self.size] * axes, self.columns)
         return extended(taps, axes, self.axes, self.averages).flatten(1)
 
 
 def reduced(taps: Tensor, axes: int, dims: int, averages: bool = False) -> Tensor:
-    """taps (..., *size^axes) -> (..., *size^dims) by the sum over the leading axes; a line keeps one of length 1."""
-    first = taps.ndim - axes
-    leading = list(range(first, first + axes - dims))
-    if leading:
-        taps = taps.mean(leading) if averages else taps.sum(leading)
-    return taps.unsqueeze(first) if dims == 1 else taps
+    """taps (rows, *size^axes, columns) -> (rows, *size^dims, columns): summed over the leading axes.
+
+    A line keeps an axis of length 1.
+    """
+    for _ in range(axes - dims):
+        size = taps.shape[1]
+        # Sums of planes: a sum over an axis that is not the last is slow on a CPU.
+        taps = functools.reduce(torch.add, taps.unbind(1))
+        taps = taps / size if averages else taps
+    return taps.unsqueeze(1) if dims == 1 else taps
 
 
 def extended(taps: Tensor, axes: int, to_axes: int, averages: bool = False) -> Tensor:
-    """taps (..., *size^axes) -> (..., *size^to_axes), which `reduced` takes back to what they were.
+    """taps (rows, *size^axes, columns) -> (rows, *size^to_axes, columns), which `reduced` takes back to what they were.
 
     An odd kernel becomes the center plane of the new one, an even one is spread over both planes: neither prefers a
     direction along the new axis. What is averaged is repeated.
     """
-    first, size = taps.ndim - axes, taps.shape[-1]
+    size = taps.shape[1]
     for _ in range(to_axes - axes):
-        planes = taps.unsqueeze(first).repeat_interleave(size, first)
+        planes = taps.unsqueeze(1).repeat_interleave(size, 1)
         if not averages:
             share = taps.new_zeros(size)
             share[size // 2] = 1.0
             if size % 2 == 0:
                 share[:] = 1.0 / size
-            planes = planes * share.reshape(-1, *[1] * (taps.ndim - first))
+            planes = planes * share.reshape(-1, *[1] * (taps.ndim - 1))
         taps = planes
     return taps
 
@@ -163,24 +200,24 @@ class GridConvolution(GridKernel):
     def __init__(self, inputs: int, outputs: int, size: int, axes: int, zero: bool = False) -> None:
         super().__init__(outputs, inputs, outputs, size, axes, 0.0 if zero else (inputs * size**axes) ** -0.5)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """(B, inputs, *grid) -> (B, outputs, *grid)."""
+    def forward(self, x: Tensor, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
+        """(B, inputs, *grid) -> (B, outputs, *grid). sources: of the halo, for each range, see `Layout.sources`."""
         dtype = working_dtype(x, self.weight)
-        return convolved(x.to(dtype), self.kernel(layout.dims, dtype), self.bias.to(dtype), layout)
+        return convolved(x.to(dtype), self.taps(layout.dims, dtype), self.bias.to(dtype), layout, sources)
 
 
-def convolved(x: Tensor, kernel: Tensor, bias: Tensor, layout: Layout) -> Tensor:
-    """The convolution itself, for a kernel (outputs, inputs, *taps) with an odd number of taps along each axis."""
-    pads = tuple(size // 2 for size in kernel.shape[2:])
+def convolved(x: Tensor, taps: Tensor, bias: Tensor | None, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
+    """The convolution itself, with taps (outputs, *sizes, inputs): an odd number along each axis."""
+    pads = tuple(size // 2 for size in taps.shape[1:-1])
     convolve = F.conv2d if x.ndim == 4 else F.conv3d
     if layout.wraps_nowhere:
-        return convolve(x, kernel, bias, padding=pads)
-    padded: Tensor = Halo.apply(x, pads, layout.ranges)  # type: ignore[no-untyped-call]
-    return convolve(padded, kernel, bias)
+        return convolve(x, taps.movedim(-1, 1), bias, padding=pads)
+    padded: Tensor = Halo.apply(x, pads, layout.ranges, *sources)  # type: ignore[no-untyped-call]
+    return convolve(padded, taps.movedim(-1, 1), bias)
 
 
 class Shrink(GridKernel):
-    """Two points along each axis -> one."""
+    """Two points along each axis -> one: a matrix product with the points of a cell side by side."""
 
     def __init__(self, inputs: int, outputs: int, axes: int) -> None:
         super().__init__(outputs, inputs, outputs, 2, axes, (inputs * 2**axes) ** -0.5)
@@ -188,9 +225,9 @@ class Shrink(GridKernel):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """(B, inputs, *grid) -> (B, outputs, *grid / 2)."""
         dtype = working_dtype(x, self.weight)
-        kernel = self.kernel(layout.dims, dtype)
-        convolve = F.conv2d if x.ndim == 4 else F.conv3d
-        return convolve(x.to(dtype), kernel, self.bias.to(dtype), stride=kernel.shape[2:])
+        taps = self.taps(layout.dims, dtype)
+        cells = _cells(x.to(dtype), taps.shape[1:-1])  # (B, *grid / 2, taps x inputs)
+        return F.linear(cells, taps.flatten(1), self.bias.to(dtype)).movedim(-1, 1)
 
 
 class Grow(GridKernel):
@@ -204,9 +241,28 @@ class Grow(GridKernel):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """(B, inputs, *grid) -> (B, outputs, *grid x 2)."""
         dtype = working_dtype(x, self.weight)
-        kernel = self.kernel(layout.dims, dtype)
-        convolve = F.conv_transpose2d if x.ndim == 4 else F.conv_transpose3d
-        return convolve(x.to(dtype), kernel, self.bias.to(dtype), stride=kernel.shape[2:])
+        taps = self.taps(layout.dims, dtype)
+        cells = x.to(dtype).movedim(1, -1) @ taps.flatten(1)  # (B, *grid, taps x outputs)
+        return _points(cells, taps.shape[1:-1]) + self.bias.to(dtype).reshape(-1, *[1] * (x.ndim - 2))
+
+
+def _cells(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(B, C, *grid) -> (B, *grid / sizes, cell x C). A view for a line."""
+    rank = len(sizes)
+    split = [n for points, size in zip(x.shape[2:], sizes, strict=True) for n in (points // size, size)]
+    parts = x.movedim(1, -1).reshape(x.shape[0], *split, x.shape[1])  # (B, X, 2, Y, 2, C)
+    order = [0, *range(1, 1 + 2 * rank, 2), *range(2, 2 + 2 * rank, 2), 1 + 2 * rank]
+    return parts.permute(order).flatten(1 + rank)
+
+
+def _points(cells: Tensor, sizes: Sequence[int]) -> Tensor:
+    """(B, *grid, cell x C) -> (B, C, *grid x sizes): inverse of `_cells`."""
+    rank = len(sizes)
+    grid = cells.shape[1:-1]
+    parts = cells.reshape(cells.shape[0], *grid, *sizes, -1)  # (B, X, Y, 2, 2, C)
+    order = [0, *(n for axis in range(rank) for n in (1 + axis, 1 + rank + axis)), 1 + 2 * rank]
+    whole = [points * size for points, size in zip(grid, sizes, strict=True)]
+    return parts.permute(order).reshape(cells.shape[0], *whole, -1).movedim(-1, 1)
 
 
 class ResidualBlock(nn.Module):
@@ -218,10 +274,10 @@ class ResidualBlock(nn.Module):
         self.outer = GridConvolution(width, width, size, axes, zero=True)
         self.num_modulations = 2 * width
 
-    def forward(self, x: Tensor, modulation: Tensor, layout: Layout) -> Tensor:
-        """x (B, C, *grid), modulation (B, 2 C) -> (B, C, *grid)."""
-        y = self.inner(x, layout)
+    def forward(self, x: Tensor, modulation: Tensor, layout: Layout, *sources: Tensor) -> Tensor:
+        """x (B, C, *grid), modulation (B, 2 C), sources as in `GridConvolution` -> (B, C, *grid)."""
+        y = self.inner(x, layout, sources)
         scale, shift = modulation.to(y.dtype).reshape(*modulation.shape, *[1] * (x.ndim - 2)).chunk(2, dim=1)
         y = F.gelu(torch.addcmul(shift, y, 1 + scale))
-        added: Tensor = x + self.outer(y, layout)
+        added: Tensor = x + self.outer(y, layout, sources)
         return added

@@ -12,14 +12,14 @@ B samples, C channels, S space, D width of a level, M modulations of all blocks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ups.config.model import MultiscaleConfig
 from ups.errors import ConfigError
-from ups.models.coarse_attention import CoarseAttention, rotary_angles
+from ups.models.coarse_attention import CoarseAttention, rotary_angles, rotary_turns
 from ups.models.constants import Constants
 from ups.models.grid_convolution import GridKernel, Grow, Layout, Range, ResidualBlock, Shrink, extended, grid_rank
 from ups.models.multiscale_condition import MultiscaleCondition
@@ -45,7 +45,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         axes = max(Vocabulary.of(tasks).dims)
         widths, counts = config.widths, config.blocks
         sizes = [config.kernel_size, *[_COARSE_TAPS] * (len(widths) - 1)]
-        self.axes = axes
+        self.axes, self._sizes = axes, sizes
         self.lift = Lift(tasks, context_frames, widths[0], _LIFT_TAPS, axes)
         self.down = nn.ModuleList(_blocks(*level, axes) for level in zip(widths[:-1], counts, sizes, strict=False))
         self.shrink = nn.ModuleList(Shrink(a, b, axes) for a, b in itertools.pairwise(widths))
@@ -123,8 +123,9 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         for name, module in self.named_modules():
             if isinstance(module, GridKernel):
                 taken[f"{name}.weight"] = module.extended(state[f"{name}.weight"], axes)
-        taps = state["lift.table"].reshape(*state["lift.table"].shape[:2], *[_LIFT_TAPS] * axes)
-        taken["lift.table"] = extended(taps, axes, self.axes).flatten(2)
+        table = state["lift.table"]
+        taps = table.reshape(table.shape[0], *[_LIFT_TAPS] * axes, -1)
+        taken["lift.table"] = extended(taps, axes, self.axes).flatten(1, -2)
         return taken
 
     def _grid(self, space: Sequence[int]) -> tuple[int, ...]:
@@ -151,41 +152,44 @@ class MultiscaleNetwork(NetworkWithLinearPart):
 
     def _trunk(self, x: Tensor, modulations: Tensor, layout: Layout) -> Tensor:
         """x (B, D, *grid), modulations (B, M) -> (B, D, *grid)."""
-        sizes = [m.num_modulations for m in self._modulated]
-        split = torch.split(modulations, sizes, dim=1)
+        split = torch.split(modulations, [m.num_modulations for m in self._modulated], dim=1)
         of: dict[nn.Module, Tensor] = dict(zip(self._modulated, split, strict=True))
+
+        def through(level: int, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+            sources = layout.sources(x.shape[2:], self._sizes[level], self._constants, x.device)
+            for block in blocks:
+                x = block(x, of[block], layout, *sources)
+            return x
+
         passed = []
-        for blocks, shrink in zip(self.down, self.shrink, strict=True):
-            for block in blocks:  # type: ignore[attr-defined]
-                x = block(x, of[block], layout)
+        for level, (blocks, shrink) in enumerate(zip(self.down, self.shrink, strict=True)):
+            x = through(level, blocks, x)  # type: ignore[arg-type]
             passed.append(x)
             x = wide(shrink(x, layout))
-        rotary = self._rotary(x, layout) if self.config.attention else ()
+        turns = self._turns(x, layout) if self.config.attention else x
         for number, block in enumerate(self.middle):
-            x = block(x, of[block], layout)
+            x = through(-1, [block], x)
             if self.config.attention:
                 attention = self.attention[number]
-                x = attention(x, of[attention], *rotary)
-        for grow, blocks, skip in reversed(list(zip(self.grow, self.up, passed, strict=True))):
-            x = grow(x, layout) + skip
-            for block in blocks:  # type: ignore[attr-defined]
-                x = block(x, of[block], layout)
+                x = attention(x, of[attention], turns)
+        for level in reversed(range(len(passed))):
+            x = through(level, self.up[level], self.grow[level](x, layout) + passed[level])  # type: ignore[arg-type]
         return x
 
-    def _rotary(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
-        """Cosines and sines (B or 1, 1, points, pairs): by the boundaries of each sample."""
-        grid, dtype = tuple(x.shape[2:]), wide(x).dtype
-        pairs = x.shape[1] // self.config.num_heads // 2
+    def _turns(self, x: Tensor, layout: Layout) -> Tensor:
+        """What turns queries and keys, (B or 1, points, width of the level): by the boundaries of each sample."""
+        grid, heads = tuple(x.shape[2:]), self.config.num_heads
+        num_pairs = x.shape[1] // heads // 2
         found = []
         for first, stop, wraps in layout.ranges:
-            tables = [
-                self._constants.get(lambda: make(rotary_angles(grid, wraps, pairs)), key, x.device, dtype)  # noqa: B023
-                for make, key in ((torch.cos, ("cos", grid, wraps)), (torch.sin, ("sin", grid, wraps)))
-            ]
-            count = 1 if len(layout.ranges) == 1 else stop - first
-            found.append([table.expand(count, 1, *table.shape) for table in tables])
-        cosines, sines = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*found, strict=True))
-        return cosines, sines
+            turns = self._constants.get(
+                lambda: rotary_turns(rotary_angles(grid, wraps, num_pairs), heads),  # noqa: B023
+                ("turns", grid, wraps),
+                x.device,
+                wide(x).dtype.to_complex(),
+            )
+            found.append(turns.expand(1 if len(layout.ranges) == 1 else stop - first, -1, -1))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _linear(self, group: Sequence[NetworkInput]) -> list[Tensor | None]:
         """The propagator's scaled change of each task of a group; None where there is none."""

@@ -57,7 +57,7 @@ class NamedVectors(NamedTable):
 
 
 class Lift(NamedTable):
-    """Fields and positions -> D channels: a kernel for each task, channel and context frame. table (rows, D, taps)."""
+    """Fields and positions -> D channels: a kernel for each task, channel and context frame. table (rows, taps, D)."""
 
     def __init__(self, tasks: Sequence[TaskSpec], context_frames: int, width: int, size: int, axes: int) -> None:
         self.context_frames = context_frames
@@ -65,7 +65,7 @@ class Lift(NamedTable):
         self.size, self.axes = size, axes
         num_inputs = {t.name: len(self.names_of(t)) for t in tasks}
         std = torch.tensor([(num_inputs[name[0]] * size**axes) ** -0.5 for name in self.row_names])
-        self.table = nn.Parameter(torch.randn(len(self.row_names), width, size**axes) * std[:, None, None])
+        self.table = nn.Parameter(torch.randn(len(self.row_names), size**axes, width) * std[:, None, None])
 
     def names_of(self, task: TaskSpec) -> list[RowName]:
         """In the order of `ups.models.stepper.Stepper.inputs`, then the positions."""
@@ -89,10 +89,12 @@ class Lift(NamedTable):
             inputs = inputs.unsqueeze(2)
         dtype = working_dtype(inputs, self.table)
         taps = self.table[self.rows(task, self.table.device)]
-        taps = taps.reshape(*taps.shape[:2], *[self.size] * self.axes)
-        kernel = reduced(taps.transpose(0, 1), self.axes, task.num_spatial_dims).to(dtype)
-        nothing = kernel.new_zeros(kernel.shape[0])
-        return convolved(channels_last(inputs.to(dtype)), channels_last(kernel), nothing, layout)
+        taps = taps.reshape(taps.shape[0], *[self.size] * self.axes, -1)
+        taps = reduced(taps, self.axes, task.num_spatial_dims).transpose(0, -1).contiguous()  # (D, *sizes, F)
+        return convolved(channels_last(inputs.to(dtype)), taps.to(dtype), None, layout, self._sources(inputs, layout))
+
+    def _sources(self, inputs: Tensor, layout: Layout) -> tuple[Tensor, ...]:
+        return layout.sources(inputs.shape[2:], self.size, self._constants, inputs.device)
 
     def _positions(self, given: NetworkInput, fields: Tensor) -> list[Tensor]:
         """(B, 1, *S) for each coordinate that matters."""

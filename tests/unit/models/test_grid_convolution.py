@@ -7,11 +7,28 @@ import torch
 from torch.nn import functional as F
 
 from ups.models.coarse_attention import rotary_angles
-from ups.models.grid_convolution import GridConvolution, Grow, Halo, Layout, Shrink, extended, reduced
+from ups.models.constants import Constants
+from ups.models.grid_convolution import (
+    GridConvolution,
+    GridKernel,
+    Grow,
+    Halo,
+    Layout,
+    Shrink,
+    extended,
+    halo_sources,
+    reduced,
+)
 
 
 def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def apply(module: GridKernel, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+    if not isinstance(module, GridConvolution):
+        return module(x, layout)
+    return module(x, layout, layout.sources(x.shape[2:], module.size, Constants(), x.device))
 
 
 def padded(x: torch.Tensor, pads: tuple[int, ...], wraps: tuple[bool, ...]) -> torch.Tensor:
@@ -37,7 +54,8 @@ def test_each_sample_is_padded_by_its_own_boundaries(
 ) -> None:
     x = random(2 * len(kinds), 3, *space).requires_grad_()
     ranges = tuple((2 * n, 2 * n + 2, wraps) for n, wraps in enumerate(kinds))
-    found = Halo.apply(x, pads, ranges)
+    sources = [halo_sources(space, pads, wraps) for wraps in kinds]
+    found = Halo.apply(x, pads, ranges, *sources)
     expected = torch.cat([padded(x[a:b], pads, wraps) for a, b, wraps in ranges])
     assert torch.equal(found, expected)
     weight = random(*expected.shape)
@@ -49,15 +67,15 @@ def test_each_sample_is_padded_by_its_own_boundaries(
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("averages", [False, True])
 def test_an_extended_kernel_reduces_to_what_it_was(size: int, averages: bool) -> None:
-    line = random(4, 3, size)
+    line = random(4, size, 3)
     cube = extended(line, 1, 3, averages)
-    assert cube.shape == (4, 3, size, size, size)
-    torch.testing.assert_close(reduced(cube, 3, 1, averages)[:, :, 0], line)
-    plane = random(4, 3, size, size)
+    assert cube.shape == (4, size, size, size, 3)
+    torch.testing.assert_close(reduced(cube, 3, 1, averages)[:, 0], line)
+    plane = random(4, size, size, 3)
     again = extended(plane, 2, 3, averages)
     torch.testing.assert_close(reduced(again, 3, 2, averages), plane)
     if size % 2 and not averages:
-        assert torch.equal(again[:, :, size // 2], plane), "the center plane"
+        assert torch.equal(again[:, size // 2], plane), "the center plane"
         assert again.count_nonzero() == plane.numel()
 
 
@@ -66,8 +84,8 @@ def test_a_plane_that_does_not_depend_on_its_first_axis_is_a_line(kind: type) ->
     module = (kind(3, 4, 5, 2) if kind is GridConvolution else kind(3, 4, 2)).double()
     line = random(2, 3, 1, 8)
     plane = line.expand(2, 3, 6, 8).contiguous(memory_format=torch.channels_last)
-    one = module(line, Layout(1, ((0, 2, (False, True)),)))
-    two = module(plane, Layout(2, ((0, 2, (True, True)),)))
+    one = apply(module, line, Layout(1, ((0, 2, (False, True)),)))
+    two = apply(module, plane, Layout(2, ((0, 2, (True, True)),)))
     # Growing gives two kinds of rows, whose mean is the line.
     rows = two.unflatten(2, (6, -1)).mean(3) if kind is Grow else two
     torch.testing.assert_close(rows, one.expand_as(rows))
@@ -79,7 +97,7 @@ def test_initial_kernels_keep_the_size_of_noise_in_every_dimension() -> None:
     for dims, grid in ((1, (1, 256)), (2, (32, 32)), (3, (10, 10, 10))):
         x = torch.randn(2, 32, *grid)
         wraps = tuple(n > 1 for n in grid)
-        assert 0.8 < module(x, Layout(dims, ((0, 2, wraps),))).std() < 1.2
+        assert 0.8 < apply(module, x, Layout(dims, ((0, 2, wraps),))).std() < 1.2
 
 
 def test_rotary_products_depend_on_the_offset_alone_and_go_around_periodic_axes() -> None:

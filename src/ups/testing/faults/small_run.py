@@ -20,7 +20,9 @@ def write_recipe(
     save_every: int = 5,
     evaluate_every: int | None = None,
     block_size: int = 4,
+    **sections: Any,
 ) -> Path:
+    """A recipe file in `folder`; `sections` replace top-level sections."""
     document = {
         "version": 1,
         "run": {"name": "small"},
@@ -31,6 +33,7 @@ def write_recipe(
         "checkpoint": {"interval_steps": save_every},
         "tracking": {"log_interval_steps": 1},
         "evaluate": {"max_trajectories": 1, "interval_steps": evaluate_every},
+        **sections,
     }
     path = folder / f"recipe_{steps}.yaml"
     path.write_text(yaml.safe_dump(document))

@@ -1,0 +1,277 @@
+"""Where the time of the multiscale network goes: a training step of all 1D and all 2D tasks, and a step of a rollout.
+
+    python benchmarks/model/profile_step.py [--blocks 15] [--trial DIR] [--no-fno]
+
+Training: forward and backward of the tasks of the benchmark on random fields, as one group for each number of
+dimensions: 20 windows of 128 points of each 1D task, 5 windows of 32 x 32 of each 2D task. Rollout: one step of a
+stepper without gradients, one sample and eight, next to an FNO of the benchmark's size. Everything on one thread, in
+CPU time; what is compared takes turns in one process, and a ratio is the median over neighboring turns, because others
+may use the machine. --trial: a directory with the prototype (model.py, data.py), to compare training with.
+Last line: one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ups.config.model import FnoConfig, MultiscaleConfig
+from ups.models.build import build_model
+from ups.models.stepper import Stepper
+from ups.solvers.tasks import BENCH_TASKS, TASKS
+from ups.spec.batch import Batch
+from ups.spec.task import TaskSpec
+from ups.testing.small_bundle import statistics_of
+
+WINDOWS = {1: 20, 2: 5}
+POINTS = {1: 128, 2: 32}
+SPECS = {dims: [s for s in (TASKS[n].spec for n in BENCH_TASKS) if s.num_spatial_dims == dims] for dims in (1, 2)}
+FNO = {1: FnoConfig(width=32, modes=64, depth=4), 2: FnoConfig(width=32, modes=16, depth=4)}
+ROLLOUT_TASKS = {1: "burgers1d", 2: "ns2d"}
+# Name of an operation contains -> what it is, in this order.
+FAMILIES = (
+    ("convolution (forward)", ("mkldnn_convolution", "conv_transpose", "slow_conv", "aten::convolution_overrideable")),
+    ("convolution (backward)", ("convolution_backward",)),
+    ("attention", ("scaled_dot_product", "flash_attention")),
+    ("matrix products", ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul", "mkldnn_linear")),
+    ("gelu", ("gelu",)),
+    ("layer norm, silu, addcmul", ("layer_norm", "silu", "addcmul")),
+    ("copies: layout, type, halo, cat", ("copy_", "clone", "aten::cat", "contiguous", "_to_copy", "fill_", "zero_")),
+    ("sums and products", ("aten::add", "aten::mul", "aten::sum", "aten::sub", "aten::div", "aten::neg")),
+    ("rows of tables", ("aten::index", "index_put", "aten::embedding")),
+)
+
+
+def batch_of(task: TaskSpec, samples: int, seed: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    points = POINTS[task.num_spatial_dims]
+    space = (points,) * task.num_spatial_dims
+
+    def fields(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, *space, generator=draw)
+
+    ranges = [(p.minimum, p.maximum) for p in task.parameters]
+    drawn = torch.rand(samples, len(ranges), generator=draw)
+    low, high = (torch.tensor([r[side] for r in ranges]) for side in (0, 1))
+    return Batch(
+        task=task,
+        state=fields(samples, 0 if task.steady else 1, task.num_channels("state")),
+        static=fields(samples, task.num_channels("static")),
+        target=fields(samples, 0),
+        parameters=low + drawn * (high - low),
+        dt=torch.full((samples,), task.dt),
+        coordinates=tuple((torch.arange(points, dtype=torch.float64) + 0.5) / points * a.extent for a in task.axes),
+        numbers=torch.arange(samples),
+    )
+
+
+def build(config: Any, tasks: Sequence[TaskSpec]) -> Stepper:
+    stepper = build_model(config, tasks, {t.name: statistics_of(t) for t in tasks}, 1)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in stepper.parameters():  # a new model has zeros that a trained one has not
+            p += 0.01 * torch.randn(p.shape, generator=draw)
+    return stepper
+
+
+def autocast(half: bool) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=half)
+
+
+def training_step(stepper: Stepper, dims: int) -> Callable[[bool], None]:
+    batches = [batch_of(task, WINDOWS[dims]) for task in SPECS[dims]]
+
+    def step(half: bool) -> None:
+        with autocast(half):
+            loss = sum(x.square().mean() for x in stepper.predict_group(batches))
+        loss.backward()  # type: ignore[union-attr]
+        stepper.zero_grad(set_to_none=True)
+
+    return step
+
+
+def trial_step(folder: Path, dims: int) -> Callable[[bool], None]:
+    """The prototype on the same windows, in its own groups (dimension and boundary kind)."""
+    sys.path.insert(0, str(folder))
+    data, model = __import__("data"), __import__("model")
+    tasks, inputs = [], []
+    for number, spec in enumerate(s for d in (1, 2) for s in SPECS[d]):
+        own, n = spec.num_spatial_dims, POINTS[spec.num_spatial_dims]
+        c, cin = spec.num_channels(spec.predicted), spec.num_channels("state") + spec.num_channels("static")
+        periodic = spec.axes[0].boundary == "periodic"
+        ones = torch.ones(cin)
+        task = data.Task(spec.name, spec, own, n, spec.steady, periodic, c, cin, ones, ones, ones[:c], ones[:c])
+        task.coords = torch.rand(2, n if own == 2 else 1, n)
+        tasks.append(task)
+        draw = torch.Generator().manual_seed(number)
+        inputs.append(torch.randn(WINDOWS[own], cin, *(n,) * own, generator=draw))
+    options = {"widths": [32, 64, 128], "blocks": [1, 1, 2], "k0": 5, "attn": 1, "prop": 1, "bf16": 1, "amp": 1}
+    network = model.Hybrid(tasks, options)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in network.parameters():
+            p += 0.01 * torch.randn(p.shape, generator=draw)
+    of = {t.name: x for t, x in zip(tasks, inputs, strict=True)}
+
+    def step(half: bool) -> None:
+        network.o["bf16"] = int(half)
+        network.begin()
+        loss = torch.zeros(())
+        with autocast(half):
+            for group in network.groups():
+                if group[0].dim != dims:
+                    continue
+                xs = [of[t.name] for t in group]
+                thetas = [torch.rand(x.shape[0], model.NF) for x in xs]
+                found = network(group, xs, thetas, [torch.zeros(x.shape[0]) for x in xs])
+                loss = loss + sum(y.square().mean() for y in found)
+        loss.backward()
+        network.zero_grad(set_to_none=True)
+
+    return step
+
+
+def rollout_step(stepper: Stepper, task: TaskSpec, samples: int) -> Callable[[bool], None]:
+    batch = batch_of(task, samples)
+
+    def step(half: bool) -> None:
+        with torch.no_grad(), autocast(half):
+            stepper(batch)
+
+    return step
+
+
+def in_turns(steps: dict[str, Callable[[], None]], blocks: int, repeats: int) -> dict[str, list[float]]:
+    """CPU-seconds of one call, for each block of each candidate; the first block warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for block in range(blocks + 1):
+        for name, step in steps.items():
+            start = time.process_time()
+            for _ in range(repeats):
+                step()
+            if block:
+                seconds[name].append((time.process_time() - start) / repeats)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], of: str, to: str) -> float:
+    return statistics.median(a / b for a, b in zip(seconds[of], seconds[to], strict=True))
+
+
+def families(step: Callable[[], None]) -> dict[str, float]:
+    """Share of CPU time by kind of operation, forward and backward; the rest is Python and dispatch."""
+    for _ in range(3):
+        step()
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        for _ in range(5):
+            step()
+    shares: dict[str, float] = {}
+    for event in found.key_averages():
+        name = next((f for f, parts in FAMILIES if any(p in event.key for p in parts)), "other operations")
+        shares[name] = shares.get(name, 0.0) + event.self_cpu_time_total
+    total = sum(shares.values())
+    return {name: value / total for name, value in sorted(shares.items(), key=lambda item: -item[1])}
+
+
+def parts(stepper: Stepper, dims: int, half: bool) -> dict[str, float]:
+    """Milliseconds of the forward pass spent in each named part, with gradients on."""
+    network: Any = stepper.network
+    named: dict[str, list[Any]] = {
+        "lift": [network.lift],
+        "level 0 blocks": [*network.down[0], *network.up[0]],
+        "level 1 blocks": [*network.down[1], *network.up[1]],
+        "middle blocks": list(network.middle),
+        "attention": list(network.attention),
+        "shrink, grow": [*network.shrink, *network.grow],
+        "condition": [network.condition],
+        "propagator": [network.propagator],
+        "lower": [network.lower],
+    }
+    spent = dict.fromkeys(named, 0.0)
+    hooks = []
+    for name, modules in named.items():
+        for module in modules:
+            began: list[float] = []
+            hooks.append(module.register_forward_pre_hook(lambda *_, b=began: b.append(time.process_time())))
+
+            def ended(*_: Any, b: list[float] = began, n: str = name) -> None:
+                spent[n] += time.process_time() - b.pop()
+
+            hooks.append(module.register_forward_hook(ended))
+    batches = [batch_of(task, WINDOWS[dims]) for task in SPECS[dims]]
+    repeats = 10
+    start = time.process_time()
+    for _ in range(repeats):
+        with autocast(half):
+            stepper.predict_group(batches)
+    whole = time.process_time() - start
+    for hook in hooks:
+        hook.remove()
+    spent["everything else"] = whole - sum(spent.values())
+    return {name: 1e3 * value / repeats for name, value in spent.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=15)
+    parser.add_argument("--trial", type=Path)
+    parser.add_argument("--no-fno", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {}
+    ours = build(MultiscaleConfig(), [s for d in (1, 2) for s in SPECS[d]])
+    for dims in (1, 2):
+        windows = WINDOWS[dims] * len(SPECS[dims])
+        mine = training_step(ours, dims)
+        theirs = trial_step(options.trial, dims) if options.trial else None
+        for half in (True, False):
+            kind = f"{dims}D {'bfloat16' if half else 'float32'}"
+            steps = {"multiscale": lambda h=half: mine(h)}
+            if theirs is not None:
+                steps["trial"] = lambda h=half: theirs(h)
+            seconds = in_turns(steps, options.blocks, 2)
+            row = {name: 1e3 * statistics.median(s) / windows for name, s in seconds.items()}
+            text = ", ".join(f"{name} {ms:.2f} ms a window" for name, ms in row.items())
+            if theirs is not None:
+                row["windows_per_second_of_trial"] = ratio(seconds, "trial", "multiscale")
+                text += f"; {row['windows_per_second_of_trial']:.2f} times the windows per second of the trial"
+            print(f"training {kind}: {text}")
+            for name, share in families(steps["multiscale"]).items():
+                print(f"    {100 * share:5.1f} %  {name}")
+            for name, ms in parts(ours, dims, half).items():
+                print(f"    {ms:7.2f} ms forward: {name}")
+            result[f"training {kind}"] = row
+    ours.eval()
+    for dims in (1, 2):
+        task = TASKS[ROLLOUT_TASKS[dims]].spec
+        fno = None if options.no_fno else build(FNO[dims], [task]).eval()
+        for samples in (1, 8):
+            for half in (True, False):
+                steps = {"multiscale": lambda s=rollout_step(ours, task, samples), h=half: s(h)}
+                if fno is not None:
+                    steps["fno"] = lambda s=rollout_step(fno, task, samples): s(False)
+                seconds = in_turns(steps, options.blocks, 5)
+                row = {name: 1e3 * statistics.median(s) for name, s in seconds.items()}
+                kind = f"{task.name}, {samples} samples, {'bfloat16' if half else 'float32'}"
+                text = ", ".join(f"{name} {ms:.2f} ms" for name, ms in row.items())
+                if fno is not None:
+                    row["cost_of_fno"] = ratio(seconds, "multiscale", "fno")
+                    text += f"; {row['cost_of_fno']:.2f} times the cost of the FNO in float32"
+                print(f"rollout {kind}: {text}")
+                result[f"rollout {kind}"] = row
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
