@@ -13,34 +13,36 @@ from __future__ import annotations
 
 import argparse
 import math
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
-from ups import Simulator
-from ups.data.open import open_paths
+import ups
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "burgers1d.yaml"
 BAR = 0.05
 
 
 def prepare() -> tuple[Path, Path]:
-    """Little data and a small simulator, by the commands that one would type: (bundle, data)."""
-    data, run = Path("data/burgers1d.zarr"), "inverse_problem"
-    settings = ["stages.0.budget_seconds=null", "stages.0.steps=700", "model.width=64", "model.depth=2"]
-    few = ["--trajectories", "96,8,8", "--resolution", "64", "--frames", "11"]
-    for command in (
-        ["data", "generate", "burgers1d", *few],
-        ["train", str(RECIPE), *(f"--set={s}" for s in (f"run.name={run}", *settings, "evaluate.max_trajectories=8"))],
-    ):
-        print("$ ups", *command, flush=True)
-        subprocess.run([sys.executable, "-m", "ups", *command], check=True)
-    return Path("runs") / run / "bundle", data
+    """Little data and a small simulator: (bundle, data)."""
+    ups.generate_data("burgers1d", trajectories=(96, 8, 8), resolution=64, frames=11)
+    run = ups.train(
+        RECIPE,
+        progress=True,
+        run__name="inverse_problem",
+        model__width=64,
+        model__depth=2,
+        stages__0__budget_seconds=None,
+        stages__0__steps=700,
+        evaluate__max_trajectories=8,
+    )
+    if run.bundle is None:
+        raise SystemExit(run.why())
+    return run.bundle, Path("data/burgers1d.zarr")
 
 
-def find_viscosity(simulator: Simulator, frames: torch.Tensor, guess: float) -> float:
+def find_viscosity(simulator: ups.Simulator, frames: torch.Tensor, guess: float) -> float:
     """The viscosity with which a rollout from frames[0] is nearest to frames[1:]. frames (T, C, X)."""
     first, wanted = frames[None, 0], frames[None, 1:]
     logarithm = torch.tensor(math.log(guess), requires_grad=True)
@@ -69,10 +71,10 @@ def main() -> int:
         parser.error("--bundle and --data belong together")
     bundle, data = (options.bundle, options.data) if options.bundle else prepare()
 
-    reader = open_paths(data)
-    window = reader.read("test", options.trajectory, 0, min(11, reader.num_frames))
-    truth = float(window.parameters[0])
-    found = find_viscosity(Simulator.load(bundle), torch.from_numpy(window.state), options.guess)
+    trajectory = ups.open_data(data).trajectory("test", options.trajectory).isel(time=slice(11))
+    truth = float(trajectory["nu"])
+    frames = torch.from_numpy(trajectory["u"].values)[:, None]  # (T, C, X)
+    found = find_viscosity(ups.Simulator.load(bundle), frames, options.guess)
     error = abs(found / truth - 1)
     print(f"guess {options.guess:.4f}, found nu = {found:.4f}, truth {truth:.4f}: {100 * error:.1f} % off")
     return 0 if error <= BAR else 1

@@ -146,7 +146,7 @@ def measure(run_dir: Path) -> None:
             arguments["tasks"],
             data={"tasks": arguments["tasks"], "block_size": arguments["block_size"]},
             model={"type": "latent_operator", "width": 64, "depth": 4, "num_heads": 4, "patch_size": 2},
-            stages=[{"type": "operator", "steps": steps * blocks, "jitter": False}],
+            stages=[{"type": "operator", "steps": steps * blocks, "augment": False}],
             engine={"device": "cpu", "threads": 1, "strategy": strategy},
         )
     )

@@ -62,12 +62,10 @@ def box(axes: Any, x: float, y: float, width: float, height: float, title: str, 
     style = "round,pad=0,rounding_size=0.06"
     axes.add_patch(FancyBboxPatch((x, y), width, height, boxstyle=style, facecolor=color, edgecolor=INK, linewidth=0.8))
     lines = text.count("\n") + 1 if text else 0
-    middle = y + height / 2
-    axes.text(
-        x + width / 2, middle + 0.11 * lines, title, ha="center", va="center", fontsize=10, weight="bold", color=INK
-    )
-    if text:
-        axes.text(x + width / 2, middle - 0.13, text, ha="center", va="center", fontsize=7.5, color=INK)
+    middle, line = y + height / 2, 0.125  # inches of a line of the smaller letters
+    top = middle + line * lines / 2
+    axes.text(x + width / 2, top, title, ha="center", va="center", fontsize=10, weight="bold", color=INK)
+    axes.text(x + width / 2, top - 0.12, text, ha="center", va="top", fontsize=7.5, color=INK)
 
 
 def arrow(axes: Any, begin: tuple[float, float], end: tuple[float, float], color: str = INK, bend: float = 0.0) -> None:
@@ -134,9 +132,9 @@ def step_and_fault() -> None:
             arrow(axes, (2.25, y + 0.84), (2.25, y + 0.64))
     axes.text(0.3, 0.72, "Requests to stop or save travel with the step: issued at its start, read at", fontsize=8)
     axes.text(0.3, 0.52, "its end, so that all ranks decide alike and no accelerator waits for it.", fontsize=8)
-    box(axes, 4.62, 2.0, 1.15, 2.2, "black box", "phase and step\nof each rank,\nin shared\nmemory", PLAIN)
-    for y in (4.8, 3.95, 3.1, 2.3):
-        arrow(axes, (4.2, y), (4.62, min(max(y, 2.3), 4.0)), blue)
+    box(axes, 4.62, 1.1, 1.15, 4.84, "black box", "phase and step\nof each rank,\nin shared\nmemory", PLAIN)
+    for number in range(len(steps)):
+        arrow(axes, (4.2, 5.62 - number * 0.84), (4.62, 5.62 - number * 0.84), blue)
     faults = [
         ("a rank dies", "signal, exception, standstill, lack of memory", "#fde2e0"),
         ("its wrapper and its recorder", "exit code and time; traceback, place, cause", "#fde2e0"),
@@ -150,7 +148,7 @@ def step_and_fault() -> None:
         box(axes, 6.15, y, 4.1, 0.64, name, text, color)
         if number:
             arrow(axes, (8.2, y + 0.84), (8.2, y + 0.64), red)
-    arrow(axes, (5.77, 3.7), (6.15, 3.9), red)
+    arrow(axes, (5.77, 3.94), (6.15, 3.94), red)
     box(axes, 6.15, 0.25, 4.1, 0.6, "ups why RUN", "which rank, where, why, what was lost, what to do", PLAIN)
     arrow(axes, (8.2, 1.1), (8.2, 0.85), red)
     arrow(axes, (10.25, 2.1), (10.25, 3.9), blue, bend=0.6)

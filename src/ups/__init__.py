@@ -1,10 +1,11 @@
-"""Universal Physics Stack: one neural simulator for many PDEs. No side effect and no heavy import here.
+"""Universal Physics Stack: one neural simulator for many PDEs. No heavy import here.
 
 The names below are found on first use, each in its module: `import ups` costs nothing, `ups.Simulator` imports torch.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ _MODULES = {
     "open_data": "ups.library.data",
     "train": "ups.library.train",
 }
+
+# A library is silent; who imports it configures logging (ups.record.log).
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> Any:

@@ -64,3 +64,15 @@ def test_another_number_of_ranks_continues_with_exactly_the_next_windows(tmp_pat
         losses += results[0]["losses"]
     assert seen == {s: w for s, w in windows(straight).items() if s < 9}
     assert losses == pytest.approx(straight[0]["losses"], rel=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("single", 1), ("fsdp", 2)])
+def test_a_run_that_ends_in_float32_resumes_bitwise(strategy: str, ranks: int, tmp_path: Path) -> None:
+    base = {"strategy": strategy, "steps": 8, "precision": "bfloat16", "float32_fraction": 0.4, "asynchronous": False}
+    whole = launch(train, ranks, arguments=base | {"run_dir": str(tmp_path / "whole")})
+    assert whole[0]["hash"] != launch(train, ranks, arguments=base | {"float32_fraction": 0.0})[0]["hash"]
+    for stop in (3, 6):
+        run_dir = str(tmp_path / f"stopped_{stop}")
+        launch(train, ranks, arguments=base | {"run_dir": run_dir, "terminate_at": stop})
+        resumed = launch(train, ranks, arguments=base | {"run_dir": run_dir})
+        assert [r["hash"] for r in resumed] == [r["hash"] for r in whole]

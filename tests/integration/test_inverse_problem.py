@@ -38,4 +38,4 @@ def test_the_viscosity_is_found_within_five_percent(tmp_path: Path) -> None:
         assert start == pytest.approx(guess)
         assert abs(start / truth - 1) > 0.5, "a guess that is right already shows nothing"
         assert abs(result / truth - 1) < 0.05
-    assert "$ ups train" not in second.stdout
+    assert "VERDICT" not in second.stdout, "nothing is trained where a bundle is given"

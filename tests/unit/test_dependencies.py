@@ -21,7 +21,7 @@ PARTS = {
     "mpl_toolkits": "matplotlib",
 }
 # Used without an import: a program, and a backend that xarray looks up by name.
-NOT_IMPORTED = {"py-spy", "h5netcdf", "rich"}
+NOT_IMPORTED = {"py-spy", "h5netcdf"}
 
 
 def declared(requirements: list[str]) -> set[str]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ups.registry as registry
-from ups.config.json_schema import recipe_schema
+from ups.config.json_schema import own_schema, recipe_schema
 from ups.config.model import FnoConfig, ModelConfig
 from ups.config.recipe import resolve
 from ups.config.setting import setting
@@ -78,9 +78,9 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_our_own_parts_come_from_our_entry_points() -> None:
-    assert set(MODELS.names()) >= {"latent_operator", "fno", "unet"}
+    assert set(MODELS.names()) >= {"latent_operator", "multiscale", "fno", "unet"}
     assert set(STAGES.names()) >= {"autoencode", "operator"}
-    assert {MODELS.origin(name).distribution for name in ("latent_operator", "fno", "unet")} == {OURS}
+    assert {MODELS.origin(name).distribution for name in ("latent_operator", "multiscale", "fno", "unet")} == {OURS}
     assert MODELS.origin("fno").where == "ups.models.fno:build"
 
 
@@ -104,7 +104,7 @@ def test_a_part_that_is_unregistered_is_gone_everywhere(recipe: Path) -> None:
     resolve(recipe, ["model.type=unet"])
     with MODELS.without("unet"):
         assert "unet" not in MODELS.names()
-        with pytest.raises(ConfigError, match=r"model\.type.*expected latent_operator or fno"):
+        with pytest.raises(ConfigError, match=r"model\.type.*expected one of latent_operator, fno, multiscale"):
             resolve(recipe, ["model.type=unet"])
         assert "UnetConfig" not in str(recipe_schema())
         with pytest.raises(ConfigError, match="there is no model 'unet'"):
@@ -130,6 +130,8 @@ def test_a_registered_part_is_checked_explained_and_in_the_json_schema_like_ours
         schema = recipe_schema()
         assert schema["$defs"]["HeatConfig"]["properties"]["strength"]["maximum"] == 2
         assert schema["properties"]["model"]["discriminator"]["mapping"]["heat"] == "#/$defs/HeatConfig"
+        assert "heat" not in str(own_schema()).lower()
+        assert recipe_schema() == schema
         with pytest.raises(PluginError, match="built a NoneType, not a Network"):
             build_model(HeatConfig(), [LINE], {"line": statistics_of(LINE)}, 1)
     finally:

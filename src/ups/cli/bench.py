@@ -38,6 +38,7 @@ def bench(
 
     from ups.evaluation.protocol import MODELS
     from ups.run.bench import Bench
+    from ups.run.progress_line import ProgressLine
     from ups.solvers.tasks import BENCH_TASKS
 
     for name, known, what in [(n, MODELS, "model") for n in model] + [(n, BENCH_TASKS, "task") for n in task]:
@@ -47,7 +48,8 @@ def bench(
     models = [name for name in MODELS if name in (model or MODELS)]
     tasks = [name for name in BENCH_TASKS if name in (task or BENCH_TASKS)]
     work = Bench(models, tasks, Path(data), Path(out), cpu_seconds=cpu_seconds, small=small)
-    document = work.run(jobs, note)
+    with ProgressLine() as line:
+        document = work.run(jobs, line)
     if json:
         report(document)
     else:

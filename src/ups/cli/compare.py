@@ -20,7 +20,9 @@ app = new_app()
 def compare(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="A B...", help="Runs, bundles, reports or scores.json files.", show_default=False),
+        typer.Argument(
+            metavar="RUN|BUNDLE|SCORES", help="Runs, bundles, reports or scores.json files.", show_default=False
+        ),
     ],
     task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
     out: Annotated[str | None, typer.Option(help="Directory for a page with tables and curves.")] = None,
@@ -32,7 +34,7 @@ def compare(
     """
     from ups.library.scores import compare as compare_models
 
-    found = compare_models(*models, tasks=task, progress=note)
+    found = compare_models(*models, tasks=task, progress=not json)
     written = found.write(Path(out)) if out is not None else None
     if json:
         report({**found.to_json(), "page": None if written is None else str(written)})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,12 +13,14 @@ from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, styled, table
 
 app = new_app("Generate, inspect, validate or pack data.")
-app.command()(generate)
+app.command(short_help="Make benchmark data with reference solvers.")(generate)
 
 PathsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="PATH...", help="A store (.zarr), or one or more PDEBench files of one task.", show_default=False
+        metavar="PATH",
+        help="A store (.zarr), or one or more files of one task (PDEBench, or what an installed package reads).",
+        show_default=False,
     ),
 ]
 ProblemOption = Annotated[
@@ -28,9 +29,17 @@ ProblemOption = Annotated[
         "--problem", metavar="NAME", help="Problem of PDEBench that the files hold, where they do not say so."
     ),
 ]
+FormatOption = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="Which reader opens PATH: store, pdebench, or one of an installed package; auto looks at it.",
+    ),
+]
 
 
-@app.command()
+@app.command(short_help="Say what is in it, and draw it.")
 def inspect(
     paths: PathsArgument,
     picture: Annotated[
@@ -38,14 +47,15 @@ def inspect(
     ] = None,
     split: Annotated[str, typer.Option("--split", help="Which split the picture shows.")] = "train",
     problem: ProblemOption = None,
+    format: FormatOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Print a card: shapes, units, ranges, size, time step, boundaries, parameters, splits, identity."""
     from ups.data.inspect import card_lines, make_card
     from ups.data.open import open_paths
 
-    reader = open_paths(paths, problem=problem)
-    card = make_card(reader, paths)
+    reader = open_paths(paths, problem=problem, format=format)
+    card = make_card(reader, paths, format=format)
     if picture is not None:
         from ups.data.picture import draw
 
@@ -59,7 +69,7 @@ def inspect(
     say(table(rows))
 
 
-@app.command()
+@app.command(short_help="Read everything and name what is wrong.")
 def validate(
     paths: PathsArgument,
     allow: Annotated[
@@ -73,6 +83,7 @@ def validate(
     ] = 1e-3,
     quick: Annotated[bool, typer.Option("--quick", help="Do not hash every byte of a store.")] = False,
     problem: ProblemOption = None,
+    format: FormatOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Read everything once and name what is wrong, with file, trajectory and frame; exit code 4 if there is something.
@@ -81,18 +92,20 @@ def validate(
     """
     from ups.data.validate import KINDS, validate_paths
     from ups.errors import ConfigError, DataError
+    from ups.run.progress_line import ProgressLine
 
     for kind in allow or []:
         if kind not in KINDS:
             raise ConfigError(f"'{kind}' is not a kind of finding", hint=f"kinds are {', '.join(KINDS)}")
-    with _Progress("validating") as progress:
+    with ProgressLine(quiet=json) as line:
         found = validate_paths(
             paths,
             allow=allow or (),
             drift_tolerance=drift_tolerance,
             deep=not quick,
-            progress=progress.show,
+            progress=lambda done, total: line.count("validating", done, total, "trajectories"),
             problem=problem,
+            format=format,
         )
     if json:
         report(found.to_json())
@@ -111,7 +124,7 @@ def validate(
         raise typer.Exit(DataError.exit_code)
 
 
-@app.command()
+@app.command(short_help="Convert to a store; thin or compress it.")
 def pack(
     paths: PathsArgument,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.zarr", help="The new store.")],
@@ -123,14 +136,16 @@ def pack(
     compress: Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
     problem: ProblemOption = None,
+    format: FormatOption = "auto",
     json: JsonOption = False,
 ) -> None:
-    """Convert PDEBench files to a store; also thins or compresses a store."""
+    """Convert files of any format that ups reads to a store; also thins or compresses a store."""
     from ups.data.open import open_paths
     from ups.data.pack import pack as write_store
     from ups.errors import ConfigError
     from ups.formats.base import Subsampling
     from ups.formats.zarr_store import StoreReader
+    from ups.run.progress_line import ProgressLine
 
     if valid_fraction + test_fraction >= 1:
         raise ConfigError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")
@@ -140,16 +155,17 @@ def pack(
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
         problem=problem,
+        format=format,
     )
     started = time.monotonic()
-    with _Progress("packing") as progress:
+    with ProgressLine(quiet=json) as line:
         manifest = write_store(
             reader,
             output,
             compression="zstd" if compress else None,
             overwrite=overwrite,
             generator={"source": [Path(p).name for p in paths]},
-            progress=progress.show,
+            progress=lambda done, total: line.count("packing", done, total, "trajectories"),
         )
     facts = {
         "path": str(output),
@@ -165,26 +181,3 @@ def pack(
     else:
         rows = [(key, str(value)) for key, value in facts.items() if key != "assumptions"]
         say(table(rows + [("assumed", text) for text in reader.assumptions]))
-
-
-class _Progress:
-    """A line with done / total on a terminal; silent elsewhere."""
-
-    def __init__(self, what: str) -> None:
-        self._what, self._last = what, 0.0
-        self._live = sys.stderr is not None and sys.stderr.isatty()
-
-    def __enter__(self) -> _Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live and self._last:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-    def show(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if self._live and (now - self._last > 0.1 or done == total):
-            self._last = now
-            sys.stderr.write(f"\r{self._what} {done}/{total} trajectories\x1b[K")
-            sys.stderr.flush()

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ups.cli.options import JsonOption
-from ups.cli.output import note, report, say, table
+from ups.cli.output import report, say, table
 from ups.errors import ConfigError
 
 if TYPE_CHECKING:
     from ups.solvers.request import Request
-    from ups.solvers.sweep import Progress
 
 TasksArgument = Annotated[
-    list[str], typer.Argument(metavar="TASK...", help="Tasks to generate, or 'all'.", show_default=False)
+    list[str], typer.Argument(metavar="TASK", help="Tasks to generate, or 'all'.", show_default=False)
 ]
 
 
@@ -55,16 +51,17 @@ def generate(
     requests = _requests(tasks, _counts(trajectories, small), resolution, frames, seed, parameter, format)
     from pathlib import Path
 
+    from ups.run.progress_line import ProgressLine
     from ups.solvers.sweep import generate as run
 
-    with _progress(requests, quiet=json) as on_progress:
+    with ProgressLine(quiet=json) as line:
         results = run(
             requests,
             Path(out),
             num_processes=processes if processes is not None else _num_cores(),
             format="pdebench" if format == "pdebench" else "store",
             overwrite=overwrite,
-            on_progress=on_progress,
+            on_progress=lambda done, total, task: line.count(task, done, total, "chunks"),
         )
     if json:
         report(
@@ -145,36 +142,3 @@ def _counts(text: str | None, small: bool) -> tuple[int, int, int]:
 
 def _num_cores() -> int:
     return len(os.sched_getaffinity(0))
-
-
-@contextmanager
-def _progress(requests: list[Request], *, quiet: bool) -> Iterator[Progress]:
-    """A bar per task on a terminal, a line per finished task elsewhere, nothing with --json."""
-    if quiet:
-        yield lambda done, total, task: None
-        return
-    if not sys.stderr.isatty():
-        yield lambda done, total, task: note(f"{task}: {total} of {total} chunks") if done == total else None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("chunks"))
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as bars:
-        ids = {r.task: bars.add_task(r.task, total=None, start=False) for r in requests}
-        started: set[str] = set()
-
-        def update(done: int, total: int, task: str) -> None:
-            if task not in started and done:
-                started.add(task)
-                bars.start_task(ids[task])
-            bars.update(ids[task], completed=done, total=total)
-
-        yield update

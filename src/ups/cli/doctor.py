@@ -23,7 +23,7 @@ def doctor(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RECIPE]",
+            metavar="RECIPE",
             help="A recipe file, or a run directory. Without one only the machine is examined.",
             show_default=False,
         ),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ups.cli.options import JsonOption, new_app
-from ups.cli.output import note, report, say, styled
+from ups.cli.output import report, say, styled
 
 app = new_app()
 
@@ -40,7 +40,7 @@ def evaluate(
         start_frame=start_frame,
         max_trajectories=trajectories,
         solver_cost=solver_cost,
-        progress=None if json else lambda name: note(f"scoring {name}"),
+        progress=not json,
     )
     written = scores.write(out, page=page)
     if json:

@@ -17,7 +17,7 @@ def _group() -> None:
     """Keeps `bundle` a command of its own while it is the only one."""
 
 
-@app.command()
+@app.command(short_help="Weights, config, statistics and a card with scores.")
 def bundle(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run.", show_default=False)],
     out: Annotated[str | None, typer.Option(help="Directory of the bundle; default RUN/bundle.")] = None,
@@ -29,9 +29,11 @@ def bundle(
 
     from ups.evaluation.results import to_json
     from ups.run.bundling import bundle_of_run
+    from ups.run.progress_line import ProgressLine
     from ups.run.score_text import score_lines
 
-    path, results = bundle_of_run(run, Path(out) if out is not None else None, trajectories)
+    with ProgressLine(quiet=json) as line:
+        path, results = bundle_of_run(run, Path(out) if out is not None else None, trajectories, line.count)
     if json:
         report({"bundle": str(path), "results": to_json(results)})
         return

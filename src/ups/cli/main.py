@@ -32,6 +32,7 @@ from ups.cli.output import (
     keep_traceback,
     log_path,
     note,
+    note_message,
     open_closed_streams,
     print_error,
     say,
@@ -41,6 +42,7 @@ from ups.cli.output import (
     table,
 )
 from ups.errors import EXIT_CODES, UpsError, exit_code_of_signal
+from ups.record.log import show_log
 
 INTERRUPTED = exit_code_of_signal(signal.SIGINT)
 
@@ -159,6 +161,7 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `ups` command; always ends in SystemExit with a code of `ups.errors.EXIT_CODES`."""
     open_closed_streams()
+    show_log(note_message)
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 

@@ -10,6 +10,7 @@ that cannot be written is never a second error.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ups.errors import MachineError, UpsError
+from ups.record.log import short_line
 from ups.record.untrusted_files import printable
 from ups.run.table import table as table
 
@@ -56,6 +58,11 @@ def say(text: str = "") -> None:
 def note(text: str) -> None:
     """Print a line that is not a result (progress, advice) to standard error."""
     _write(sys.stderr, text + "\n")
+
+
+def note_message(record: logging.LogRecord) -> None:
+    """Print a message of `logging.getLogger("ups...")` to standard error, in yellow where that is shown."""
+    note(styled(short_line(record), "yellow", stream=sys.stderr))
 
 
 def report(data: Mapping[str, Any] | Sequence[Any]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,6 +56,7 @@ def rollout(
     """
     from ups import Simulator
     from ups.errors import ConfigError
+    from ups.run.progress_line import ProgressLine
 
     if out is None and film is None and picture is None:
         raise ConfigError("nothing to write", hint="give -o RESULT.zarr, --film FILM.mp4 or --picture PICTURE.png")
@@ -70,7 +68,7 @@ def rollout(
     spec = simulator.task(task)
     start = _read_input(simulator, spec, source, split, trajectory, start_frame, problem)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
-    with _bar(count, quiet=json) as tick:
+    with ProgressLine(quiet=json) as line:
         result = simulator.rollout(
             **start.arguments,
             steps=count,
@@ -78,7 +76,7 @@ def rollout(
             rescale_domain=rescale_domain,
             every=every,
             out=out,
-            progress=tick,
+            progress=lambda done: line.count("rollout", done, count, "steps"),
         )
     written = [out] if out is not None else []
     example = None
@@ -304,17 +302,3 @@ def _draw(example: Example, film: str | None, picture: str | None) -> list[str]:
         write_file_atomically(Path(film), data)
         written.append(film)
     return written
-
-
-@contextlib.contextmanager
-def _bar(total: int, *, quiet: bool) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        row = progress.add_task("steps", total=total)
-        yield lambda done: progress.update(row, completed=done)

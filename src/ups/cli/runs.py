@@ -16,7 +16,7 @@ app = new_app()
 
 @app.command()
 def runs(
-    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where the runs lie.")] = Path("runs"),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs lie.")] = Path("runs"),
     json: JsonOption = False,
 ) -> None:
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""

@@ -22,7 +22,7 @@ app = new_app()
 def status(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="[RUN]", help="Directory of a run, or its name under runs/; default the newest."),
+        typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/; default the newest."),
     ] = None,
     json: JsonOption = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until the run ends.")] = False,

@@ -24,17 +24,15 @@ def train(
     from ups.config.recipe import recipe_file, resolve
     from ups.library.output import Printed
     from ups.library.train import train_resolved
+    from ups.record.text import path_text
     from ups.run.directory import run_dir_of
 
     class Terminal(Printed):
-        def warn(self, text: str) -> None:
-            say(styled(f"warning: {text}", "yellow"))
-
         def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
             from ups.run.score_text import score_lines
 
             say(score_lines(results, styled))
-            say(f"wrote {bundle}")
+            say(f"wrote {path_text(bundle)}")
 
     resolved = resolve(recipe_file(recipe), set)
     raise typer.Exit(train_resolved(resolved, run_dir_of(resolved, recipe, set), ranks, Terminal()))

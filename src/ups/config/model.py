@@ -16,8 +16,8 @@ class ModelConfig(PartSection):
 
     many_tasks: learns several tasks with one set of weights. has_latents: has encoder, operator and decoder, for stages
     that train on latents. can_conserve: the integrals of conserved fields may be kept exactly (a setting `conserve`
-    turns that off). dims: numbers of spatial dimensions that it takes. groups_tasks: runs tasks of equal grids as one
-    graph, so that they share a micro-batch.
+    turns that off). groups_tasks: runs several tasks with the same grid as one graph, so that a micro-batch may hold
+    them together. dims: numbers of spatial dimensions that it takes.
     """
 
     registry = MODELS
@@ -25,8 +25,8 @@ class ModelConfig(PartSection):
     many_tasks: ClassVar[bool] = False
     has_latents: ClassVar[bool] = False
     can_conserve: ClassVar[bool] = False
-    dims: ClassVar[frozenset[int]] = frozenset({1, 2, 3})
     groups_tasks: ClassVar[bool] = False
+    dims: ClassVar[frozenset[int]] = frozenset({1, 2, 3})
 
     type: str = setting(REQUIRED, "Which model to build.")
 
@@ -34,6 +34,11 @@ class ModelConfig(PartSection):
     def grid_divisor(self) -> int:
         """What must divide the number of points along every axis."""
         return 1
+
+    @property
+    def has_linear_part(self) -> bool:
+        """Whether the network has a linear part that can be fitted alone (`linear`, `propagator`)."""
+        return False
 
     @property
     def conserves(self) -> bool:
@@ -78,6 +83,54 @@ class LatentOperatorConfig(ModelConfig):
     def _heads_divide_width(self) -> Self:
         if self.width % self.num_heads:
             raise ValueError(f"num_heads ({self.num_heads}) must divide width ({self.width})")
+        return self
+
+
+class MultiscaleConfig(ModelConfig):
+    """Convolutions at full resolution, attention on a coarse grid and a linear Fourier part, shared by all tasks."""
+
+    many_tasks = True
+    can_conserve = True
+    groups_tasks = True
+
+    type: Literal["multiscale"] = setting("multiscale", "Which model to build.")
+    widths: list[int] = setting(
+        [32, 64, 128], "Channels of each level, the finest first; each has half the points.", unit="channels"
+    )
+    blocks: list[int] = setting(
+        [1, 1, 2],
+        "Residual blocks of each level, on the way down and again on the way up; the last level is passed once.",
+        unit="blocks",
+    )
+    kernel_size: int = setting(
+        5, "Points of a kernel along each axis at full resolution; coarser levels have 3.", unit="points", ge=1, le=31
+    )
+    num_heads: int = setting(4, "Attention heads; must divide the last of widths.", unit="heads", ge=1, le=256)
+    attention: bool = setting(True, "Attention between all points of the coarsest level, after each of its blocks.")
+    propagator: bool = setting(True, "Adds what is linear in the equation, as learned multipliers of Fourier modes.")
+    amplitude: bool = setting(True, "Divides the given frames by the size of the last one, and the result back.")
+    conserve: bool = setting(
+        True, "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
+    )
+
+    @property
+    def has_linear_part(self) -> bool:
+        """Whether the network has a linear part that can be fitted alone."""
+        return self.propagator
+
+    @model_validator(mode="after")
+    def _levels_fit(self) -> Self:
+        if not 1 <= len(self.widths) <= 8 or len(self.widths) != len(self.blocks):
+            raise ValueError(f"widths ({self.widths}) and blocks ({self.blocks}) must name the same 1 to 8 levels")
+        if min(self.widths) < 4 or max(self.widths) > 16384 or min(self.blocks) < 0 or max(self.blocks) > 256:
+            raise ValueError("widths must be from 4 to 16384 channels, blocks from 0 to 256")
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size ({self.kernel_size}) must be odd, so that a kernel has a center")
+        if self.attention and self.widths[-1] % (4 * self.num_heads):
+            raise ValueError(
+                f"num_heads ({self.num_heads}) must divide a quarter of the last width ({self.widths[-1]}): each head "
+                "has pairs of components for two axes"
+            )
         return self
 
 

@@ -131,6 +131,9 @@ class EngineConfig(Section):
     precision: Literal["float32", "bfloat16", "float64"] = setting(
         "float32", "Arithmetic of the model; bfloat16 keeps float32 weights."
     )
+    float32_fraction: float = setting(
+        0.0, "Last part of each stage that runs in float32 when precision is 'bfloat16'.", ge=0, le=1
+    )
     micro_batch: int | None = setting(
         None,
         "Most windows of a task in one forward pass of a rank, which takes equal parts; default its share of a block.",
@@ -228,5 +231,7 @@ class Recipe(Section):
                 )
             if stage.needs_latents and not self.model.has_latents:
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no latents to train on")
+            if stage.needs_linear_part and not self.model.has_linear_part:
+                raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no linear part to fit")
             trained_before = trained_before or stage.trains_latents
         return self

@@ -36,11 +36,14 @@ class OptimConfig(Section):
 
 
 class StageLength(PartSection):
-    """How long a stage runs: a number of steps, or a time from which the number of steps is fixed early on."""
+    """How long a stage runs: a number of steps, or a time from which the number of steps follows."""
 
     steps: int | None = setting(None, "Optimizer steps; or give budget_seconds.", unit="steps", ge=1, le=10**9)
     budget_seconds: float | None = setting(
-        None, "Time for the stage; the first 5 % fix the number of steps.", unit="seconds", gt=0
+        None,
+        "Time for the stage; the number of steps is estimated after 5 % of it and adjusted on the way.",
+        unit="seconds",
+        gt=0,
     )
     budget_clock: Literal["wall", "cpu"] = setting(
         "wall", "What budget_seconds counts: wall time, or CPU time of a rank and its loader workers."
@@ -57,11 +60,13 @@ class StageLength(PartSection):
 class StageConfig(StageLength):
     """Base of the settings of a stage. What a stage needs is declared here, where checks need no torch.
 
-    trains_latents: leaves an encoder and a decoder behind that later stages can stand on.
+    trains_latents: leaves an encoder and a decoder behind that later stages can stand on. needs_linear_part: trains the
+    linear part of a network that has one.
     """
 
     registry = STAGES
     trains_latents: ClassVar[bool] = False
+    needs_linear_part: ClassVar[bool] = False
 
     type: str = setting(REQUIRED, "Which stage this is.")
 
@@ -89,11 +94,50 @@ class AutoencodeStageConfig(StageConfig):
     inverse_weight: float = setting(
         0.1, "Weight of the loss that re-encoding a decoded latent gives that latent back.", ge=0, le=100
     )
-    jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
+    augment: bool = setting(
+        True,
+        "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
+        formerly="jitter",
+    )
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
         return context_frames
+
+
+class LinearOptimConfig(OptimConfig):
+    """Optimizer and schedule of a stage that fits few, separate numbers."""
+
+    learning_rate: float = setting(2e-2, "Peak learning rate, after warm-up.", gt=0, le=10)
+    final_fraction: float = setting(0.0, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
+    weight_decay: float = setting(0.0, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
+    beta2: float = setting(0.95, "Memory of the mean square of the gradient.", ge=0, lt=1)
+    clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns clipping off.", ge=0)
+
+
+class LinearStageConfig(StageConfig):
+    """Fit the linear part of the network alone, before the rest can explain what it would find."""
+
+    needs_linear_part = True
+
+    type: Literal["linear"] = setting("linear", "Which stage this is.")
+    optim: LinearOptimConfig = section(LinearOptimConfig, "Optimizer and schedule of this stage.")
+    noise: float = setting(
+        0.01,
+        "Largest noise on the given frames; teaches the linear part to damp waves that the data lacks.",
+        unit="standard deviations of the state",
+        ge=0,
+        le=1,
+    )
+    keep_below: float = setting(
+        0.7,
+        "A task keeps its linear part if the error is below this part of that of no change; else it starts at zero.",
+        gt=0,
+        le=10,
+    )
+    augment: bool = setting(
+        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
+    )
 
 
 class OperatorStageConfig(StageConfig):
@@ -132,13 +176,18 @@ class OperatorStageConfig(StageConfig):
         0, "Of those, how many leading steps run without gradient (pushforward).", unit="steps", ge=0, le=63
     )
     noise: float = setting(
-        0.02,
+        0.005,
         "Largest noise on the given frames of a transient task; teaches the step to damp what is not in the data.",
-        unit="standard deviations of the state",
+        unit="deviations over space of the frame",
         ge=0,
         le=1,
     )
-    jitter: bool = setting(True, "Roll samples along periodic axes by a random shift, keyed by seed, step and window.")
+    noise_clean: float = setting(0.5, "Share of the samples that get no noise.", ge=0, le=1)
+    augment: bool = setting(
+        True,
+        "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
+        formerly="jitter",
+    )
 
     @property
     def needs_latents(self) -> bool:

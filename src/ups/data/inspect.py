@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ups.data.open import recognized
 from ups.formats.base import GridReader, Reader
 from ups.formats.zarr_store import StoreReader
 from ups.record.text import size_text
@@ -16,7 +17,9 @@ from ups.spec.task import Role
 NUM_SAMPLED = 16
 
 
-def make_card(reader: GridReader, paths: list[str], *, num_sampled: int = NUM_SAMPLED) -> dict[str, Any]:
+def make_card(
+    reader: GridReader, paths: list[str], *, format: str = "auto", num_sampled: int = NUM_SAMPLED
+) -> dict[str, Any]:
     """Facts about a data set as JSON: shapes, units, ranges, size, time, boundaries, parameters, splits, identity.
 
     Ranges are of at most `num_sampled` trajectories of each split, evenly chosen; the card says of how many.
@@ -25,7 +28,7 @@ def make_card(reader: GridReader, paths: list[str], *, num_sampled: int = NUM_SA
     ranges, seen = _ranges(reader, num_sampled)
     card: dict[str, Any] = {
         "paths": paths,
-        "format": "store" if isinstance(reader, StoreReader) else "pdebench",
+        "format": recognized([Path(path) for path in paths]) if format == "auto" else format,
         "bytes": sum(_bytes_of(Path(p)) for p in paths),
         "identity": reader.identity(),
         "task": task.name,

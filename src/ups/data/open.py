@@ -80,6 +80,6 @@ def recognized(paths: Sequence[Path]) -> str:
     if len(knowing) > 1:
         raise DataError(
             f"{paths[0]} is recognized by several readers: {', '.join(knowing)}",
-            hint="name one of them as `format` of the task",
+            hint="choose one: `format` of the task in a recipe, --format of a command",
         )
     return knowing[0] if knowing else "store" if any(path.is_dir() for path in paths) else "pdebench"

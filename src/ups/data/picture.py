@@ -55,7 +55,7 @@ def _draw_lines(figure: Any, reader: GridReader, split: str, chosen: list[int]) 
     names = reader.task.channel_names("state")[:MAX_CHANNELS]
     x = reader.coordinates[0]
     times = reader.times
-    figure.set_size_inches(3.6 * (len(chosen) + 1) + 0.6, 2.9 * len(names) + 0.8)
+    figure.set_size_inches(3.6 * (len(chosen) + 1) + 1.2, 2.9 * len(names) + 0.8)
     axes = figure.subplots(len(names), len(chosen) + 1, squeeze=False)
     labels = _labels(reader, "state")
     for row, name in enumerate(names):
@@ -85,7 +85,7 @@ def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> No
         axis.plot(x, values[frame], color=color, linewidth=1.2, label=f"t = {times[frame]:.3g}")
     axis.set_ylabel(label)
     axis.grid(alpha=0.25)
-    axis.legend(fontsize=7, framealpha=0.7, borderpad=0.2, loc="best")
+    axis.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
 def _draw_frames(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:

@@ -91,13 +91,14 @@ def validate_paths(
     deep: bool = True,
     progress: Progress | None = None,
     problem: str | None = None,
+    format: str = "auto",
 ) -> Report:
-    """All findings about a store or PDEBench files, opening errors included. problem: see `open_paths`."""
+    """All findings about a store or files, opening errors included. problem, format: see `open_paths`."""
     paths = [str(p) for p in path] if isinstance(path, list) else [str(path)]
     report = Report()
     allowed = set(allow)
     try:
-        reader = open_paths(paths, problem=problem)
+        reader = open_paths(paths, problem=problem, format=format)
     except DataError as error:
         report.add(Finding("unreadable", error.message, paths[0]))
         return report

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import faulthandler
+import logging
 import os
 import pickle
 import signal
@@ -30,6 +31,7 @@ from ups.data.worker_protocol import REQUEST, ArrayPlace, BatchReply, ErrorReply
 from ups.errors import UpsError
 from ups.record.failure import Recorder, install_in_worker
 from ups.record.location import location_of_error
+from ups.record.log import show_log, write_to_stderr
 from ups.record.process_tree import bound_to
 
 _ALIGNMENT = 64
@@ -129,6 +131,7 @@ def main(arguments: list[str]) -> None:
     connection_file, source_file, parent, rank, worker = map(int, arguments)
     if parent:
         bound_to(parent)()
+    show_log(write_to_stderr, logging.INFO)
     recorder = install_in_worker(worker)
     fault = fault_file(rank, worker)
     if fault is not None:

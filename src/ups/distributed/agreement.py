@@ -27,8 +27,8 @@ class Status:
     """What one rank requests or knows at the start of a step, and, after `read`, what all ranks agreed on.
 
     stop: signal number that asks to leave, 0 for none (the largest wins). save: a checkpoint is wanted after this step.
-    elapsed_ppm: part of the time budget used so far, in millionths; total_steps: proposal for the length of the
-    stage. Only rank 0 sets these two. gradient_norm: of the step before; reduced, so it must be equal on all ranks.
+    elapsed_ppm: part of the time budget used so far, in millionths; total_steps: a new length of the stage, 0 for
+    none. Only rank 0 sets these two. gradient_norm: of the step before; reduced, so it must be equal on all ranks.
     """
 
     stop: int = 0

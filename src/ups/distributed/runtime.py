@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import datetime
 import faulthandler
+import logging
 import os
 import signal
 import socket
-import sys
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -32,6 +32,8 @@ from ups.config.schema import EngineConfig
 from ups.distributed.environment import RankEnvironment
 from ups.errors import DistributedError, MachineError
 from ups.spec.place import DeviceKind, Place
+
+logger = logging.getLogger(__name__)
 
 TEARDOWN_SECONDS = 10.0
 
@@ -237,4 +239,4 @@ def _destroy_within(seconds: float) -> None:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        sys.stderr.write(f"ups: process groups did not close within {seconds:.0f} s; leaving them\n")
+        logger.warning("process groups did not close within %.0f s; leaving them", seconds)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -93,10 +93,12 @@ class Ddp(Single):
 class Fsdp(Single):
     """A shard of every parameter on every rank (`fully_shard`), gathered unit by unit."""
 
-    def __init__(self, stage: nn.Module, runtime: Runtime, units: Sequence[nn.Module], precision: str) -> None:
+    def __init__(self, stage: nn.Module, runtime: Runtime, units: Sequence[nn.Module], config: EngineConfig) -> None:
         super().__init__(stage, runtime)
-        low = torch.bfloat16 if precision == "bfloat16" else None
-        reduce = torch.float32 if precision == "bfloat16" else None
+        # A stage that ends in float32 gathers float32 throughout: a policy cannot be changed later, autocast can.
+        gathers_low = config.precision == "bfloat16" and not config.float32_fraction
+        low = torch.bfloat16 if gathers_low else None
+        reduce = torch.float32 if gathers_low else None
         inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
         # The stage itself gets the batch in physical units, which bfloat16 would ruin before normalization.
         outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce, cast_forward_inputs=False)
@@ -156,7 +158,7 @@ def spread(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strategy
     if runtime.strategy == "ddp":
         return Ddp(stage, runtime)
     if runtime.strategy == "fsdp":
-        return Fsdp(stage, runtime, units, config.precision)
+        return Fsdp(stage, runtime, units, config)
     if runtime.strategy == "single":
         return Single(stage, runtime)
     raise ConfigError(f"engine.strategy '{runtime.strategy}' is unknown", hint="use auto, single, ddp or fsdp")
@@ -174,6 +176,17 @@ def local(tensor: Tensor) -> Tensor:
         with torch.no_grad():
             return tensor.to_local()
     return tensor.detach()
+
+
+@torch.no_grad()
+def scale_rows(parameter: Tensor, factors: Tensor) -> None:
+    """Multiply each row of a parameter, sharded or whole, by its factor (rows,), which every rank knows."""
+    whole = (
+        factors.to(parameter.device, parameter.dtype).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
+    )
+    if isinstance(parameter, DTensor):
+        whole = distribute_tensor(whole.contiguous(), parameter.device_mesh, parameter.placements, src_data_rank=None)
+    local(parameter).mul_(local(whole))
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -43,7 +43,7 @@ def solver_cost(
     batch_size: int = 32,
     max_trajectories: int | None = None,
     budget_seconds: float = BUDGET_SECONDS,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Error and cost of each solver setting and of the model, and a sentence that says where the model lies.
 
@@ -69,7 +69,7 @@ def solver_cost(
                 break
             for setting in grid:
                 if progress is not None:
-                    progress(f"{reader.task.name}: solver with {_words(setting)}")
+                    progress(f"solver of {reader.task.name}", len(settings), sum(map(len, grids)))
                 error, milliseconds = _measure(restart, setting, reader, plan, split, count, size)
                 settings.append(
                     {

@@ -31,11 +31,13 @@ def open_data(
     valid_fraction: float = 0.1,
     test_fraction: float = 0.1,
     problem: str | None = None,
+    format: str = "auto",
 ) -> Dataset:
     """Open a store, or one or several files of another format that ups reads. Reads nothing but its description.
 
     The strides show every n-th frame and point (with `antialias` the mean over cells of n points); the fractions are
-    for files without splits; problem: which problem of PDEBench the files hold, where they do not say so.
+    for files without splits; problem: which problem of PDEBench the files hold, where they do not say so; format: the
+    reader, where it cannot be recognized.
     """
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     texts = [os.fspath(one) for one in paths]
@@ -48,16 +50,18 @@ def open_data(
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
         problem=problem,
+        format=format,
     )
-    return Dataset(reader, texts)
+    return Dataset(reader, texts, format)
 
 
 class Dataset:
     """One task on disk: its card, its splits, trajectories as xarray, batches as torch tensors."""
 
-    def __init__(self, reader: GridReader, paths: Sequence[str]) -> None:
+    def __init__(self, reader: GridReader, paths: Sequence[str], format: str = "auto") -> None:
         self._reader = reader
         self._paths = list(paths)
+        self._format = format
 
     @property
     def task(self) -> TaskSpec:
@@ -84,7 +88,7 @@ class Dataset:
         """Facts about the data: shapes, units, ranges, size, boundaries, parameters (`ups data inspect --json`)."""
         from ups.data.inspect import make_card
 
-        return make_card(self._reader, self._paths)
+        return make_card(self._reader, self._paths, format=self._format)
 
     def trajectory(self, split: str = "train", number: int = 0) -> xarray.Dataset:
         """One whole trajectory: fields over (time, component, space) with units and coordinates, parameters as scalars.

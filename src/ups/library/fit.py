@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ups.library.output import Output, Printed
+from ups.library.output import Output, Printed, messages_shown
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
 from ups.library.train import leave_bundle, prepared
@@ -22,7 +22,7 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
 
     resolved = resolve_recipe(recipe, overrides)
     run_dir, output = run_dir_for(recipe, resolved), Printed() if progress else Output()
-    with prepared(resolved, run_dir, 1, output) as identity:
+    with messages_shown(progress), prepared(resolved, run_dir, 1) as identity:
         with output.following(run_dir, resolved.recipe) as say:
             code = train_in_process(run_dir, resolved.recipe, identity, say)
         if code == 0:

@@ -91,7 +91,7 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl as they were written."""
-        from ups.run.progress_line import rows_of
+        from ups.run.follow_metrics import rows_of
 
         try:
             lines = (self.path / "metrics.jsonl").read_bytes().splitlines()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,14 +125,15 @@ def evaluate(
     start_frame: int | None = None,
     max_trajectories: int | None = None,
     solver_cost: bool = False,
-    progress: Callable[[str], None] | None = None,
+    progress: bool = False,
 ) -> Scores:
     """Score a run (its newest checkpoint) or a bundle on held-out trajectories: whole rollouts from the start frame.
 
     tasks: only these. max_trajectories: at most so many of each task. solver_cost: also measure what the same error
-    costs the solver that made the data (takes minutes). progress: called with the name of each task. Writes nothing.
+    costs the solver that made the data (takes minutes). With `progress` a line shows how far it is. Writes nothing.
     """
     from ups.record.places import find_model
+    from ups.run.progress_line import ProgressLine
     from ups.run.reporting import report_folder
     from ups.run.scoring import score
     from ups.run.trained import load_trained
@@ -144,32 +145,35 @@ def evaluate(
 
         require_solvers()
     name = _name_of(model)
-    trained = load_trained(name)
-    known = [reader.task.name for reader in trained.readers]
-    wrong = [task for task in tasks if task not in known]
-    if wrong:
-        raise ConfigError(f"'{name}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
-    results = score(
-        trained,
-        split=split,
-        start_frame=start_frame,
-        max_trajectories=max_trajectories,
-        tasks=tasks,
-        solver_cost=solver_cost,
-        progress=progress,
-    )
+    with ProgressLine(quiet=not progress) as line:
+        trained = load_trained(name)
+        known = [reader.task.name for reader in trained.readers]
+        wrong = [task for task in tasks if task not in known]
+        if wrong:
+            raise ConfigError(f"'{name}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
+        results = score(
+            trained,
+            split=split,
+            start_frame=start_frame,
+            max_trajectories=max_trajectories,
+            tasks=tasks,
+            solver_cost=solver_cost,
+            progress=line.count,
+        )
     return Scores(trained.name, trained.identity, results, report_folder(find_model(name)), trained)
 
 
-def compare(*models: ModelLike, tasks: Sequence[str] = (), progress: Callable[[str], None] | None = None) -> Comparison:
+def compare(*models: ModelLike, tasks: Sequence[str] = (), progress: bool = False) -> Comparison:
     """Scores of several runs, bundles, reports or scores.json files, with paired differences to the first.
 
     One without scores is scored first, and its scores.json kept. Raises if the scores are of other data or of another
     protocol.
     """
     from ups.run.comparing import compare_models
+    from ups.run.progress_line import ProgressLine
 
-    return Comparison(*compare_models([_name_of(model) for model in models], tasks, progress))
+    with ProgressLine(quiet=not progress) as line:
+        return Comparison(*compare_models([_name_of(model) for model in models], tasks, line.count))
 
 
 def _name_of(model: ModelLike) -> str:

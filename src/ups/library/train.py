@@ -6,6 +6,7 @@ No torch here: the ranks import it, and when torch is what is broken this proces
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from typing import Any
 from ups.config.recipe import ResolvedRecipe
 from ups.config.schema import Recipe
 from ups.errors import RunDirectoryLostError
-from ups.library.output import Output, Printed
+from ups.library.output import Output, Printed, messages_shown
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
 from ups.record.identity import RunIdentity
+
+logger = logging.getLogger(__name__)
 
 
 def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overrides: Any) -> Run:
@@ -33,7 +36,8 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
     """
     resolved = resolve_recipe(recipe, overrides)
     run_dir = run_dir_for(recipe, resolved)
-    train_resolved(resolved, run_dir, ranks, Printed() if progress else Output())
+    with messages_shown(progress):
+        train_resolved(resolved, run_dir, ranks, Printed() if progress else Output())
     if not run_dir.is_dir():
         raise RunDirectoryLostError(f"{run_dir} is gone: it was moved or removed while the run went on")
     return Run(run_dir)
@@ -41,7 +45,7 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
 
 def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> int:
     """The same for a recipe that is resolved already; returns the exit code of the run."""
-    with prepared(resolved, run_dir, ranks, output) as identity:
+    with prepared(resolved, run_dir, ranks) as identity:
         code = start_ranks(run_dir, resolved.recipe, ranks, identity, output)
         if code == 0:
             # The verdict stands already: torch may come now.
@@ -50,7 +54,7 @@ def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: 
 
 
 @contextlib.contextmanager
-def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> Iterator[RunIdentity]:
+def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[RunIdentity]:
     """Check machine and data, hold the run, and write what ranks read; gives the identity of the run."""
     from ups.data.open import open_tasks
     from ups.doctor.probes.preflight import check_data, check_machine
@@ -61,7 +65,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output
     recipe = resolved.recipe
     check_ranks(recipe.data, ranks)
     for warning in check_machine(recipe, ranks, run_dir):
-        output.warn(warning)
+        logger.warning("%s", warning)
     with contextlib.ExitStack() as stack:
         readers = stack.enter_context(open_tasks(recipe.data.tasks))
         check_data(recipe, readers)
@@ -104,5 +108,6 @@ def leave_bundle(run_dir: Path, output: Output) -> None:
     """Score a completed run on its test split and write RUN/bundle."""
     from ups.run.bundling import bundle_of_run
 
-    path, results = bundle_of_run(str(run_dir))
+    with output.scoring() as progress:
+        path, results = bundle_of_run(str(run_dir), progress=progress)
     output.scored(results, path)

@@ -50,7 +50,7 @@ class Network(nn.Module, ABC):
     def forward_group(self, group: Sequence[NetworkInput]) -> list[Tensor]:
         """`forward` of each task of a group; a network that declares `groups_tasks` runs them as one graph.
 
-        The tasks of a group have the same grid and the same boundary kinds.
+        The tasks of a group have the same grid.
         """
         return [self(given) for given in group]
 
@@ -66,6 +66,23 @@ class Network(nn.Module, ABC):
     @abstractmethod
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
+
+
+class NetworkWithLinearPart(Network):
+    """A network whose change has a linear part that can be fitted alone; its config declares `has_linear_part`.
+
+    linear_part: the module of its parameters.
+    """
+
+    linear_part: nn.Module
+
+    @abstractmethod
+    def linear(self, given: NetworkInput) -> Tensor:
+        """The linear part of the scaled change (B, C, *S) of a transient task."""
+
+    @abstractmethod
+    def linear_rows(self) -> list[tuple[nn.Parameter, list[str]]]:
+        """The parameters of the linear part, each with the task that every row of it belongs to."""
 
 
 class NetworkWithLatents(Network):

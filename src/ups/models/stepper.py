@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, DataError
-from ups.models.network import Network, NetworkInput, NetworkWithLatents
+from ups.models.network import Network, NetworkInput, NetworkWithLatents, NetworkWithLinearPart
 from ups.models.normalization import Normalization, wide
 from ups.models.vocabulary import Channels, Vocabulary
 from ups.spec.batch import Batch
@@ -146,6 +146,16 @@ class Stepper(nn.Module):
             raise ConfigError(
                 f"model type '{self.config.type}' has no latents to train on",
                 hint="use model.type latent_operator, or an operator stage in physical space",
+            )
+        return self.network
+
+    @property
+    def linear(self) -> NetworkWithLinearPart:
+        """The network, for a stage that fits its linear part. Raises ConfigError for a network without."""
+        if not isinstance(self.network, NetworkWithLinearPart) or not self.config.has_linear_part:
+            raise ConfigError(
+                f"model type '{self.config.type}' has no linear part to fit",
+                hint="use model.type multiscale with its propagator, or leave this stage out",
             )
         return self.network
 

@@ -7,9 +7,9 @@ reading tensors: `ups.training.checkpoint`.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +17,9 @@ from typing import Any
 
 from ups.errors import CheckpointError, IntegrityError, UpsError
 from ups.record.manifest import FileHash, is_committed, read_manifest, remove_directory, verify
-from ups.record.untrusted_files import load_object, printable
+from ups.record.untrusted_files import load_object
+
+logger = logging.getLogger(__name__)
 
 PROGRESS_NAME = "progress.json"
 VISIBLE_SECONDS = 120.0
@@ -59,7 +61,6 @@ def latest_verified(
     *,
     belongs: Callable[[Path, int], str] | None = None,
     hashed: str = "",
-    say: Callable[[str], None] | None = None,
     set_aside: bool = False,
 ) -> Path | None:
     """The newest checkpoint whose every byte is what was committed, or None if there never was one.
@@ -71,7 +72,6 @@ def latest_verified(
     warning. hashed: manifest hash of the checkpoint whose bytes the supervisor has read already; of that one only
     names and sizes are compared.
     """
-    say = say or _to_stderr
     passed_over = 0
     for step, path in list_checkpoints(run_dir):
         try:
@@ -81,15 +81,15 @@ def latest_verified(
             read_progress(path)
         except (IntegrityError, CheckpointError) as error:
             passed_over += 1
-            say(f"checkpoint {path.name} is not used: {error.message}")
+            logger.warning("checkpoint %s is not used: %s", path.name, error.message)
             if set_aside:
                 _set_aside(path)
             continue
         warning = belongs(path, step) if belongs is not None else ""
         if warning:
-            say(warning)
+            logger.warning("%s", warning)
         if passed_over:
-            say(f"falling back to the older checkpoint {path.name}")
+            logger.warning("falling back to the older checkpoint %s", path.name)
         return path
     if passed_over:
         raise CheckpointError(
@@ -110,10 +110,10 @@ def retain(run_dir: Path, keep: int) -> list[Path]:
     return committed[keep:]
 
 
-def clear_link(path: Path, say: Callable[[str], None] | None = None) -> None:
+def clear_link(path: Path) -> None:
     """Set a symbolic link aside that stands where a checkpoint is to be committed; what it points to is not touched."""
     if path.is_symlink():
-        (say or _to_stderr)(f"{path.name} is a symbolic link and is set aside: a checkpoint is committed in its place")
+        logger.warning("%s is a symbolic link and is set aside: a checkpoint is committed in its place", path.name)
         _set_aside(path)
 
 
@@ -155,7 +155,3 @@ def _set_aside(path: Path) -> None:
         if not os.path.lexists(target):
             path.rename(target)
             return
-
-
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(f"ups: {printable(text)}\n")

@@ -1,6 +1,9 @@
-"""Durations and sizes as people read them: one spelling for commands, status, checks and data cards."""
+"""Durations, sizes and paths as people read them: one spelling for commands, status, checks and data cards."""
 
 from __future__ import annotations
+
+import contextlib
+from pathlib import Path
 
 
 def duration_text(seconds: float) -> str:
@@ -21,3 +24,10 @@ def size_text(num_bytes: float) -> str:
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
     return f"{num_bytes:.0f} bytes"
+
+
+def path_text(path: Path) -> str:
+    """The path as one would type it here: relative if it is below the current directory."""
+    with contextlib.suppress(ValueError, OSError):
+        return str(path.relative_to(Path.cwd()))
+    return str(path)

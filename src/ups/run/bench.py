@@ -11,7 +11,6 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -24,6 +23,7 @@ from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Ent
 from ups.evaluation.results import to_json
 from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
+from ups.run.progress_line import ProgressLine
 from ups.solvers.tasks import BENCH_TASKS
 
 
@@ -39,15 +39,15 @@ class Bench:
         self.page, self.result = self.out / "bench.md", self.out / "bench.json"
         self._working: set[subprocess.Popen[bytes]] = set()
 
-    def run(self, jobs: int, say: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, jobs: int, line: ProgressLine) -> dict[str, Any]:
         """Whatever is not there yet, then the result (also written to disk). A failed training leaves a gap."""
         for name in ("recipes", "logs"):
             (self.out / name).mkdir(parents=True, exist_ok=True)
-        self._generate(say)
+        self._generate(line)
         wanted = entries(self.models, self.tasks, os.path.relpath(self.data, self.out), self.cpu_seconds)
         # The longest first: the others fill the time next to it.
         wanted.sort(key=lambda entry: -len(entry.tasks))
-        failed = self._train_all(wanted, jobs, say)
+        failed = self._train_all(wanted, jobs, line)
         rows, identities = self._references()
         for entry, code in zip(wanted, failed, strict=True):
             if not code:
@@ -76,25 +76,25 @@ class Bench:
         words += [f"--jobs {jobs}"] if jobs > 1 else []
         return " ".join(words)
 
-    def _generate(self, say: Callable[[str], None]) -> None:
+    def _generate(self, line: ProgressLine) -> None:
         from ups.solvers.request import BENCH_TRAJECTORIES, SMALL_TRAJECTORIES, make_request
         from ups.solvers.sweep import generate
 
         counts = SMALL_TRAJECTORIES if self.small else BENCH_TRAJECTORIES
         requests = [make_request(task, trajectories=counts) for task in self.tasks]
+        generate(
+            requests,
+            self.data,
+            num_processes=len(os.sched_getaffinity(0)),
+            on_progress=lambda done, total, task: line.count(f"data of {task}", done, total, "chunks"),
+        )
 
-        def progress(done: int, total: int, task: str) -> None:
-            if done == total:
-                say(f"data of {task} is there")
-
-        generate(requests, self.data, num_processes=len(os.sched_getaffinity(0)), on_progress=progress)
-
-    def _train_all(self, wanted: list[Entry], jobs: int, say: Callable[[str], None]) -> list[int]:
+    def _train_all(self, wanted: list[Entry], jobs: int, line: ProgressLine) -> list[int]:
         """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave."""
         pool = ThreadPoolExecutor(jobs)
         before = signal.signal(signal.SIGTERM, _leave)
         try:
-            return list(pool.map(lambda entry: self._train(entry, say), wanted))
+            return list(pool.map(lambda entry: self._train(entry, line), wanted))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(self._working):
@@ -104,7 +104,7 @@ class Bench:
             pool.shutdown()
             signal.signal(signal.SIGTERM, before)
 
-    def _train(self, entry: Entry, say: Callable[[str], None]) -> int:
+    def _train(self, entry: Entry, line: ProgressLine) -> int:
         """Train one entry unless it is finished; returns the exit code of `ups train`."""
         recipe = self.out / "recipes" / f"{entry.name}.yaml"
         text = dump(entry.recipe)
@@ -113,7 +113,7 @@ class Bench:
             return 0
         recipe.write_text(text)
         log = self.out / "logs" / f"{entry.name}.log"
-        say(f"training {entry.name}, log {log}")
+        line.note(f"training {entry.name}, log {log}")
         command = [sys.executable, "-m", "ups", "train", str(recipe)]
         with log.open("ab") as file:
             process = subprocess.Popen(
@@ -129,7 +129,7 @@ class Bench:
             self._working.add(process)
             code = process.wait()
             self._working.discard(process)
-        say(f"{entry.name} is trained" if not code else f"{entry.name} failed with exit code {code}, see {log}")
+        line.note(f"{entry.name} is trained" if not code else f"{entry.name} failed with exit code {code}, see {log}")
         return code
 
     def _bundle(self, entry: Entry) -> Path:

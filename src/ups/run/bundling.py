@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.run.scoring import MODEL
+from ups.run.scoring import MODEL, Progress
 
 # Enough for a card; `ups eval` scores the whole split.
 SCORED_TRAJECTORIES = 64
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def bundle_of_run(
-    run: str, out: Path | None = None, max_trajectories: int = SCORED_TRAJECTORIES
+    run: str,
+    out: Path | None = None,
+    max_trajectories: int = SCORED_TRAJECTORIES,
+    progress: Progress | None = None,
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Score a run on its test split and write its bundle, by default into the run; returns its place and the scores."""
     from ups.record.places import BUNDLE_NAME, find_model
@@ -24,7 +27,7 @@ def bundle_of_run(
     from ups.run.trained import load_trained
 
     trained = load_trained(run)
-    results = score(trained, max_trajectories=max_trajectories)
+    results = score(trained, max_trajectories=max_trajectories, progress=progress)
     return make_bundle(out or find_model(run) / BUNDLE_NAME, trained, results), results
 
 

@@ -21,10 +21,11 @@ from ups.run.reporting import report_folder, write_scores
 from ups.run.trained import load_trained
 
 Changes = dict[str, list[tuple[str, str, str]]]
+Progress = Callable[[str, int, int], None]
 
 
 def compare_models(
-    names: Sequence[str], tasks: Sequence[str] = (), progress: Callable[[str], None] | None = None
+    names: Sequence[str], tasks: Sequence[str] = (), progress: Progress | None = None
 ) -> tuple[list[str], list[TaskComparison], list[str], Changes]:
     """Labels, a comparison for each task, notes, and the recipe changes of each model against the first.
 
@@ -48,7 +49,7 @@ def write_page(folder: Path, tasks: Sequence[TaskComparison], notes: Sequence[st
     return folder / "index.html"
 
 
-def _labeled(names: Sequence[str], progress: Callable[[str], None] | None) -> list[Scored]:
+def _labeled(names: Sequence[str], progress: Progress | None) -> list[Scored]:
     """Scores of each model, in order; labeled by what was typed, without what says nothing."""
     if len({Path(n).resolve() for n in names}) < len(names):
         raise ConfigError("the same model is named twice")
@@ -62,7 +63,7 @@ def _short_name(name: str) -> str:
     return parts[-1] if parts else name
 
 
-def _load(name: str, label: str, progress: Callable[[str], None] | None) -> Scored:
+def _load(name: str, label: str, progress: Progress | None) -> Scored:
     path = Path(name)
     if path.is_file():
         return read_scores(path, label)
@@ -86,16 +87,15 @@ def _is_current(folder: Path, scores: Path) -> bool:
     return newest is not None and identity.get("checkpoint") == newest.name
 
 
-def _score(name: str, label: str, folder: Path, progress: Callable[[str], None] | None) -> None:
+def _score(name: str, label: str, folder: Path, progress: Progress | None) -> None:
     """Score a model and leave scores.json in `folder`."""
     from ups.run.scoring import score
 
-    trained = load_trained(name)
-
-    def tell(task: str) -> None:
+    def tell(what: str, done: int, total: int) -> None:
         if progress is not None:
-            progress(f"{label}: scoring {task}")
+            progress(f"{label}: {what}", done, total)
 
+    trained = load_trained(name)
     write_scores(folder, trained, score(trained, progress=tell), page=False)
 
 

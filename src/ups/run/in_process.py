@@ -28,6 +28,7 @@ from ups.record.blackbox import BlackBox, ring_path
 from ups.record.causes import base_name, cause_of_error
 from ups.record.failure import Recorder, failure_stem, read_failure
 from ups.record.identity import RunIdentity
+from ups.record.text import path_text
 from ups.run.directory import last_step_of
 from ups.run.identity import check_inputs
 from ups.run.rank import run_stages
@@ -164,7 +165,7 @@ class _InProcess:
         self._entry["faults"].append(fault.document())
         self._end("failed", step, fault.exit_code)
         self._say(fault.one_line())
-        self._verdict("failed", cause, fault.exit_code, f"why='ups why {self._run_dir}'")
+        self._verdict("failed", cause, fault.exit_code, f"why='ups why {path_text(self._run_dir)}'")
 
     def _end(self, outcome: str, step: int, code: int) -> None:
         self._entry.update(ended=time.time(), exits={"0": code}, last_step=step, outcome=outcome, orphans=0)
@@ -173,7 +174,7 @@ class _InProcess:
         line, problem = self._file.pronounce(state, cause, exit_code, detail)
         self._say(line)
         if problem:
-            self._say(f"this verdict could not be written to {self._file.path}: {problem}")
+            self._say(f"this verdict could not be written to {path_text(self._file.path)}: {problem}")
         return exit_code
 
     def _keep_ring(self, box_dir: Path) -> None:

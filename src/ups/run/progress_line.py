@@ -1,101 +1,129 @@
-"""The live line of a run: follows its metrics.jsonl from the outside, so it costs the ranks nothing.
+"""The one display of progress: a line that says how far the work is, on standard error.
 
-On a terminal and in a notebook one line is rewritten in place; in a log there is one line for each row.
+On a terminal and in a notebook the line is rewritten in place and gone at the end. In a log there is a line for each
+part that is done, and one every half a minute of a long part. Messages of the log and whole lines stand above it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
+import logging
+import os
 import sys
 import threading
-from collections.abc import Iterable
-from pathlib import Path
+import time
 from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Self, TextIO
 
+from ups.record.log import log_shown_by, short_line
 from ups.record.text import duration_text
 from ups.record.untrusted_files import printable
 
 BAR_WIDTH = 20
+LIVE_SECONDS = 0.1
+LOG_SECONDS = 30.0
+_KEPT = "\n\t"
 
 
 class ProgressLine:
-    """Shows new rows of `path` while it is entered; `say` prints a line without tearing the live one."""
+    """Shows progress while it is entered. Every method may be called by any thread.
 
-    def __init__(self, path: Path, stage_names: list[str], stream: TextIO | None = None) -> None:
-        self._path = path
-        self._stages = stage_names
+    quiet: shows none, and leaves messages to whoever shows them already.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self._stream = stream or sys.stderr
-        self._live = self._stream.isatty() or in_notebook(self._stream)
-        self._offset = path.stat().st_size if path.exists() else 0
-        self._rest = b""
+        self._terminal = self._stream.isatty()
+        self._live = self._terminal or in_notebook(self._stream)
+        self._quiet = quiet
+        self._parts: dict[str, tuple[int, int]] = {}
+        self._started: dict[str, float] = {}
+        self._last = 0.0
         self._shown = ""
-        self._lock = threading.Lock()
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="ups-progress", daemon=True)
-
-    def say(self, text: str) -> None:
-        """Print a whole line to standard output, above the live line."""
-        with self._lock:
-            self._clear()
-            sys.stdout.write(_shown(text) + "\n")
-            sys.stdout.flush()
+        self._lock = threading.RLock()
+        self._exit = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._last = 0.0 if self._live else time.monotonic()
+        if not self._quiet:
+            self._exit.enter_context(log_shown_by(self._message))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end.set()
-        self._thread.join(5)
-
-    def _follow(self) -> None:
-        while True:
-            last = self._end.wait(0.25)
-            # Nobody reads anymore, or the terminal is gone: the run goes on.
-            with contextlib.suppress(OSError, ValueError):
-                for row in self._new_rows():
-                    text = _shown(describe(row, self._stages))
-                    if text:
-                        self._show(bar(row) + text if self._live else text)
-                if last:
-                    with self._lock:
-                        if self._live and self._shown:
-                            self._stream.write("\n")
-                            self._stream.flush()
-            if last:
-                return
-
-    def _new_rows(self) -> list[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = self._rest + file.read()
-                self._offset = file.tell()
-        except OSError:
-            return []
-        *lines, self._rest = data.split(b"\n")
-        return rows_of(lines)
-
-    def _show(self, text: str) -> None:
+        self._exit.close()
         with self._lock:
-            if self._live:
-                self._clear()
-                self._shown = text
-                self._stream.write(text)
-            else:
-                self._stream.write(text + "\n")
-            self._stream.flush()
+            self._write(self._erased())
 
-    def _clear(self) -> None:
-        if self._live and self._shown:
-            # A notebook knows no "clear the line": what was there is written over.
-            self._stream.write("\r\x1b[K" if self._stream.isatty() else "\r" + " " * len(self._shown) + "\r")
-            self._shown = ""
+    def count(self, what: str, done: int, total: int, unit: str = "%") -> None:
+        """Part `what` of the work is so far; a unit of '%' shows a share of 100."""
+        with self._lock:
+            now = time.monotonic()
+            self._parts[what] = (done, total)
+            since = self._started.setdefault(what, now)
+            complete = done >= total
+            if now - self._last < (LIVE_SECONDS if self._live else LOG_SECONDS) and not complete:
+                return
+            text = f"{what} {100 * done // max(1, total)} %" if unit == "%" else f"{what} {done}/{total} {unit}"
+            if self._live and len(self._parts) > 1 and unit != "%":
+                text += f"  all {self._sum(0)}/{self._sum(1)}"
+            if 0 < done < total and now - since > 2:
+                text += f"  left {duration_text((now - since) / done * (total - done))}"
+            self.show(text, bar(self._sum(0), self._sum(1)))
+
+    def show(self, text: str, bar: str = "", *, in_log: bool = True) -> None:
+        """Show a line in place of the one before; in a log under it. The bar only where the line is rewritten."""
+        if self._quiet or not (self._live or in_log):
+            return
+        text = printable(text)
+        with self._lock:
+            self._last = time.monotonic()
+            if not self._live:
+                self._write(text + "\n")
+                return
+            erased, width = self._erased(), self._width()
+            self._shown = (bar + text if len(bar + text) <= width else text)[:width]
+            self._write(erased + self._shown)
+
+    def note(self, text: str) -> None:
+        """Print a whole line to standard error, above the progress."""
+        with self._lock:
+            before, erased = self._shown, self._erased()
+            self._shown = before
+            self._write(f"{erased}{printable(text, keep=_KEPT)}\n{before}")
+
+    def say(self, text: str) -> None:
+        """Print a whole line to standard output, above the progress."""
+        with self._lock:
+            self._write(self._erased())
+            sys.stdout.write(printable(text, keep=_KEPT) + "\n")
+            sys.stdout.flush()
+
+    def _message(self, record: logging.LogRecord) -> None:
+        self.note(short_line(record))
+
+    def _sum(self, which: int) -> int:
+        return sum(part[which] for part in self._parts.values())
+
+    def _width(self) -> int:
+        columns = 0
+        with contextlib.suppress(OSError, ValueError):
+            columns = os.get_terminal_size(self._stream.fileno()).columns
+        return max(20, columns - 1) if columns else 119  # a notebook, or a terminal that does not know
+
+    def _erased(self) -> str:
+        """What removes the line that is shown, if there is one."""
+        length, self._shown = len(self._shown), ""
+        # A notebook knows no "clear the line": what was there is written over.
+        return ("\r\x1b[K" if self._terminal else "\r" + " " * length + "\r") if length else ""
+
+    def _write(self, text: str) -> None:
+        # Nobody reads any more, or the terminal is gone: that is no reason to stop the work.
+        with contextlib.suppress(OSError, ValueError):
+            if text:
+                self._stream.write(text)
+                self._stream.flush()
 
 
 def in_notebook(stream: TextIO) -> bool:
@@ -103,89 +131,9 @@ def in_notebook(stream: TextIO) -> bool:
     return type(stream).__module__.startswith("ipykernel")
 
 
-def bar(row: dict[str, Any]) -> str:
-    """How much of its stage is done, as `[######....] `; '' where that is not known."""
-    done: Any = row.get("stage_step")
-    total: Any = row.get("stage_steps")
-    if not (_is_number(done) and _is_number(total) and 0 <= done <= total and total):
+def bar(done: float, total: float) -> str:
+    """How much is done, as `[######....] `; '' where that is not known."""
+    if not (0 <= done <= total and total):
         return ""
     filled = int(BAR_WIDTH * done / total)
     return f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] "
-
-
-def describe(row: dict[str, Any], stages: list[str]) -> str:
-    """A row of metrics as a line for a person; '' for rows that are neither progress nor validation."""
-    if "steps_per_second" not in row:
-        scores = {k.removeprefix("valid/"): v for k, v in row.items() if k.startswith("valid/") and _is_number(v)}
-        if not scores:
-            return ""
-        return f"valid step {row.get('step', '?')}  " + "  ".join(_validation(scores))
-    number = int(row.get("stage", 0))
-    name = stages[number] if number < len(stages) else str(number)
-    done, total, rate = (
-        int(row.get("stage_step", 0)),
-        int(row.get("stage_steps", 0)),
-        float(row["steps_per_second"] or 0),
-    )
-    parts = [f"stage {number + 1}/{len(stages)} {name}", f"step {done}/{total or '?'}"]
-    if _is_number(row.get("loss")):
-        parts.append(f"loss {row['loss']:.4g}")
-    parts.append(f"{rate:.3g} steps/s")
-    if rate > 0 and total:
-        parts.append(f"left {duration_text((total - done) / rate)}")
-    if row.get("skipped"):
-        parts.append(f"skipped {row['skipped']}")
-    return "  ".join(parts)
-
-
-def _validation(scores: dict[str, float]) -> list[str]:
-    """For each task the model's error with the best reference next to it, and a word if it is not
-    better than chance.
-    """
-    tasks = dict.fromkeys(name.rpartition("/")[0] for name in scores)
-    parts = []
-    for task in tasks:
-        own = {name.rpartition("/")[2]: value for name, value in scores.items() if name.rpartition("/")[0] == task}
-        better_on, trajectories = own.pop("better_on", None), own.pop("trajectories", None)
-        if "one_step" not in own or len(own) < 2:
-            parts += [f"{task}/{name} {value:.3g}" if task else f"{name} {value:.3g}" for name, value in own.items()]
-            continue
-        ours = own.pop("one_step")
-        best = min(own, key=lambda name: own[name])
-        text = f"{task} one_step {ours:.3g} ({best} {own[best]:.3g}"
-        if not ours < own[best]:
-            text += ", not better"
-        elif better_on is not None and trajectories is not None and not _beyond_chance(better_on, trajectories):
-            text += f", not significantly better: on {better_on:.0f} of {trajectories:.0f} trajectories"
-        parts.append(text + ")")
-    return parts
-
-
-def _beyond_chance(won: float, total: float) -> bool:
-    """Sign test: whether so many wins of fair games happen in less than 2.5 % of all cases."""
-    count = int(total)
-    if not 0 < count <= 1_000:
-        return won > total / 2
-    return bool(40 * sum(math.comb(count, k) for k in range(int(won), count + 1)) < 2**count)
-
-
-def rows_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """The rows among the lines of a metrics.jsonl; the half line of a killed writer is left out."""
-    rows = []
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _shown(text: str) -> str:
-    # A message may repeat what an untrusted file says.
-    return printable(text, keep="\n\t")

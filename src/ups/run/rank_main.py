@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import sys
 import traceback
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ups.errors import ConfigError, RecipeChangedError, UpsError, exit_code_of_signal
 from ups.record.failure import install_from_environment
+from ups.record.log import show_log, write_to_stderr
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
@@ -29,6 +31,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write("usage: python -m ups.run.rank_main RUN_DIR\n")
         return 2
     run_dir = Path(arguments[0]).resolve()
+    show_log(write_to_stderr, logging.INFO)
     recorder = install_from_environment(run_dir)
     try:
         with recorder.watch():

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 NUM_WORST = 5
+# what is done, how much of it, of how much
+Progress = Callable[[str, int, int], None]
 
 
 def score(
@@ -25,7 +27,7 @@ def score(
     max_trajectories: int | None = None,
     tasks: Sequence[str] = (),
     solver_cost: bool = False,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """A result (see `ups.evaluation.results`) for each task with such a split: whole rollouts from the start frame.
 
@@ -40,11 +42,9 @@ def score(
     for reader in trained.readers:
         if (tasks and reader.task.name not in tasks) or not reader.splits.get(split, 0):
             continue
-        if progress is not None:
-            progress(reader.task.name)
         plan = RolloutPlan.whole(reader, trained.stepper.context_frames, start_frame)
         predictors: dict[str, Predictor] = {MODEL: trained.stepper, **references(reader, plan)}
-        scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories)
+        scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories, progress)
         shared = trajectories_in_train(reader, split)
         result = task_result(reader, plan, split, scores, MODEL, steps, shared)
         if solver_cost:
@@ -54,13 +54,28 @@ def score(
 
 
 def _rollouts_and_steps(
-    predictors: dict[str, Predictor], reader: Reader, plan: RolloutPlan, split: str, max_trajectories: int | None = None
+    predictors: dict[str, Predictor],
+    reader: Reader,
+    plan: RolloutPlan,
+    split: str,
+    max_trajectories: int | None = None,
+    progress: Progress | None = None,
 ) -> tuple[dict[str, Accumulator], dict[str, Accumulator]]:
     """Scores of whole rollouts, and of the same frames each predicted from the true ones before it."""
     from ups.evaluation.rollout import score_task
     from ups.run.trained import single_process_runtime
 
-    common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories}
+    total = 2 * min(reader.splits[split], max_trajectories or reader.splits[split])
+    done = 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(f"scoring {reader.task.name}", done, total)
+
+    add(0)
+    common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories, "progress": add}
     with single_process_runtime() as runtime:
         rollouts = score_task(predictors, reader, runtime.place, plan, **common)
         steps = score_task(predictors, reader, runtime.place, plan, kind="one_step", **common)
@@ -72,7 +87,7 @@ def _solver_cost(
     reader: Reader,
     plan: RolloutPlan,
     result: Mapping[str, Any],
-    progress: Callable[[str], None] | None,
+    progress: Progress | None,
 ) -> dict[str, Any]:
     from ups.evaluation.solver_cost import solver_cost
 

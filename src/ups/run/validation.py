@@ -48,7 +48,7 @@ def build_validation(
             if task not in bars:
                 bars[task] = _bar(reader, stepper)
             predictors: dict[str, Predictor] = {MODEL: stepper, **bars[task]}
-            with autocast(engine.config.precision, device):
+            with autocast(engine.precision, device):
                 scores = score_task(
                     predictors,
                     reader,

@@ -31,8 +31,14 @@ def key_of(seed: int, *parts: int | str) -> int:
 
 def keyed_uniform(key: int, numbers: npt.ArrayLike, num_draws: int = 1) -> npt.NDArray[np.float64]:
     """(len(numbers), num_draws) uniform draws in [0, 1): row i depends only on `key` and numbers[i]."""
+    rows = keyed_rows(key, numbers)
     with np.errstate(over="ignore"):
-        rows = mix(np.asarray(numbers, dtype=np.int64).astype(np.uint64) * _GOLDEN + np.uint64(key))
         columns = np.arange(1, num_draws + 1, dtype=np.uint64) * _GOLDEN
-        words = mix(mix(rows)[:, None] + columns[None, :])
+        words = mix(rows[:, None] + columns[None, :])
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def keyed_rows(key: int, numbers: npt.ArrayLike) -> npt.NDArray[np.uint64]:
+    """(len(numbers),) words: draw j of a row is `mix` of its word plus j times the golden ratio, j from 1."""
+    with np.errstate(over="ignore"):
+        return mix(mix(np.asarray(numbers, dtype=np.int64).astype(np.uint64) * _GOLDEN + np.uint64(key)))

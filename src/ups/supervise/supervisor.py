@@ -26,6 +26,7 @@ from ups.record import process_tree
 from ups.record.held_directory import HeldDirectory
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.open_files import raise_open_files
+from ups.record.text import path_text
 from ups.record.untrusted_files import printable
 from ups.supervise.attempt import Attempt, Outcome, StopRequest
 from ups.supervise.checkpoints import Found, find_usable
@@ -225,7 +226,7 @@ class _Supervision:
         if asked:
             state, code = state_after(asked)
             return state, fault.cause, code, f"ckpt={_or_dash(commit)} lost={fault.lost_steps}"
-        return "failed", fault.cause, exit_code_for(fault.cause), f"why='ups why {_shown(run_dir)}'"
+        return "failed", fault.cause, exit_code_for(fault.cause), f"why='ups why {path_text(run_dir)}'"
 
     def _lost_directory(self, outcome: Outcome, gone: str) -> tuple[str, str, int, str]:
         """The end of a run whose directory is gone, whatever its ranks made of that: nothing in its place proves it."""
@@ -285,7 +286,7 @@ class _Supervision:
         line, problem = self._file.pronounce(state, cause, exit_code, detail)
         self._say(line)
         if problem:
-            self._say(f"this verdict could not be written to {_shown(self._file.path)}: {problem}")
+            self._say(f"this verdict could not be written to {path_text(self._file.path)}: {problem}")
         if self._options.on_verdict is not None:
             self._options.on_verdict(self._file.document)
         return exit_code
@@ -373,9 +374,3 @@ def _name(number: int) -> str:
 
 def _or_dash(step: int | None) -> str:
     return "-" if step is None else str(step)
-
-
-def _shown(run_dir: Path) -> str:
-    with contextlib.suppress(ValueError, OSError):
-        return str(run_dir.relative_to(Path.cwd()))
-    return str(run_dir)

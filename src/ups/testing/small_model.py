@@ -79,10 +79,17 @@ def awake(stepper: Stepper, seed: int = 1) -> Stepper:
     return stepper
 
 
-def batch_of(task: TaskSpec, frames: int, samples: int = 3, dtype: torch.dtype = torch.float32, seed: int = 0) -> Batch:
-    """A batch of random fields in physical units."""
+def batch_of(
+    task: TaskSpec,
+    frames: int,
+    samples: int = 3,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    space: tuple[int, ...] = (),
+) -> Batch:
+    """A batch of random fields in physical units, on the grid of `SPACE` unless one is given."""
     generator = torch.Generator().manual_seed(seed)
-    space = SPACE[task.name]
+    space = space or SPACE[task.name]
 
     def fields(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, *space, generator=generator, dtype=torch.float64).to(dtype)

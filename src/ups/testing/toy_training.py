@@ -30,6 +30,7 @@ class Trial:
 
     strategy: str = "auto"
     precision: str = "float32"
+    float32_fraction: float = 0.0
     optimizer: str = "adamw"
     micro_batch: int | None = None
     steps: int = 6
@@ -77,6 +78,7 @@ def engine_config(trial: Trial) -> EngineConfig:
             "device": trial.device,
             "compile": trial.compile,
             "precision": trial.precision,
+            "float32_fraction": trial.float32_fraction,
             "threads": 1,
             "timeout_seconds": 30,
             "ema": {"enabled": trial.ema, "decay": 0.9},

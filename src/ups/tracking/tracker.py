@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import queue
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
+
+logger = logging.getLogger(__name__)
 
 Row = Mapping[str, object]
 
@@ -78,7 +80,7 @@ class FanOut:
             self._local.log(row)
         except OSError as error:
             if not self._reported:
-                _say(f"the local record of metrics cannot be written: {error}")
+                logger.warning("the local record of metrics cannot be written: %s", error)
             self._reported = True
         for lane in self._lanes:
             lane.put(row)
@@ -116,7 +118,9 @@ class _Lane:
             self._queue.put_nowait(dict(row))
         except queue.Full:
             if not self.dropped and not self._broken:
-                _say(f"tracker '{self.tracker.name}' does not keep up: rows are dropped there, metrics.jsonl has all")
+                logger.warning(
+                    "tracker '%s' does not keep up: rows are dropped there, metrics.jsonl has all", self.tracker.name
+                )
             self.dropped += 1
 
     def _run(self) -> None:
@@ -127,7 +131,7 @@ class _Lane:
             except Exception as error:  # noqa: BLE001  whatever a remote tracker raises, training goes on
                 self._broken = True
                 self.dropped += 1
-                _say(f"tracker '{self.tracker.name}' failed and is left out from now on: {error}")
+                logger.warning("tracker '%s' failed and is left out from now on: %s", self.tracker.name, error)
                 break
             if self._closing and self._queue.empty():
                 break
@@ -144,10 +148,10 @@ class _Lane:
         self._thread.join(timeout_seconds)
         waiting = self._queue.qsize()
         if self._thread.is_alive():
-            _say(f"tracker '{self.tracker.name}' did not take its last rows in time: {waiting} were still waiting")
+            logger.warning(
+                "tracker '%s' did not take its last rows in time: %d were still waiting", self.tracker.name, waiting
+            )
         if self.dropped:
-            _say(f"tracker '{self.tracker.name}' missed {self.dropped} rows; metrics.jsonl has all of them")
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"ups: {text}\n")
+            logger.warning(
+                "tracker '%s' missed %d rows; metrics.jsonl has all of them", self.tracker.name, self.dropped
+            )

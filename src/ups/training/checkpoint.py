@@ -14,9 +14,9 @@ and is read without running it: `checkpoint_metadata.py`.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -53,6 +53,8 @@ from ups.record.manifest import FileHash, clean_temporaries, commit_directory, h
 from ups.training.background import BackgroundThread
 from ups.training.checkpoint_metadata import CheckpointReader
 from ups.training.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 MAX_FAILED_SAVES = 3
 # Trying again does not help against these: the run stops instead of repeating the steps since the last commit.
@@ -235,9 +237,7 @@ class Checkpointer:
         self._longest_seconds = max(self._longest_seconds, outcome.seconds)
         self.failed_in_row = self.failed_in_row + 1 if outcome.error else 0
         if outcome.error and self._runtime.is_first:
-            sys.stderr.write(
-                f"ups: save of step {outcome.step} failed ({self.failed_in_row} in a row): {outcome.error}\n"
-            )
+            logger.warning("save of step %d failed (%d in a row): %s", outcome.step, self.failed_in_row, outcome.error)
         if outcome.error:
             self._held.check()  # no later save can work, and one that made the directory again would look like success
         if self.failed_in_row >= MAX_FAILED_SAVES:
@@ -315,7 +315,7 @@ class Checkpointer:
             retain(self.run_dir, self._keep)
         except (UpsError, OSError) as error:
             # This checkpoint is committed, whatever becomes of the old ones.
-            sys.stderr.write(f"ups: old checkpoints could not be removed: {_short(error)}\n")
+            logger.warning("old checkpoints could not be removed: %s", _short(error))
         return ""
 
 

@@ -94,7 +94,7 @@ class Engine:
         self.learning_rate = 0.0
         self.windows = 0  # trained on since this process started, over all ranks
         self._dtype = weight_dtype(config.precision)
-        self._compiled: set[str] = set()
+        self._compiled: set[tuple[str, str]] = set()
 
     def run(self) -> int:
         """Train to the end of the stage; returns 0, or the signal that all ranks agreed to leave with.
@@ -113,13 +113,12 @@ class Engine:
         self.warm_up()
         self.loader.load_state_dict({"step": progress.stage_step})
         batches = iter(self.loader)
-        done = 0.0
         while not progress.total_steps or progress.stage_step < progress.total_steps:
             number = progress.step + 1
             self.box.issue(OPERATION, Phase.DATA, number, progress.stage_index)
             agreement.issue(number, self._status(budget))
 
-            self.learning_rate = learning_rate(self.length.optim, progress.done or done)
+            self.learning_rate = learning_rate(self.length.optim, progress.done)
             set_learning_rate(self.optimizer, self.learning_rate)
             finite = self._accumulate(batches, number)
             if finite:
@@ -127,9 +126,8 @@ class Engine:
             self._count(finite)
 
             agreed = agreement.read()
-            if not progress.total_steps:
-                done, progress.total_steps = agreed.elapsed_ppm / 1e6, agreed.total_steps
             if self.length.budget_seconds is not None:
+                progress.set_length(agreed.elapsed_ppm, agreed.total_steps)
                 progress.budget_used_seconds = budget.used_seconds
             self.box.total_steps = progress.step - progress.stage_step + progress.total_steps
             for hook in self.hooks:
@@ -149,10 +147,15 @@ class Engine:
             hook.at_end(self)
         return 0
 
+    @property
+    def precision(self) -> str:
+        """Arithmetic of the step in work: a run in bfloat16 may end in float32."""
+        ends = self.config.precision == "bfloat16" and self.progress.done > 1.0 - self.config.float32_fraction
+        return "float32" if ends else self.config.precision
+
     def _status(self, budget: Budget) -> Status:
         """What this rank requests and knows; only the first rank's clock counts."""
-        progress = self.progress
-        elapsed, total = budget.propose(progress.stage_step, progress.total_steps) if self.runtime.is_first else (0, 0)
+        elapsed, total = budget.propose(self.progress) if self.runtime.is_first else (0, 0)
         return Status(self.stop_requests.stop, int(self.stop_requests.take_save()), elapsed, total, self.gradient_norm)
 
     def _accumulate(self, batches: Iterator[tuple[Batch, ...]], number: int) -> bool:
@@ -165,10 +168,10 @@ class Engine:
             group = self._next(batches, number)
             with self.strategy.micro_batch(is_last=index == last):
                 # The first pass of a task compiles: slow for once, and not stuck.
-                tasks = {batch.task.name for batch in group}
-                slow = COMPILE_SECONDS if self.config.compile and not tasks <= self._compiled else 0.0
+                passes = {(batch.task.name, self.precision) for batch in group}
+                slow = COMPILE_SECONDS if self.config.compile and not passes <= self._compiled else 0.0
                 self.box.record(Phase.FORWARD, number, stage, batch=index, deadline_seconds=slow)
-                with autocast(self.config.precision, self.runtime.device):
+                with autocast(self.precision, self.runtime.device):
                     losses = self.strategy.module(group)
                 if index == last:
                     self.box.issue("reduce(gradients)", Phase.BACKWARD, number, stage, deadline_seconds=slow)
@@ -177,7 +180,7 @@ class Engine:
                 # Strategies average over ranks; the weights of samples add up to 1 over all of them.
                 (losses.total * self.runtime.world_size).backward()
             seen.append(losses.metrics)
-            self._compiled |= tasks
+            self._compiled |= passes
             self.windows += self.runtime.world_size * sum(batch.num_samples for batch in group)
 
         self.box.issue("gradient_norm", Phase.SYNC, number, stage)
@@ -251,7 +254,7 @@ class Engine:
         self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=COMPILE_SECONDS)
         self.loader.load_state_dict({"step": 0})
         group = self._next(iter(self.loader), 0)
-        with autocast(self.config.precision, self.runtime.device):
+        with autocast(self.precision, self.runtime.device):
             self.strategy.module(group).total.backward()
         self.optimizer.zero_grad(set_to_none=True)
 

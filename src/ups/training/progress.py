@@ -1,5 +1,4 @@
-"""How far a run is: what a checkpoint must know in addition to tensors, and the time budget that fixes a stage's
-length.
+"""How far a run is: what a checkpoint must know in addition to tensors, and the time budget that sets a stage's length.
 
 Randomness is keyed and the loader's position is the step, so a few numbers are the whole state.
 """
@@ -16,9 +15,13 @@ from typing import Any
 from ups.config.stage import StageLength
 from ups.errors import CheckpointError, ForeignCheckpointError
 
-MEASURED_FRACTION = 0.05
+# Parts of a time budget after which the number of steps is estimated again: the rate of a machine drifts. At the last
+# one the stage ends.
+MARKS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
+# Fewer steps than these show no rate.
+_FEWEST_STEPS = 3
 # Fields that checkpoints of earlier versions lack: their default is what held in those versions.
-_ADDED = frozenset({"mean_norm"})
+_ADDED = frozenset({"mean_norm", "mark_step", "mark_done", "mark_ppm"})
 
 
 @dataclass(slots=True)
@@ -27,9 +30,11 @@ class Progress:
 
     stage_index: stage in work. stage_step: steps of it that are done, skipped ones included; also the loader's step.
     step: steps done over all stages; names the checkpoint. total_steps: length of this stage, 0 until a time budget
-    has fixed it. updates: optimizer updates made in this stage. skipped: non-finite steps of the run, skipped_in_row
+    has given one. updates: optimizer updates made in this stage. skipped: non-finite steps of the run, skipped_in_row
     the present series of them. budget_used_seconds: of a stage with a time budget. mean_norm: moving average of the
     gradient norm, where clipping is relative to it.
+    mark_step, mark_done, mark_ppm: where a time budget last set the length: steps done, part of the stage done (what
+    the learning rate follows), and part of the budget used before the last of those steps, in millionths.
     """
 
     stage_index: int = 0
@@ -42,6 +47,9 @@ class Progress:
     budget_used_seconds: float = 0.0
     stage_finished: bool = False
     mean_norm: float = 0.0
+    mark_step: int = 0
+    mark_done: float = 0.0
+    mark_ppm: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,12 +91,30 @@ class Progress:
 
     @property
     def done(self) -> float:
-        """Part of the stage that is done after the step in work, 0 where the length is not fixed yet."""
-        return (self.stage_step + 1) / self.total_steps if self.total_steps else 0.0
+        """Part of the stage that is done after the step in work."""
+        return self._done_after(self.stage_step + 1)
+
+    def _done_after(self, steps: int) -> float:
+        """From where the length was last set straight to 1; before that, the part of the budget that was used."""
+        if not self.total_steps:
+            return self.mark_done
+        left = self.total_steps - self.mark_step
+        return self.mark_done + (1.0 - self.mark_done) * ((steps - self.mark_step) / left)
+
+    def set_length(self, used_ppm: int, total_steps: int) -> None:
+        """Take over what was agreed on about a time budget in the step that was just counted; 0: no new length.
+
+        A new length changes how fast the rest goes by, and never the part that is done: the learning rate has no jumps.
+        """
+        if not self.total_steps:
+            self.mark_done = used_ppm / 1e6
+        if total_steps:
+            self.mark_done = self._done_after(self.stage_step)
+            self.mark_step, self.mark_ppm, self.total_steps = self.stage_step, used_ppm, total_steps
 
 
 class Budget:
-    """The clock of a stage: turns a time budget into a number of steps once 5 % of it are used.
+    """The clock of a stage: turns a time budget into a number of steps, again and again until it is used.
 
     Only rank 0's clock counts; its findings travel with the agreement of each step.
     """
@@ -104,26 +130,29 @@ class Budget:
         """Of the budget, by its own clock."""
         return self._clock() - self._start
 
-    def propose(self, stage_step: int, total_steps: int) -> tuple[int, int]:
-        """(part of the budget used in millionths, proposed number of steps or 0) when `stage_step` steps are done."""
-        if self._budget is None or total_steps:
-            return 0, total_steps
+    def propose(self, progress: Progress) -> tuple[int, int]:
+        """(part of the budget used in millionths, new number of steps of the stage or 0) between two steps."""
+        step = progress.stage_step
+        if self._budget is None:
+            return 0, 0
         used = self.used_seconds
         ppm = min(int(1e6 * used / self._budget), 10**6)
-        if stage_step == 0:
+        if step == 0:
             return ppm, 0
         if self._first is None:
             # The first step of a process warms caches up (and compiles): it does not show the rate.
-            self._first = (stage_step, used)
-        if used < MEASURED_FRACTION * self._budget:
+            self._first = (step, used)
+        if ppm >= 10**6:
+            return ppm, step + 1  # the step in work when this is agreed on always counts
+        last = progress.mark_ppm / 1e6
+        if not any(last < mark <= used / self._budget for mark in MARKS):
             return ppm, 0
-        first_step, first_used = self._first
-        seconds_per_step = (
-            (used - first_used) / (stage_step - first_step) if stage_step > first_step else used / stage_step
-        )
-        left = max(self._budget - used, 0.0)
-        # The step in work when this is agreed on always counts.
-        return ppm, max(stage_step + 1, stage_step + int(left / max(seconds_per_step, 1e-9)))
+        # The rate since the last estimate, or in this process if that is younger.
+        from_step, from_used = max(self._first, (progress.mark_step - 1, last * self._budget))
+        if step - from_step < _FEWEST_STEPS:
+            return ppm, 0
+        seconds_per_step = (used - from_used) / (step - from_step)
+        return ppm, max(step + 1, step + int((self._budget - used) / max(seconds_per_step, 1e-9)))
 
 
 def cpu_seconds() -> float:

@@ -9,11 +9,10 @@ B samples, T frames, C channels, S space.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,10 +23,12 @@ from ups.models.stepper import Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import STAGES
 from ups.spec.batch import Batch
-from ups.spec.keyed import key_of, keyed_uniform
+from ups.spec.statistics import safe
 from ups.spec.task import TaskSpec
+from ups.training.augment import Augmentation
 from ups.training.balance import TaskAverages
 from ups.training.losses import Losses, mean_square, nrmse, relative_l2
+from ups.training.noise import noisy
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
@@ -41,6 +42,7 @@ class Stage(nn.Module, ABC):
         super().__init__()
         self.stepper = stepper
         self.seed = seed
+        self._augmentation = Augmentation(seed)
         trained = {id(p) for module in self.trained_modules() for p in module.parameters()}
         for parameter in stepper.parameters():
             parameter.requires_grad_(id(parameter) in trained)
@@ -98,15 +100,18 @@ class Stage(nn.Module, ABC):
         """Parameters that Muon may orthogonalize; those that this stage does not train are left out by the engine."""
         return self.stepper.matrices()
 
-    def prepare(self, batch: Batch, shifted: bool) -> Batch:
-        """The batch, jittered if asked. Raises DataError if the samples have fewer frames than the stage needs."""
+    def prepare(self, batch: Batch, augment: bool) -> Batch:
+        """The batch, under random symmetries of its task if asked.
+
+        Raises DataError if the samples have fewer frames than the stage needs.
+        """
         needed = self.window_frames(self.stepper.context_frames)
         if not batch.task.steady and batch.state.shape[1] < needed:
             raise DataError(
                 f"stage needs {needed} frames a sample of task '{batch.task.name}', got {batch.state.shape[1]}",
                 hint="read windows of stage.window_frames(context_frames) frames",
             )
-        return jitter(batch, self.seed) if shifted else batch
+        return self._augmentation(batch) if augment else batch
 
 
 class AutoencodeStage(Stage):
@@ -127,7 +132,7 @@ class AutoencodeStage(Stage):
 
     def task_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Relative errors of fields and of re-encoded latents; a steady task's given and asked fields in turn."""
-        batch = self.prepare(batch, self.config.jitter)
+        batch = self.prepare(batch, self.config.augment)
         task, stepper = batch.task, self.stepper
         fields, channels = stepper.inputs(batch.state[:, : stepper.context_frames], batch.static, task)
         pairs = [self.round_trip(fields, channels)]
@@ -165,7 +170,8 @@ class OperatorStage(Stage):
         self._averages = None
         if config.balance:
             names = [task.name for task in stepper.tasks]
-            start = {task.name: self.loss_of_nothing(task) for task in stepper.tasks}
+            fields = config.loss == "nrmse"
+            start = {task.name: loss_of_nothing(stepper, task) if fields else 1.0 for task in stepper.tasks}
             self._averages = TaskAverages(names, start, memory=_BALANCE_MEMORY)
 
     def trained_modules(self) -> list[nn.Module]:
@@ -183,9 +189,9 @@ class OperatorStage(Stage):
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         """One step, or several on the model's own results; leading pushforward steps leave no gradient."""
-        batches = [self.prepare(batch, self.config.jitter) for batch in batches]
-        context, stepper = self.stepper.context_frames, self.stepper
-        histories = [noisy(batch, batch.state[:, :context], self.config.noise, stepper, self.seed) for batch in batches]
+        batches = [self.prepare(batch, self.config.augment) for batch in batches]
+        stepper = self.stepper
+        histories = [self.given_frames(batch) for batch in batches]
         errors: list[list[Tensor]] = [[] for _ in batches]
         for step in range(self.config.unroll_steps):
             counts = step >= self.config.pushforward_steps
@@ -202,6 +208,14 @@ class OperatorStage(Stage):
                         following = stepper.advance(histories[i][:, -1], predicted, batch.task)
                         histories[i] = torch.cat([histories[i][:, 1:], following[:, None].to(batch.state.dtype)], dim=1)
         return [{"loss": torch.stack(found).mean(0)} for found in errors]
+
+    def given_frames(self, batch: Batch) -> Tensor:
+        """The context frames (B, T, C, *S), with noise."""
+        frames = batch.state[:, : self.stepper.context_frames]
+        if batch.task.steady:
+            return frames
+        normalization, config = self.stepper.normalization, self.config
+        return noisy(batch, frames, normalization, self.seed, largest=config.noise, clean=config.noise_clean)
 
     def predict(self, batches: Sequence[Batch]) -> list[Tensor]:
         """The scaled changes (or normalized targets) after the frames in each batch's state."""
@@ -223,21 +237,10 @@ class OperatorStage(Stage):
     def _errors(self, task: TaskSpec, error: Tensor, reference: Tensor, fields: Tensor) -> Tensor:
         """error, reference (B, C, *S) in scaled units; fields (B, T, C, *S) in physical units."""
         if self.config.loss == "nrmse":
-            unit = self.stepper.normalization.error_scale(task, error)  # (C, 1, ...)
-            floor = _FIELD_FLOOR * self.stepper.normalization.field_size(task, error)  # (C,)
-            return nrmse(error * unit, wide(fields), floor)
+            return field_errors(self.stepper, task, error, fields)
         if self.config.loss == "mse":
             return mean_square(error)
         return relative_l2(error, reference, self.config.relative_floor)
-
-    def loss_of_nothing(self, task: TaskSpec) -> float:
-        """About the loss of an untrained model (no change, or the mean of the target), from the statistics."""
-        if self.config.loss != "nrmse":
-            return 1.0
-        normalization = self.stepper.normalization
-        like = torch.zeros((), dtype=torch.float64)
-        size, unit = normalization.field_size(task, like), normalization.error_scale(task, like).flatten()
-        return float((unit / size).mean())
 
 
 class LatentOperatorStage(OperatorStage):
@@ -247,7 +250,7 @@ class LatentOperatorStage(OperatorStage):
         return [self.stepper.latent.operator]
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
-        return [self.task_losses(self.prepare(batch, self.config.jitter)) for batch in batches]
+        return [self.task_losses(self.prepare(batch, self.config.augment)) for batch in batches]
 
     def task_losses(self, batch: Batch) -> dict[str, Tensor]:
         """As `OperatorStage`, with the step fed by its own latents instead of re-encoded fields."""
@@ -304,53 +307,23 @@ class LatentOperatorStage(OperatorStage):
         return update
 
 
-def jitter(batch: Batch, seed: int) -> Batch:
-    """Rolls each sample along the periodic axes by its own random shift: the same physics under another patch grid.
-
-    Only for tasks that declare the symmetry `translation`: elsewhere the equation itself knows where it is.
-    """
-    task = batch.task
-    axes = [a for a, spec in enumerate(task.axes) if spec.boundary == "periodic"]
-    if not axes or "translation" not in task.symmetries:
-        return batch
-    key = key_of(seed, "jitter", task.name, batch.stage_step)
-    draws = keyed_uniform(key, batch.numbers.numpy(), len(axes))  # (B, axes)
-    state, static, target = batch.state, batch.static, batch.target
-    for column, axis in enumerate(axes):
-        points = batch.space[axis]
-        shift = torch.from_numpy(np.floor(draws[:, column] * points).astype(np.int64))
-        state = roll_samples(state, shift, 3 + axis)
-        static = roll_samples(static, shift, 2 + axis)
-        target = roll_samples(target, shift, 2 + axis)
-    return replace(batch, state=state, static=static, target=target)
+def field_errors(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tensor) -> Tensor:
+    """(B,): error (B, C, *S) in scaled units, relative to the fields (B, T, C, *S), which are in physical units."""
+    unit = stepper.normalization.error_scale(task, error)  # (C, 1, ...)
+    floor = _FIELD_FLOOR * stepper.normalization.field_size(task, error)  # (C,)
+    return nrmse(error * unit, wide(fields), floor)
 
 
-def noisy(batch: Batch, frames: Tensor, largest: float, stepper: Stepper, seed: int) -> Tensor:
-    """frames (B, T, C, *S) with white noise; each sample has its own size of it, from none to `largest` deviations.
-
-    What errors of a rollout put into waves that the data does not contain would otherwise be left alone, or grow.
-    """
-    if largest == 0:
-        return frames
-    key = key_of(seed, "noise", batch.task.name, batch.stage_step)
-    draws = keyed_uniform(key, batch.numbers.numpy(), 2)  # (B, 2): size, and key of the sample's own generator
-    generator = torch.Generator(device=frames.device)
-    noise = torch.empty_like(frames)
-    for sample, (size, word) in enumerate(draws):
-        generator.manual_seed(int(word * 2**53))
-        noise[sample].normal_(0.0, float(size) * largest, generator=generator)
-    return frames + noise * stepper.normalization.state_scale(batch.task, frames)
-
-
-def roll_samples(x: Tensor, shift: Tensor, dim: int) -> Tensor:
-    """x (B, ...) with sample b rolled by shift[b] along `dim`. shift (B,) on the CPU."""
-    if x.numel() == 0:
-        return x
-    points = x.shape[dim]
-    index = (torch.arange(points) - shift[:, None]) % points  # (B, points)
-    shape = [1] * x.ndim
-    shape[0], shape[dim] = x.shape[0], points
-    return x.gather(dim, index.reshape(shape).to(x.device, non_blocking=True).expand_as(x))
+def loss_of_nothing(stepper: Stepper, task: TaskSpec) -> float:
+    """About the error of an untrained model (no change, or the mean of the target), from the statistics alone."""
+    found = stepper.statistics[task.name]
+    if task.steady:
+        units, means, deviations = found.target_std, found.target_mean, found.target_std
+    else:
+        units = tuple(math.hypot(*pair) for pair in zip(found.difference_mean, found.difference_std, strict=True))
+        means, deviations = found.state_mean, found.state_std
+    sizes = [math.hypot(*pair) for pair in zip(means, deviations, strict=True)]
+    return sum(unit / size for unit, size in zip(safe(units), safe(tuple(sizes)), strict=True)) / len(sizes)
 
 
 def with_number(total: Tensor, number: float) -> Tensor:

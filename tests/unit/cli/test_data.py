@@ -51,6 +51,20 @@ def test_inspect_prints_a_card_and_draws(
     assert "steady" in out
 
 
+def test_a_reader_can_be_named(files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = files["good"].rename(tmp_path / files["good"].name)
+    try:
+        assert run(["data", "inspect", str(path), "--format", "pdebench", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["format"] == "pdebench"
+        assert run(["data", "validate", str(path), "--format", "pdebench"]) == 0
+        capsys.readouterr()
+        assert run(["data", "inspect", str(path), "--format", "store"]) == 4
+        assert run(["data", "validate", str(path), "--format", "pdebnch"]) == 3
+        assert "there is no reader 'pdebnch' -> did you mean 'pdebench'?" in capsys.readouterr().err
+    finally:
+        path.rename(files["good"])
+
+
 def test_inspect_as_json(files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "inspect", str(files["good"]), "--json"]) == 0
     card = json.loads(capsys.readouterr().out)

@@ -28,7 +28,7 @@ autoencode = mapping(
 )
 operator = mapping(
     {"type": st.just("operator"), "budget_seconds": st.floats(1e-3, 1e9)},
-    {"optim": optims, "loss": st.sampled_from(["relative_l2", "mse"]), "jitter": st.booleans()},
+    {"optim": optims, "loss": st.sampled_from(["relative_l2", "mse"]), "augment": st.booleans()},
 )
 engines = mapping(
     {},

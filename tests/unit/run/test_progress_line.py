@@ -1,44 +1,15 @@
-"""The live line shows stage, step, loss, rate and time left, from the outside."""
+"""One display of progress: rewritten on a terminal and in a notebook, whole lines in a log, messages above it."""
 
 from __future__ import annotations
 
 import io
-import json
-import time
-from pathlib import Path
+import logging
 
 import pytest
 
-from ups.run.progress_line import ProgressLine, describe
-
-ROW = {"stage": 1, "stage_step": 30, "stage_steps": 90, "loss": 0.12345, "steps_per_second": 2.0, "skipped": 0}
-
-
-def test_a_row_becomes_a_line_for_a_person() -> None:
-    assert describe(ROW, ["autoencode", "operator"]) == (
-        "stage 2/2 operator  step 30/90  loss 0.1235  2 steps/s  left 30 s"
-    )
-    early = ROW | {"stage_steps": 0, "steps_per_second": 0.0, "loss": None, "skipped": 3}
-    assert describe(early, ["a", "operator"]) == "stage 2/2 operator  step 30/?  0 steps/s  skipped 3"
-
-
-def test_validation_is_shown_and_other_rows_are_not() -> None:
-    assert describe({"step": 9, "valid/a/nrmse": 0.0123}, ["x"]) == "valid step 9  a/nrmse 0.0123"
-    assert describe({"step": 9, "time": 1.0}, ["x"]) == ""
-
-
-@pytest.mark.parametrize(
-    ("ours", "better_on", "words"),
-    [
-        (0.2, 8, ""),
-        (0.2, 6, ", not significantly better: on 6 of 8 trajectories"),
-        (1.2, 1, ", not better"),
-    ],
-)
-def test_validation_stands_next_to_its_best_reference(ours: float, better_on: int, words: str) -> None:
-    row = {"one_step": ours, "persistence": 1.5, "channel_mean": 1.0, "better_on": better_on, "trajectories": 8}
-    line = describe({"step": 9, **{f"valid/a/{name}": value for name, value in row.items()}}, ["x"])
-    assert line == f"valid step 9  a one_step {ours} (channel_mean 1{words})"
+from ups.record import log
+from ups.run import progress_line
+from ups.run.progress_line import ProgressLine, bar
 
 
 class Terminal(io.StringIO):
@@ -46,34 +17,98 @@ class Terminal(io.StringIO):
         return True
 
 
-def wait_for(stream: io.StringIO, text: str) -> None:
-    deadline = time.monotonic() + 10
-    while text not in stream.getvalue():
-        assert time.monotonic() < deadline, stream.getvalue()
-        time.sleep(0.02)
+class Notebook(io.StringIO):
+    pass
 
 
-def test_new_rows_are_followed_and_old_ones_left_alone(tmp_path: Path) -> None:
-    path, stream = tmp_path / "metrics.jsonl", io.StringIO()
-    path.write_text(json.dumps(ROW | {"stage_step": 10}) + "\n")
-    with ProgressLine(path, ["a", "b"], stream), path.open("a") as file:
-        file.write(json.dumps(ROW | {"stage_step": 20})[:20])
-        file.flush()
-        time.sleep(0.4)
-        file.write(json.dumps(ROW | {"stage_step": 20})[20:] + "\nhalf a line\n")
-        file.flush()
-        wait_for(stream, "step 20/90")
-    assert "step 10/90" not in stream.getvalue()
-    assert stream.getvalue().count("\n") == 1
+Notebook.__module__ = "ipykernel.iostream"
 
 
-def test_a_terminal_gets_one_line_that_is_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, stream = tmp_path / "metrics.jsonl", Terminal()
-    with ProgressLine(path, ["a", "b"], stream) as line:
-        for step in (20, 30):
-            with path.open("a") as file:
-                file.write(json.dumps(ROW | {"stage_step": step}) + "\n")
-            wait_for(stream, f"step {step}/90")
+def test_a_log_gets_a_line_for_each_part_that_is_done() -> None:
+    stream = io.StringIO()
+    with ProgressLine(stream) as line:
+        for done in range(4):
+            line.count("ks1d", done, 3, "chunks")
+        for done in range(3):
+            line.count("scoring ks1d", done, 2)
+    assert stream.getvalue() == "ks1d 3/3 chunks\nscoring ks1d 100 %\n"
+
+
+def test_a_log_shows_that_a_long_part_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now)
+    stream = io.StringIO()
+    with ProgressLine(stream) as line:
+        for done in range(1, 91):
+            now += 1.0
+            line.count("packing", done, 900, "trajectories")
+    assert stream.getvalue().splitlines() == [
+        "packing 30/900 trajectories  left 14 min",
+        "packing 60/900 trajectories  left 14 min",
+        "packing 90/900 trajectories  left 13 min",
+    ]
+
+
+def test_a_terminal_rewrites_the_line_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "LIVE_SECONDS", 0.0)
+    stream = Terminal()
+    with ProgressLine(stream) as line:
+        line.count("a", 1, 2, "chunks")
+        line.count("b", 0, 2, "chunks")
+    assert stream.getvalue().split("\r\x1b[K") == [
+        "[##########..........] a 1/2 chunks",
+        "[#####...............] b 0/2 chunks  all 1/4",
+        "",
+    ]
+
+
+def test_a_line_never_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProgressLine, "_width", lambda self: 30)
+    stream = Terminal()
+    with ProgressLine(stream) as line:
+        line.show("x" * 25, bar(1, 2))
+        line.show("y" * 90, bar(1, 2))
+    assert stream.getvalue().split("\r\x1b[K") == ["x" * 25, "y" * 30, ""]
+
+
+def test_a_notebook_rewrites_the_line_without_escape_sequences() -> None:
+    stream = Notebook()
+    with ProgressLine(stream) as line:
+        line.show("one")
+        line.show("two")
+    assert stream.getvalue() == "one\r   \rtwo\r   \r"
+
+
+def test_whole_lines_and_messages_stand_above_the_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log._SHOWN, "writers", [lambda record: None])
+    stream = Terminal()
+    with ProgressLine(stream) as line:
+        line.show("step 1")
+        logging.getLogger("ups.test").warning("save of step 1 failed")
+        line.note("valid 0.5")
         line.say("VERDICT")
     assert capsys.readouterr().out == "VERDICT\n"
-    assert stream.getvalue().count("\r\x1b[K") == 2
+    warned, noted = "warning: save of step 1 failed\nstep 1", "valid 0.5\nstep 1"
+    assert stream.getvalue().split("\r\x1b[K") == ["step 1", warned, noted, ""]
+
+
+def test_quiet_shows_nothing_and_leaves_messages_to_who_shows_them_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, outside = io.StringIO(), list[str]()
+    monkeypatch.setattr(log, "_is_configured", lambda logger: False)
+    with (
+        log.log_shown_by(lambda record: outside.append(log.short_line(record))),
+        ProgressLine(stream, quiet=True) as line,
+    ):
+        line.count("packing", 3, 3, "trajectories")
+        logging.getLogger("ups.test").warning("look")
+    assert (stream.getvalue(), outside) == ("", ["warning: look"])
+
+
+def test_a_reader_that_went_away_does_not_stop_the_work() -> None:
+    stream = io.StringIO()
+    with ProgressLine(stream) as line:
+        stream.close()
+        line.count("packing", 3, 3, "trajectories")
+        line.note("look")

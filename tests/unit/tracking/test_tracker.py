@@ -70,7 +70,7 @@ class Keeping:
 
 
 def test_a_hung_and_a_broken_tracker_cost_no_time_and_no_local_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     hanging, keeping = Hanging(), Keeping()
     fan = FanOut(JsonlTracker(tmp_path / "m.jsonl"), [hanging, Failing(), keeping], queue_rows=10)
@@ -86,7 +86,7 @@ def test_a_hung_and_a_broken_tracker_cost_no_time_and_no_local_row(
     assert fan.dropped["failing"] >= 1
     assert [row["step"] for row in keeping.rows] == list(range(100))
     assert keeping.closed
-    reported = capsys.readouterr().err
+    reported = caplog.text
     assert "tracker 'failing' failed and is left out" in reported
     assert "tracker 'hanging' did not take its last rows" in reported
     assert f"tracker 'hanging' missed {fan.dropped['hanging']} rows" in reported
@@ -125,8 +125,8 @@ def test_trackers_that_hang_in_their_close_cost_the_time_limit_once(tmp_path: Pa
     assert time.monotonic() - started < 1
 
 
-def test_a_full_disk_does_not_stop_training(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_does_not_stop_training(caplog: pytest.LogCaptureFixture) -> None:
     fan = FanOut(JsonlTracker(Path("/dev/full")))
     fan.log({"step": 1})
-    assert "cannot be written" in capsys.readouterr().err
+    assert "cannot be written" in caplog.text
     fan.close()

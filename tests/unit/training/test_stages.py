@@ -10,10 +10,9 @@ import torch
 from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig
 from ups.errors import DataError
 from ups.models.stepper import Stepper
-from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
 from ups.testing.small_model import LINE, PLANE, STEADY, TASKS, awake, batch_of, loss_of, small_model
-from ups.training.stages import Stage, build_stage, jitter, noisy, roll_samples
+from ups.training.stages import Stage, build_stage
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
 
@@ -132,7 +131,7 @@ def test_a_perfect_prediction_costs_nothing() -> None:
         for frame in range(2):
             state[:, frame + 1] = stepper(batch.with_state(state[:, frame : frame + 1]))
         target = stepper(still := batch_of(STEADY, 0, dtype=torch.float64))
-    assert loss_of(operator(stepper, unroll_steps=2, jitter=False), replace(batch, state=state)) < 1e-5
+    assert loss_of(operator(stepper, unroll_steps=2, augment=False), replace(batch, state=state)) < 1e-5
     assert loss_of(operator(stepper), replace(still, target=target)) < 1e-5
 
 
@@ -144,7 +143,7 @@ def test_the_unroll_feeds_the_model_its_own_results() -> None:
     change = (batch.state[:, 2] - batch.state[:, 1]) / 0.25
     error = (twice - batch.state[:, 2]) / 0.25
     expected = (error.square().mean((1, 2)) / (change.square().mean((1, 2)) + 1e-12)).sqrt().mean()
-    stage = operator(stepper, unroll_steps=2, pushforward_steps=1, jitter=False, relative_floor=1e-6)
+    stage = operator(stepper, unroll_steps=2, pushforward_steps=1, augment=False, relative_floor=1e-6)
     torch.testing.assert_close(loss_of(stage, batch), expected, rtol=1e-9, atol=0)
 
 
@@ -153,14 +152,14 @@ def test_pushforward_steps_leave_no_gradient() -> None:
 
     def gradient(pushforward: int, state: torch.Tensor) -> torch.Tensor:
         stepper = awake(small_model()).double()
-        stage = operator(stepper, unroll_steps=2, pushforward_steps=pushforward, jitter=False, loss="mse")
+        stage = operator(stepper, unroll_steps=2, pushforward_steps=pushforward, augment=False, loss="mse")
         loss_of(stage, replace(batch, state=state)).backward()
         return stepper.network.encoder.table.grad  # type: ignore[return-value]
 
     stepper = awake(small_model()).double()
     with torch.no_grad():
         once = stepper(batch.with_state(batch.state[:, :1]))
-    stage = operator(awake(small_model()).double(), jitter=False, loss="mse")
+    stage = operator(awake(small_model()).double(), augment=False, loss="mse")
     given = torch.stack([once, batch.state[:, 2]], dim=1)
     loss_of(stage, replace(batch, state=given)).backward()
     torch.testing.assert_close(gradient(1, batch.state), stage.stepper.network.encoder.table.grad)
@@ -175,41 +174,8 @@ def test_a_stage_says_how_many_frames_it_needs_and_refuses_fewer() -> None:
     assert stage([batch_of(STEADY, 0)]).total.isfinite()
 
 
-def test_jitter_rolls_states_and_statics_of_a_sample_alike() -> None:
-    batch = batch_of(LINE, 2, samples=16)
-    batch = replace(batch, static=batch.state[:, 0])
-    rolled = jitter(batch, seed=1)
-    assert torch.equal(rolled.static, rolled.state[:, 0])
-    shifts = [next(s for s in range(32) if torch.equal(batch.state[b].roll(s, -1), rolled.state[b])) for b in range(16)]
-    assert len(set(shifts)) > 8
-
-
-def test_jitter_is_a_function_of_seed_step_and_window() -> None:
-    batch = batch_of(LINE, 2, samples=6)
-
-    def state(b: Batch, seed: int = 1) -> torch.Tensor:
-        return jitter(b, seed).state
-
-    assert torch.equal(state(batch)[2:4], state(batch.cut(2, 4)))
-    assert not torch.equal(state(batch), state(batch, seed=2))
-    assert not torch.equal(state(batch), state(replace(batch, stage_step=8)))
-
-
-@pytest.mark.parametrize("task", [PLANE, STEADY], ids=["no symmetry", "no periodic axis"])
-def test_jitter_leaves_alone_what_may_not_be_moved(task: TaskSpec) -> None:
-    batch = batch_of(task, 2)
-    assert jitter(batch, seed=1) is batch
-
-
-def test_each_sample_rolls_by_its_own_shift() -> None:
-    x = torch.arange(24.0).reshape(2, 3, 4)
-    rolled = roll_samples(x, torch.tensor([1, 3]), 2)
-    assert torch.equal(rolled[0], x[0].roll(1, -1))
-    assert torch.equal(rolled[1], x[1].roll(3, -1))
-
-
 def test_a_few_steps_of_training_lower_the_loss_of_every_task_at_once() -> None:
-    stage = operator(small_model(), loss="mse", jitter=False)
+    stage = operator(small_model(), loss="mse", augment=False)
     batches = [batch_of(task, 2) for task in TASKS]
     optimizer = torch.optim.AdamW(stage.trainable_parameters(), lr=1e-2)
     before = [loss_of(stage, b).item() for b in batches]
@@ -219,24 +185,6 @@ def test_a_few_steps_of_training_lower_the_loss_of_every_task_at_once() -> None:
         optimizer.step()
     after = [loss_of(stage, b).item() for b in batches]
     assert all(a < 0.97 * b for a, b in zip(after, before, strict=True)), (before, after)
-
-
-def test_noise_is_a_function_of_seed_step_and_window_and_has_its_own_size_for_each_sample() -> None:
-    stepper = small_model()
-    batch = batch_of(LINE, 2, samples=64)
-
-    def added(b: Batch, seed: int = 1, largest: float = 0.1) -> torch.Tensor:
-        return noisy(b, b.state[:, :1], largest, stepper, seed) - b.state[:, :1]
-
-    noise = added(batch)
-    torch.testing.assert_close(noise[2:4], added(batch.cut(2, 4)))
-    assert not torch.equal(noise, added(batch, seed=2))
-    assert not torch.equal(noise, added(replace(batch, stage_step=8)))
-    sizes = (noise / stepper.normalization.state_scale(LINE, noise)).flatten(1).std(dim=1)
-    assert sizes.max() < 0.15
-    assert sizes.min() < 0.02
-    assert sizes.max() > 0.07
-    assert noisy(batch, batch.state, 0.0, stepper, 1) is batch.state
 
 
 def test_a_micro_batch_of_several_tasks_costs_the_sum_of_what_they_cost_alone() -> None:

@@ -14,6 +14,7 @@ import contextlib
 import faulthandler
 import importlib.util
 import json
+import logging
 import os
 import signal
 import sys
@@ -28,6 +29,7 @@ from ups.distributed.environment import RankEnvironment
 from ups.errors import ConfigError, UpsError
 from ups.record.causes import is_cascade
 from ups.record.location import location_of_error
+from ups.record.log import show_log, write_to_stderr
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
@@ -102,6 +104,7 @@ def start(arguments: list[str]) -> Assignment:
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m ups.doctor.probes.NAME WORK_DIR\n")
         sys.exit(2)
+    show_log(write_to_stderr, logging.INFO)
     return Assignment.read(Path(arguments[0]))
 
 

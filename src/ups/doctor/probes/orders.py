@@ -6,15 +6,12 @@ Used by the check `samples`. No processes, no files.
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from ups.data.sampler import Sampler
-from ups.spec import keyed
-from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
-from ups.training import stages
+from ups.training import augment
 
-# Shifts are read on a grid of so many points: a prime, so that every draw shows about ten of its bits.
+# A draw is read as one of so many numbers: about ten of its bits.
 POINTS = 1009
 _MAX_STEPS = 20_000
 
@@ -54,24 +51,6 @@ def same_in_every_pass(sampler: Sampler, task: int, size: int, passes: int = 3, 
 
 
 def draws(task: TaskSpec, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], step: int, seed: int) -> list[int]:
-    """The random shift of each window (B,) as training draws it, or the draw behind it where a task is not shifted."""
-    axes = [axis for axis, spec in enumerate(task.axes) if spec.boundary == "periodic"]
-    if not axes or "translation" not in task.symmetries:
-        values = keyed.keyed_uniform(keyed.key_of(seed, "jitter", task.name, step), numbers, 1)
-        return [int(v) for v in np.floor(values[:, 0] * POINTS)]
-    space = [POINTS if axis == axes[0] else 1 for axis in range(task.num_spatial_dims)]
-    ramp = torch.arange(POINTS, dtype=torch.float32).reshape(space)
-    count = len(numbers)
-    batch = Batch(
-        task=task,
-        state=ramp.expand(count, 1, 1, *space).contiguous(),
-        static=torch.zeros(count, 0, *space),
-        target=torch.zeros(count, 0, *space),
-        parameters=torch.zeros(count, len(task.parameters)),
-        dt=torch.zeros(count),
-        coordinates=tuple(torch.arange(float(n)) for n in space),
-        numbers=torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.int64)),
-        stage_step=step,
-    )
-    shifted = stages.jitter(batch, seed).state.flatten(1)[:, 0]  # what stands at the origin after the roll
-    return [int(-value) % POINTS for value in shifted.tolist()]
+    """The first draw of the augmentation for each window (B,), as training makes it, in about ten bits."""
+    values = augment.draws_of(task, numbers, step, seed)
+    return [int(v) for v in np.floor(values[:, 0] * POINTS)]

@@ -38,6 +38,7 @@ table { border-collapse: separate; border-spacing: 0; width: 100%; font-variant-
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
 th { font-weight: 600; font-size: .85rem; color: var(--soft); white-space: normal; vertical-align: bottom; }
+td.long { white-space: normal; min-width: 9rem; }
 tr.model td:first-child { color: var(--blue); font-weight: 600; }
 .warning { border-left: 4px solid #D55E00; padding-left: .8rem; }
 .plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
@@ -47,6 +48,11 @@ tr.model td:first-child { color: var(--blue); font-weight: 600; }
 figure { margin: 1rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
 pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: .8rem; } details summary { cursor: pointer; }
 """
+
+
+def counted(count: int, noun: str) -> str:
+    """'1 frame', '2 frames'."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def number(value: float) -> str:
@@ -114,7 +120,7 @@ def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str) ->
     protocol = f"{result['split']} split, {plan['num_trajectories']} trajectories, grid {space}"
     if not result["steady"]:
         protocol += (
-            f", dt {result['dt']:.4g}, {plan['context_frames']} given frame(s), "
+            f", dt {result['dt']:.4g}, {counted(plan['context_frames'], 'given frame')}, "
             f"last given frame {plan['start_frame']}, {plan['num_steps']} predicted"
         )
     name = html.escape(result["task"])
@@ -149,7 +155,7 @@ def _scores(result: Mapping[str, Any], model: str) -> str:
                 f"<td><b>{text}</b></td>" if best[key] == name and key != "num_blown_up" else f"<td>{text}</td>"
             )
         difference = result["differences"].get(name)
-        cells.append(f"<td>{difference_words(difference)}</td>")
+        cells.append(f"<td class='long'>{difference_words(difference)}</td>")
         kind = " class='model'" if name == model else ""
         rows.append(f"<tr{kind}><td>{html.escape(name)}</td>{''.join(cells)}</tr>")
     words = "rollout errors, paired over trajectories, with 95 % bootstrap interval"

@@ -1,4 +1,4 @@
-"""Two small tasks and a recipe for the doctor: a wave on a ring (so that jitter is at work) and a steady one."""
+"""Two small tasks and a recipe for the doctor: a wave on a ring (so that rolls are at work) and a steady one."""
 
 from __future__ import annotations
 

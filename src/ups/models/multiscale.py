@@ -1,0 +1,248 @@
+"""The multiscale network: convolutions at full resolution and attention on a coarse grid, shared by all tasks.
+
+    fields / amplitude -> lift -> [blocks, shrink] .. [blocks, attention] .. [grow + skip, blocks] -> lower x amplitude
+    last frame         -> propagator: what is linear ---------------------------------------------------> +
+
+Everything between lift and lower is the same for all tasks; tasks differ by rows of tables. The tasks of a group run as
+one graph: their samples stand one behind the other, and only padding and rotary positions depend on their boundaries.
+
+B samples, C channels, S space, D width of a level, M modulations of all blocks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ups.config.model import MultiscaleConfig
+from ups.errors import ConfigError
+from ups.models.coarse_attention import CoarseAttention, rotary_angles
+from ups.models.constants import Constants
+from ups.models.grid_convolution import GridKernel, Grow, Layout, Range, ResidualBlock, Shrink, extended, grid_rank
+from ups.models.multiscale_condition import MultiscaleCondition
+from ups.models.network import NetworkInput, NetworkWithLinearPart
+from ups.models.normalization import wide
+from ups.models.propagator import Propagator, last_frame
+from ups.models.task_tables import Lift, Lower, NamedTable
+from ups.models.vocabulary import Vocabulary
+from ups.spec.task import TaskSpec
+
+_LIFT_TAPS = 3
+_COARSE_TAPS = 3
+# The smallest size of a frame, in usual deviations, that still counts as one: what is weaker is noise.
+_SMALLEST_AMPLITUDE = 1e-3
+
+
+class MultiscaleNetwork(NetworkWithLinearPart):
+    """One network for all tasks; its output is the scaled change, or the normalized target of a steady task."""
+
+    def __init__(self, config: MultiscaleConfig, tasks: Sequence[TaskSpec], context_frames: int) -> None:
+        super().__init__()
+        self.config = config
+        axes = max(Vocabulary.of(tasks).dims)
+        widths, counts = config.widths, config.blocks
+        sizes = [config.kernel_size, *[_COARSE_TAPS] * (len(widths) - 1)]
+        self.axes = axes
+        self.lift = Lift(tasks, context_frames, widths[0], _LIFT_TAPS, axes)
+        self.down = nn.ModuleList(_blocks(*level, axes) for level in zip(widths[:-1], counts, sizes, strict=False))
+        self.shrink = nn.ModuleList(Shrink(a, b, axes) for a, b in itertools.pairwise(widths))
+        self.middle = _blocks(widths[-1], counts[-1], sizes[-1], axes)
+        heads = [CoarseAttention(widths[-1], config.num_heads) for _ in self.middle if config.attention]
+        self.attention = nn.ModuleList(heads)
+        self.grow = nn.ModuleList(Grow(b, a, axes) for a, b in itertools.pairwise(widths))
+        self.up = nn.ModuleList(_blocks(*level, axes) for level in zip(widths[:-1], counts, sizes, strict=False))
+        self.lower = Lower(tasks, widths[0])
+        moving = config.propagator and not all(task.steady for task in tasks)
+        self.propagator = Propagator(tasks) if moving else None
+        self._modulated = [m for m in self.modules() if isinstance(m, ResidualBlock | CoarseAttention)]
+        self.condition = MultiscaleCondition(tasks, widths[-1], sum(m.num_modulations for m in self._modulated))
+        self._constants = Constants()
+
+    def forward(self, given: NetworkInput) -> Tensor:
+        """fields (B, F, *S) -> (B, C, *S)."""
+        return self.forward_group([given])[0]
+
+    def forward_group(self, group: Sequence[NetworkInput]) -> list[Tensor]:
+        """All tasks of a group as one graph; they have the same grid, and boundaries of any kind."""
+        # Tasks with the same boundaries side by side: one range for all of them.
+        order = sorted(range(len(group)), key=lambda n: _wraps(group[n].task))
+        ordered = [group[n] for n in order]
+        grid = self._grid(ordered[0].fields.shape[2:])
+        layout = _layout([g.task for g in ordered], [g.fields.shape[0] for g in ordered])
+        amplitudes = [self._amplitude(g) for g in ordered]
+        device_type = ordered[0].fields.device.type
+        with torch.autocast(device_type, enabled=False):
+            modulations = self.condition(ordered, [a.log() for a in amplitudes])
+        x = torch.cat([self._lifted(g, a, grid) for g, a in zip(ordered, amplitudes, strict=True)])
+        x = wide(self._trunk(wide(x), modulations, layout))
+        found: dict[int, Tensor] = {}
+        with torch.autocast(device_type, enabled=False):
+            parts = torch.split(x, [g.fields.shape[0] for g in ordered])
+            changes = self._linear(ordered)
+            for n, given, part, amplitude, change in zip(order, ordered, parts, amplitudes, changes, strict=True):
+                y = wide(self.lower(part, given)) * amplitude.reshape(-1, *[1] * (given.fields.ndim - 1))
+                found[n] = y if change is None else y + change
+        return [found[n] for n in range(len(group))]
+
+    def linear(self, given: NetworkInput) -> Tensor:
+        """The propagator's part of the scaled change (B, C, *S) of a transient task, which can be fitted alone."""
+        with torch.autocast(given.fields.device.type, enabled=False):
+            change = self._linear([given])[0]
+        if change is None or given.task.steady:
+            raise ValueError(f"task '{given.task.name}' has no linear part: it is steady, or the propagator is off")
+        return change
+
+    @property
+    def linear_part(self) -> nn.Module:  # type: ignore[override]
+        """The module that a stage fits alone."""
+        if self.propagator is None:
+            raise ConfigError("this network has no linear part: the propagator is off, or all of its tasks are steady")
+        return self.propagator
+
+    def linear_rows(self) -> list[tuple[nn.Parameter, list[str]]]:
+        """The propagator's table, and the task of each row."""
+        return [] if self.propagator is None else [(self.propagator.table, [n[0] for n in self.propagator.row_names])]
+
+    def shard_units(self) -> list[nn.Module]:
+        """The modules to shard, recompute or compile one by one."""
+        return [m for m in self.modules() if isinstance(m, ResidualBlock | CoarseAttention | Shrink | Grow)]
+
+    def tables(self) -> dict[str, NamedTable]:
+        """The tables whose rows belong to names, by the name of the module."""
+        return {name: module for name, module in self.named_modules() if isinstance(module, NamedTable)}
+
+    def extended(self, state: Mapping[str, Tensor], axes: int) -> dict[str, Tensor]:
+        """The state dict of such a network for tasks of at most `axes` dimensions, with kernels as this one has them.
+
+        On tasks of at most `axes` dimensions the result is the same as before.
+        """
+        taken = dict(state)
+        for name, module in self.named_modules():
+            if isinstance(module, GridKernel):
+                taken[f"{name}.weight"] = module.extended(state[f"{name}.weight"], axes)
+        taps = state["lift.table"].reshape(*state["lift.table"].shape[:2], *[_LIFT_TAPS] * axes)
+        taken["lift.table"] = extended(taps, axes, self.axes).flatten(2)
+        return taken
+
+    def _grid(self, space: Sequence[int]) -> tuple[int, ...]:
+        """The space, with as many points more as halving and the largest kernel need."""
+        factor = 2 ** len(self.shrink)
+        least = max(1, self.config.kernel_size // 2)
+        return tuple(-(-max(points, least) // factor) * factor for points in space)
+
+    def _amplitude(self, given: NetworkInput) -> Tensor:
+        """(B,): the size of the last frame, in usual deviations. The network sees fields of size 1, and is told."""
+        if given.task.steady or not self.config.amplitude:
+            return torch.ones_like(wide(given.dt))
+        size = wide(last_frame(given)).flatten(1).square().mean(1).sqrt()
+        return size.clamp_min(_SMALLEST_AMPLITUDE)
+
+    def _lifted(self, given: NetworkInput, amplitude: Tensor, grid: Sequence[int]) -> Tensor:
+        task = given.task
+        num_static = task.num_channels("static")
+        static, state = given.fields[:, :num_static], given.fields[:, num_static:]
+        scaled = state / amplitude.reshape(-1, *[1] * (state.ndim - 1))
+        layout = _layout([task], [given.fields.shape[0]])
+        lifted: Tensor = self.lift(given, torch.cat([static, scaled], dim=1), grid, layout)
+        return lifted
+
+    def _trunk(self, x: Tensor, modulations: Tensor, layout: Layout) -> Tensor:
+        """x (B, D, *grid), modulations (B, M) -> (B, D, *grid)."""
+        sizes = [m.num_modulations for m in self._modulated]
+        split = torch.split(modulations, sizes, dim=1)
+        of: dict[nn.Module, Tensor] = dict(zip(self._modulated, split, strict=True))
+        passed = []
+        for blocks, shrink in zip(self.down, self.shrink, strict=True):
+            for block in blocks:  # type: ignore[attr-defined]
+                x = block(x, of[block], layout)
+            passed.append(x)
+            x = wide(shrink(x, layout))
+        rotary = self._rotary(x, layout) if self.config.attention else ()
+        for number, block in enumerate(self.middle):
+            x = block(x, of[block], layout)
+            if self.config.attention:
+                attention = self.attention[number]
+                x = attention(x, of[attention], *rotary)
+        for grow, blocks, skip in reversed(list(zip(self.grow, self.up, passed, strict=True))):
+            x = grow(x, layout) + skip
+            for block in blocks:  # type: ignore[attr-defined]
+                x = block(x, of[block], layout)
+        return x
+
+    def _rotary(self, x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Cosines and sines (B or 1, 1, points, pairs): by the boundaries of each sample."""
+        grid, dtype = tuple(x.shape[2:]), wide(x).dtype
+        pairs = x.shape[1] // self.config.num_heads // 2
+        found = []
+        for first, stop, wraps in layout.ranges:
+            tables = [
+                self._constants.get(lambda: make(rotary_angles(grid, wraps, pairs)), key, x.device, dtype)  # noqa: B023
+                for make, key in ((torch.cos, ("cos", grid, wraps)), (torch.sin, ("sin", grid, wraps)))
+            ]
+            count = 1 if len(layout.ranges) == 1 else stop - first
+            found.append([table.expand(count, 1, *table.shape) for table in tables])
+        cosines, sines = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in zip(*found, strict=True))
+        return cosines, sines
+
+    def _linear(self, group: Sequence[NetworkInput]) -> list[Tensor | None]:
+        """The propagator's scaled change of each task of a group; None where there is none."""
+        transient = [g for g in group if not g.task.steady]
+        if self.propagator is None:
+            return [None] * len(group)
+        if not transient:  # every parameter is in every graph
+            return [self.propagator.table.sum() * 0.0 for _ in group]
+        changes = iter(self.propagator(transient))
+        return [
+            None if g.task.steady else next(changes) * g.change_gain.reshape(-1, *[1] * (g.fields.ndim - 2))
+            for g in group
+        ]
+
+
+def build(config: MultiscaleConfig, tasks: Sequence[TaskSpec], context_frames: int) -> MultiscaleNetwork:
+    """The multiscale network for a set of tasks."""
+    return MultiscaleNetwork(config, tasks, context_frames)
+
+
+def count_parameters(network: MultiscaleNetwork, tasks: Sequence[TaskSpec]) -> dict[str, tuple[int, int]]:
+    """Task -> (parameters that its forward pass uses, how many of them another task uses too)."""
+    tables = list(network.tables().values())
+    in_tables = {id(p) for table in tables for p in table.parameters()}
+    common = sum(p.numel() for p in network.parameters() if id(p) not in in_tables)
+    counts = {}
+    for task in tasks:
+        active = shared = common
+        for table in tables:
+            row_size = sum(p[0].numel() for p in table.parameters())
+            own = set(table.names_of(task))
+            others = {name for t in tasks if t.name != task.name for name in table.names_of(t)}
+            active += row_size * len(own)
+            shared += row_size * len(own & others)
+        counts[task.name] = (active, shared)
+    return counts
+
+
+def _blocks(width: int, count: int, size: int, axes: int) -> nn.ModuleList:
+    return nn.ModuleList(ResidualBlock(width, size, axes) for _ in range(count))
+
+
+def _wraps(task: TaskSpec) -> tuple[bool, ...]:
+    """Which axes of the grid are periodic; that of a line has one more, which is not."""
+    wraps = tuple(axis.boundary == "periodic" for axis in task.axes)
+    return (*[False] * (grid_rank(len(wraps)) - len(wraps)), *wraps)
+
+
+def _layout(tasks: Sequence[TaskSpec], counts: Sequence[int]) -> Layout:
+    """Samples of tasks one behind the other; neighbors with the same boundaries are one range."""
+    ranges: list[Range] = []
+    start = 0
+    for task, count in zip(tasks, counts, strict=True):
+        wraps = _wraps(task)
+        if ranges and ranges[-1][2] == wraps:
+            ranges[-1] = (ranges[-1][0], start + count, wraps)
+        else:
+            ranges.append((start, start + count, wraps))
+        start += count
+    return Layout(tasks[0].num_spatial_dims, tuple(ranges))

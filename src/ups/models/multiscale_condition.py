@@ -1,0 +1,68 @@
+"""What modulates the blocks of the multiscale network: parameters, task, dt, boundaries and amplitude of each sample.
+
+B samples of all tasks of a group, P parameters of a task, D width, M modulations of all blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ups.models.conditioning import MAX_AXES
+from ups.models.network import NetworkInput
+from ups.models.task_tables import NamedVectors, RowName
+from ups.models.vocabulary import BOUNDARIES
+from ups.spec.task import TaskSpec
+
+
+class _Tasks(NamedVectors):
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        return [(task.name,)]
+
+
+class _Boundaries(NamedVectors):
+    """One row for each axis and kind; an unknown kind has none: it says nothing."""
+
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        kinds = [axis.boundary for axis in task.axes] + ["absent"] * (MAX_AXES - len(task.axes))
+        return [("", str(axis), kind) for axis, kind in enumerate(kinds) if kind in BOUNDARIES]
+
+
+class _Scalars(NamedVectors):
+    """Slopes: of dt and amplitude, and of each parameter twice, as it is and normalized."""
+
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        names = [p.name for p in task.parameters]
+        return [("", "log dt"), ("", "log amplitude"), *(("", n, "relative") for n in names), *(("", n) for n in names)]
+
+
+class MultiscaleCondition(nn.Module):
+    """Scalars and names of all samples -> scales and shifts of all blocks."""
+
+    def __init__(self, tasks: Sequence[TaskSpec], width: int, num_modulations: int) -> None:
+        super().__init__()
+        self.tasks = _Tasks(tasks, width, std=0.5)
+        self.boundaries = _Boundaries(tasks, width, std=0.1)
+        self.scalars = _Scalars(tasks, width, std=0.1)
+        self.hidden = nn.Linear(width, width)
+        self.out = nn.Linear(width, num_modulations)
+        nn.init.normal_(self.out.weight, std=0.02)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, group: Sequence[NetworkInput], log_amplitudes: Sequence[Tensor]) -> Tensor:
+        """log_amplitudes (B,) of each task -> (B, M) for the samples of the group, one task after the other."""
+        entry = torch.cat([self._entry(g, a) for g, a in zip(group, log_amplitudes, strict=True)])
+        modulations: Tensor = self.out(F.silu(self.hidden(F.silu(entry))))
+        return modulations
+
+    def _entry(self, given: NetworkInput, log_amplitude: Tensor) -> Tensor:
+        task = given.task
+        fixed = self.tasks.of(task).sum(0) + self.boundaries.of(task).sum(0)  # (D,)
+        # A task's own step is 0: its unit of time means nothing to other tasks.
+        log_dt = torch.zeros_like(given.dt) if task.steady else torch.log(given.dt / task.dt)
+        values = [log_dt[:, None], log_amplitude[:, None], given.relative_parameters, given.parameters]
+        scalars = torch.cat([v.to(fixed.dtype) for v in values], dim=1)  # (B, 2 + 2 P)
+        return torch.addmm(fixed, scalars, self.scalars.of(task))

@@ -1,0 +1,152 @@
+"""What is linear in a problem, in Fourier space: exact for linear equations with constant coefficients.
+
+change of u = S (exp(symbol) - 1) A u, for each channel and one axis after the other. A analyzes a line into waves (the
+discrete Fourier transform on a periodic axis, cosines elsewhere), S sums them up again, both as products with real
+matrices. The symbol of a wave with k periods along the axis is, with f = k / 8,
+
+    dt / task.dt x (c0 - c2 f^2 - c4 f^4 - i (2 pi k c1 + c3 f^3)):
+
+growth, diffusion and its fourth-order kin, and the shift c1 (in lengths of the axis) with dispersion. Each coefficient
+is linear in (1, relative parameters, normalized parameters). All are zero when new: no change.
+
+B samples, C channels, S space, F features of the parameters, R lines' owners: the channels of all samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ups.models.network import NetworkInput
+from ups.models.normalization import wide
+from ups.models.task_tables import NamedTable, RowName
+from ups.spec.task import TaskSpec
+
+_UNIT = 8.0  # periods of a wave at which all powers of the frequency are 1
+_EVEN, _ODD = 3, 2
+# A wave that decays further is gone; growth is bounded, so that a bad fit cannot overflow a rollout at once.
+_SLOWEST, _FASTEST = -12.0, 0.5
+
+
+class Propagator(NamedTable):
+    """The linear part of the change of every transient task: five coefficients for each channel, axis and feature."""
+
+    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
+        super().__init__(tasks)
+        self.table = nn.Parameter(torch.zeros(len(self.row_names), _EVEN + _ODD))
+
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        """Rows of one task, in the order in which they are multiplied; none of a steady one."""
+        parameters = [p.name for p in task.parameters]
+        features = ["1", *(f"{p} relative" for p in parameters), *parameters]
+        return [
+            (task.name, feature, str(axis), channel)
+            for feature in features
+            for axis in range(len(task.axes))
+            for channel in task.channel_names("state")
+        ]
+
+    def forward(self, group: Sequence[NetworkInput]) -> list[Tensor]:
+        """The normalized change (B, C, *S) of the last frame of each transient task of a group with one grid."""
+        changes: dict[int, Tensor] = {}
+        by_kind: dict[tuple[bool, ...], list[int]] = {}
+        for number, given in enumerate(group):
+            kind = tuple(axis.boundary == "periodic" for axis in given.task.axes)
+            by_kind.setdefault(kind, []).append(number)
+        for kind, numbers in by_kind.items():
+            lines = [wide(last_frame(group[n])).flatten(0, 1) for n in numbers]  # each (R, *S)
+            symbols = [self._coefficients(group[n]) for n in numbers]  # each (R, axes, 5)
+            change = self._propagated(torch.cat(lines), torch.cat(symbols), kind)
+            parts = torch.split(change, [line.shape[0] for line in lines])
+            for n, part in zip(numbers, parts, strict=True):
+                changes[n] = part.reshape(group[n].fields.shape[0], -1, *part.shape[1:])
+        return [changes[n] for n in range(len(group))]
+
+    def reset(self, tasks: Iterable[str]) -> None:
+        """Back to no change for these tasks, where a linear law explains too little."""
+        chosen = set(tasks)
+        with torch.no_grad():
+            for row, name in enumerate(self.row_names):
+                if name[0] in chosen:
+                    self.table[row] = 0.0
+
+    def _coefficients(self, given: NetworkInput) -> Tensor:
+        task = given.task
+        # In at least float32 like the fields, whatever the weights' type is.
+        dtype = wide(given.fields).dtype
+        table = self.table[self.rows(task, self.table.device)].to(dtype)  # (F * axes * C, 5)
+        ratio = (given.dt / task.dt).to(dtype)[:, None]  # (B, 1)
+        parameters = torch.cat([given.relative_parameters, given.parameters], dim=1).to(dtype)
+        features = torch.cat([ratio, parameters * ratio], dim=1)  # (B, F)
+        product = features @ table.reshape(features.shape[1], -1)  # (B, axes * C * 5)
+        shape = (given.fields.shape[0], len(task.axes), task.num_channels("state"), _EVEN + _ODD)
+        return product.reshape(shape).transpose(1, 2).flatten(0, 1)
+
+    def _propagated(self, u: Tensor, coefficients: Tensor, periodic: Sequence[bool]) -> Tensor:
+        """u (R, *S), coefficients (R, axes, 5) -> the change (R, *S)."""
+        change = self._along(0, u, coefficients[:, 0], periodic[0])
+        for axis in range(1, len(periodic)):
+            change = change + self._along(axis, u + change, coefficients[:, axis], periodic[axis])
+        return change
+
+    def _along(self, axis: int, u: Tensor, coefficients: Tensor, periodic: bool) -> Tensor:
+        """u (R, *S), coefficients (R, 5) -> the change (R, *S) by what happens along one axis."""
+        points = u.shape[axis + 1]
+
+        def matrix(make: Callable[[int, bool], Tensor]) -> Tensor:
+            return self._constants.get(lambda: make(points, periodic), (make, points, periodic), u.device, u.dtype)
+
+        powers = matrix(symbol_powers)
+        even, odd = torch.split(coefficients, [_EVEN, _ODD], dim=-1)
+        growth = (even @ powers[:_EVEN]).clamp(_SLOWEST, _FASTEST)  # (R, K)
+        turn = odd @ powers[_EVEN:]
+        # exp(growth) (cos(turn) - i sin(turn)) - 1, without the loss of digits where it is small.
+        real = torch.expm1(growth) * turn.cos() - 2 * (turn / 2).sin().square()
+        imaginary = -growth.exp() * turn.sin()
+        shape = [u.shape[0], *[1] * (u.ndim - 2), -1]
+        real, imaginary = real.reshape(shape), imaginary.reshape(shape)
+        waves = u.movedim(axis + 1, -1) @ matrix(analysis_matrix)  # (R, ..., 2 K), or (R, ..., K) of cosines
+        if periodic:
+            c, s = waves.chunk(2, dim=-1)
+            moved = torch.cat([c * real + s * imaginary, s * real - c * imaginary], dim=-1)
+        else:
+            moved = torch.cat([waves * real, -waves * imaginary], dim=-1)
+        return (moved @ matrix(synthesis_matrix)).movedim(-1, axis + 1)
+
+
+def last_frame(given: NetworkInput) -> Tensor:
+    """(B, C, *S): the state in the last context frame, normalized. It stands last in the fields."""
+    return given.fields[:, given.fields.shape[1] - given.task.num_channels("state") :]
+
+
+def _angles(points: int, periodic: bool) -> Tensor:
+    """(points, K) in float64. The wave of Nyquist's frequency is left out: its shifts are not on the grid."""
+    where = torch.arange(points, dtype=torch.float64)
+    if periodic:
+        return 2 * math.pi * torch.outer(where, torch.arange((points + 1) // 2, dtype=torch.float64)) / points
+    return math.pi * torch.outer(where + 0.5, torch.arange(points, dtype=torch.float64)) / points
+
+
+def analysis_matrix(points: int, periodic: bool) -> Tensor:
+    """(points, 2 K) to cosines and sines, or (points, K) to the cosines of the even extension."""
+    angles = _angles(points, periodic)
+    norm = torch.full((angles.shape[1],), 2.0 / points, dtype=torch.float64)
+    norm[0] = 1.0 / points
+    return torch.cat([angles.cos() * norm, angles.sin() * norm], dim=1) if periodic else angles.cos() * norm
+
+
+def synthesis_matrix(points: int, periodic: bool) -> Tensor:
+    """(2 K, points) from cosines and sines."""
+    angles = _angles(points, periodic)
+    return torch.cat([angles.cos(), angles.sin()], dim=1).T
+
+
+def symbol_powers(points: int, periodic: bool) -> Tensor:
+    """(5, K): what the coefficients c0, c2, c4 and c1, c3 are multiplied by."""
+    count = (points + 1) // 2 if periodic else points
+    k = torch.arange(count, dtype=torch.float64) * (1.0 if periodic else 0.5)
+    f = k / _UNIT
+    return torch.stack([torch.ones_like(f), -(f**2), -(f**4), 2 * math.pi * k, f**3])

@@ -1,0 +1,160 @@
+"""Weights that belong to names: how fields of a task enter the shared network and how its predictions leave.
+
+A table has one row for each name that a task uses, all of them in one parameter: every parameter is in every graph, a
+row that is not used gets a zero gradient, and a task more is a few rows more.
+
+B samples, F input channels, C predicted channels, S space, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ups.models.constants import Constants
+from ups.models.grid_convolution import Layout, channels_last, convolved, grid_rank, reduced, working_dtype
+from ups.models.network import NetworkInput
+from ups.spec.task import AxisSpec, TaskSpec
+
+# What a row is for: first the task, '' where tasks share it by the names that follow.
+RowName = tuple[str, ...]
+
+
+class NamedTable(nn.Module, ABC):
+    """A module whose parameters all have one row for each of `row_names`, which are sorted: the order of tasks does
+    not matter."""
+
+    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
+        super().__init__()
+        self.row_names: tuple[RowName, ...] = tuple(sorted({name for t in tasks for name in self.names_of(t)}))
+        self._rows = {name: row for row, name in enumerate(self.row_names)}
+        self._constants = Constants()
+
+    @abstractmethod
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        """The rows that a task uses, in the order in which `rows` gives them."""
+
+    def rows(self, task: TaskSpec, device: torch.device) -> Tensor:
+        """Their numbers, as an index."""
+        return self._constants.index(lambda: [self._rows[n] for n in self.names_of(task)], task.name, device)
+
+
+class NamedVectors(NamedTable):
+    """Vectors by name: table (rows, D)."""
+
+    def __init__(self, tasks: Sequence[TaskSpec], width: int, std: float) -> None:
+        super().__init__(tasks)
+        self.table = nn.Parameter(torch.randn(len(self.row_names), width) * std)
+
+    def of(self, task: TaskSpec) -> Tensor:
+        """(names of the task, D)."""
+        return self.table[self.rows(task, self.table.device)]
+
+
+class Lift(NamedTable):
+    """Fields and positions -> D channels: a kernel for each task, channel and context frame. table (rows, D, taps)."""
+
+    def __init__(self, tasks: Sequence[TaskSpec], context_frames: int, width: int, size: int, axes: int) -> None:
+        self.context_frames = context_frames
+        super().__init__(tasks)
+        self.size, self.axes = size, axes
+        num_inputs = {t.name: len(self.names_of(t)) for t in tasks}
+        std = torch.tensor([(num_inputs[name[0]] * size**axes) ** -0.5 for name in self.row_names])
+        self.table = nn.Parameter(torch.randn(len(self.row_names), width, size**axes) * std[:, None, None])
+
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        """In the order of `ups.models.stepper.Stepper.inputs`, then the positions."""
+        frames = range(self.context_frames)
+        static = [(task.name, name, "given") for name in task.channel_names("static")]
+        state = [(task.name, name, str(frame)) for frame in frames for name in task.channel_names("state")]
+        places = [
+            (task.name, f"{axis.name} {kind}", "position")
+            for axis in task.axes
+            for kind in position_kinds(axis, "translation" in task.symmetries)
+        ]
+        return [*static, *state, *places]
+
+    def forward(self, given: NetworkInput, fields: Tensor, grid: Sequence[int], layout: Layout) -> Tensor:
+        """fields (B, F, *S), which may be scaled -> (B, D, *grid), `grid` at least as large as the space."""
+        task = given.task
+        inputs = torch.cat([fields, *self._positions(given, fields)], dim=1)
+        for axis, spec in enumerate(task.axes):
+            inputs = lengthened(inputs, axis + 2, grid[axis - len(task.axes)], spec.boundary == "periodic")
+        if task.num_spatial_dims == 1:
+            inputs = inputs.unsqueeze(2)
+        dtype = working_dtype(inputs, self.table)
+        taps = self.table[self.rows(task, self.table.device)]
+        taps = taps.reshape(*taps.shape[:2], *[self.size] * self.axes)
+        kernel = reduced(taps.transpose(0, 1), self.axes, task.num_spatial_dims).to(dtype)
+        nothing = kernel.new_zeros(kernel.shape[0])
+        return convolved(channels_last(inputs.to(dtype)), channels_last(kernel), nothing, layout)
+
+    def _positions(self, given: NetworkInput, fields: Tensor) -> list[Tensor]:
+        """(B, 1, *S) for each coordinate that matters."""
+        found = []
+        space = fields.shape[2:]
+        for number, (axis, points) in enumerate(zip(given.task.axes, given.coordinates, strict=True)):
+            shape = [1, 1, *[1] * len(space)]
+            shape[number + 2] = -1
+            for kind in position_kinds(axis, "translation" in given.task.symmetries):
+                place = position(points, axis, kind).to(fields.dtype).reshape(shape)
+                found.append(place.expand(fields.shape[0], 1, *space))
+        return found
+
+
+def position_kinds(axis: AxisSpec, translation: bool) -> tuple[str, ...]:
+    """What a network is told about the place along an axis: nothing where the equation is the same everywhere."""
+    if axis.boundary != "periodic":
+        return ("coordinate",)
+    return () if translation else ("cosine", "sine")
+
+
+def position(points: Tensor, axis: AxisSpec, kind: str) -> Tensor:
+    """(n,) coordinates -> (n,): from -1 to 1 along the axis, or cosine and sine of the turn around a periodic one."""
+    if kind == "coordinate":
+        length = points[-1] - points[0]
+        return 2 * (points - points[0]) / torch.where(length > 0, length, 1) - 1
+    turn = 2 * math.pi * (points - points[0]) / axis.extent
+    return turn.cos() if kind == "cosine" else turn.sin()
+
+
+def lengthened(x: Tensor, dim: int, points: int, periodic: bool) -> Tensor:
+    """x with `points` along an axis: goes on around a periodic axis, repeats the last value of another."""
+    size = x.shape[dim]
+    if size == points:
+        return x
+    place = torch.arange(points, device=x.device)
+    return x.index_select(dim, place % size if periodic else place.clamp(max=size - 1))
+
+
+class Lower(NamedTable):
+    """D channels -> the predicted ones of a task, point by point; zero when new.
+
+    weight (rows, D), bias (rows,), log_gain (rows,): the size of the prediction of a channel can change quickly.
+    """
+
+    def __init__(self, tasks: Sequence[TaskSpec], width: int) -> None:
+        super().__init__(tasks)
+        self.weight = nn.Parameter(torch.zeros(len(self.row_names), width))
+        self.bias = nn.Parameter(torch.zeros(len(self.row_names)))
+        self.log_gain = nn.Parameter(torch.zeros(len(self.row_names)))
+
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        return [(task.name, name) for name in task.channel_names(task.predicted)]
+
+    def forward(self, x: Tensor, given: NetworkInput) -> Tensor:
+        """x (B, D, *grid) -> (B, C, *S), without the points that the grid has beyond the space."""
+        task = given.task
+        rows = self.rows(task, self.weight.device)
+        weight, bias, gain = self.weight[rows], self.bias[rows], self.log_gain[rows].exp()
+        points = x.movedim(1, -1).to(weight.dtype)  # (B, *grid, D)
+        y = F.linear(points, weight * gain[:, None], bias * gain).movedim(-1, 1)
+        y = y.flatten(2, 3) if grid_rank(task.num_spatial_dims) > task.num_spatial_dims else y
+        for axis, points_there in enumerate(given.fields.shape[2:]):
+            y = y.narrow(axis + 2, 0, points_there)
+        return y

@@ -1,0 +1,64 @@
+"""The stage `linear`: fits what is linear in each problem before the rest of the network is trained.
+
+Trained together, the network explains the data before the phases of waves are found, and they never are. Where a linear
+law explains too little of a task, its part goes back to zero and is left to the training of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ups.config.stage import LinearStageConfig
+from ups.distributed.strategies import scale_rows
+from ups.models.stepper import Stepper
+from ups.spec.batch import Batch
+from ups.training.balance import TaskAverages
+from ups.training.noise import noisy
+from ups.training.stages import Stage, field_errors, loss_of_nothing
+
+_MEMORY = 0.9
+
+
+class LinearStage(Stage):
+    """Trains the linear part alone, on the error of each field relative to the field itself."""
+
+    def __init__(self, config: LinearStageConfig, stepper: Stepper, seed: int) -> None:
+        super().__init__(stepper, seed)
+        self.config = config
+        start = {task.name: loss_of_nothing(stepper, task) for task in stepper.tasks}
+        self._averages = TaskAverages([task.name for task in stepper.tasks], start, _MEMORY)
+
+    def trained_modules(self) -> list[nn.Module]:
+        return [self.stepper.linear.linear_part]
+
+    def window_frames(self, context_frames: int) -> int:
+        return self.config.window_frames(context_frames)
+
+    @property
+    def averages(self) -> TaskAverages | None:
+        return self._averages
+
+    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        return [{"loss": self.errors(self.prepare(batch, self.config.augment))} for batch in batches]
+
+    def errors(self, batch: Batch) -> Tensor:
+        """(B,) errors of one step of the linear part; nothing of a steady task, with every parameter in the graph."""
+        stepper, context, network = self.stepper, self.stepper.context_frames, self.stepper.linear
+        if batch.task.steady:
+            nothing = sum(p.sum() for p in network.linear_part.parameters()) * 0.0
+            return torch.zeros_like(batch.dt) + nothing
+        frames, normalization = batch.state[:, :context], stepper.normalization
+        history = noisy(batch, frames, normalization, self.seed, largest=self.config.noise, clean=0.0)
+        predicted = network.linear(stepper.network_input(batch.with_state(history)))
+        truth = batch.state[:, context]
+        error = predicted - stepper.scaled_change(history[:, -1], truth, batch.task)
+        return field_errors(stepper, batch.task, error, batch.state[:, context - 1 : context + 1])
+
+    def finish(self) -> None:
+        """Zero the rows of tasks that a linear law explains too little of. Collective: all ranks."""
+        useless = {task for task in self._averages.tasks if self._averages.fraction(task) > self.config.keep_below}
+        for parameter, owners in self.stepper.linear.linear_rows():
+            scale_rows(parameter, torch.tensor([float(owner not in useless) for owner in owners]))

@@ -1,0 +1,101 @@
+"""Kernels that serve several dimensions, and padding by the boundaries of each sample."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ups.models.coarse_attention import rotary_angles
+from ups.models.grid_convolution import GridConvolution, Grow, Halo, Layout, Shrink, extended, reduced
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def padded(x: torch.Tensor, pads: tuple[int, ...], wraps: tuple[bool, ...]) -> torch.Tensor:
+    """The same with torch's own padding, axis by axis."""
+    for axis, (pad, around) in enumerate(zip(pads, wraps, strict=True)):
+        sizes = [0] * (2 * len(pads))
+        sizes[2 * (len(pads) - 1 - axis) : 2 * (len(pads) - axis)] = [pad, pad]
+        x = F.pad(x, sizes, mode="circular") if around and pad else F.pad(x, sizes)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("space", "pads", "kinds"),
+    [
+        ((1, 9), (0, 2), [(False, True), (False, False)]),
+        ((4, 6), (2, 2), [(True, True), (True, False), (False, True), (False, False)]),
+        ((4, 2, 3), (1, 1, 1), [(True, True, False), (False, False, True)]),
+    ],
+    ids=["line", "plane", "cube"],
+)
+def test_each_sample_is_padded_by_its_own_boundaries(
+    space: tuple[int, ...], pads: tuple[int, ...], kinds: list[tuple[bool, ...]]
+) -> None:
+    x = random(2 * len(kinds), 3, *space).requires_grad_()
+    ranges = tuple((2 * n, 2 * n + 2, wraps) for n, wraps in enumerate(kinds))
+    found = Halo.apply(x, pads, ranges)
+    expected = torch.cat([padded(x[a:b], pads, wraps) for a, b, wraps in ranges])
+    assert torch.equal(found, expected)
+    weight = random(*expected.shape)
+    (mine,) = torch.autograd.grad((found * weight).sum(), x)
+    (theirs,) = torch.autograd.grad((expected * weight).sum(), x)
+    torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("averages", [False, True])
+def test_an_extended_kernel_reduces_to_what_it_was(size: int, averages: bool) -> None:
+    line = random(4, 3, size)
+    cube = extended(line, 1, 3, averages)
+    assert cube.shape == (4, 3, size, size, size)
+    torch.testing.assert_close(reduced(cube, 3, 1, averages)[:, :, 0], line)
+    plane = random(4, 3, size, size)
+    again = extended(plane, 2, 3, averages)
+    torch.testing.assert_close(reduced(again, 3, 2, averages), plane)
+    if size % 2 and not averages:
+        assert torch.equal(again[:, :, size // 2], plane), "the center plane"
+        assert again.count_nonzero() == plane.numel()
+
+
+@pytest.mark.parametrize("kind", [GridConvolution, Shrink, Grow])
+def test_a_plane_that_does_not_depend_on_its_first_axis_is_a_line(kind: type) -> None:
+    module = (kind(3, 4, 5, 2) if kind is GridConvolution else kind(3, 4, 2)).double()
+    line = random(2, 3, 1, 8)
+    plane = line.expand(2, 3, 6, 8).contiguous(memory_format=torch.channels_last)
+    one = module(line, Layout(1, ((0, 2, (False, True)),)))
+    two = module(plane, Layout(2, ((0, 2, (True, True)),)))
+    # Growing gives two kinds of rows, whose mean is the line.
+    rows = two.unflatten(2, (6, -1)).mean(3) if kind is Grow else two
+    torch.testing.assert_close(rows, one.expand_as(rows))
+
+
+def test_initial_kernels_keep_the_size_of_noise_in_every_dimension() -> None:
+    torch.manual_seed(0)
+    module = GridConvolution(32, 32, 3, 3)
+    for dims, grid in ((1, (1, 256)), (2, (32, 32)), (3, (10, 10, 10))):
+        x = torch.randn(2, 32, *grid)
+        wraps = tuple(n > 1 for n in grid)
+        assert 0.8 < module(x, Layout(dims, ((0, 2, wraps),))).std() < 1.2
+
+
+def test_rotary_products_depend_on_the_offset_alone_and_go_around_periodic_axes() -> None:
+    points = 6
+    angles = rotary_angles((1, points), (False, True), 8)
+    assert not angles[:, :4].any(), "a line has no first axis"
+    turns = (angles[1:] - angles[:-1])[:, 4:]
+    torch.testing.assert_close(turns, turns[:1].expand_as(turns))
+    around = (angles[0] - angles[-1])[4:]
+    torch.testing.assert_close(torch.cos(around), torch.cos(turns[0]))
+    wall = rotary_angles((1, points), (False, False), 8)
+    torch.testing.assert_close(wall, angles / 2)
+
+
+def test_a_third_axis_leaves_the_low_frequencies_of_the_others() -> None:
+    plane, cube = rotary_angles((4, 6), (True, True), 16), rotary_angles((1, 4, 6), (True, True, True), 16)
+    same = (plane == cube).all(0)
+    assert same[[0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]].all()
+    assert not cube[:, [6, 7, 14, 15]].any(), "along the first axis, where this cube has one point"
