@@ -287,32 +287,37 @@ def test_a_task_that_is_unregistered_cannot_be_generated() -> None:
         make_request("ks1d")
 
 
-def stranger(folder: Path, model: dict[str, object], needs: object) -> Path:
+def stranger(folder: Path, model: dict[str, object], needs: object, network: str) -> Path:
     """A bundle whose description says so, committed again."""
     from tests.unit.inference.test_bundle import recommit
 
     path = make_bundle(folder / "b")
-    data = json.loads((path / "bundle.json").read_text()) | {"model": model, "needs": needs}
+    data = json.loads((path / "bundle.json").read_text()) | {"needs": needs}
+    data["networks"][network] = model
     (path / "bundle.json").write_text(json.dumps(data))
     recommit(path)
     return path
 
 
-def test_a_bundle_of_a_missing_plugin_names_package_and_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize("network", ["operator", "corrector"])
+def test_a_bundle_of_a_missing_plugin_names_package_and_version(tmp_path: Path, network: str) -> None:
     needs = [{"kind": "models", "name": "ring", "distribution": "ups-rings", "version": "2.1"}]
-    path = stranger(tmp_path, {"type": "ring", "width": 8}, needs)
+    path = stranger(tmp_path, {"type": "ring", "width": 8}, needs, network)
     with pytest.raises(BundleError, match=r"needs model 'ring' of package ups-rings 2\.1, which is not installed"):
         load_bundle(path)
 
 
+@pytest.mark.parametrize("network", ["operator", "corrector"])
 @pytest.mark.parametrize("name", ["os:system", "antigravity", "this", "../evil", "planted"])
-def test_no_name_in_a_bundle_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_no_name_in_a_bundle_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, network: str
+) -> None:
     (tmp_path / "planted.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
     needs = [{"kind": "models", "name": name, "distribution": "planted", "version": "planted:run"}]
     with pytest.raises(BundleError, match="which is not installed"):
-        load_bundle(stranger(tmp_path, {"type": name}, needs))
+        load_bundle(stranger(tmp_path, {"type": name}, needs, network))
     assert not {"planted", "antigravity", "this"} & (set(sys.modules) - before)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from ups.cli.options import JsonOption, SetOption, new_app
 from ups.cli.output import report, say, styled
+from ups.record.places import RUNS
 
 if TYPE_CHECKING:
     from ups.doctor.examine import Verdict
@@ -42,7 +43,7 @@ def doctor(
 
     number = ranks if ranks is not None else default_ranks()
     if recipe is None:
-        examination = Examination(number, Path.cwd() / "runs")
+        examination = Examination(number, Path.cwd() / RUNS)
     else:
         from ups.config.recipe import recipe_file, resolve
         from ups.run.directory import check_ranks, run_dir_of

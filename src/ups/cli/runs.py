@@ -10,13 +10,14 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, table
+from ups.record.places import RUNS
 
 app = new_app()
 
 
 @app.command()
 def runs(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs lie.")] = Path("runs"),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs lie.")] = Path(RUNS),
     json: JsonOption = False,
 ) -> None:
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""

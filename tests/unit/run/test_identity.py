@@ -12,7 +12,6 @@ import ups.data.open
 import ups.run.identity
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.errors import DataChangedError, RecipeChangedError, StatisticsChangedError
-from ups.library.output import Output
 from ups.library.train import prepared
 from ups.record.identity import RunIdentity
 from ups.run.identity import check_inputs
@@ -28,7 +27,7 @@ def resolved(tmp_path: Path) -> ResolvedRecipe:
 
 @pytest.fixture
 def run(resolved: ResolvedRecipe, tmp_path: Path) -> tuple[Path, RunIdentity]:
-    with prepared(resolved, tmp_path / "run", 1, Output()) as identity:
+    with prepared(resolved, tmp_path / "run", 1) as identity:
         return tmp_path / "run", identity
 
 
@@ -46,7 +45,7 @@ def test_every_task_is_opened_once_before_ranks_start(
         return reader
 
     monkeypatch.setattr(ups.data.open, "open_task", counted)
-    with prepared(resolved, tmp_path / "run", 1, Output()):
+    with prepared(resolved, tmp_path / "run", 1):
         assert names == [task.name for task in resolved.recipe.data.tasks]
         assert not open_now, "ranks are started while this process holds the data open"
 
