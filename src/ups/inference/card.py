@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ups.inference.bundle import BundleInfo
+from ups.record.text import counted
 from ups.record.untrusted_files import printable
 
 LIMITS = (
@@ -40,7 +41,7 @@ def write_card(name: str, info: BundleInfo) -> str:
         f"# {plain(name)}",
         "",
         f"A neural simulator for {', '.join(t.name for t in info.tasks)}. Model type `{info.model.type}`, "
-        f"{info.context_frames} given frame(s). It predicts on a grid.",
+        f"{counted(info.context_frames, 'given frame')}. It predicts on a grid.",
         "",
         "```python",
         "import ups",

@@ -1,4 +1,4 @@
-"""Durations, sizes and paths as people read them: one spelling for commands, status, checks and data cards."""
+"""Durations, sizes, counts and paths as people read them: one spelling for commands, status, checks and data cards."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def size_text(num_bytes: float) -> str:
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:.3g} {unit}"
     return f"{num_bytes:.0f} bytes"
+
+
+def counted(count: int, noun: str) -> str:
+    """'1 frame', '2 frames'."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def path_text(path: Path) -> str:

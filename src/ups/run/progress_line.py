@@ -7,6 +7,7 @@ part that is done, and one every half a minute of a long part. Messages of the l
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import sys
@@ -32,12 +33,12 @@ class ProgressLine:
     """
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
-        self._stream = stream or sys.stderr
+        self._stream = stream or sys.stderr or io.StringIO()  # a program without a console has no standard error
         self._terminal = self._stream.isatty()
         self._live = self._terminal or in_notebook(self._stream)
         self._quiet = quiet
         self._parts: dict[str, tuple[int, int]] = {}
-        self._started: dict[str, float] = {}
+        self._started: dict[str, tuple[float, int]] = {}
         self._last = 0.0
         self._shown = ""
         self._lock = threading.RLock()
@@ -61,15 +62,15 @@ class ProgressLine:
         with self._lock:
             now = time.monotonic()
             self._parts[what] = (done, total)
-            since = self._started.setdefault(what, now)
+            since, before = self._started.setdefault(what, (now, done))  # what an earlier attempt did took no time now
             complete = done >= total
             if now - self._last < (LIVE_SECONDS if self._live else LOG_SECONDS) and not complete:
                 return
             text = f"{what} {100 * done // max(1, total)} %" if unit == "%" else f"{what} {done}/{total} {unit}"
             if self._live and len(self._parts) > 1 and unit != "%":
                 text += f"  all {self._sum(0)}/{self._sum(1)}"
-            if 0 < done < total and now - since > 2:
-                text += f"  left {duration_text((now - since) / done * (total - done))}"
+            if before < done < total and now - since > 2:
+                text += f"  left {duration_text((now - since) / (done - before) * (total - done))}"
             self.show(text, bar(self._sum(0), self._sum(1)))
 
     def show(self, text: str, bar: str = "", *, in_log: bool = True) -> None:

@@ -5,10 +5,23 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ups.record import log
+
+SOURCE = Path(log.__file__).parents[1]
+# Programs that say how they are called, what cannot wait for a logger, and the display of a library.
+WRITERS = {
+    "doctor/probes/check.py",
+    "doctor/probes/libraries.py",
+    "library/output.py",
+    "record/failure.py",
+    "record/log.py",
+    "record/rank_wrapper.py",
+    "run/rank_main.py",
+}
 
 PROBE = """
 import logging, sys
@@ -82,3 +95,14 @@ def test_a_message_cannot_write_to_the_terminal_and_a_writer_that_fails_stops_no
 
     with log.log_shown_by(broken):
         logging.getLogger("ups.test").warning("lost")
+
+
+def test_logging_is_configured_in_one_place_and_diagnostics_go_there() -> None:
+    sources = {
+        str(path.relative_to(SOURCE)): path.read_text()
+        for path in SOURCE.rglob("*.py")
+        if path.relative_to(SOURCE).parts[0] != "testing"
+    }
+    handlers = {name for name, text in sources.items() if "addHandler(" in text or "basicConfig(" in text}
+    assert handlers == {"__init__.py", "record/log.py"}
+    assert {name for name, text in sources.items() if "sys.stderr.write(" in text} == WRITERS

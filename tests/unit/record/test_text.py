@@ -1,10 +1,12 @@
-"""Durations and sizes as people read them."""
+"""Durations, sizes, counts and paths as people read them."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from ups.record.text import duration_text, size_text
+from ups.record.text import counted, duration_text, path_text, size_text
 
 
 @pytest.mark.parametrize(
@@ -18,3 +20,10 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(("number", "text"), [(12, "12 bytes"), (4500, "4.5 kB"), (2.5e9, "2.5 GB"), (1.5e13, "15 TB")])
 def test_sizes_read_well(number: float, text: str) -> None:
     assert size_text(number) == text
+
+
+def test_counts_and_paths_read_as_people_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (counted(1, "frame"), counted(0, "frame"), counted(2, "frame")) == ("1 frame", "0 frames", "2 frames")
+    monkeypatch.chdir(tmp_path)
+    assert path_text(tmp_path / "runs" / "a") == "runs/a"
+    assert path_text(Path("/elsewhere/a")) == "/elsewhere/a"

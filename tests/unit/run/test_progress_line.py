@@ -39,13 +39,14 @@ def test_a_log_shows_that_a_long_part_is_alive(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(progress_line.time, "monotonic", lambda: now)
     stream = io.StringIO()
     with ProgressLine(stream) as line:
-        for done in range(1, 91):
+        line.count("packing", 400, 900, "trajectories")  # done before: says nothing about the time that is left
+        for done in range(401, 491):
             now += 1.0
             line.count("packing", done, 900, "trajectories")
     assert stream.getvalue().splitlines() == [
-        "packing 30/900 trajectories  left 14 min",
-        "packing 60/900 trajectories  left 14 min",
-        "packing 90/900 trajectories  left 13 min",
+        "packing 430/900 trajectories  left 8 min",
+        "packing 460/900 trajectories  left 7 min",
+        "packing 490/900 trajectories  left 7 min",
     ]
 
 

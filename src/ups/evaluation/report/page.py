@@ -12,6 +12,7 @@ from ups.evaluation.headline import headlines, significant
 from ups.evaluation.report.charts import cost_figure, curve_figure, spectrum_figure
 from ups.evaluation.report.figures import data_address, fields_png, film
 from ups.evaluation.results import best_predictor, leak_words
+from ups.record.text import counted
 
 # Columns of the score table: heading, summary key, what it is.
 COLUMNS = (
@@ -48,11 +49,6 @@ tr.model td:first-child { color: var(--blue); font-weight: 600; }
 figure { margin: 1rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
 pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: .8rem; } details summary { cursor: pointer; }
 """
-
-
-def counted(count: int, noun: str) -> str:
-    """'1 frame', '2 frames'."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def number(value: float) -> str:
