@@ -59,7 +59,7 @@ def test_what_is_linear_is_found_and_stays_and_what_is_not_goes_back_to_zero() -
     state = torch.stack([torch.fft.irfft(waves, n=smooth.state.shape[-1])] * 2, dim=1)
     state[:, 1] = state[:, 0].roll(1, -1)
     smooth = replace(smooth, state=state)
-    noise = replace(batch_of(OTHER, 2, samples=16), task=OTHER)  # the second frame has nothing to do with the first
+    noise = replace(batch_of(LINE, 2, samples=16), task=OTHER)  # the second frame has nothing to do with the first
     optimizer = torch.optim.Adam(stage.trainable_parameters(), lr=2e-2)
     for _ in range(150):
         optimizer.zero_grad()
