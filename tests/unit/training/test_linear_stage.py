@@ -61,7 +61,8 @@ def test_what_is_linear_is_found_and_stays_and_what_is_not_goes_back_to_zero() -
     smooth = replace(smooth, state=state)
     noise = replace(batch_of(LINE, 2, samples=16), task=OTHER)  # the second frame has nothing to do with the first
     optimizer = torch.optim.Adam(stage.trainable_parameters(), lr=2e-2)
-    for _ in range(150):
+    for step in range(200):
+        optimizer.param_groups[0]["lr"] = 1e-2 * (1 - step / 200)
         optimizer.zero_grad()
         losses = stage([smooth, noise])
         losses.total.backward()
