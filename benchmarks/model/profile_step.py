@@ -13,6 +13,7 @@ Last line: one JSON object.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import statistics
@@ -237,9 +238,9 @@ def main() -> None:
         theirs = trial_step(options.trial, dims) if options.trial else None
         for half in (True, False):
             kind = f"{dims}D {'bfloat16' if half else 'float32'}"
-            steps = {"multiscale": lambda h=half: mine(h)}
+            steps = {"multiscale": functools.partial(mine, half)}
             if theirs is not None:
-                steps["trial"] = lambda h=half: theirs(h)
+                steps["trial"] = functools.partial(theirs, half)
             seconds = in_turns(steps, options.blocks, 2)
             row = {name: 1e3 * statistics.median(s) / windows for name, s in seconds.items()}
             text = ", ".join(f"{name} {ms:.2f} ms a window" for name, ms in row.items())
@@ -252,15 +253,15 @@ def main() -> None:
             for name, ms in parts(ours, dims, half).items():
                 print(f"    {ms:7.2f} ms forward: {name}")
             result[f"training {kind}"] = row
-    ours.eval()
+    ours.eval().network.fix_weights()
     for dims in (1, 2):
         task = TASKS[ROLLOUT_TASKS[dims]].spec
         fno = None if options.no_fno else build(FNO[dims], [task]).eval()
         for samples in (1, 8):
             for half in (True, False):
-                steps = {"multiscale": lambda s=rollout_step(ours, task, samples), h=half: s(h)}
+                steps = {"multiscale": functools.partial(rollout_step(ours, task, samples), half)}
                 if fno is not None:
-                    steps["fno"] = lambda s=rollout_step(fno, task, samples): s(False)
+                    steps["fno"] = functools.partial(rollout_step(fno, task, samples), False)
                 seconds = in_turns(steps, options.blocks, 5)
                 row = {name: 1e3 * statistics.median(s) for name, s in seconds.items()}
                 kind = f"{task.name}, {samples} samples, {'bfloat16' if half else 'float32'}"

@@ -94,6 +94,12 @@ class MultiscaleNetwork(Network):
             raise ValueError(f"task '{given.task.name}' has no linear part: it is steady, or the propagator is off")
         return change
 
+    def fix_weights(self) -> None:
+        """Kernels are made once for each number of dimensions from now on."""
+        for module in self.modules():
+            if isinstance(module, GridKernel):
+                module.kept = {}
+
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
         return [m for m in self.modules() if isinstance(m, ResidualBlock | CoarseAttention | Shrink | Grow)]

@@ -22,7 +22,7 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
 from ups.models.build import build_model
 from ups.spec.batch import Batch
-from ups.testing.mixture import mixture_recipe
+from ups.testing.mixture import MODELS, mixture_recipe
 from ups.training.engine import Engine
 from ups.training.stages import build_stage
 
@@ -70,7 +70,7 @@ class Watched:
 
 
 def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train each variant (precision, optimizer, micro_batch) on these ranks; weights go to files, windows come back."""
+    """Train each variant (see `_recipe`) on these ranks; weights go to files, windows come back."""
     tasks, folder = arguments["tasks"], Path(arguments["folder"])
     results = []
     first = _recipe(folder, tasks, arguments["strategy"], arguments["steps"], arguments["variants"][0])
@@ -95,6 +95,7 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
             folder,
             tasks,
             data={"tasks": tasks, "block_size": BLOCK_SIZE},
+            model=MODELS[variant.get("model", "latent_operator")],
             stages=[
                 {
                     "type": "operator",
