@@ -9,8 +9,7 @@ import pytest
 from tests.faults.test_matrix import fault, reported
 from ups.testing.faults.small_run import rows, weights, write_recipe
 from ups.testing.faults.supervised import Result, run
-from ups.testing.mixture import write_mixture
-from ups.testing.parity import JOINT_MODEL
+from ups.testing.mixture import MODELS, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -25,7 +24,7 @@ STAGES = [
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     tasks = [task | {"block_size": 4 if number else 8} for number, task in enumerate(write_mixture(folder))]
-    return write_recipe(folder, tasks, save_every=4, model=JOINT_MODEL, stages=STAGES)
+    return write_recipe(folder, tasks, save_every=4, model=MODELS["multiscale"], stages=STAGES)
 
 
 @pytest.fixture(scope="module")

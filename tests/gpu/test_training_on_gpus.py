@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ups.testing.mixture import write_mixture
+from ups.testing.mixture import MODELS, write_mixture
 from ups.testing.parity import LIMITS, distance, global_windows, run_variants
 from ups.testing.ranks import Launched, launch
 from ups.testing.toy_training import train
@@ -40,19 +40,26 @@ def run(folder: Path, tasks: list[dict[str, Any]], ranks: int, strategy: str, la
     return launch(run_variants, ranks, deadline=300, arguments=arguments | {"label": label, "variants": [given]})
 
 
+each_model = pytest.mark.parametrize("model", MODELS)
+
+
 @one_gpu
-def test_a_gpu_trains_like_a_cpu(folder: Path, tasks: list[dict[str, Any]]) -> None:
-    cpu = run(folder, tasks, 1, "single", "cpu", device="cpu")
-    gpu = run(folder, tasks, 1, "single", "gpu")
+@each_model
+def test_a_gpu_trains_like_a_cpu(folder: Path, tasks: list[dict[str, Any]], model: str) -> None:
+    cpu = run(folder, tasks, 1, "single", "cpu", device="cpu", model=model)
+    gpu = run(folder, tasks, 1, "single", "gpu", model=model)
     assert distance(cpu[0][0]["weights"], gpu[0][0]["weights"]) <= 1e-8
 
 
 @two_gpus
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("micro_batch", [4, 2])
-def test_two_gpus_train_like_one(folder: Path, tasks: list[dict[str, Any]], strategy: str, micro_batch: int) -> None:
-    one = run(folder, tasks, 1, "single", "one")
-    two = run(folder, tasks, 2, strategy, f"two_{strategy}", micro_batch=micro_batch)
+@each_model
+def test_two_gpus_train_like_one(
+    folder: Path, tasks: list[dict[str, Any]], strategy: str, micro_batch: int, model: str
+) -> None:
+    one = run(folder, tasks, 1, "single", "one", model=model)
+    two = run(folder, tasks, 2, strategy, f"two_{strategy}", micro_batch=micro_batch, model=model)
     assert global_windows(one, 0, STEPS) == global_windows(two, 0, STEPS)
     assert distance(one[0][0]["weights"], two[0][0]["weights"]) <= LIMITS["float64", "adamw"]
 
@@ -96,9 +103,12 @@ def test_a_nan_on_one_gpu_makes_all_ranks_skip_the_step(strategy: str) -> None:
 
 @one_gpu
 @pytest.mark.parametrize("option", ["compile", "activation_checkpointing"])
-def test_compiled_and_recomputed_blocks_train_alike(folder: Path, tasks: list[dict[str, Any]], option: str) -> None:
-    plain = run(folder, tasks, 1, "single", "plain", precision="float32")
-    other = run(folder, tasks, 1, "single", option, precision="float32", **{option: True})
+@each_model
+def test_compiled_and_recomputed_blocks_train_alike(
+    folder: Path, tasks: list[dict[str, Any]], option: str, model: str
+) -> None:
+    plain = run(folder, tasks, 1, "single", "plain", precision="float32", model=model)
+    other = run(folder, tasks, 1, "single", option, precision="float32", model=model, **{option: True})
     assert distance(plain[0][0]["weights"], other[0][0]["weights"]) <= 1e-3
 
 

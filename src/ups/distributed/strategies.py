@@ -100,8 +100,8 @@ class Fsdp(Single):
         low = torch.bfloat16 if gathers_low else None
         reduce = torch.float32 if gathers_low else None
         inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
-        # The stage itself gets the batch in physical units, which bfloat16 would ruin before normalization.
-        outer = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce, cast_forward_inputs=False)
+        # What is outside the units stays float32: it sees physical units, decides scales, and is small.
+        outer = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
         for unit in units:
             fully_shard(unit, mesh=runtime.mesh, mp_policy=inner)
         fully_shard(stage, mesh=runtime.mesh, mp_policy=outer)

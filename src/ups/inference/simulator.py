@@ -37,6 +37,7 @@ class Simulator:
     def __init__(self, bundle: Bundle, device: torch.device) -> None:
         self._bundle = bundle
         self._stepper = bundle.stepper
+        self._stepper.network.fix_weights()
         self._device = device
 
     @classmethod

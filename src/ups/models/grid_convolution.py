@@ -77,31 +77,35 @@ def halo_sources(grid: Sequence[int], pads: Sequence[int], wraps: Sequence[bool]
     return found.flatten()
 
 
-class Halo(torch.autograd.Function):
+def with_halo(x: Tensor, pads: Sequence[int], ranges: Sequence[Range], sources: Sequence[Tensor]) -> Tensor:
     """x (B, C, *grid) with `pads` more points at both ends of each axis: wrapped around, or 0 where nothing wraps.
 
-    One pass each way, for all ranges; slices and concatenations would copy the grid once for every axis. sources: what
-    `halo_sources` gives for each of the ranges.
+    sources: what `halo_sources` gives for each of the ranges.
     """
+    sizes = [n + 2 * p for n, p in zip(x.shape[2:], pads, strict=True)]
+    points = x.movedim(1, -1).reshape(x.shape[0], -1, x.shape[1])  # (B, points, C)
+    if len(ranges) == 1:
+        out = points.index_select(1, sources[0])
+    else:
+        out = points.new_empty(x.shape[0], sources[0].shape[0], x.shape[1])
+        for (first, stop, _), source in zip(ranges, sources, strict=True):
+            torch.index_select(points[first:stop], 1, source, out=out[first:stop])
+    padded = out.reshape(x.shape[0], *sizes, x.shape[1]).movedim(-1, 1)
+    for first, stop, wraps in ranges:
+        for axis, (pad, around) in enumerate(zip(pads, wraps, strict=True)):
+            if pad and not around:
+                padded[first:stop].narrow(axis + 2, 0, pad).zero_()
+                padded[first:stop].narrow(axis + 2, sizes[axis] - pad, pad).zero_()
+    return padded
+
+
+class Halo(torch.autograd.Function):
+    """`with_halo` with a gradient, one pass each way: slices and concatenations would copy the grid for every axis."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, pads: tuple[int, ...], ranges: tuple[Range, ...], *sources: Tensor) -> Tensor:
         ctx.pads, ctx.ranges = pads, ranges
-        sizes = [n + 2 * p for n, p in zip(x.shape[2:], pads, strict=True)]
-        points = x.movedim(1, -1).reshape(x.shape[0], -1, x.shape[1])  # (B, points, C)
-        if len(ranges) == 1:
-            out = points.index_select(1, sources[0])
-        else:
-            out = points.new_empty(x.shape[0], sources[0].shape[0], x.shape[1])
-            for (first, stop, _), source in zip(ranges, sources, strict=True):
-                torch.index_select(points[first:stop], 1, source, out=out[first:stop])
-        padded = out.reshape(x.shape[0], *sizes, x.shape[1]).movedim(-1, 1)
-        for first, stop, wraps in ranges:
-            for axis, (pad, around) in enumerate(zip(pads, wraps, strict=True)):
-                if pad and not around:
-                    padded[first:stop].narrow(axis + 2, 0, pad).zero_()
-                    padded[first:stop].narrow(axis + 2, sizes[axis] - pad, pad).zero_()
-        return padded
+        return with_halo(x, pads, ranges, sources)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -150,11 +154,22 @@ class GridKernel(nn.Module):
         self.columns, self.size, self.axes = columns, size, axes
         self.weight = nn.Parameter(torch.randn(rows, size**axes * columns) * std)
         self.bias = nn.Parameter(torch.zeros(num_outputs))
+        # What `taps` returned and of which weights, in a network that is used and not trained (`Network.fix_weights`).
+        self.kept: dict[tuple[int, torch.dtype], tuple[tuple[int, int], Tensor]] | None = None
 
     def taps(self, dims: int, dtype: torch.dtype) -> Tensor:
         """(rows, *size^dims, columns) for fields of `dims` dimensions; a line keeps a first axis of length 1."""
-        taps = self.weight.reshape(-1, *[self.size] * self.axes, self.columns)
-        return reduced(taps, self.axes, dims, self.averages).to(dtype)
+        if self.kept is None or torch.is_grad_enabled():
+            taps = self.weight.reshape(-1, *[self.size] * self.axes, self.columns)
+            return reduced(taps, self.axes, dims, self.averages).to(dtype)
+        # A copy of the network may be trained after all, and moved.
+        stamp = (self.weight.data_ptr(), self.weight._version)
+        found = self.kept.get((dims, dtype))
+        if found is None or found[0] != stamp:
+            with torch.enable_grad():
+                taps = self.taps(dims, dtype)
+            found = self.kept[dims, dtype] = (stamp, taps.detach())
+        return found[1]
 
     def extended(self, weight: Tensor, axes: int) -> Tensor:
         """The weight of such a module of fewer axes, as this one has it: `taps` gives back what it was."""
@@ -212,7 +227,10 @@ def convolved(x: Tensor, taps: Tensor, bias: Tensor | None, layout: Layout, sour
     convolve = F.conv2d if x.ndim == 4 else F.conv3d
     if layout.wraps_nowhere:
         return convolve(x, taps.movedim(-1, 1), bias, padding=pads)
-    padded: Tensor = Halo.apply(x, pads, layout.ranges, *sources)  # type: ignore[no-untyped-call]
+    if torch.is_grad_enabled():
+        padded: Tensor = Halo.apply(x, pads, layout.ranges, *sources)  # type: ignore[no-untyped-call]
+    else:
+        padded = with_halo(x, pads, layout.ranges, sources)
     return convolve(padded, taps.movedim(-1, 1), bias)
 
 

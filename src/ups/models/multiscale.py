@@ -106,6 +106,12 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """The propagator's table, and the task of each row."""
         return [] if self.propagator is None else [(self.propagator.table, [n[0] for n in self.propagator.row_names])]
 
+    def fix_weights(self) -> None:
+        """Kernels are made once for each number of dimensions from now on."""
+        for module in self.modules():
+            if isinstance(module, GridKernel):
+                module.kept = {}
+
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
         return [m for m in self.modules() if isinstance(m, ResidualBlock | CoarseAttention | Shrink | Grow)]

@@ -63,6 +63,9 @@ class Network(nn.Module, ABC):
         inside = {id(p): p for unit in self.shard_units() for p in unit.parameters() if p.ndim >= 2}
         return [p for p in self.parameters() if id(p) in inside]
 
+    def fix_weights(self) -> None:
+        """The network is used and not trained from now on: it may keep what follows from weights. By default none."""
+
     @abstractmethod
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""

@@ -28,6 +28,11 @@ DARCY = TaskSpec(
     (AxisSpec("x", boundary="dirichlet"), AxisSpec("y", boundary="dirichlet")),
     steady=True,
 )
+# Small networks that learn all three together.
+MODELS: dict[str, dict[str, Any]] = {
+    "latent_operator": {"type": "latent_operator", "width": 16, "depth": 2, "num_heads": 2, "patch_size": 2},
+    "multiscale": {"type": "multiscale", "widths": [8, 8], "blocks": [1, 1], "kernel_size": 3, "num_heads": 2},
+}
 COUNTS = {"train": 6, "valid": 3, "test": 2}
 FRAMES = 7
 
@@ -65,7 +70,7 @@ def mixture_recipe(folder: Path, tasks: list[dict[str, Any]], **sections: Any) -
         "version": 1,
         "run": {"name": "mixture", "dir": str(folder), "seed": 3},
         "data": {"tasks": tasks, "block_size": 4},
-        "model": {"type": "latent_operator", "width": 16, "depth": 2, "num_heads": 2, "patch_size": 2},
+        "model": MODELS["latent_operator"],
         "stages": [{"type": "operator", "steps": 8, "optim": {"learning_rate": 2e-3}}],
         "engine": {"device": "cpu", "threads": 1},
         "checkpoint": {"interval_steps": 3},

@@ -19,12 +19,11 @@ from ups.data.loader import Loader
 from ups.distributed.runtime import Runtime
 from ups.run.assemble import assemble, open_data
 from ups.spec.batch import Batch
-from ups.testing.mixture import mixture_recipe
+from ups.testing.mixture import MODELS, mixture_recipe
 from ups.training.engine import Engine
 from ups.training.progress import Progress
 
 BLOCK_SIZE = 8
-JOINT_MODEL = {"type": "multiscale", "widths": [8, 8, 16], "blocks": [1, 1, 1], "kernel_size": 3, "num_heads": 2}
 # So that 20 steps move the weights by percents: weights that stay where they are agree for nothing.
 RATES = {"adamw": 1e-3, "sgd": 0.3}
 # Largest global relative L2 distance of all parameters after 20 steps.
@@ -68,7 +67,7 @@ class Watched:
 
 
 def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train each variant (precision, optimizer, micro_batch, joint) on these ranks; weights go to files."""
+    """Train each variant (see `_recipe`) on these ranks; weights go to files, windows come back."""
     tasks, folder = arguments["tasks"], Path(arguments["folder"])
     results = []
     first = _recipe(folder, tasks, arguments["strategy"], arguments["steps"], arguments["variants"][0])
@@ -96,8 +95,8 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
         mixture_recipe(
             folder,
             tasks,
-            **({"model": JOINT_MODEL} if joint else {}),
             data={"tasks": tasks, "block_size": BLOCK_SIZE},
+            model=MODELS["multiscale" if joint else "latent_operator"],
             stages=[
                 {
                     "type": "operator",

@@ -279,6 +279,21 @@ def test_units_can_be_replaced_one_by_one(how: str) -> None:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-12)
 
 
+def test_kept_kernels_follow_weights_that_change_after_all() -> None:
+    stepper = awake(small())
+    batches = [batch_of(task, 1) for task in TASKS]
+    expected = [step(stepper, batch) for batch in batches]
+    stepper.network.fix_weights()
+    with torch.no_grad():
+        for _ in range(2):
+            assert all(torch.equal(step(stepper, b), x) for b, x in zip(batches, expected, strict=True))
+        twin = copy.deepcopy(stepper)
+        twin.network.get_parameter("middle.0.inner.weight").mul_(2.0)
+        changed = step(twin, batches[0])
+    assert not torch.equal(changed, expected[0])
+    torch.testing.assert_close(step(twin, batches[0]), changed, rtol=0, atol=0)
+
+
 def test_nearly_all_parameters_that_a_task_uses_are_shared() -> None:
     tasks = tuple(BENCH[name].spec for name in BENCH_TASKS)
     config = MultiscaleConfig()
