@@ -96,7 +96,7 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
             folder,
             tasks,
             data={"tasks": tasks, "block_size": BLOCK_SIZE},
-            model=MODELS["multiscale" if joint else "latent_operator"],
+            model=MODELS["multiscale" if joint else variant.get("model", "latent_operator")],
             stages=[
                 {
                     "type": "operator",
