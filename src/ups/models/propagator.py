@@ -15,7 +15,7 @@ B samples, C channels, S space, F features of the parameters, R lines' owners: t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -64,14 +64,6 @@ class Propagator(NamedTable):
             for n, part in zip(numbers, parts, strict=True):
                 changes[n] = part.reshape(group[n].fields.shape[0], -1, *part.shape[1:])
         return [changes[n] for n in range(len(group))]
-
-    def reset(self, tasks: Iterable[str]) -> None:
-        """Back to no change for these tasks, where a linear law explains too little."""
-        chosen = set(tasks)
-        with torch.no_grad():
-            for row, name in enumerate(self.row_names):
-                if name[0] in chosen:
-                    self.table[row] = 0.0
 
     def _coefficients(self, given: NetworkInput) -> Tensor:
         task = given.task

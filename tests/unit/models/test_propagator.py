@@ -98,14 +98,6 @@ def test_a_group_is_what_its_tasks_are_alone_and_a_new_one_changes_nothing() -> 
         torch.testing.assert_close(together, part([one])[0], rtol=0, atol=1e-13)
 
 
-def test_reset_takes_back_the_rows_of_the_named_tasks() -> None:
-    part = Propagator(TASKS)
-    torch.nn.init.ones_(part.table)
-    part.reset(["torus", "rod"])
-    moved = {name[0] for name, row in zip(part.row_names, part.table.tolist(), strict=True) if any(row)}
-    assert moved == {"ring"}
-
-
 def test_it_can_be_fitted_alone() -> None:
     torch.manual_seed(0)
     part = Propagator([replace(RING, parameters=())])
