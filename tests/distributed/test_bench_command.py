@@ -30,11 +30,17 @@ def test_a_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None
     assert rows["reference"]["predictor"] == "persistence"
     assert all(row["scores"]["num_samples"] == 8 for row in rows.values())
     assert 0 < rows["fno"]["cpu_seconds"] < 5
+    assert rows["fno"]["budget_fraction"] == rows["fno"]["cpu_seconds"]
+    assert min(rows["fno"][key] for key in ("windows_per_second", "memory_mib", "rollout_ms")) > 0
     assert "### Whole rollout, VRMSE (mean)" in done.stdout
     again = bench(tmp_path, "--model", "fno", "--model", "reference", "--json")
     assert again.returncode == 0, again.stderr
     assert "training" not in again.stderr
-    assert json.loads(again.stdout)["rows"] == list(rows.values())
+    timed = {
+        row["model"]: row | {"rollout_ms": rows[row["model"]].get("rollout_ms")}
+        for row in json.loads(again.stdout)["rows"]
+    }
+    assert {name: row["scores"] for name, row in timed.items()} == {name: row["scores"] for name, row in rows.items()}
 
 
 def test_who_is_asked_to_leave_leaves_no_training_behind(tmp_path: Path) -> None:
@@ -62,5 +68,7 @@ def test_who_is_asked_to_leave_leaves_no_training_behind(tmp_path: Path) -> None
 def test_what_the_protocol_does_not_know_is_refused_before_any_work(tmp_path: Path) -> None:
     done = bench(tmp_path, "--model", "pinn")
     assert done.returncode == 3
-    assert "ups-bench has no model 'pinn' -> choose from reference, fno, unet, ups" in done.stderr
+    assert (
+        "ups-bench has no model 'pinn' -> choose from reference, fno, unet, fno+, unet+, ups-alone, ups" in done.stderr
+    )
     assert list(tmp_path.iterdir()) == []

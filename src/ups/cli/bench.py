@@ -17,7 +17,10 @@ app = new_app()
 def bench(
     model: Annotated[
         list[str],
-        typer.Option(metavar="NAME", help="reference, fno, unet or ups; may be given many times. [default: all]"),
+        typer.Option(
+            metavar="NAME",
+            help="reference, fno, unet, fno+, unet+, ups-alone or ups; may be given many times. [default: all]",
+        ),
     ] = [],  # noqa: B006 - typer copies it
     task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
     data: Annotated[str, typer.Option(help="Directory of the data sets; what is missing is generated.")] = "data",

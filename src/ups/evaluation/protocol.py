@@ -1,19 +1,20 @@
 """ups-bench v1: which models are trained how long on what, and the tables that come out. No training here.
 
 Every task has a budget of CPU-seconds of one thread; a model of one task gets it, a model of all tasks gets the sum.
-All go through one engine with the same loss and schedule: what differs is the network. Next to them stands a predictor
-that learned nothing (persistence; for a steady task the mean over the train split).
+All go through one engine. FNO and U-Net are there twice: as their authors train them, and (`fno+`, `unet+`) with every
+feature of training that our own model has, so that the table shows what the network is worth and what the training.
+`ups-alone` is our network trained on one task. Next to them stands a predictor that learned nothing (persistence; for a
+steady task the mean over the train split).
 """
 
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ups.solvers.tasks import BENCH_TASKS, TASKS
+from ups.solvers.tasks import TASKS
 
 VERSION = "ups-bench v1"
 CPU_SECONDS = 240.0
@@ -23,9 +24,14 @@ MODELS = {
     REFERENCE: "learns nothing: persistence, and for a steady task the mean over the train split",
     "fno": "Fourier neural operator of neuraloperator, one model per task",
     "unet": "U-Net of ConvNeXt blocks with kernel 7, one model per task",
-    "ups": "latent operator of this project, one model for all tasks with the sum of their budgets",
+    "fno+": "the FNO with the training of ups: loss, optimizer, noise, schedule",
+    "unet+": "the U-Net with the training of ups",
+    "ups-alone": "multiscale network of this project, one model per task",
+    "ups": "multiscale network of this project, one model for all tasks with the sum of their budgets",
 }
 JOINT = frozenset({"ups"})
+# The joint model is trained several times; tables show the median, and the spread after it.
+SEEDS = {"ups": (0, 1, 2)}
 # (heading, key of a row's scores): the tables of the page, in this order
 METRICS = (
     ("One step, relative to the trajectory", "one_step_trmse"),
@@ -39,53 +45,92 @@ METRICS = (
 )
 KEPT = (*(key for _, key in METRICS), "num_blown_up", "num_samples")
 
-# One step of training on the scaled difference, AdamW with warm-up and cosine, one thread. A window in 2D costs as
-# much as several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error).
-_WINDOWS = {1: 32, 2: 8}
 _COMMON: dict[str, Any] = {
     "version": 1,
     "data": {"context_frames": 1},
     "engine": {"threads": 1},
     "checkpoint": {"interval_steps": 2000, "keep": 1},
 }
-_STAGE: dict[str, Any] = {"type": "operator", "budget_clock": "cpu", "optim": {"learning_rate": 2e-3}}
-# The baselines are trained as their authors do, on clean frames, which gives them their best single step.
-_STAGE_OF: dict[str, dict[str, Any]] = {"fno": {"noise": 0.0}, "unet": {"noise": 0.0}, "ups": {}}
-_NETWORKS: dict[str, dict[int, dict[str, Any]]] = {
-    # space dimensions -> network
-    "fno": {
-        1: {"type": "fno", "width": 32, "modes": 64, "depth": 4},
-        2: {"type": "fno", "width": 32, "modes": 16, "depth": 4},
+# One step of training on the scaled difference, AdamW with warm-up and cosine. The baselines are trained as their
+# authors do, on clean frames, which gives them their best single step.
+_PLAIN: dict[str, Any] = {
+    "type": "operator",
+    "budget_clock": "cpu",
+    "noise": 0.0,
+    "optim": {"learning_rate": 2e-3},
+}
+# What our own model is trained with.
+_OURS: dict[str, Any] = {
+    "type": "operator",
+    "budget_clock": "cpu",
+    "loss": "nrmse",
+    "balance": 0.5,
+    "noise": 0.005,
+    "optim": {
+        "type": "muon",
+        "learning_rate": 2e-3,
+        "matrix_learning_rate": 5e-3,
+        "warmup_fraction": 0.02,
+        "final_fraction": 0.001,
+        "weight_decay": 0.0,
+        "clip_norm": 0.0,
+        "clip_ratio": 3.0,
     },
-    "unet": {
-        1: {"type": "unet", "width": 32, "levels": 3, "blocks": 2},
-        2: {"type": "unet", "width": 32, "levels": 3, "blocks": 1},
-    },
-    "ups": {
-        0: {
-            "type": "latent_operator",
-            "width": 96,
-            "depth": 4,
-            "num_heads": 4,
-            "patch_size": 4,
-            "attention": "global",
-        }
-    },
+}
+_OUR_ENGINE: dict[str, Any] = {"ema": {"decay": 0.998}}
+# Part of the budget in which the linear part is fitted first.
+_LINEAR_SHARE = 0.01
+_FNO = {
+    1: {"type": "fno", "width": 32, "modes": 64, "depth": 4},
+    2: {"type": "fno", "width": 32, "modes": 16, "depth": 4},
+}
+_UNET = {
+    1: {"type": "unet", "width": 32, "levels": 3, "blocks": 2},
+    2: {"type": "unet", "width": 32, "levels": 3, "blocks": 1},
+}
+_MULTISCALE = {1: {"type": "multiscale"}, 2: {"type": "multiscale"}}
+
+
+@dataclass(frozen=True)
+class Training:
+    """How one model of the table is trained.
+
+    networks, windows: by number of spatial dimensions; windows of a task in a step. A window in 2D costs as much as
+    several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error).
+    """
+
+    networks: Mapping[int, Mapping[str, Any]]
+    windows: Mapping[int, int]
+    stage: Mapping[str, Any]
+    engine: Mapping[str, Any]
+    linear: bool = False
+
+
+_TRAININGS = {
+    "fno": Training(_FNO, {1: 32, 2: 8}, _PLAIN, {}),
+    "unet": Training(_UNET, {1: 32, 2: 8}, _PLAIN, {}),
+    "fno+": Training(_FNO, {1: 32, 2: 8}, _OURS, _OUR_ENGINE),
+    "unet+": Training(_UNET, {1: 32, 2: 8}, _OURS, _OUR_ENGINE),
+    "ups-alone": Training(_MULTISCALE, {1: 48, 2: 12}, _OURS, _OUR_ENGINE, linear=True),
+    "ups": Training(_MULTISCALE, {1: 20, 2: 5}, _OURS, _OUR_ENGINE, linear=True),
 }
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One training of the benchmark: a model, the tasks it learns, and its recipe as plain data."""
+    """One training of the benchmark: a model, the tasks it learns, the seed, and its recipe as plain data."""
 
     model: str
     tasks: tuple[str, ...]
+    seed: int
     recipe: dict[str, Any]
 
     @property
     def name(self) -> str:
-        """fno-ks1d, or ups-all."""
-        return f"{self.model}-{self.tasks[0] if self.model not in JOINT else 'all'}"
+        """fno-ks1d, fno-plus-ks1d, or ups-all-1 for another seed than 0."""
+        model = self.model.replace("+", "-plus")
+        name = f"{model}-{self.tasks[0] if self.model not in JOINT else 'all'}"
+        return f"{name}-{self.seed}" if self.seed else name
 
 
 def entries(models: Sequence[str], tasks: Sequence[str], data: str, cpu_seconds: float = CPU_SECONDS) -> list[Entry]:
@@ -95,82 +140,34 @@ def entries(models: Sequence[str], tasks: Sequence[str], data: str, cpu_seconds:
         if model == REFERENCE:
             continue
         groups = [tuple(tasks)] if model in JOINT else [(task,) for task in tasks]
-        found += [Entry(model, group, _recipe(model, group, data, cpu_seconds)) for group in groups]
+        for group in groups:
+            for seed in SEEDS.get(model, (0,)):
+                found.append(Entry(model, group, seed, _recipe(model, group, seed, data, cpu_seconds)))
     return found
 
 
-def _recipe(model: str, tasks: tuple[str, ...], data: str, cpu_seconds: float) -> dict[str, Any]:
-    networks = _NETWORKS[model]
+def _recipe(model: str, tasks: tuple[str, ...], seed: int, data: str, cpu_seconds: float) -> dict[str, Any]:
+    training = _TRAININGS[model]
+    dims = {task: TASKS[task].spec.num_spatial_dims for task in tasks}
     recipe = copy.deepcopy(_COMMON)
-    name = Entry(model, tasks, {}).name
-    recipe["run"] = {"name": name, "dir": f"runs/{name}", "seed": 0}
-    recipe["data"]["tasks"] = [{"name": task, "path": f"{data}/{task}.zarr"} for task in tasks]
-    dims = TASKS[tasks[0]].spec.num_spatial_dims
-    recipe["data"]["block_size"] = _WINDOWS[dims]
-    if model in JOINT:
-        recipe["data"] |= {"block_size": 16, "tasks_per_step": min(3, len(tasks))}
-    recipe["model"] = copy.deepcopy(networks.get(dims) or networks[0])
-    recipe["stages"] = [{**copy.deepcopy(_STAGE), **_STAGE_OF[model], "budget_seconds": cpu_seconds * len(tasks)}]
+    name = Entry(model, tasks, seed, {}).name
+    recipe["run"] = {"name": name, "dir": f"runs/{name}", "seed": seed}
+    recipe["data"]["tasks"] = [
+        {"name": task, "path": f"{data}/{task}.zarr", "block_size": training.windows[dims[task]]} for task in tasks
+    ]
+    recipe["data"]["tasks_per_step"] = len(tasks)
+    recipe["model"] = dict(training.networks[max(dims.values())])
+    recipe["engine"] |= copy.deepcopy(dict(training.engine))
+    budget = cpu_seconds * len(tasks)
+    stages: list[dict[str, Any]] = []
+    # A steady task alone has nothing that is linear in time.
+    if training.linear and not all(TASKS[task].spec.steady for task in tasks):
+        stages.append({"type": "linear", "budget_clock": "cpu", "budget_seconds": _LINEAR_SHARE * budget})
+    rest = budget - sum(stage["budget_seconds"] for stage in stages)
+    recipe["stages"] = [*stages, {**copy.deepcopy(dict(training.stage)), "budget_seconds": rest}]
     return recipe
 
 
 def row(model: str, task: str, summary: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """One line of the result: scores of a model on a task, as `ups.evaluation.results` summarizes them."""
     return {"model": model, "task": task, "scores": {key: float(summary[key]) for key in KEPT}, **more}
-
-
-def markdown(document: Mapping[str, Any]) -> str:
-    """The result as a page of tables. document: rows, command, machine, data, failures (see `ups bench`)."""
-    rows: Sequence[Mapping[str, Any]] = document["rows"]
-    tasks = [task for task in BENCH_TASKS if any(r["task"] == task for r in rows)]
-    models = [model for model in MODELS if any(r["model"] == model for r in rows)]
-    by_place = {(r["task"], r["model"]): r for r in rows}
-    machine = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
-    parts = [
-        f"{document['protocol']}: {document['cpu_seconds_per_task']:g} CPU-seconds of one thread for each task.",
-        f"Made by `{document['command']}` on {machine}.",
-        "",
-        *_table(["model", "what it is"], ([model, MODELS[model]] for model in models)),
-    ]
-    for heading, key in METRICS:
-        parts += ["", f"### {heading}", ""]
-        parts += _table(["task", *models], (_cells(task, models, key, by_place) for task in tasks))
-    parts += ["", "### What was trained", ""]
-    trained = [r for r in rows if r["model"] != REFERENCE]
-    parts += _table(
-        ["model", "task", "parameters", "steps", "CPU-seconds", "blown up"],
-        (
-            [
-                r["model"],
-                r["task"],
-                f"{r['parameters']:,}",
-                f"{r['steps']:,}",
-                f"{r['cpu_seconds']:.0f}",
-                f"{r['scores']['num_blown_up']:.0f} of {r['scores']['num_samples']:.0f}",
-            ]
-            for r in sorted(trained, key=lambda r: (models.index(r["model"]), tasks.index(r["task"])))
-        ),
-    )
-    parts += ["", "### Data", ""]
-    parts += _table(["task", "identity"], ([task, f"`{document['data'][task][:16]}`"] for task in tasks))
-    parts += [f"\nFailed: {name}, see its log." for name in document["failures"]]
-    return "\n".join(parts) + "\n"
-
-
-def _cells(task: str, models: Sequence[str], key: str, by_place: Mapping[tuple[str, str], Mapping[str, Any]]) -> Any:
-    """A line of a table: the best value in bold."""
-    values = {m: by_place[task, m]["scores"][key] for m in models if (task, m) in by_place}
-    best = min(values, key=lambda m: values[m])
-    texts = (number(values[m]) if m in values else "-" for m in models)
-    return [task, *(f"**{text}**" if m == best else text for m, text in zip(models, texts, strict=True))]
-
-
-def number(value: float) -> str:
-    """Three significant digits; a blow-up is written as such."""
-    if not math.isfinite(value):
-        return "blew up"
-    return f"{value:.3g}" if 1e-4 <= abs(value) < 1e4 or not value else f"{value:.1e}"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *(f"| {' | '.join(r)} |" for r in rows)]

@@ -5,26 +5,37 @@ The scores are those that `ups train` leaves in the run's bundle, so that a row 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import signal
+import statistics
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ups import __version__
 from ups.config.yaml_subset import dump
 from ups.errors import DataError, exit_code_of_signal
-from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, markdown, row
+from ups.evaluation.bench_page import markdown
+from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, row
 from ups.evaluation.results import to_json
 from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
+from ups.run.follow_metrics import rows_of
 from ups.run.progress_line import ProgressLine
 from ups.solvers.tasks import BENCH_TASKS
+
+if TYPE_CHECKING:
+    from ups.models.stepper import Stepper
+
+# For the cost of a step of a rollout; the first repetition warms up.
+ROLLOUT_STEPS, ROLLOUT_REPEATS = 20, 6
 
 
 class Bench:
@@ -137,22 +148,38 @@ class Bench:
 
     def _rows(self, entry: Entry) -> list[dict[str, Any]]:
         from ups.inference.bundle import load_bundle
+        from ups.models.multiscale import MultiscaleNetwork, count_parameters
         from ups.record.checkpoints import latest_verified, read_progress
         from ups.run.scoring import MODEL
 
         bundle = load_bundle(self._bundle(entry))
-        checkpoint = latest_verified(self.out / "runs" / entry.name)
+        run_dir = self.out / "runs" / entry.name
+        checkpoint = latest_verified(run_dir)
         if checkpoint is None:
             raise DataError(f"run {entry.name} has lost its checkpoint", hint=f"remove runs/{entry.name} and go on")
         progress = read_progress(checkpoint)["progress"]
+        last, used = float(progress["budget_used_seconds"]), float(progress.get("earlier_seconds", 0.0))
+        windows = sum(task["block_size"] for task in entry.recipe["data"]["tasks"])
+        network, budget = bundle.stepper.network, self.cpu_seconds * len(entry.tasks)
         more = {
+            "seed": entry.seed,
             "parameters": sum(p.numel() for p in bundle.stepper.parameters()),
             "steps": int(progress["step"]),
-            "cpu_seconds": float(progress["budget_used_seconds"]),
+            "cpu_seconds": used + last,
+            "budget_fraction": (used + last) / budget,
+            "windows_per_second": int(progress["stage_step"]) * windows / last,
+            "memory_mib": _peak_memory(run_dir),
             "recipe": bundle.info.provenance["recipe"],
         }
-        scores = bundle.info.scores
-        return [row(entry.model, t, scores[t]["predictors"][MODEL], **more) for t in entry.tasks]
+        counts = count_parameters(network, bundle.stepper.tasks) if isinstance(network, MultiscaleNetwork) else {}
+        found = []
+        for task in entry.tasks:
+            own = dict(more, rollout_ms=rollout_milliseconds(bundle.stepper, self.data / f"{task}.zarr", task))
+            if task in counts:
+                active, shared = counts[task]
+                own |= {"active_parameters": active, "shared_fraction": shared / active}
+            found.append(row(entry.model, task, bundle.info.scores[task]["predictors"][MODEL], **own))
+        return found
 
     def _references(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """Rows of the predictors that learn nothing, and the identity of each data set."""
@@ -170,6 +197,37 @@ class Bench:
                 rows.append(row(REFERENCE, task, result["predictors"][bar]["summary"], predictor=bar))
             reader.close()
         return rows, identities
+
+
+def rollout_milliseconds(stepper: Stepper, data: Path, task: str) -> float:
+    """CPU time of one step of a rollout of one sample on one thread, median over steps."""
+    import torch
+
+    from ups.config.schema import TaskConfig
+    from ups.data.loader import evaluation_batches
+    from ups.data.open import open_task
+    from ups.models.rollout import rollout
+    from ups.spec.place import Place
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    seconds = []
+    with contextlib.closing(open_task(TaskConfig(name=task, path=str(data)))) as reader, torch.inference_mode():
+        frames = 0 if reader.task.steady else stepper.context_frames
+        batch, _ = next(evaluation_batches(reader, "test", Place(0, 1), window_frames=frames, batch_size=1))
+        for _ in range(ROLLOUT_REPEATS):
+            started = time.process_time()
+            num_steps = sum(1 for _ in rollout(stepper, batch, ROLLOUT_STEPS))
+            seconds.append((time.process_time() - started) / num_steps)
+    torch.set_num_threads(before)
+    return 1e3 * statistics.median(seconds[1:])
+
+
+def _peak_memory(run_dir: Path) -> float | None:
+    """The last one that the run has written to its metrics, in MiB."""
+    lines = (run_dir / "metrics.jsonl").read_bytes().splitlines()
+    found = [row["peak_memory_mib"] for row in rows_of(lines) if "peak_memory_mib" in row]
+    return float(found[-1]) if found else None
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -7,6 +7,7 @@ other two did.
 from __future__ import annotations
 
 import math
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -149,10 +150,18 @@ class LogHook:
                 "steps_per_second": (progress.step - step) / seconds,
                 "windows_per_second": (engine.windows - windows) / seconds,
                 "skipped": progress.skipped,
+                "peak_memory_mib": peak_memory_mib(engine.runtime.device),
                 "attempt": self._attempt,
                 "time": time.time(),
             }
         )
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """The most memory that this process has held so far: on the device if that has its own, else in the host."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def in_order(save: SaveHook | None, evaluate: EvaluateHook | None, log: LogHook | None) -> Sequence[Hook]:

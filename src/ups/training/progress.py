@@ -21,7 +21,7 @@ MARKS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 # Fewer steps than these show no rate.
 _FEWEST_STEPS = 3
 # Fields that checkpoints of earlier versions lack: their default is what held in those versions.
-_ADDED = frozenset({"mean_norm", "mark_step", "mark_done", "mark_ppm"})
+_ADDED = frozenset({"mean_norm", "mark_step", "mark_done", "mark_ppm", "earlier_seconds"})
 
 
 @dataclass(slots=True)
@@ -31,7 +31,8 @@ class Progress:
     stage_index: stage in work. stage_step: steps of it that are done, skipped ones included; also the loader's step.
     step: steps done over all stages; names the checkpoint. total_steps: length of this stage, 0 until a time budget
     has given one. updates: optimizer updates made in this stage. skipped: non-finite steps of the run, skipped_in_row
-    the present series of them. budget_used_seconds: of a stage with a time budget. mean_norm: moving average of the
+    the present series of them. budget_used_seconds: of a stage with a time budget. earlier_seconds:
+    used of the time budgets of earlier stages. mean_norm: moving average of the
     gradient norm, where clipping is relative to it.
     mark_step, mark_done, mark_ppm: where a time budget last set the length: steps done, part of the stage done (what
     the learning rate follows), and part of the budget used before the last of those steps, in millionths.
@@ -50,6 +51,7 @@ class Progress:
     mark_step: int = 0
     mark_done: float = 0.0
     mark_ppm: int = 0
+    earlier_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,7 +89,12 @@ class Progress:
 
     def next_stage(self) -> Progress:
         """The start of the stage after this one."""
-        return Progress(stage_index=self.stage_index + 1, step=self.step, skipped=self.skipped)
+        return Progress(
+            stage_index=self.stage_index + 1,
+            step=self.step,
+            skipped=self.skipped,
+            earlier_seconds=self.earlier_seconds + self.budget_used_seconds,
+        )
 
     @property
     def done(self) -> float:

@@ -8,21 +8,31 @@ import pytest
 
 from ups.config.recipe import resolve
 from ups.config.yaml_subset import dump
-from ups.evaluation.protocol import CPU_SECONDS, KEPT, MODELS, REFERENCE, entries, markdown, number, row
+from ups.evaluation.bench_page import geometric_mean, markdown, number, ratios_of
+from ups.evaluation.protocol import CPU_SECONDS, KEPT, MODELS, REFERENCE, SEEDS, entries, row
 from ups.solvers.tasks import TASKS
 
 
 def budget(entry):
-    return entry.recipe["stages"][0]["budget_seconds"]
+    return sum(stage["budget_seconds"] for stage in entry.recipe["stages"])
 
 
 def test_a_model_of_one_task_gets_the_budget_and_a_model_of_all_tasks_the_sum():
     found = entries(list(MODELS), list(TASKS), "data")
     single, joint = [e for e in found if len(e.tasks) == 1], [e for e in found if len(e.tasks) > 1]
-    assert len(single) == 2 * len(TASKS)
-    assert {budget(entry) for entry in single} == {CPU_SECONDS}
-    assert [budget(entry) for entry in joint] == [CPU_SECONDS * len(TASKS)]
-    assert sum(budget(e) for e in found if e.model == "fno") == budget(joint[0])
+    assert len(single) == 5 * len(TASKS)
+    assert [budget(entry) for entry in single] == pytest.approx([CPU_SECONDS] * len(single))
+    assert [budget(entry) for entry in joint] == pytest.approx([CPU_SECONDS * len(TASKS)] * len(SEEDS["ups"]))
+    assert [entry.recipe["run"]["seed"] for entry in joint] == list(SEEDS["ups"])
+    assert sum(budget(e) for e in found if e.model == "fno") == pytest.approx(budget(joint[0]))
+
+
+def test_the_baselines_with_our_training_differ_from_ours_in_the_network_alone():
+    by_name = {e.name: e.recipe for e in entries(list(MODELS), list(TASKS), "data")}
+    assert by_name["fno-plus-ks1d"]["stages"][-1].keys() == by_name["ups-alone-ks1d"]["stages"][-1].keys()
+    for key in ("loss", "balance", "noise", "optim"):
+        assert by_name["fno-plus-ks1d"]["stages"][-1][key] == by_name["ups-alone-ks1d"]["stages"][-1][key]
+    assert by_name["fno-plus-ks1d"]["model"] == by_name["fno-ks1d"]["model"]
 
 
 @pytest.mark.parametrize("entry", entries(list(MODELS), list(TASKS), "data"), ids=lambda e: e.name)
@@ -30,7 +40,7 @@ def test_every_recipe_is_sound_and_counts_the_cpu_time_of_one_thread(entry, tmp_
     path = tmp_path / "recipe.yaml"
     path.write_text(dump(entry.recipe))
     recipe = resolve(path).recipe
-    assert recipe.stages[0].budget_clock == "cpu"
+    assert {stage.budget_clock for stage in recipe.stages} == {"cpu"}
     assert recipe.engine.threads == 1
     assert [task.name for task in recipe.data.tasks] == list(entry.tasks)
 
@@ -68,7 +78,7 @@ def test_the_best_of_a_line_is_bold_and_a_gap_stays_a_gap():
     )
     assert "| ks1d | 0.2 | **0.1** | blew up |" in page
     assert "| darcy2d | **0.3** | - | - |" in page
-    assert "| fno | ks1d | 10 | 5 | 240 |" in page
+    assert "| fno | ks1d | 0 | 10 | - | - | 5 | - | 240 | - |" in page
     assert "| ks1d | `0123456789abcdef` |" in page
 
 
@@ -80,3 +90,16 @@ def test_numbers_have_three_digits():
         "1.2e+05",
         "blew up",
     ]
+
+
+def test_several_seeds_stand_with_their_median_and_spread_and_ratios_with_their_geometric_mean():
+    trained = {"parameters": 10, "steps": 5, "cpu_seconds": 239.6}
+    rows = [scored("ups", v, seed=seed, **trained) for seed, v in enumerate((0.3, 0.1, 0.2))]
+    rows += [scored("fno", 0.8, **trained), scored("unet", 0.4, **trained)]
+    rows += [scored("ups", 0.2, "darcy2d", **trained), scored("fno", 0.1, "darcy2d", **trained)]
+    page = markdown(document(*rows))
+    assert "| ks1d | 0.8 | 0.4 | **0.2** (0.1 to 0.3) |" in page
+    assert ratios_of(rows, ["ks1d", "darcy2d"], "ups", ("fno", "unet"), "trmse") == {"ks1d": 0.5, "darcy2d": 2.0}
+    assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
+    assert "| ks1d | 0.5 |" in page
+    assert "| geometric mean | 1 |" in page

@@ -1,0 +1,134 @@
+"""The result of `ups bench` as a page of tables: scores, ratios between models, and what each training was.
+
+A model that was trained with several seeds stands in the tables with its median, and the spread after it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ups.evaluation.protocol import METRICS, MODELS, REFERENCE
+from ups.solvers.tasks import BENCH_TASKS
+
+Rows = Sequence[Mapping[str, Any]]
+# (heading, whose score is divided, by the better of whom)
+RATIOS = (
+    ("ups / better of fno, unet", "ups", ("fno", "unet")),
+    ("ups / better of fno+, unet+", "ups", ("fno+", "unet+")),
+    ("ups / ups-alone", "ups", ("ups-alone",)),
+)
+RATIO_METRICS = (("One step", "one_step_trmse"), ("Whole rollout", "trmse"))
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """document: rows, command, machine, data, failures (see `ups.run.bench`)."""
+    rows: Rows = document["rows"]
+    tasks = [task for task in BENCH_TASKS if any(r["task"] == task for r in rows)]
+    models = [model for model in MODELS if any(r["model"] == model for r in rows)]
+    machine = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
+    parts = [
+        f"{document['protocol']}: {document['cpu_seconds_per_task']:g} CPU-seconds of one thread for each task.",
+        f"Made by `{document['command']}` on {machine}.",
+        "",
+        *_table(["model", "what it is"], ([model, MODELS[model]] for model in models)),
+    ]
+    parts += _ratio_tables(rows, tasks, models)
+    for heading, key in METRICS:
+        parts += ["", f"### {heading}", ""]
+        parts += _table(["task", *models], (_cells(rows, task, models, key) for task in tasks))
+    parts += ["", "### What was trained", ""]
+    order = [r for r in rows if r["model"] != REFERENCE]
+    order.sort(key=lambda r: (models.index(r["model"]), tasks.index(r["task"]), r.get("seed", 0)))
+    parts += _table([heading for heading, _ in _FACTS], ([text(r) for _, text in _FACTS] for r in order))
+    parts += ["", "### Data", ""]
+    parts += _table(["task", "identity"], ([task, f"`{document['data'][task][:16]}`"] for task in tasks))
+    parts += [f"\nFailed: {name}, see its log." for name in document["failures"]]
+    return "\n".join(parts) + "\n"
+
+
+def values_of(rows: Rows, task: str, model: str, key: str) -> list[float]:
+    """The scores of a model on a task, one for each seed."""
+    return [float(r["scores"][key]) for r in rows if r["task"] == task and r["model"] == model]
+
+
+def ratios_of(rows: Rows, tasks: Sequence[str], model: str, others: Sequence[str], key: str) -> dict[str, float]:
+    """Task -> median score of a model relative to that of the best of the others; only where both are there."""
+    found = {}
+    for task in tasks:
+        mine = values_of(rows, task, model, key)
+        best = [statistics.median(v) for other in others if (v := values_of(rows, task, other, key))]
+        if mine and best:
+            found[task] = statistics.median(mine) / min(best)
+    return found
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    logs = [math.log(v) if v > 0 else -math.inf for v in values]
+    return math.exp(sum(logs) / len(logs))
+
+
+def _ratio_tables(rows: Rows, tasks: Sequence[str], models: Sequence[str]) -> list[str]:
+    """A table for each metric: a line for each task, and the geometric mean over them."""
+    kept = [r for r in RATIOS if r[1] in models and any(other in models for other in r[2])]
+    if not kept:
+        return []
+    parts: list[str] = []
+    for title, key in RATIO_METRICS:
+        columns = [ratios_of(rows, tasks, model, others, key) for _, model, others in kept]
+        lines = [[task, *(number(column[task]) if task in column else "-" for column in columns)] for task in tasks]
+        means = [number(geometric_mean(column.values())) if column else "-" for column in columns]
+        parts += ["", f"### {title}, relative to the trajectory: ratios", ""]
+        parts += _table(["task", *(heading for heading, _, _ in kept)], [*lines, ["geometric mean", *means]])
+    return parts
+
+
+def _cells(rows: Rows, task: str, models: Sequence[str], key: str) -> list[str]:
+    """A line of a table: the best value in bold."""
+    found = {model: v for model in models if (v := values_of(rows, task, model, key))}
+    medians = {model: statistics.median(v) for model, v in found.items()}
+    best = min(medians, key=lambda m: medians[m])
+    texts = [task]
+    for model in models:
+        if model not in medians:
+            texts.append("-")
+            continue
+        text = number(medians[model])
+        text = f"**{text}**" if model == best else text
+        spread = [number(min(found[model])), number(max(found[model]))]
+        texts.append(f"{text} ({' to '.join(spread)})" if len(found[model]) > 1 else text)
+    return texts
+
+
+def _optional(key: str, form: str) -> Any:
+    return lambda r: form.format(r[key]) if r.get(key) is not None else "-"
+
+
+_FACTS: tuple[tuple[str, Any], ...] = (
+    ("model", lambda r: r["model"]),
+    ("task", lambda r: r["task"]),
+    ("seed", lambda r: str(r.get("seed", 0))),
+    ("parameters", lambda r: f"{r['parameters']:,}"),
+    ("used by this task", _optional("active_parameters", "{:,}")),
+    ("of those shared", _optional("shared_fraction", "{:.1%}")),
+    ("steps", lambda r: f"{r['steps']:,}"),
+    ("windows per second", _optional("windows_per_second", "{:.0f}")),
+    ("CPU-seconds", lambda r: f"{r['cpu_seconds']:.0f}"),
+    ("of the budget", _optional("budget_fraction", "{:.1%}")),
+    ("memory, MiB", _optional("memory_mib", "{:.0f}")),
+    ("rollout step, CPU ms", _optional("rollout_ms", "{:.2f}")),
+    ("blown up", lambda r: f"{r['scores']['num_blown_up']:.0f} of {r['scores']['num_samples']:.0f}"),
+)
+
+
+def number(value: float) -> str:
+    """Three significant digits; a blow-up is written as such."""
+    if not math.isfinite(value):
+        return "blew up"
+    return f"{value:.3g}" if 1e-4 <= abs(value) < 1e4 or not value else f"{value:.1e}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *(f"| {' | '.join(r)} |" for r in rows)]
