@@ -51,7 +51,10 @@ FAMILIES = (
     ("matrix products", ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul", "mkldnn_linear")),
     ("gelu", ("gelu",)),
     ("layer norm, silu, addcmul", ("layer_norm", "silu", "addcmul")),
-    ("copies: layout, type, halo, cat", ("copy_", "clone", "aten::cat", "contiguous", "_to_copy", "fill_", "zero_")),
+    (
+        "copies: layout, type, halo, cat",
+        ("copy_", "index_select", "clone", "aten::cat", "contiguous", "_to_copy", "fill_", "zero_"),
+    ),
     ("sums and products", ("aten::add", "aten::mul", "aten::sum", "aten::sub", "aten::div", "aten::neg")),
     ("rows of tables", ("aten::index", "index_put", "aten::embedding")),
 )

@@ -108,7 +108,7 @@ class AutoencodeStageConfig(StageConfig):
 class LinearOptimConfig(OptimConfig):
     """Optimizer and schedule of a stage that fits few, separate numbers."""
 
-    learning_rate: float = setting(2e-2, "Peak learning rate, after warm-up.", gt=0, le=10)
+    learning_rate: float = setting(5e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
     final_fraction: float = setting(0.0, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
     weight_decay: float = setting(0.0, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
     beta2: float = setting(0.95, "Memory of the mean square of the gradient.", ge=0, lt=1)
@@ -202,6 +202,12 @@ class OperatorStageConfig(StageConfig):
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
         return context_frames + self.unroll_steps
+
+    @model_validator(mode="after")
+    def _loss_fits_space(self) -> Self:
+        if self.space == "latent" and self.loss == "nrmse":
+            raise ValueError("loss 'nrmse' compares fields, and space is 'latent'; use relative_l2 or mse")
+        return self
 
     @model_validator(mode="after")
     def _pushforward_fits(self) -> Self:

@@ -11,18 +11,21 @@ the axis in use must be the last one, along which convolutions are fast.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from ups.models.constants import Constants
 
 # First sample, the one after the last, and which axes of the grid wrap around.
 Range = tuple[int, int, tuple[bool, ...]]
+# By the dimensions of the tensor.
+_CONVOLVE: dict[int, Callable[..., Tensor]] = {4: F.conv2d, 5: F.conv3d}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +102,47 @@ def with_halo(x: Tensor, pads: Sequence[int], ranges: Sequence[Range], sources: 
     return padded
 
 
-class Halo(torch.autograd.Function):
-    """`with_halo` with a gradient, one pass each way: slices and concatenations would copy the grid for every axis."""
+class HaloConvolution(torch.autograd.Function):
+    """The convolution of `with_halo`, whose gradient is folded back in place: one pass over memory less each way than
+    padding and convolution one after the other."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pads: tuple[int, ...], ranges: tuple[Range, ...], *sources: Tensor) -> Tensor:
-        ctx.pads, ctx.ranges = pads, ranges
-        return with_halo(x, pads, ranges, sources)
+    def forward(
+        ctx: Any, x: Tensor, kernel: Tensor, bias: Tensor | None, ranges: tuple[Range, ...], *sources: Tensor
+    ) -> Tensor:
+        pads = tuple(size // 2 for size in kernel.shape[2:])
+        padded = with_halo(x, pads, ranges, sources)
+        ctx.save_for_backward(padded, kernel)
+        ctx.pads, ctx.ranges, ctx.bias_sizes = pads, ranges, None if bias is None else list(bias.shape)
+        return _CONVOLVE[x.ndim](padded, kernel, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        folded = gradients[0].clone()
-        for axis in range(len(ctx.pads)):
-            for low, start, end, high, wraps in _ends(folded, axis, ctx.pads, ctx.ranges):
-                if wraps:
-                    end.add_(low)
-                    start.add_(high)
-        return (_inner(folded, ctx.pads), *[None] * (2 + len(ctx.ranges)))
+        padded, kernel = ctx.saved_tensors
+        rank = kernel.ndim - 2
+        ones, zeros = [1] * rank, [0] * rank
+        folded, for_kernel, for_bias = torch.ops.aten.convolution_backward(
+            gradients[0],
+            padded,
+            kernel,
+            ctx.bias_sizes,
+            ones,
+            zeros,
+            ones,
+            False,
+            zeros,
+            1,
+            ctx.needs_input_grad[:3],
+        )
+        if folded is not None:
+            for axis in range(rank):
+                for low, start, end, high, wraps in _ends(folded, axis, ctx.pads, ctx.ranges):
+                    if wraps:
+                        end.add_(low)
+                        start.add_(high)
+            folded = _inner(folded, ctx.pads)
+        return (folded, for_kernel, for_bias, None, *[None] * len(ctx.ranges))
 
 
 def _inner(x: Tensor, pads: Sequence[int]) -> Tensor:
@@ -224,14 +251,13 @@ class GridConvolution(GridKernel):
 def convolved(x: Tensor, taps: Tensor, bias: Tensor | None, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
     """The convolution itself, with taps (outputs, *sizes, inputs): an odd number along each axis."""
     pads = tuple(size // 2 for size in taps.shape[1:-1])
-    convolve = F.conv2d if x.ndim == 4 else F.conv3d
+    kernel = taps.movedim(-1, 1)
     if layout.wraps_nowhere:
-        return convolve(x, taps.movedim(-1, 1), bias, padding=pads)
-    if torch.is_grad_enabled():
-        padded: Tensor = Halo.apply(x, pads, layout.ranges, *sources)  # type: ignore[no-untyped-call]
-    else:
-        padded = with_halo(x, pads, layout.ranges, sources)
-    return convolve(padded, taps.movedim(-1, 1), bias)
+        return _CONVOLVE[x.ndim](x, kernel, bias, padding=pads)
+    if not torch.is_grad_enabled():
+        return _CONVOLVE[x.ndim](with_halo(x, pads, layout.ranges, sources), kernel, bias)
+    found: Tensor = HaloConvolution.apply(x, kernel, bias, layout.ranges, *sources)  # type: ignore[no-untyped-call]
+    return found
 
 
 class Shrink(GridKernel):
@@ -260,8 +286,9 @@ class Grow(GridKernel):
         """(B, inputs, *grid) -> (B, outputs, *grid x 2)."""
         dtype = working_dtype(x, self.weight)
         taps = self.taps(layout.dims, dtype)
-        cells = x.to(dtype).movedim(1, -1) @ taps.flatten(1)  # (B, *grid, taps x outputs)
-        return _points(cells, taps.shape[1:-1]) + self.bias.to(dtype).reshape(-1, *[1] * (x.ndim - 2))
+        bias = self.bias.to(dtype).repeat(taps[0, ..., 0].numel())
+        cells = F.linear(x.to(dtype).movedim(1, -1), taps.flatten(1).T, bias)  # (B, *grid, taps x outputs)
+        return _points(cells, taps.shape[1:-1])
 
 
 def _cells(x: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -117,11 +117,11 @@ CASES: dict[str, Broken] = {
         edited("float32", "bfloat_16"),
     ),
     "unknown stage": Broken(
-        "config: r.yaml:10: stages.0.type = \"operater\": expected autoencode or operator -> did you mean 'operator'?",
+        "config: r.yaml:10: stages.0.type = \"operater\": expected one of autoencode, linear, operator -> did you mean 'operator'?",
         edited("type: operator", "type: operater"),
     ),
     "stage without a type": Broken(
-        "config: r.yaml:10: stages.0.type: is missing: expected autoencode or operator -> say which kind this is",
+        "config: r.yaml:10: stages.0.type: is missing: expected one of autoencode, linear, operator -> say which kind this is",
         edited("type: operator\n    steps", "steps"),
     ),
     "field of another stage": Broken(

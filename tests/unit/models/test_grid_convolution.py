@@ -12,12 +12,13 @@ from ups.models.grid_convolution import (
     GridConvolution,
     GridKernel,
     Grow,
-    Halo,
+    HaloConvolution,
     Layout,
     Shrink,
     extended,
     halo_sources,
     reduced,
+    with_halo,
 )
 
 
@@ -55,12 +56,15 @@ def test_each_sample_is_padded_by_its_own_boundaries(
     x = random(2 * len(kinds), 3, *space).requires_grad_()
     ranges = tuple((2 * n, 2 * n + 2, wraps) for n, wraps in enumerate(kinds))
     sources = [halo_sources(space, pads, wraps) for wraps in kinds]
-    found = Halo.apply(x, pads, ranges, *sources)
     expected = torch.cat([padded(x[a:b], pads, wraps) for a, b, wraps in ranges])
-    assert torch.equal(found, expected)
-    weight = random(*expected.shape)
-    (mine,) = torch.autograd.grad((found * weight).sum(), x)
-    (theirs,) = torch.autograd.grad((expected * weight).sum(), x)
+    assert torch.equal(with_halo(x.detach(), pads, ranges, sources), expected)
+    kernel = random(4, 3, *(2 * pad + 1 for pad in pads)).requires_grad_()
+    bias = random(4).requires_grad_()
+    found = HaloConvolution.apply(x, kernel, bias, ranges, *sources)
+    plain = (F.conv2d if x.ndim == 4 else F.conv3d)(expected, kernel, bias)
+    torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
+    weight = random(*plain.shape)
+    mine, theirs = (torch.autograd.grad((y * weight).sum(), (x, kernel, bias)) for y in (found, plain))
     torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
