@@ -64,9 +64,7 @@ def test_stacks_of_all_threads_come_on_request_into_the_file_of_the_rank(tmp_pat
         assert "test_stacks_of_all_threads" in path.read_text()
 
 
-def test_a_wedged_teardown_is_left_behind(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wedged_teardown_is_left_behind(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
     monkeypatch.setattr(dist, "is_initialized", lambda: release.wait(30))
     started = time.monotonic()
