@@ -140,9 +140,11 @@ def entries(models: Sequence[str], tasks: Sequence[str], data: str, cpu_seconds:
         if model == REFERENCE:
             continue
         groups = [tuple(tasks)] if model in JOINT else [(task,) for task in tasks]
-        for group in groups:
-            for seed in SEEDS.get(model, (0,)):
-                found.append(Entry(model, group, seed, _recipe(model, group, seed, data, cpu_seconds)))
+        found += [
+            Entry(model, group, seed, _recipe(model, group, seed, data, cpu_seconds))
+            for group in groups
+            for seed in SEEDS.get(model, (0,))
+        ]
     return found
 
 
