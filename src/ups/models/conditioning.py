@@ -25,6 +25,7 @@ _LOG_DT = 0
 _LOG_POINTS = 1
 _LOG_EXTENT = _LOG_POINTS + MAX_AXES
 _NUM_OWN_SCALARS = _LOG_EXTENT + MAX_AXES
+OWN_SCALARS = ("log dt", *(f"log {what} {axis}" for what in ("points", "extent") for axis in range(MAX_AXES)))
 # Brings the logarithms of usual steps, extents and resolutions (2^4 to 2^10 points) to about unit size.
 _LOG_SCALE = 3.0
 _TYPICAL_LOG2_POINTS = 6.0

@@ -8,8 +8,9 @@ B samples, F input channels, C output channels, S space, N tokens along each axi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,10 +27,10 @@ from ups.models.blocks import (
     window_mask,
     windowed_partition,
 )
-from ups.models.conditioning import Conditioning, Positions
+from ups.models.conditioning import OWN_SCALARS, Conditioning, Positions
 from ups.models.decoder import GridDecoder
 from ups.models.encoder import GridEncoder
-from ups.models.network import NetworkInput, NetworkWithLatents
+from ups.models.network import NamedRows, Network, NetworkInput, NetworkWithLatents
 from ups.models.vocabulary import Vocabulary
 from ups.spec.task import TaskSpec
 
@@ -102,6 +103,7 @@ class LatentNetwork(NetworkWithLatents):
     """Encoder -> latent operator -> decoder, in normalized units."""
 
     predicts_update = True
+    encoder: GridEncoder
     operator: LatentOperator
 
     def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary, context_frames: int) -> None:
@@ -116,6 +118,33 @@ class LatentNetwork(NetworkWithLatents):
         update = self.operator(tokens, given.task, given.parameters, given.dt, given.coordinates)
         decoded: Tensor = self.decoder(update, given.outputs)
         return decoded
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        """The rows of the vocabulary's tables."""
+        words = self.encoder.vocabulary
+        scalars = (*OWN_SCALARS, *words.parameters)
+        return {
+            "encoder.table": NamedRows(1, words.channels),
+            "decoder.table": NamedRows(0, words.channels),
+            "operator.conditioning.task": NamedRows(0, words.tasks),
+            "operator.conditioning.scalar_slope": NamedRows(0, scalars),
+            "operator.conditioning.scalar_offset": NamedRows(0, scalars),
+        }
+
+    def fitted(self, source: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of another latent operator. Its tables have rows for each number of dimensions in use: they are taken if
+        they have all that this one needs."""
+        if not isinstance(source, LatentNetwork):
+            return {}
+        taken = dict(weights)
+        for name, dim in (("encoder.table", 2), ("decoder.table", 1)):
+            theirs, ours = source.encoder.rows, self.encoder.rows
+            if ours.keys() <= theirs.keys() and source.encoder.patch_size == self.encoder.patch_size:
+                picked = [weights[name].narrow(dim, theirs[d].start, theirs[d].stop - theirs[d].start) for d in ours]
+                taken[name] = torch.cat(picked, dim)
+            else:
+                del taken[name]
+        return taken
 
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""

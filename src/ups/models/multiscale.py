@@ -23,7 +23,7 @@ from ups.models.coarse_attention import CoarseAttention, rotary_angles, rotary_t
 from ups.models.constants import Constants
 from ups.models.grid_convolution import GridKernel, Grow, Layout, Range, ResidualBlock, Shrink, extended, grid_rank
 from ups.models.multiscale_condition import MultiscaleCondition
-from ups.models.network import NetworkInput, NetworkWithLinearPart
+from ups.models.network import NamedRows, Network, NetworkInput, NetworkWithLinearPart
 from ups.models.normalization import wide
 from ups.models.propagator import Propagator, last_frame
 from ups.models.task_tables import Lift, Lower, NamedTable
@@ -115,6 +115,21 @@ class MultiscaleNetwork(NetworkWithLinearPart):
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
         return [m for m in self.modules() if isinstance(m, ResidualBlock | CoarseAttention | Shrink | Grow)]
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        """The rows of all tables."""
+        return {
+            f"{name}.{parameter}": NamedRows(0, tuple("/".join(row) for row in table.row_names))
+            for name, table in self.tables().items()
+            for parameter, _ in table.named_parameters()
+        }
+
+    def fitted(self, source: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those of another multiscale network, with its kernels put into as many dimensions as this one has."""
+        if not isinstance(source, MultiscaleNetwork):
+            return {}
+        fits = source.axes < self.axes and source.config.kernel_size == self.config.kernel_size
+        return self.extended(weights, source.axes) if fits else dict(weights)
 
     def tables(self) -> dict[str, NamedTable]:
         """The tables whose rows belong to names, by the name of the module."""

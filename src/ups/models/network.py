@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,6 +34,14 @@ class NetworkInput:
     change_gain: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class NamedRows:
+    """A dimension of a parameter whose entries belong to names."""
+
+    dim: int
+    names: tuple[str, ...]
+
+
 class Network(nn.Module, ABC):
     """Base of all networks.
 
@@ -53,6 +61,17 @@ class Network(nn.Module, ABC):
         The tasks of a group have the same grid.
         """
         return [self(given) for given in group]
+
+    def named_rows(self) -> dict[str, NamedRows]:
+        """Parameters with rows that belong to names (of tasks, channels, parameters), by the name of the parameter."""
+        return {}
+
+    def fitted(self, source: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of another network in the shapes of this one, as far as they mean the same here.
+
+        By default those of a network of the same class as they are, and none of another.
+        """
+        return dict(weights) if type(source) is type(self) else {}
 
     def matrices(self) -> list[nn.Parameter]:
         """Parameters whose updates Muon may orthogonalize, each seen as a matrix (first dimension, all others).

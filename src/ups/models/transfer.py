@@ -1,0 +1,101 @@
+"""Weights of one model as the start of another, whose tasks, fields and dimensions may differ.
+
+Parameters go over by name. In tables whose rows belong to names (tasks, channels, parameters), rows do: those that both
+models know are taken, the others stay as the new model drew them. Kernels of a model with fewer dimensions are put into
+the center of larger ones. What does not fit is new, and said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ups.errors import ConfigError
+from ups.models.network import NamedRows
+from ups.models.stepper import Stepper
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a model got from another.
+
+    whole: parameters that were taken as they are. rows: parameter -> (names of the rows that were taken, names of the
+    new ones). new: parameters that the other model lacks, or has in another shape. num_taken, num_weights: numbers.
+    """
+
+    whole: tuple[str, ...]
+    rows: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    new: tuple[str, ...]
+    num_taken: int
+    num_weights: int
+
+    def describe(self) -> str:
+        """In words, for the log of a run."""
+        share = self.num_taken / max(self.num_weights, 1)
+        parts = [f"{self.num_taken:,} of {self.num_weights:,} weights ({share:.1%}) were taken"]
+        fresh = sorted({name for _, missing in self.rows.values() for name in missing})
+        for what, names in (("new rows", fresh), ("new parameters", self.new)):
+            if names:
+                more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+                parts.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
+        return "; ".join(parts)
+
+
+@torch.no_grad()
+def transfer(source: Stepper, target: Stepper) -> Taken:
+    """Write into `target` what `source` has for it. Raises ConfigError if they have nothing in common."""
+    theirs = dict(source.network.named_parameters())
+    fitted = target.network.fitted(source.network, theirs)
+    known, wanted = source.network.named_rows(), target.network.named_rows()
+    whole, new = [], []
+    rows: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    num_taken = num_weights = 0
+    for name, parameter in target.network.named_parameters():
+        num_weights += parameter.numel()
+        given = fitted.get(name)
+        if given is None:
+            new.append(name)
+        elif name in wanted and name in known:
+            taken = _take_rows(parameter, wanted[name], given, known[name])
+            if taken is None:
+                new.append(name)
+                continue
+            rows[name] = taken
+            num_taken += parameter.numel() * len(taken[0]) // max(len(wanted[name].names), 1)
+        elif given.shape == parameter.shape:
+            parameter.copy_(given)
+            whole.append(name)
+            num_taken += parameter.numel()
+        else:
+            new.append(name)
+    if not num_taken:
+        raise ConfigError(
+            f"a model of type '{source.config.type}' has no weights for one of type '{target.config.type}'",
+            hint="start from a model of the same type, or leave start_from out",
+        )
+    return Taken(tuple(whole), rows, tuple(new), num_taken, num_weights)
+
+
+def _take_rows(
+    parameter: Tensor, wanted: NamedRows, given: Tensor, known: NamedRows
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Names of taken and of new rows; None if rows have another shape."""
+    dim = wanted.dim
+    if known.dim != dim or _without(parameter, dim) != _without(given, dim):
+        return None
+    places = {name: place for place, name in enumerate(known.names)}
+    pairs = [(place, places[name]) for place, name in enumerate(wanted.names) if name in places]
+    if pairs:
+        to, of = (torch.tensor(column, device=parameter.device) for column in zip(*pairs, strict=True))
+        parameter.index_copy_(dim, to, given.to(parameter).index_select(dim, of))
+    taken = tuple(wanted.names[place] for place, _ in pairs)
+    return taken, tuple(name for name in wanted.names if name not in places)
+
+
+def _without(x: Tensor, dim: int) -> tuple[int, ...]:
+    return (*x.shape[:dim], *x.shape[dim + 1 :])
