@@ -69,6 +69,12 @@ class StageConfig(StageLength):
     needs_linear_part: ClassVar[bool] = False
 
     type: str = setting(REQUIRED, "Which stage this is.")
+    start_from: str | None = setting(
+        None,
+        "Weights to start from instead of those of the stage before: the type of an earlier stage, or a run, bundle or "
+        "checkpoint. Weights only; tasks and fields may differ.",
+        min_length=1,
+    )
 
     @property
     def needs_latents(self) -> bool:

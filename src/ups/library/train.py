@@ -60,6 +60,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
     from ups.doctor.probes.preflight import check_data, check_machine
     from ups.run.directory import check_ranks, ensure_run_statistics, prepare
     from ups.run.identity import identify
+    from ups.run.warm_start import keep_starts
     from ups.supervise.run_lock import hold_run
 
     recipe = resolved.recipe
@@ -73,6 +74,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
         with hold_run(run_dir):
             prepare(run_dir, resolved, ranks)
             ensure_run_statistics(run_dir, recipe, readers)
+            keep_starts(run_dir, recipe)
             stack.close()  # ranks open the data themselves
             yield identify(run_dir, recipe)
 

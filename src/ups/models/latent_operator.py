@@ -132,8 +132,7 @@ class LatentNetwork(NetworkWithLatents):
         }
 
     def fitted(self, source: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of another latent operator. Its tables have rows for each number of dimensions in use: they are taken if
-        they have all that this one needs."""
+        """Those of another latent operator; tables only if they have rows for all dimensions that this one has."""
         if not isinstance(source, LatentNetwork):
             return {}
         taken = dict(weights)

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,18 @@ def latest_verified(
     return None
 
 
-def retain(run_dir: Path, keep: int) -> list[Path]:
+def retain(run_dir: Path, keep: int, needed: Collection[int] = ()) -> list[Path]:
     """Delete committed checkpoints beyond the newest `keep`; returns them. For the one writer of a run.
 
-    A link is left alone: what it points to does not belong to the run.
+    A link is left alone: what it points to does not belong to the run. So are the steps in `needed`.
     """
-    committed = [path for _, path in list_checkpoints(run_dir) if not path.is_symlink() and is_committed(path)]
-    for path in committed[keep:]:
+    committed = [
+        (step, path) for step, path in list_checkpoints(run_dir) if not path.is_symlink() and is_committed(path)
+    ]
+    old = [path for step, path in committed[keep:] if step not in needed]
+    for path in old:
         remove_directory(path)
-    return committed[keep:]
+    return old
 
 
 def clear_link(path: Path) -> None:

@@ -16,6 +16,7 @@ from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedEr
 from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.places import CONFIG_NAME
+from ups.run.warm_start import check_starts
 from ups.supervise.run_file import run_identity, was_started
 
 STATISTICS_NAME = "statistics.json"
@@ -43,6 +44,7 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
     times = dict(identity.data_changed_ns)
     for task in recipe.data.tasks:
         data[task.name], times[task.name] = check_data(task, identity)
+    data |= check_starts(run_dir, recipe, data)
     return replace(
         identity,
         recipes=(*(known for known in identity.recipes if known != found), found),
@@ -62,6 +64,7 @@ def check_inputs(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
         recipe = resolve(run_dir / CONFIG_NAME).recipe
         _check_recipe(run_dir, recipe, identity)
     check_statistics(run_dir, identity)
+    check_starts(run_dir, recipe, identity.data)
     for task in recipe.data.tasks:
         check_data(task, identity)
 

@@ -15,6 +15,7 @@ from ups.config.schema import Recipe
 from ups.data.open import open_tasks
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
+from ups.errors import CheckpointError
 from ups.record.blackbox import BlackBox
 from ups.record.checkpoints import checkpoint_path
 from ups.record.failure import Recorder
@@ -22,11 +23,13 @@ from ups.record.identity import RunIdentity
 from ups.run.assemble import OpenData, assemble
 from ups.run.directory import read_statistics
 from ups.run.validation import build_validation
+from ups.run.warm_start import earlier_stage, end_of_stage, named_stages, take_weights
 from ups.tracking.build import build_trackers
 from ups.tracking.tracker import FanOut, JsonlTracker
 from ups.training.checkpoint import Checkpointer
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
 from ups.training.progress import Progress
+from ups.training.stages import Stage
 from ups.training.stop_requests import StopRequests
 
 
@@ -72,6 +75,9 @@ def run_stages(
         found = checkpointer.find()
         path, progress = found if found is not None else (None, Progress())
         progress.check([stage.steps for stage in recipe.stages])
+        needed = named_stages(recipe)
+        ends = [end_of_stage(run_dir, index) for index in needed]
+        checkpointer.needed |= {end[0] for end in ends if end is not None}
         stages = _Stages(recipe, runtime, opened, checkpointer, tracker, stop_requests, box)
         while True:
             if progress.stage_finished:
@@ -79,6 +85,8 @@ def run_stages(
                     break
                 progress = progress.next_stage()
             stopped, progress, path = stages.train(progress, path)
+            if progress.stage_finished and progress.stage_index in needed:
+                checkpointer.needed.add(progress.step)
             if stopped:
                 if box is not None:
                     box.leave(progress.step)
@@ -105,10 +113,26 @@ class _Stages:
 
         Returns the signal to leave with (0: the stage is done), the new progress, and the checkpoint that holds it.
         """
-        recipe, runtime = self.recipe, self.runtime
-        with assemble(recipe, self.opened, runtime, progress, stop_requests=self.stop_requests, box=self.box) as parts:
+        recipe, runtime, index = self.recipe, self.runtime, progress.stage_index
+        change: Callable[[Stage], None] | None = None
+        if progress.stage_step == 0 and recipe.stages[index].start_from:
+            earlier = earlier_stage(recipe, index)
+            path = self._end_of(earlier) if earlier is not None else None
+            if earlier is None:
+                change = lambda stage: take_weights(  # noqa: E731
+                    self.checkpointer.run_dir, index, stage.stepper, say=runtime.is_first
+                )
+        with assemble(
+            recipe,
+            self.opened,
+            runtime,
+            progress,
+            stop_requests=self.stop_requests,
+            box=self.box,
+            change=change,
+        ) as parts:
             parts.loader.start()
-            engine, stage_type = parts.engine, recipe.stages[progress.stage_index].type
+            engine, stage_type = parts.engine, recipe.stages[index].type
             validate = build_validation(recipe.evaluate, self.opened.readers, parts.stepper)
             engine.hooks += in_order(
                 SaveHook(self.checkpointer, recipe.checkpoint),
@@ -121,3 +145,13 @@ class _Stages:
                 parts.strategy.weights_changed()
             stopped = engine.run()
         return stopped, engine.progress, checkpoint_path(self.checkpointer.run_dir, engine.progress.step)
+
+    def _end_of(self, index: int) -> Path:
+        """The checkpoint with which an earlier stage ended."""
+        found = end_of_stage(self.checkpointer.run_dir, index)
+        if found is None:
+            raise CheckpointError(
+                f"the checkpoint with which stage {index} ended is gone, and a later stage starts from it",
+                hint="bring it back, or start a new run: --set run.dir=PATH",
+            )
+        return found[1]

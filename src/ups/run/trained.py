@@ -33,10 +33,13 @@ class Trained:
     step: int
 
 
-def load_trained(name: str) -> Trained:
-    """The model of a run (its newest verified checkpoint) or of a bundle, with the data its recipe names."""
+def load_trained(name: str, checkpoint: Path | None = None) -> Trained:
+    """The model of a run or of a bundle, with the data its recipe names.
+
+    checkpoint: of the run; default its newest verified one.
+    """
     path = find_model(name)
-    return _from_bundle(path) if is_bundle(path) else _from_run(path)
+    return _from_bundle(path) if is_bundle(path) else _from_run(path, checkpoint)
 
 
 def single_process_runtime() -> AbstractContextManager[Runtime]:
@@ -66,9 +69,10 @@ def _from_bundle(path: Path) -> Trained:
     return Trained(resolved.recipe.run.name, bundle.stepper, readers, resolved.recipe, resolved.text, identity, step)
 
 
-def _from_run(path: Path) -> Trained:
+def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
     from ups.models.build import build_model
     from ups.record.checkpoints import latest_verified, read_progress
+    from ups.record.manifest import verify
     from ups.run.directory import read_run_recipe, read_statistics
     from ups.run.identity import check_recipe, check_statistics
     from ups.supervise.run_file import run_identity
@@ -79,7 +83,13 @@ def _from_run(path: Path) -> Trained:
     recipe = resolved.recipe
     check_recipe(path, recipe)
     known = run_identity(path)
-    found = latest_verified(path, belongs=known.check if known is not None else None)
+    if checkpoint is not None:
+        verify(checkpoint)
+        if known is not None:
+            known.check(checkpoint, int(Progress.from_json(read_progress(checkpoint)["progress"]).step))
+        found: Path | None = checkpoint
+    else:
+        found = latest_verified(path, belongs=known.check if known is not None else None)
     if found is None:
         raise CheckpointError(
             f"run '{path}' has no checkpoint yet", hint=f"see what it is doing with: ups status {path}"

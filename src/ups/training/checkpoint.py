@@ -93,6 +93,7 @@ class Checkpointer:
         self._runtime = runtime
         self.run_dir = run_dir
         self._keep = keep
+        self.needed: set[int] = set()  # steps whose checkpoints are kept whatever their age
         run_dir.mkdir(parents=True, exist_ok=True)
         self._held = HeldDirectory(run_dir)
         self._identity = identity
@@ -312,7 +313,7 @@ class Checkpointer:
         manifest = commit_directory(temporary, final, known_hashes=hashes)
         self._on_commit(step, manifest.sha256)
         try:
-            retain(self.run_dir, self._keep)
+            retain(self.run_dir, self._keep, self.needed)
         except (UpsError, OSError) as error:
             # This checkpoint is committed, whatever becomes of the old ones.
             logger.warning("old checkpoints could not be removed: %s", _short(error))
