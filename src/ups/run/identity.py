@@ -16,7 +16,7 @@ from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedEr
 from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.places import CONFIG_NAME
-from ups.run.warm_start import check_starts
+from ups.run.stage_starts import check_starts
 from ups.supervise.run_file import run_identity, was_started
 
 STATISTICS_NAME = "statistics.json"

@@ -22,8 +22,9 @@ from ups.record.failure import Recorder
 from ups.record.identity import RunIdentity
 from ups.run.assemble import OpenData, assemble
 from ups.run.directory import read_statistics
+from ups.run.stage_starts import earlier_stage, end_of_stage, named_stages
 from ups.run.validation import build_validation
-from ups.run.warm_start import earlier_stage, end_of_stage, named_stages, take_weights
+from ups.run.warm_start import take_weights
 from ups.tracking.build import build_trackers
 from ups.tracking.tracker import FanOut, JsonlTracker
 from ups.training.checkpoint import Checkpointer

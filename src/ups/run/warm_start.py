@@ -9,48 +9,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ups.config.schema import Recipe
-from ups.errors import ConfigError, DataChangedError
-from ups.record.checkpoints import list_checkpoints, read_progress
-from ups.record.identity import file_sha256
-from ups.record.manifest import MANIFEST_NAME, is_committed, write_file_atomically
+from ups.errors import ConfigError
+from ups.record.manifest import MANIFEST_NAME, write_file_atomically
 from ups.record.places import BUNDLE_NAME, CONFIG_NAME, find_model, is_bundle
+from ups.run.stage_starts import from_outside, start_path
 
 if TYPE_CHECKING:
     from ups.models.stepper import Stepper
     from ups.run.trained import Trained
 
 logger = logging.getLogger(__name__)
-
-FOLDER = "start"
-
-
-def earlier_stage(recipe: Recipe, index: int) -> int | None:
-    """The stage whose weights stage `index` starts from by name: the last one of that type before it; None if none."""
-    wanted = recipe.stages[index].start_from
-    found = [number for number in range(index) if recipe.stages[number].type == wanted]
-    return found[-1] if found else None
-
-
-def named_stages(recipe: Recipe) -> set[int]:
-    """Stages whose last checkpoint is needed later."""
-    found = {earlier_stage(recipe, index) for index in range(len(recipe.stages))}
-    return {number for number in found if number is not None}
-
-
-def from_outside(recipe: Recipe) -> list[int]:
-    """Stages that start from another run, bundle or checkpoint."""
-    stages = range(len(recipe.stages))
-    return [n for n in stages if recipe.stages[n].start_from and earlier_stage(recipe, n) is None]
-
-
-def start_path(run_dir: Path, index: int) -> Path:
-    """Where a run keeps the weights that stage `index` starts from."""
-    return run_dir / FOLDER / str(index)
 
 
 def keep_starts(run_dir: Path, recipe: Recipe) -> None:
@@ -98,25 +70,6 @@ def _trained(source: Path) -> Trained:
     return load_trained(str(source.parent.parent), checkpoint=source)
 
 
-def start_hash(run_dir: Path, index: int) -> str:
-    """Hash of the copy that stage `index` starts from."""
-    return file_sha256(start_path(run_dir, index) / MANIFEST_NAME)
-
-
-def check_starts(run_dir: Path, recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
-    """Name -> hash of what the stages start from. Raises DataChangedError if one is not what the run began with."""
-    found = {}
-    for index in from_outside(recipe):
-        name = f"stages.{index}.start_from"
-        found[name] = start_hash(run_dir, index)
-        if known.get(name, found[name]) != found[name]:
-            raise DataChangedError(
-                f"{start_path(run_dir, index)} is not what the run was started with",
-                hint="bring the old directory back, or start a new run: --set run.dir=PATH",
-            )
-    return found
-
-
 def source_of(run_dir: Path, index: int) -> Stepper:
     """The model that stage `index` starts from, from the run's own copy, whose bytes are verified."""
     from ups.inference.bundle import load_bundle
@@ -136,13 +89,3 @@ def take_weights(run_dir: Path, index: int, target: Stepper, *, say: bool) -> No
     document = {"weights": taken.num_weights, "taken": taken.num_taken, "new": list(taken.new), "rows": rows}
     text = json.dumps(document, indent=1) + "\n"
     write_file_atomically(start_path(run_dir, index).with_suffix(".json"), text.encode())
-
-
-def end_of_stage(run_dir: Path, index: int) -> tuple[int, Path] | None:
-    """Step and path of the checkpoint with which stage `index` of a run ended; None if it is not there."""
-    for step, path in list_checkpoints(run_dir):
-        if is_committed(path):
-            progress = read_progress(path)["progress"]
-            if progress.get("stage_index") == index and progress.get("stage_finished") is True:
-                return step, path
-    return None

@@ -1,0 +1,71 @@
+"""Which stages of a run start from other weights than those of the stage before, and where the run keeps them.
+
+What comes from outside lies in the run (`start/<stage>`, a bundle), put there by `ups.run.warm_start` before any rank
+starts. Its hash is part of the run's identity. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ups.config.schema import Recipe
+from ups.errors import DataChangedError
+from ups.record.checkpoints import list_checkpoints, read_progress
+from ups.record.identity import file_sha256
+from ups.record.manifest import MANIFEST_NAME, is_committed
+
+FOLDER = "start"
+
+
+def earlier_stage(recipe: Recipe, index: int) -> int | None:
+    """The stage whose weights stage `index` starts from by name: the last one of that type before it; None if none."""
+    wanted = recipe.stages[index].start_from
+    found = [number for number in range(index) if recipe.stages[number].type == wanted]
+    return found[-1] if found else None
+
+
+def named_stages(recipe: Recipe) -> set[int]:
+    """Stages whose last checkpoint is needed later."""
+    found = {earlier_stage(recipe, index) for index in range(len(recipe.stages))}
+    return {number for number in found if number is not None}
+
+
+def from_outside(recipe: Recipe) -> list[int]:
+    """Stages that start from another run, bundle or checkpoint."""
+    stages = range(len(recipe.stages))
+    return [n for n in stages if recipe.stages[n].start_from and earlier_stage(recipe, n) is None]
+
+
+def start_path(run_dir: Path, index: int) -> Path:
+    """Where a run keeps the weights that stage `index` starts from."""
+    return run_dir / FOLDER / str(index)
+
+
+def start_hash(run_dir: Path, index: int) -> str:
+    """Hash of the copy that stage `index` starts from."""
+    return file_sha256(start_path(run_dir, index) / MANIFEST_NAME)
+
+
+def check_starts(run_dir: Path, recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
+    """Name -> hash of what the stages start from. Raises DataChangedError if one is not what the run began with."""
+    found = {}
+    for index in from_outside(recipe):
+        name = f"stages.{index}.start_from"
+        found[name] = start_hash(run_dir, index)
+        if known.get(name, found[name]) != found[name]:
+            raise DataChangedError(
+                f"{start_path(run_dir, index)} is not what the run was started with",
+                hint="bring the old directory back, or start a new run: --set run.dir=PATH",
+            )
+    return found
+
+
+def end_of_stage(run_dir: Path, index: int) -> tuple[int, Path] | None:
+    """Step and path of the checkpoint with which stage `index` of a run ended; None if it is not there."""
+    for step, path in list_checkpoints(run_dir):
+        if is_committed(path):
+            progress = read_progress(path)["progress"]
+            if progress.get("stage_index") == index and progress.get("stage_finished") is True:
+                return step, path
+    return None
