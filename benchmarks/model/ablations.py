@@ -1,0 +1,223 @@
+"""What each part of the joint model and of its training is worth: a training for each variant and seed, on validation.
+
+    python benchmarks/model/ablations.py --data data --out ablations [--cpu-seconds 300] [--seeds 0,1] [--jobs 2]
+                                         [--variant NAME ...] [--trajectories 16]
+
+Every variant is the joint recipe of `ups bench` on all nine tasks with one thing changed, and has the same CPU-seconds
+of one thread. Scores are of the valid split alone: one step and whole rollouts, relative to the trajectory. The table
+shows the geometric mean over tasks of each score relative to the unchanged recipe of the same seed (above 1: worse), as
+the mean over seeds. What is finished is not repeated. Takes `cpu-seconds` (and some for scores) for each line and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+BASE = "unchanged"
+Recipe = dict[str, Any]
+
+
+def model(**changes: Any) -> Callable[[Recipe], None]:
+    return lambda recipe: recipe["model"].update(changes)
+
+
+def stage(**changes: Any) -> Callable[[Recipe], None]:
+    return lambda recipe: recipe["stages"][-1].update(changes)
+
+
+def windows(line: int, plane: int) -> Callable[[Recipe], None]:
+    def change(recipe: Recipe) -> None:
+        for task in recipe["data"]["tasks"]:
+            task["block_size"] = line if task["name"].endswith("1d") else plane
+
+    return change
+
+
+def without_linear_stage(recipe: Recipe) -> None:
+    first = recipe["stages"].pop(0)
+    recipe["stages"][0]["budget_seconds"] += first["budget_seconds"]
+
+
+def without_propagator(recipe: Recipe) -> None:
+    without_linear_stage(recipe)
+    recipe["model"]["propagator"] = False
+
+
+def adamw(recipe: Recipe) -> None:
+    recipe["stages"][-1]["optim"] |= {"type": "adamw", "learning_rate": 2e-3}
+
+
+VARIANTS: dict[str, Callable[[Recipe], None]] = {
+    BASE: lambda recipe: None,
+    "no attention": model(attention=False),
+    "no propagator": without_propagator,
+    "propagator not fitted first": without_linear_stage,
+    "AdamW instead of Muon": adamw,
+    "no amplitude scaling": model(amplitude=False),
+    "no balance": stage(balance=0.0),
+    "balance 1": stage(balance=1.0),
+    "no noise": stage(noise=0.0),
+    "no augmentation": stage(augment=False),
+    "loss relative to the change": stage(loss="relative_l2"),
+    "kernel 3": model(kernel_size=3),
+    "kernel 7": model(kernel_size=7),
+    "narrower (24, 48, 96)": model(widths=[24, 48, 96], num_heads=3),
+    "wider (48, 96, 192)": model(widths=[48, 96, 192], num_heads=6),
+    "middle of 1": model(blocks=[1, 1, 1]),
+    "middle of 4": model(blocks=[1, 1, 4]),
+    "10 windows in 1D, 3 in 2D": windows(10, 3),
+    "40 windows in 1D, 10 in 2D": windows(40, 10),
+    "20 windows in 1D, 10 in 2D": windows(20, 10),
+}
+
+
+def recipe_of(variant: str, seed: int, data: Path, cpu_seconds: float) -> Recipe:
+    """The joint recipe with one thing changed; `cpu_seconds` for all tasks together."""
+    from ups.evaluation.protocol import entries
+    from ups.solvers.tasks import BENCH_TASKS
+
+    tasks = list(BENCH_TASKS)
+    joint = entries(["ups"], tasks, str(data.resolve()), cpu_seconds / len(tasks))[0]
+    recipe = copy.deepcopy(joint.recipe)
+    recipe["run"]["seed"] = seed
+    VARIANTS[variant](recipe)
+    return recipe
+
+
+def train_and_score(recipe: Recipe, trajectories: int) -> dict[str, Any]:
+    """Train in this process, without a run directory, and score on the valid split."""
+    from ups.config.schema import Recipe as Checked
+    from ups.distributed.runtime import Runtime
+    from ups.evaluation.rollout import RolloutPlan, score_task
+    from ups.models.stepper import Stepper
+    from ups.run.assemble import assemble, open_data
+    from ups.training.progress import Progress
+    from ups.training.stages import Stage
+
+    checked = Checked.model_validate(recipe)
+    progress, earlier = Progress(), None
+    with Runtime.start(checked.engine) as runtime, open_data(checked) as opened:
+
+        def take(stage: Stage) -> None:
+            if earlier is not None:
+                stage.stepper.load_state_dict(earlier)
+
+        stepper: Stepper | None = None
+        used = 0.0
+        while stepper is None or progress.stage_index + 1 < len(checked.stages):
+            progress = progress if stepper is None else progress.next_stage()
+            with assemble(checked, opened, runtime, progress, change=take) as parts:
+                parts.engine.run()
+                stepper, progress = parts.stepper, parts.engine.progress
+            earlier = {name: value.clone() for name, value in stepper.state_dict().items()}
+            used += progress.budget_used_seconds
+        stepper.requires_grad_(False).eval()
+        stepper.network.fix_weights()
+        scores = {}
+        for reader in opened.readers:
+            plan = RolloutPlan.whole(reader, stepper.context_frames)
+            common: dict[str, Any] = {"split": "valid", "max_trajectories": trajectories}
+            rolled = score_task({"model": stepper}, reader, runtime.place, plan, **common)["model"]
+            stepped = score_task({"model": stepper}, reader, runtime.place, plan, kind="one_step", **common)["model"]
+            whole, single = rolled.summary(), stepped.summary()
+            scores[reader.task.name] = {
+                "one_step": float(single["trmse"]),
+                "rollout": float(whole["trmse"]),
+                "blown_up": int(whole["num_blown_up"]),
+            }
+    return {"scores": scores, "steps": progress.stage_step, "cpu_seconds": used}
+
+
+def place_of(out: Path, variant: str, seed: int) -> Path:
+    name = "".join(c if c.isalnum() else "_" for c in variant)
+    return out / f"{name}_{seed}.json"
+
+
+def ratio(result: dict[str, Any], base: dict[str, Any], key: str) -> float:
+    """Geometric mean over tasks of a score relative to that of the unchanged recipe; a blow-up counts as ten."""
+    logs = []
+    for task, scores in result["scores"].items():
+        value, other = scores[key], base["scores"][task][key]
+        logs.append(math.log(value / other) if math.isfinite(value) and math.isfinite(other) else math.log(10))
+    return math.exp(statistics.fmean(logs))
+
+
+def table(out: Path, variants: list[str], seeds: list[int]) -> list[str]:
+    lines = ["| variant | one step | rollout | steps | blown up | worst task (one step) |", "|---|---|---|---|---|---|"]
+    for variant in variants:
+        found = []
+        for seed in seeds:
+            place, base = place_of(out, variant, seed), place_of(out, BASE, seed)
+            if place.exists() and base.exists():
+                found.append((json.loads(place.read_text()), json.loads(base.read_text())))
+        if not found:
+            continue
+        one, roll = ([ratio(r, b, key) for r, b in found] for key in ("one_step", "rollout"))
+        steps = statistics.fmean(r["steps"] for r, _ in found)
+        blown = sum(s["blown_up"] for r, _ in found for s in r["scores"].values())
+        by_task = {
+            task: statistics.fmean(
+                math.log(r["scores"][task]["one_step"] / b["scores"][task]["one_step"]) for r, b in found
+            )
+            for task in found[0][0]["scores"]
+        }
+        worst = max(by_task, key=lambda task: by_task[task])
+        texts = [
+            f"{statistics.fmean(v):.2f}" + (f" ({min(v):.2f} to {max(v):.2f})" if len(v) > 1 else "")
+            for v in (one, roll)
+        ]
+        lines.append(
+            f"| {variant} | {texts[0]} | {texts[1]} | {steps:.0f} | {blown} | {worst} {math.exp(by_task[worst]):.2f} |"
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cpu-seconds", type=float, default=300.0)
+    parser.add_argument("--seeds", default="0,1")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--trajectories", type=int, default=16)
+    parser.add_argument("--variant", action="append", choices=list(VARIANTS))
+    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.one:
+        variant, seed = options.one[0], int(options.one[1])
+        recipe = recipe_of(variant, seed, options.data, options.cpu_seconds)
+        result = train_and_score(recipe, options.trajectories)
+        place_of(options.out, variant, seed).write_text(
+            json.dumps(result | {"variant": variant, "recipe": recipe}, indent=1)
+        )
+        return
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    variants = [BASE, *(v for v in (options.variant or VARIANTS) if v != BASE)]
+
+    def run(job: tuple[str, int]) -> None:
+        variant, seed = job
+        if place_of(options.out, variant, seed).exists():
+            return
+        passed = ["--data", str(options.data), "--out", str(options.out), "--cpu-seconds", str(options.cpu_seconds)]
+        passed += ["--trajectories", str(options.trajectories), "--one", variant, str(seed)]
+        code = subprocess.run([sys.executable, __file__, *passed], check=False).returncode
+        print(f"{variant}, seed {seed}: {'done' if code == 0 else f'failed with exit code {code}'}", flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, [(variant, seed) for seed in seeds for variant in variants]))
+    print("\n".join(table(options.out, variants, seeds)))
+
+
+if __name__ == "__main__":
+    main()
