@@ -283,10 +283,13 @@ def test_a_run_continues_under_a_version_with_new_and_renamed_settings(mine: Pat
     shutil.copytree(Path(ups.__file__).parent, source / "ups", ignore=shutil.ignore_patterns("__pycache__"))
     stage = source / "ups" / "config" / "stage.py"
     text = stage.read_text()
-    old = '    clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns clipping off.", ge=0)\n'
-    assert old in text
-    new = old.replace("clip_norm", "max_norm").replace("ge=0", 'ge=0, formerly="clip_norm"')
-    stage.write_text(text.replace(old, new + '    added: float = setting(0.5, "A new setting.")\n'))
+    lines = [line for line in text.splitlines() if line.startswith("    clip_norm: ")]
+    assert lines
+    for old in lines:
+        new = old.replace("clip_norm", "max_norm").replace("ge=0", 'ge=0, formerly="clip_norm"')
+        text = text.replace(old, new)
+    text = text.replace("    max_norm: ", '    added: float = setting(0.5, "A new setting.")\n    max_norm: ', 1)
+    stage.write_text(text)
     for path in (source / "ups" / "training").rglob("*.py"):
         path.write_text(path.read_text().replace(".clip_norm", ".max_norm"))
     done = train(mine, PYTHONPATH=str(source))

@@ -118,7 +118,7 @@ class LinearOptimConfig(OptimConfig):
     final_fraction: float = setting(0.0, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
     weight_decay: float = setting(0.0, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
     beta2: float = setting(0.95, "Memory of the mean square of the gradient.", ge=0, lt=1)
-    clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns clipping off.", ge=0)
+    clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
 
 
 class LinearStageConfig(StageConfig):

@@ -199,7 +199,7 @@ class GridKernel(nn.Module):
         return found[1]
 
     def extended(self, weight: Tensor, axes: int) -> Tensor:
-        """The weight of such a module of fewer axes, as this one has it: `taps` gives back what it was."""
+        """The weight of such a module of other axes, as this one has it: `taps` gives what that one gave."""
         taps = weight.reshape(-1, *[self.size] * axes, self.columns)
         return extended(taps, axes, self.axes, self.averages).flatten(1)
 
@@ -221,8 +221,10 @@ def extended(taps: Tensor, axes: int, to_axes: int, averages: bool = False) -> T
     """taps (rows, *size^axes, columns) -> (rows, *size^to_axes, columns), which `reduced` takes back to what they were.
 
     An odd kernel becomes the center plane of the new one, an even one is spread over both planes: neither prefers a
-    direction along the new axis. What is averaged is repeated.
+    direction along the new axis. What is averaged is repeated. To fewer axes it is `reduced` itself.
     """
+    if to_axes < axes:
+        return reduced(taps, axes, to_axes, averages)
     size = taps.shape[1]
     for _ in range(to_axes - axes):
         planes = taps.unsqueeze(1).repeat_interleave(size, 1)

@@ -125,10 +125,10 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         }
 
     def fitted(self, source: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of another multiscale network, with its kernels put into as many dimensions as this one has."""
+        """Those of another multiscale network, with its kernels in as many dimensions as this one has."""
         if not isinstance(source, MultiscaleNetwork):
             return {}
-        fits = source.axes < self.axes and source.config.kernel_size == self.config.kernel_size
+        fits = source.axes != self.axes and source.config.kernel_size == self.config.kernel_size
         return self.extended(weights, source.axes) if fits else dict(weights)
 
     def tables(self) -> dict[str, NamedTable]:
@@ -138,7 +138,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
     def extended(self, state: Mapping[str, Tensor], axes: int) -> dict[str, Tensor]:
         """The state dict of such a network for tasks of at most `axes` dimensions, with kernels as this one has them.
 
-        On tasks of at most `axes` dimensions the result is the same as before.
+        On tasks of as many dimensions as both take, the result is the same as before.
         """
         taken = dict(state)
         for name, module in self.named_modules():

@@ -60,6 +60,14 @@ def test_kernels_of_lines_become_kernels_of_planes() -> None:
     torch.testing.assert_close(source(batch), target(batch), rtol=1e-5, atol=1e-5)
 
 
+def test_kernels_of_planes_become_kernels_of_lines() -> None:
+    source, target = awake(model(MULTISCALE, [LINE, PLANE])), model(MULTISCALE, [LINE], seed=1)
+    taken = transfer(source, target)
+    assert taken.new == ()
+    batch = batch_of(LINE, 1)
+    torch.testing.assert_close(source(batch), target(batch), rtol=1e-5, atol=1e-5)
+
+
 def test_models_of_other_kinds_have_nothing_to_give() -> None:
     unet = model(UnetConfig(width=8, levels=1, blocks=1), [LINE])
     with pytest.raises(ConfigError, match="no weights for one of type 'multiscale'"):
