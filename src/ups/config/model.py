@@ -124,6 +124,8 @@ class MultiscaleConfig(ModelConfig):
             raise ValueError(f"widths ({self.widths}) and blocks ({self.blocks}) must name the same 1 to 8 levels")
         if min(self.widths) < 4 or max(self.widths) > 16384 or min(self.blocks) < 0 or max(self.blocks) > 256:
             raise ValueError("widths must be from 4 to 16384 channels, blocks from 0 to 256")
+        if not sum(self.blocks):
+            raise ValueError("blocks must name at least one block")
         if self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size ({self.kernel_size}) must be odd, so that a kernel has a center")
         if self.attention and self.widths[-1] % (4 * self.num_heads):

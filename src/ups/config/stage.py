@@ -34,6 +34,12 @@ class OptimConfig(Section):
         le=1000,
     )
 
+    @model_validator(mode="after")
+    def _ratio_leaves_usual_norms(self) -> Self:
+        if 0 < self.clip_ratio <= 1:
+            raise ValueError(f"clip_ratio ({self.clip_ratio:g}) must be above 1, or 0: a usual norm must pass")
+        return self
+
 
 class StageLength(PartSection):
     """How long a stage runs: a number of steps, or a time from which the number of steps follows."""

@@ -18,7 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from ups.record.untrusted_files import is_whole, load_object, printable
 from ups.registry import MODELS
 from ups.spec.batch import Float64
 from ups.spec.statistics import Statistics
-from ups.spec.task import TaskSpec
+from ups.spec.task import Role, TaskSpec
 
 FORMAT = "ups-bundle"
 VERSION = 2
@@ -43,6 +43,8 @@ _ONE_NETWORK = 1  # the version that had `model` where `networks` are now
 MAX_JSON_BYTES = 16 * 2**20
 MAX_TASKS = 1000
 MAX_NETWORKS = 16
+# Of the tables that have rows for channels, frames and parameters of tasks.
+MAX_ROWS = 10**6
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,12 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
     if not is_whole(context) or not 1 <= context <= 64:
         raise ValueError("context_frames must be a whole number between 1 and 64")
     specs = tuple(TaskSpec.from_json(t) for t in tasks)
+    rows = sum(
+        sum(spec.num_channels(role) for role in get_args(Role)) * (context + 3 * (1 + 2 * len(spec.parameters)))
+        for spec in specs
+    )
+    if rows > MAX_ROWS:
+        raise ValueError(f"tasks with {rows} rows of weights, more than {MAX_ROWS}")
     given = {OPERATOR: data["model"]} if data["version"] == _ONE_NETWORK else data["networks"]
     if not isinstance(given, dict) or len(given) > MAX_NETWORKS:
         raise ValueError(f"networks must be a table of at most {MAX_NETWORKS} by name")
@@ -291,7 +299,8 @@ def _build(directory: Path, info: BundleInfo, device: torch.device) -> Stepper:
                     f"{_words(found.get(wrong))}, expected {_words(expected.get(wrong))}",
                     hint="the bundle was put together from two runs; export it again",
                 )
-            tensors = {name: file.get_tensor(stored) for stored, name in names.items()}
+            with torch.inference_mode(False):
+                tensors = {name: file.get_tensor(stored) for stored, name in names.items()}
     except (SafetensorError, OSError) as error:
         raise BundleError(f"{path} cannot be read: {str(error)[:200]}") from error
     stepper.load_state_dict(tensors, assign=True)

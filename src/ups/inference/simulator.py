@@ -67,7 +67,10 @@ class Simulator:
 
         It has its own copy of the weights: what is done to it (`double()`, fine-tuning) does not change this simulator.
         """
-        return SimulatorModule(copy.deepcopy(self._stepper), self._bundle.info)
+        with torch.inference_mode(False):  # else no gradient could ever flow through the copy
+            stepper = copy.deepcopy(self._stepper)
+        stepper.network.fix_weights(False)
+        return SimulatorModule(stepper, self._bundle.info)
 
     def __repr__(self) -> str:
         return f"Simulator(tasks={list(self.tasks)}, bundle={self._bundle.hash[:12]}, device={self._device})"

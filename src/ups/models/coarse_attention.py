@@ -69,7 +69,7 @@ def rotary_angles(grid: Sequence[int], wraps: Sequence[bool], num_pairs: int) ->
     A third axis takes the pairs with the highest frequencies from both: weights of a plane keep their meaning in space.
     """
     half = num_pairs // 2
-    kept = half if len(grid) < 3 else -(-num_pairs // 3)
+    kept = half if len(grid) < 3 else max(1, min(-(-num_pairs // 3), half - 1))
     columns = {len(grid) - 2: [*range(kept)], len(grid) - 1: [*range(half, half + kept)]}
     if len(grid) == 3:
         columns[0] = [*range(kept, half), *range(half + kept, num_pairs)]

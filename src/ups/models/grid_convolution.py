@@ -181,22 +181,25 @@ class GridKernel(nn.Module):
         self.columns, self.size, self.axes = columns, size, axes
         self.weight = nn.Parameter(torch.randn(rows, size**axes * columns) * std)
         self.bias = nn.Parameter(torch.zeros(num_outputs))
-        # What `taps` returned and of which weights, in a network that is used and not trained (`Network.fix_weights`).
-        self.kept: dict[tuple[int, torch.dtype], tuple[tuple[int, int], Tensor]] | None = None
+        # What `taps` returned and where the weights lay, in a network whose weights stay (`Network.fix_weights`).
+        self.kept: dict[tuple[int, torch.dtype], tuple[int, Tensor]] | None = None
 
     def taps(self, dims: int, dtype: torch.dtype) -> Tensor:
         """(rows, *size^dims, columns) for fields of `dims` dimensions; a line keeps a first axis of length 1."""
         if self.kept is None or torch.is_grad_enabled():
             taps = self.weight.reshape(-1, *[self.size] * self.axes, self.columns)
             return reduced(taps, self.axes, dims, self.averages).to(dtype)
-        # A copy of the network may be trained after all, and moved.
-        stamp = (self.weight.data_ptr(), self.weight._version)
+        stamp = self.weight.data_ptr()  # another one after the network was moved
         found = self.kept.get((dims, dtype))
         if found is None or found[0] != stamp:
             with torch.enable_grad():
                 taps = self.taps(dims, dtype)
             found = self.kept[dims, dtype] = (stamp, taps.detach())
         return found[1]
+
+    def takes(self, other: GridKernel) -> bool:
+        """Whether the kernel of another module fits here but for its axes."""
+        return (other.size, other.columns, other.weight.shape[0]) == (self.size, self.columns, self.weight.shape[0])
 
     def extended(self, weight: Tensor, axes: int) -> Tensor:
         """The weight of such a module of other axes, as this one has it: `taps` gives what that one gave."""

@@ -106,11 +106,11 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """The propagator's table, and the task of each row."""
         return [] if self.propagator is None else [(self.propagator.table, [n[0] for n in self.propagator.row_names])]
 
-    def fix_weights(self) -> None:
-        """Kernels are made once for each number of dimensions from now on."""
+    def fix_weights(self, fixed: bool = True) -> None:
+        """Kernels are made once for each number of dimensions from now on, or each time again."""
         for module in self.modules():
             if isinstance(module, GridKernel):
-                module.kept = {}
+                module.kept = {} if fixed else None
 
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
@@ -119,7 +119,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
     def named_rows(self) -> dict[str, NamedRows]:
         """The rows of all tables."""
         return {
-            f"{name}.{parameter}": NamedRows(0, tuple("/".join(row) for row in table.row_names))
+            f"{name}.{parameter}": NamedRows(0, tuple(table.lasting_name(row) for row in table.row_names))
             for name, table in self.tables().items()
             for parameter, _ in table.named_parameters()
         }
@@ -128,8 +128,19 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """Those of another multiscale network, with its kernels in as many dimensions as this one has."""
         if not isinstance(source, MultiscaleNetwork):
             return {}
-        fits = source.axes != self.axes and source.config.kernel_size == self.config.kernel_size
-        return self.extended(weights, source.axes) if fits else dict(weights)
+        taken = dict(weights)
+        if source.axes == self.axes:
+            return taken
+        theirs = dict(source.named_modules())
+        for name, module in self.named_modules():
+            if isinstance(module, GridKernel):
+                other, key = theirs.get(name), f"{name}.weight"
+                if isinstance(other, GridKernel) and module.takes(other):
+                    taken[key] = module.extended(weights[key], source.axes)
+                else:
+                    taken.pop(key, None)
+        taken["lift.table"] = self._extended_lift(weights["lift.table"], source.axes)
+        return taken
 
     def tables(self) -> dict[str, NamedTable]:
         """The tables whose rows belong to names, by the name of the module."""
@@ -144,10 +155,12 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         for name, module in self.named_modules():
             if isinstance(module, GridKernel):
                 taken[f"{name}.weight"] = module.extended(state[f"{name}.weight"], axes)
-        table = state["lift.table"]
-        taps = table.reshape(table.shape[0], *[_LIFT_TAPS] * axes, -1)
-        taken["lift.table"] = extended(taps, axes, self.axes).flatten(1, -2)
+        taken["lift.table"] = self._extended_lift(state["lift.table"], axes)
         return taken
+
+    def _extended_lift(self, table: Tensor, axes: int) -> Tensor:
+        taps = table.reshape(table.shape[0], *[_LIFT_TAPS] * axes, -1)
+        return extended(taps, axes, self.axes).flatten(1, -2)
 
     def _grid(self, space: Sequence[int]) -> tuple[int, ...]:
         """The space, with as many points more as halving and the largest kernel need."""
@@ -159,8 +172,8 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """(B,): the size of the last frame, in usual deviations. The network sees fields of size 1, and is told."""
         if given.task.steady or not self.config.amplitude:
             return torch.ones_like(wide(given.dt))
-        size = wide(last_frame(given)).flatten(1).square().mean(1).sqrt()
-        return size.clamp_min(_SMALLEST_AMPLITUDE)
+        # Clamped before the root, whose slope at 0 is infinite.
+        return wide(last_frame(given)).flatten(1).square().mean(1).clamp_min(_SMALLEST_AMPLITUDE**2).sqrt()
 
     def _lifted(self, given: NetworkInput, amplitude: Tensor, grid: Sequence[int]) -> Tensor:
         task = given.task
@@ -240,7 +253,7 @@ def count_parameters(network: MultiscaleNetwork, tasks: Sequence[TaskSpec]) -> d
     for task in tasks:
         active = shared = common
         for table in tables:
-            row_size = sum(p[0].numel() for p in table.parameters())
+            row_size = sum(p.shape[1:].numel() for p in table.parameters())
             own = set(table.names_of(task))
             others = {name for t in tasks if t.name != task.name for name in table.names_of(t)}
             active += row_size * len(own)

@@ -82,8 +82,11 @@ class Network(nn.Module, ABC):
         inside = {id(p): p for unit in self.shard_units() for p in unit.parameters() if p.ndim >= 2}
         return [p for p in self.parameters() if id(p) in inside]
 
-    def fix_weights(self) -> None:
-        """The network is used and not trained from now on: it may keep what follows from weights. By default none."""
+    def fix_weights(self, fixed: bool = True) -> None:
+        """Whether weights stay as they are from now on, so that what follows from them may be kept. By default none is.
+
+        A copy that is trained after all must be told: an optimizer can change weights without a trace.
+        """
 
     @abstractmethod
     def shard_units(self) -> list[nn.Module]:

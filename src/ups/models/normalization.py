@@ -73,8 +73,11 @@ class Normalization(nn.Module):
     def relative_parameters(self, task: TaskSpec, parameters: Tensor) -> Tensor:
         """(B, P) physical -> in units of the largest magnitude of the range that the task declares."""
         x = wide(parameters)
-        largest = [max(abs(p.minimum), abs(p.maximum)) or 1.0 for p in task.parameters]
-        return x / torch.tensor(largest, dtype=x.dtype, device=x.device)
+        largest = torch.tensor([max(abs(p.minimum), abs(p.maximum)) for p in task.parameters], dtype=x.dtype)
+        # A parameter without a declared range: its usual size.
+        mean, std = self._mean_std("parameter", task, x, 1)
+        usual = (mean * mean + std * std).sqrt()[0]
+        return x / torch.where(largest.to(x.device) > 0, largest.to(x.device), usual)
 
     def state_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C, 1, ...): standard deviation of the state, in physical units, for tensors (..., C, *S)."""

@@ -39,6 +39,10 @@ class NamedTable(nn.Module, ABC):
     def names_of(self, task: TaskSpec) -> list[RowName]:
         """The rows that a task uses, in the order in which `rows` gives them."""
 
+    def lasting_name(self, row: RowName) -> str:
+        """The name under which another model finds this row."""
+        return "/".join(row)
+
     def rows(self, task: TaskSpec, device: torch.device) -> Tensor:
         """Their numbers, as an index."""
         return self._constants.index(lambda: [self._rows[n] for n in self.names_of(task)], task.name, device)
@@ -78,6 +82,11 @@ class Lift(NamedTable):
             for kind in position_kinds(axis, "translation" in task.symmetries)
         ]
         return [*static, *state, *places]
+
+    def lasting_name(self, row: RowName) -> str:
+        """Frames are counted from the last one: that is what it means in a model with more or fewer of them."""
+        frame = row[-1]
+        return "/".join((*row[:-1], str(int(frame) - self.context_frames) if frame.isdigit() else frame))
 
     def forward(self, given: NetworkInput, fields: Tensor, grid: Sequence[int], layout: Layout) -> Tensor:
         """fields (B, F, *S), which may be scaled -> (B, D, *grid), `grid` at least as large as the space."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups import __version__
 from ups.config.yaml_subset import dump
-from ups.errors import DataError, exit_code_of_signal
+from ups.errors import ConfigError, DataError, exit_code_of_signal
 from ups.evaluation.bench_page import markdown
 from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, row
 from ups.evaluation.results import to_json
@@ -119,9 +119,12 @@ class Bench:
         """Train one entry unless it is finished; returns the exit code of `ups train`."""
         recipe = self.out / "recipes" / f"{entry.name}.yaml"
         text = dump(entry.recipe)
-        # A finished run of this very recipe is not repeated; `ups train` refuses one of another recipe.
-        if self._bundle(entry).is_dir() and recipe.is_file() and recipe.read_text() == text:
-            return 0
+        if self._bundle(entry).is_dir() and recipe.is_file():
+            if recipe.read_text() == text:
+                return 0
+            # Kept as it is: the next call must not take the old run for one of this recipe.
+            line.note(f"{entry.name} was trained by another recipe: remove runs/{entry.name} to train it again")
+            return ConfigError.exit_code
         recipe.write_text(text)
         log = self.out / "logs" / f"{entry.name}.log"
         line.note(f"training {entry.name}, log {log}")

@@ -7,7 +7,7 @@ run goes on or comes back, and sharded weights need not be taken apart in memory
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from ups.record.failure import Recorder
 from ups.record.identity import RunIdentity
 from ups.run.assemble import OpenData, assemble
 from ups.run.directory import read_statistics
-from ups.run.stage_starts import earlier_stage, end_of_stage, named_stages
+from ups.run.stage_starts import check_start, earlier_stage, named_stages
 from ups.run.validation import build_validation
 from ups.run.warm_start import take_weights
 from ups.tracking.build import build_trackers
@@ -77,9 +77,10 @@ def run_stages(
         path, progress = found if found is not None else (None, Progress())
         progress.check([stage.steps for stage in recipe.stages])
         needed = named_stages(recipe)
-        ends = [end_of_stage(run_dir, index) for index in needed]
+        ends = [checkpointer.find_end(index) for index in sorted(needed)]
         checkpointer.needed |= {end[0] for end in ends if end is not None}
-        stages = _Stages(recipe, runtime, opened, checkpointer, tracker, stop_requests, box)
+        known = identity.data if identity is not None else {}
+        stages = _Stages(recipe, runtime, opened, checkpointer, tracker, stop_requests, box, known)
         while True:
             if progress.stage_finished:
                 if progress.stage_index + 1 >= len(recipe.stages):
@@ -108,6 +109,7 @@ class _Stages:
     tracker: FanOut | None
     stop_requests: StopRequests
     box: BlackBox | None
+    known: Mapping[str, str]
 
     def train(self, progress: Progress, path: Path | None) -> tuple[int, Progress, Path]:
         """Train stage `progress.stage_index` from `progress`, whose state is in `path`. Collective: all ranks.
@@ -120,6 +122,7 @@ class _Stages:
             earlier = earlier_stage(recipe, index)
             path = self._end_of(earlier) if earlier is not None else None
             if earlier is None:
+                check_start(self.checkpointer.run_dir, index, self.known)
                 change = lambda stage: take_weights(  # noqa: E731
                     self.checkpointer.run_dir, index, stage.stepper, say=runtime.is_first
                 )
@@ -148,8 +151,8 @@ class _Stages:
         return stopped, engine.progress, checkpoint_path(self.checkpointer.run_dir, engine.progress.step)
 
     def _end_of(self, index: int) -> Path:
-        """The checkpoint with which an earlier stage ended."""
-        found = end_of_stage(self.checkpointer.run_dir, index)
+        """The checkpoint with which an earlier stage ended. Collective: all ranks."""
+        found = self.checkpointer.find_end(index)
         if found is None:
             raise CheckpointError(
                 f"the checkpoint with which stage {index} ended is gone, and a later stage starts from it",

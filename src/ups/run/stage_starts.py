@@ -11,9 +11,8 @@ from pathlib import Path
 
 from ups.config.schema import Recipe
 from ups.errors import DataChangedError
-from ups.record.checkpoints import list_checkpoints, read_progress
 from ups.record.identity import file_sha256
-from ups.record.manifest import MANIFEST_NAME, is_committed
+from ups.record.manifest import MANIFEST_NAME
 
 FOLDER = "start"
 
@@ -47,25 +46,17 @@ def start_hash(run_dir: Path, index: int) -> str:
     return file_sha256(start_path(run_dir, index) / MANIFEST_NAME)
 
 
+def check_start(run_dir: Path, index: int, known: Mapping[str, str]) -> tuple[str, str]:
+    """Name and hash of what stage `index` starts from. Raises DataChangedError if the run began with something else."""
+    name, found = f"stages.{index}.start_from", start_hash(run_dir, index)
+    if known.get(name, found) != found:
+        raise DataChangedError(
+            f"{start_path(run_dir, index)} is not what the run was started with",
+            hint="bring the old directory back, or start a new run: --set run.dir=PATH",
+        )
+    return name, found
+
+
 def check_starts(run_dir: Path, recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
     """Name -> hash of what the stages start from. Raises DataChangedError if one is not what the run began with."""
-    found = {}
-    for index in from_outside(recipe):
-        name = f"stages.{index}.start_from"
-        found[name] = start_hash(run_dir, index)
-        if known.get(name, found[name]) != found[name]:
-            raise DataChangedError(
-                f"{start_path(run_dir, index)} is not what the run was started with",
-                hint="bring the old directory back, or start a new run: --set run.dir=PATH",
-            )
-    return found
-
-
-def end_of_stage(run_dir: Path, index: int) -> tuple[int, Path] | None:
-    """Step and path of the checkpoint with which stage `index` of a run ended; None if it is not there."""
-    for step, path in list_checkpoints(run_dir):
-        if is_committed(path):
-            progress = read_progress(path)["progress"]
-            if progress.get("stage_index") == index and progress.get("stage_finished") is True:
-                return step, path
-    return None
+    return dict(check_start(run_dir, index, known) for index in from_outside(recipe))

@@ -162,6 +162,10 @@ class TaskSpec:
         ):
             if len(set(names)) != len(names):
                 raise DataError(f"task '{self.name}' names a {kind} twice: {names}")
+        channels = [name for role in get_args(Role) for name in self.channel_names(role)]
+        twice = sorted({name for name in channels if channels.count(name) > 1})
+        if twice:
+            raise DataError(f"task '{self.name}' has two channels called '{twice[0]}': rename one of its fields")
         if not _is_text(self.equation, 1000):
             raise DataError(f"equation of task '{self.name}' must be a text of at most 1000 characters")
         self._check_time()

@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+# The largest loss that counts, relative to that of a prediction of nothing.
+_MOST = 10.0
+
 
 class TaskAverages:
     """Moving averages of the loss of each task, float64 on the host. Not a module: no strategy must see its tensor."""
@@ -28,8 +31,11 @@ class TaskAverages:
     @torch.no_grad()
     def update(self, sums: Tensor) -> None:
         """sums (tasks, 2): summed loss and number of samples of one step, over all ranks. An absent task stays."""
-        seen = sums[:, 1] > 0
         means = sums[:, 0] / sums[:, 1].clamp_min(1)
+        # One sample that blew up must not silence its task for good: what is no number does not count, and what is
+        # far above a prediction of nothing counts as such.
+        seen = (sums[:, 1] > 0) & means.isfinite()
+        means = torch.minimum(means, _MOST * self.start)
         self.values[seen] += (1 - self.memory) * (means - self.values)[seen]
 
     def factor(self, task: str, alpha: float) -> float:

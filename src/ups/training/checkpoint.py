@@ -13,6 +13,7 @@ and is read without running it: `checkpoint_metadata.py`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -43,13 +44,14 @@ from ups.record.checkpoints import (
     checkpoints_dir,
     clear_link,
     latest_verified,
+    list_checkpoints,
     read_progress,
     retain,
     wait_until_visible,
 )
 from ups.record.held_directory import HeldDirectory
 from ups.record.identity import RunIdentity
-from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary
+from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary, verify
 from ups.training.background import BackgroundThread
 from ups.training.checkpoint_metadata import CheckpointReader
 from ups.training.progress import Progress
@@ -183,6 +185,27 @@ class Checkpointer:
         path = Path(name)
         wait_until_visible(path)
         return path, Progress.from_json(read_progress(path)["progress"])
+
+    def find_end(self, stage_index: int) -> tuple[int, Path] | None:
+        """Step and path of the checkpoint with which a stage of this run ended, if it can be trusted; on all ranks the
+        same. Collective: all ranks."""
+        answer = (-1, "")
+        if self._runtime.is_first:
+            for step, path in list_checkpoints(self.run_dir):
+                with contextlib.suppress(UpsError, OSError):
+                    progress = Progress.from_json(read_progress(path)["progress"])
+                    if path.is_symlink() or progress.stage_index != stage_index or not progress.stage_finished:
+                        continue
+                    verify(path)
+                    if self._identity is not None:
+                        self._identity.check(path, step)
+                    answer = (step, str(path))
+                    break
+        step, name = from_first(answer, self._runtime.control_group)
+        if not name:
+            return None
+        wait_until_visible(Path(name))
+        return step, Path(name)
 
     def load(self, path: Path, tensors: Mapping[str, Tensor], *, only_model: bool = False) -> None:
         """Read `path` into the live `tensors`, whatever number of ranks wrote it. Collective: all ranks.

@@ -142,6 +142,8 @@ class Engine:
         finish = getattr(self.strategy.stage, "finish", None)
         if finish is not None:
             finish()
+            if self.ema is not None:
+                self.ema.restart()  # whoever reads the checkpoint takes the average
         self.strategy.weights_changed()
         for hook in self.hooks:
             hook.at_end(self)
@@ -150,7 +152,8 @@ class Engine:
     @property
     def precision(self) -> str:
         """Arithmetic of the step in work: a run in bfloat16 may end in float32."""
-        ends = self.config.precision == "bfloat16" and self.progress.done > 1.0 - self.config.float32_fraction
+        fraction = self.config.float32_fraction
+        ends = self.config.precision == "bfloat16" and fraction > 0 and self.progress.done > 1.0 - fraction
         return "float32" if ends else self.config.precision
 
     def _status(self, budget: Budget) -> Status:

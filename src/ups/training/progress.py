@@ -105,6 +105,8 @@ class Progress:
         """From where the length was last set straight to 1; before that, the part of the budget that was used."""
         if not self.total_steps:
             return self.mark_done
+        if steps >= self.total_steps:
+            return 1.0
         left = self.total_steps - self.mark_step
         return self.mark_done + (1.0 - self.mark_done) * ((steps - self.mark_step) / left)
 

@@ -309,9 +309,11 @@ class LatentOperatorStage(OperatorStage):
 
 def field_errors(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tensor) -> Tensor:
     """(B,): error (B, C, *S) in scaled units, relative to the fields (B, T, C, *S), which are in physical units."""
-    unit = stepper.normalization.error_scale(task, error)  # (C, 1, ...)
-    floor = _FIELD_FLOOR * stepper.normalization.field_size(task, error)  # (C,)
-    return nrmse(error * unit, wide(fields), floor)
+    # In units of the usual size of each field: squares of physical units may not be numbers in float32.
+    size = stepper.normalization.field_size(task, error)  # (C,)
+    each = size.reshape(-1, *[1] * task.num_spatial_dims)
+    unit = stepper.normalization.error_scale(task, error) / each  # (C, 1, ...)
+    return nrmse(error * unit, wide(fields) / each, torch.full_like(size, _FIELD_FLOOR))
 
 
 def loss_of_nothing(stepper: Stepper, task: TaskSpec) -> float:
@@ -322,8 +324,9 @@ def loss_of_nothing(stepper: Stepper, task: TaskSpec) -> float:
     else:
         units = tuple(math.hypot(*pair) for pair in zip(found.difference_mean, found.difference_std, strict=True))
         means, deviations = found.state_mean, found.state_std
-    sizes = [math.hypot(*pair) for pair in zip(means, deviations, strict=True)]
-    return sum(unit / size for unit, size in zip(safe(units), safe(tuple(sizes)), strict=True)) / len(sizes)
+    sizes = safe(tuple(math.hypot(*pair) for pair in zip(means, deviations, strict=True)))
+    # A channel that never changes adds nothing; a task in which nothing does has no scale of its own.
+    return sum(unit / size for unit, size in zip(units, sizes, strict=True)) / len(sizes) or 1.0
 
 
 def with_number(total: Tensor, number: float) -> Tensor:

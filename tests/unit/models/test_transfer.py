@@ -68,6 +68,28 @@ def test_kernels_of_planes_become_kernels_of_lines() -> None:
     torch.testing.assert_close(source(batch), target(batch), rtol=1e-5, atol=1e-5)
 
 
+def test_sizes_that_do_not_fit_are_new_and_not_an_error() -> None:
+    deeper = MultiscaleConfig(widths=[8, 8], blocks=[1, 2], num_heads=2)
+    wider = MultiscaleConfig(widths=[8, 16], blocks=[1, 1], num_heads=2)
+    for config in (deeper, wider):
+        taken = transfer(model(MULTISCALE, [LINE]), model(config, [LINE, PLANE], seed=1))
+        assert 0 < taken.num_taken < taken.num_weights
+        assert any(name.startswith("middle.") for name in taken.new)
+
+
+def test_the_last_frame_stays_the_last_where_more_are_given() -> None:
+    tasks = [LINE]
+    statistics = {t.name: statistics_of(t) for t in tasks}
+    source = build_model(MULTISCALE, tasks, statistics, context_frames=1)
+    target = build_model(MULTISCALE, tasks, statistics, context_frames=2, seed=1)
+    taken = transfer(source, target)
+    assert taken.rows["lift.table"][1] == ("line/u/-2",)
+    names = target.network.named_rows()["lift.table"].names
+    theirs = source.network.named_rows()["lift.table"].names
+    tables = [dict(s.network.named_parameters())["lift.table"] for s in (source, target)]
+    assert torch.equal(tables[1][names.index("line/u/-1")], tables[0][theirs.index("line/u/-1")])
+
+
 def test_models_of_other_kinds_have_nothing_to_give() -> None:
     unet = model(UnetConfig(width=8, levels=1, blocks=1), [LINE])
     with pytest.raises(ConfigError, match="no weights for one of type 'multiscale'"):

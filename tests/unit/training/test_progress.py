@@ -190,3 +190,10 @@ def test_cpu_time_stands_still_while_nothing_runs() -> None:
     before = cpu_seconds()
     time.sleep(0.2)
     assert cpu_seconds() - before < 0.15
+
+
+def test_a_stage_whose_budget_is_used_is_done() -> None:
+    progress = Progress(stage_step=10, total_steps=20)
+    progress.set_length(1_000_000, 10)
+    assert progress.done == 1.0
+    assert Progress(stage_step=10, total_steps=10).done == 1.0

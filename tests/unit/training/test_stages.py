@@ -9,9 +9,10 @@ import torch
 
 from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig
 from ups.errors import DataError
+from ups.models.build import build_model
 from ups.models.stepper import Stepper
 from ups.spec.task import TaskSpec
-from ups.testing.small_model import LINE, PLANE, STEADY, TASKS, awake, batch_of, loss_of, small_model
+from ups.testing.small_model import LINE, PLANE, STEADY, TASKS, awake, batch_of, loss_of, small_model, statistics_of
 from ups.training.stages import Stage, build_stage
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
@@ -221,3 +222,30 @@ def test_the_loss_of_nothing_is_the_usual_change_relative_to_the_field() -> None
     start = dict(zip(stage.averages.tasks, stage.averages.start.tolist(), strict=True))
     assert start["line"] == pytest.approx(0.25 / (3.0**2 + 2.0**2) ** 0.5)
     assert start["steady"] == pytest.approx(4.0 / (1.0**2 + 4.0**2) ** 0.5)
+
+
+def test_a_loss_that_is_no_number_or_huge_does_not_silence_a_task() -> None:
+    stage = operator(small_model(), balance=0.5, loss="nrmse")
+    averages = stage.averages
+    assert averages is not None
+    at = averages.tasks.index("line")
+    for loss in (float("inf"), float("nan"), 1e20):
+        sums = torch.zeros(len(averages.tasks), 2, dtype=torch.float64)
+        sums[at] = torch.tensor([loss, 1.0])
+        averages.update(sums)
+    assert averages.values.isfinite().all()
+    assert averages.fraction("line") < 1.3
+
+
+def test_fields_of_any_physical_size_have_a_loss() -> None:
+    size = 1e25  # its square is no number in float32
+    usual = statistics_of(LINE)
+    large = replace(
+        usual, state_mean=(3.0 * size,), state_std=(2.0 * size,), difference_mean=(0.0,), difference_std=(0.25 * size,)
+    )
+    batch = batch_of(LINE, 2)
+    losses = []
+    for statistics, scale in ((usual, 1.0), (large, size)):
+        stepper = build_model(small_model().config, [LINE], {"line": statistics}, context_frames=1)
+        losses.append(loss_of(operator(stepper, loss="nrmse"), replace(batch, state=batch.state * scale)))
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-4, atol=0)
