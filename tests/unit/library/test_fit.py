@@ -25,7 +25,7 @@ from ups.supervise.run_lock import hold_run
 from ups.training.export import read_weights
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"
-TIMES = ["steps_per_second", "windows_per_second", "time", "attempt"]
+TIMES = ["steps_per_second", "windows_per_second", "peak_memory_mib", "time", "attempt"]
 
 
 @pytest.fixture
