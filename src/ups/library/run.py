@@ -91,13 +91,9 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl as they were written."""
-        from ups.run.follow_metrics import rows_of
+        from ups.run.follow_metrics import read_rows
 
-        try:
-            lines = (self.path / "metrics.jsonl").read_bytes().splitlines()
-        except OSError:
-            return []
-        return rows_of(lines)
+        return read_rows(self.path)
 
     @property
     def checkpoints(self) -> list[int]:

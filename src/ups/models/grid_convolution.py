@@ -197,12 +197,13 @@ class GridKernel(nn.Module):
             found = self.kept[dims, dtype] = (stamp, taps.detach())
         return found[1]
 
-    def takes(self, other: GridKernel) -> bool:
-        """Whether the kernel of another module fits here but for its axes."""
-        return (other.size, other.columns, other.weight.shape[0]) == (self.size, self.columns, self.weight.shape[0])
+    def extended(self, weight: Tensor, axes: int) -> Tensor | None:
+        """The weight of such a module of other axes, as this one has it: `taps` gives what that one gave.
 
-    def extended(self, weight: Tensor, axes: int) -> Tensor:
-        """The weight of such a module of other axes, as this one has it: `taps` gives what that one gave."""
+        None if it differs in more than its axes.
+        """
+        if weight.shape != (self.weight.shape[0], self.size**axes * self.columns):
+            return None
         taps = weight.reshape(-1, *[self.size] * axes, self.columns)
         return extended(taps, axes, self.axes, self.averages).flatten(1)
 

@@ -128,19 +128,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """Those of another multiscale network, with its kernels in as many dimensions as this one has."""
         if not isinstance(source, MultiscaleNetwork):
             return {}
-        taken = dict(weights)
-        if source.axes == self.axes:
-            return taken
-        theirs = dict(source.named_modules())
-        for name, module in self.named_modules():
-            if isinstance(module, GridKernel):
-                other, key = theirs.get(name), f"{name}.weight"
-                if isinstance(other, GridKernel) and module.takes(other):
-                    taken[key] = module.extended(weights[key], source.axes)
-                else:
-                    taken.pop(key, None)
-        taken["lift.table"] = self._extended_lift(weights["lift.table"], source.axes)
-        return taken
+        return dict(weights) if source.axes == self.axes else self.extended(weights, source.axes)
 
     def tables(self) -> dict[str, NamedTable]:
         """The tables whose rows belong to names, by the name of the module."""
@@ -149,18 +137,19 @@ class MultiscaleNetwork(NetworkWithLinearPart):
     def extended(self, state: Mapping[str, Tensor], axes: int) -> dict[str, Tensor]:
         """The state dict of such a network for tasks of at most `axes` dimensions, with kernels as this one has them.
 
-        On tasks of as many dimensions as both take, the result is the same as before.
+        On tasks of as many dimensions as both take, the result is the same as before. A kernel that differs in more
+        than its axes is left out.
         """
         taken = dict(state)
         for name, module in self.named_modules():
-            if isinstance(module, GridKernel):
-                taken[f"{name}.weight"] = module.extended(state[f"{name}.weight"], axes)
-        taken["lift.table"] = self._extended_lift(state["lift.table"], axes)
-        return taken
-
-    def _extended_lift(self, table: Tensor, axes: int) -> Tensor:
+            key = f"{name}.weight"
+            if isinstance(module, GridKernel) and key in state:
+                kernel = module.extended(taken.pop(key), axes)
+                taken |= {} if kernel is None else {key: kernel}
+        table = state["lift.table"]
         taps = table.reshape(table.shape[0], *[_LIFT_TAPS] * axes, -1)
-        return extended(taps, axes, self.axes).flatten(1, -2)
+        taken["lift.table"] = extended(taps, axes, self.axes).flatten(1, -2)
+        return taken
 
     def _grid(self, space: Sequence[int]) -> tuple[int, ...]:
         """The space, with as many points more as halving and the largest kernel need."""

@@ -27,7 +27,7 @@ from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Ent
 from ups.evaluation.results import to_json
 from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
-from ups.run.follow_metrics import rows_of
+from ups.run.follow_metrics import read_rows
 from ups.run.progress_line import ProgressLine
 from ups.solvers.tasks import BENCH_TASKS
 
@@ -228,8 +228,7 @@ def rollout_milliseconds(stepper: Stepper, data: Path, task: str) -> float:
 
 def _peak_memory(run_dir: Path) -> float | None:
     """The last one that the run has written to its metrics, in MiB."""
-    lines = (run_dir / "metrics.jsonl").read_bytes().splitlines()
-    found = [row["peak_memory_mib"] for row in rows_of(lines) if "peak_memory_mib" in row]
+    found = [row["peak_memory_mib"] for row in read_rows(run_dir) if "peak_memory_mib" in row]
     return float(found[-1]) if found else None
 
 

@@ -133,6 +133,14 @@ def _beyond_chance(won: float, total: float) -> bool:
     return bool(40 * sum(math.comb(count, k) for k in range(int(won), count + 1)) < 2**count)
 
 
+def read_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """All rows that a run has written; none if it has no metrics yet."""
+    try:
+        return rows_of((run_dir / "metrics.jsonl").read_bytes().splitlines())
+    except OSError:
+        return []
+
+
 def rows_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     """The rows among the lines of a metrics.jsonl; the half line of a killed writer is left out."""
     rows = []

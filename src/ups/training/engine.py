@@ -201,9 +201,14 @@ class Engine:
         self._follow_tasks(seen, number)
         return True
 
+    @property
+    def _task_averages(self) -> TaskAverages | None:
+        found: TaskAverages | None = getattr(self.strategy.stage, "averages", None)
+        return found
+
     def _follow_tasks(self, seen: Sequence[dict[str, Tensor]], number: int) -> None:
         """Bring the stage's averages of the tasks' losses up to date, if it keeps any. Collective then: all ranks."""
-        averages: TaskAverages | None = getattr(self.strategy.stage, "averages", None)
+        averages = self._task_averages
         if averages is None:
             return
         sums = torch.zeros(len(averages.tasks), 2, dtype=torch.float64, device=self.runtime.device)
@@ -266,7 +271,7 @@ class Engine:
         model = {f"model/{n}": p.detach() for n, p in self.strategy.stage.named_parameters()}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
         averages = self.ema.tensors if self.ema is not None else {}
-        tasks: TaskAverages | None = getattr(self.strategy.stage, "averages", None)
+        tasks = self._task_averages
         return (
             model
             | {f"optimizer/{n}": t for n, t in optimizer.items()}

@@ -238,6 +238,10 @@ class OperatorStage(Stage):
         """error, reference (B, C, *S) in scaled units; fields (B, T, C, *S) in physical units."""
         if self.config.loss == "nrmse":
             return field_errors(self.stepper, task, error, fields)
+        return self._relative(error, reference)
+
+    def _relative(self, error: Tensor, reference: Tensor) -> Tensor:
+        """(B,): errors of what need not be a field, such as a latent."""
         if self.config.loss == "mse":
             return mean_square(error)
         return relative_l2(error, reference, self.config.relative_floor)
@@ -295,11 +299,6 @@ class LatentOperatorStage(OperatorStage):
                     pairs.append((in_latent, in_fields))
                 latent, last = latent + ratio * update, stepper.advance(last, change, task)
         return pairs
-
-    def _relative(self, error: Tensor, reference: Tensor) -> Tensor:
-        if self.config.loss == "mse":
-            return mean_square(error)
-        return relative_l2(error, reference, self.config.relative_floor)
 
     def _update(self, latent: Tensor, batch: Batch) -> Tensor:
         parameters = self.stepper.normalization.parameters_of(batch.task, batch.parameters)
