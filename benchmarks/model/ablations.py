@@ -4,9 +4,11 @@
                                          [--variant NAME ...] [--trajectories 16]
 
 Every variant is the joint recipe of `ups bench` on all nine tasks with one thing changed, and has the same CPU-seconds
-of one thread. Scores are of the valid split alone: one step and whole rollouts, relative to the trajectory. The table
-shows the geometric mean over tasks of each score relative to the unchanged recipe of the same seed (above 1: worse), as
-the mean over seeds. What is finished is not repeated. Takes `cpu-seconds` (and some for scores) for each line and seed.
+of one thread: its number of steps follows from what a step costs (`ups.run.step_cost`), so that others on the machine
+do not change the result. Scores are of the valid split alone: one step and whole rollouts, relative to the trajectory.
+The table shows the geometric mean over tasks of each score relative to the unchanged recipe of the same seed (above 1:
+worse), as the mean over seeds. What is finished is not repeated. Takes `cpu-seconds` (and some for scores) for each
+line and seed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ups.run.step_cost import step_costs, with_steps, yardstick_seconds
+
 BASE = "unchanged"
 Recipe = dict[str, Any]
 
@@ -33,6 +37,10 @@ def model(**changes: Any) -> Callable[[Recipe], None]:
 
 def stage(**changes: Any) -> Callable[[Recipe], None]:
     return lambda recipe: recipe["stages"][-1].update(changes)
+
+
+def optim(**changes: Any) -> Callable[[Recipe], None]:
+    return lambda recipe: recipe["stages"][-1]["optim"].update(changes)
 
 
 def windows(line: int, plane: int) -> Callable[[Recipe], None]:
@@ -69,15 +77,29 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "no noise": stage(noise=0.0),
     "no augmentation": stage(augment=False),
     "loss relative to the change": stage(loss="relative_l2"),
+    "rank-8 adapters for each task": lambda recipe: None,
+    "windowed, shifted attention": lambda recipe: None,
+    "channel-separated attention": lambda recipe: None,
     "kernel 3": model(kernel_size=3),
     "kernel 7": model(kernel_size=7),
     "narrower (24, 48, 96)": model(widths=[24, 48, 96], num_heads=3),
     "wider (48, 96, 192)": model(widths=[48, 96, 192], num_heads=6),
     "middle of 1": model(blocks=[1, 1, 1]),
     "middle of 4": model(blocks=[1, 1, 4]),
+    "matrix learning rate 2.5e-3": optim(matrix_learning_rate=2.5e-3),
+    "matrix learning rate 1e-2": optim(matrix_learning_rate=1e-2),
     "10 windows in 1D, 3 in 2D": windows(10, 3),
+    "14 windows in 1D, 5 in 2D": windows(14, 5),
+    "20 windows in 1D, 3 in 2D": windows(20, 3),
     "40 windows in 1D, 10 in 2D": windows(40, 10),
     "20 windows in 1D, 10 in 2D": windows(20, 10),
+}
+
+# Variants that put another part in the place of the network's own, see `other_parts.py`.
+PARTS = {
+    "rank-8 adapters for each task": "adapters",
+    "windowed, shifted attention": "windowed_attention",
+    "channel-separated attention": "channel_separated_attention",
 }
 
 
@@ -136,6 +158,18 @@ def train_and_score(recipe: Recipe, trajectories: int) -> dict[str, Any]:
                 "blown_up": int(whole["num_blown_up"]),
             }
     return {"scores": scores, "steps": progress.stage_step, "cpu_seconds": used}
+
+
+def costs_of(out: Path, variant: str, recipe: Recipe) -> dict[str, Any]:
+    """What a step of each stage costs, measured once for all seeds; the yardstick is one for all variants."""
+    stick = out / "yardstick.json"
+    if not stick.exists():
+        stick.write_text(json.dumps(yardstick_seconds()))
+    place = place_of(out / "costs", variant, 0)
+    place.parent.mkdir(exist_ok=True)
+    if not place.exists():
+        place.write_text(json.dumps(step_costs(recipe)))
+    return {"steps": json.loads(place.read_text()), "yardstick_seconds": json.loads(stick.read_text())}
 
 
 def place_of(out: Path, variant: str, seed: int) -> Path:
@@ -197,6 +231,12 @@ def main() -> None:
     if options.one:
         variant, seed = options.one[0], int(options.one[1])
         recipe = recipe_of(variant, seed, options.data, options.cpu_seconds)
+        if variant in PARTS:
+            import other_parts
+
+            getattr(other_parts, PARTS[variant])()
+        costs = costs_of(options.out, variant, recipe)
+        recipe = with_steps(recipe, costs["steps"], costs["yardstick_seconds"])
         result = train_and_score(recipe, options.trajectories)
         place_of(options.out, variant, seed).write_text(
             json.dumps(result | {"variant": variant, "recipe": recipe}, indent=1)

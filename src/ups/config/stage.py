@@ -52,7 +52,9 @@ class StageLength(PartSection):
         gt=0,
     )
     budget_clock: Literal["wall", "cpu"] = setting(
-        "wall", "What budget_seconds counts: wall time, or CPU time of a rank and its loader workers."
+        "wall",
+        "What budget_seconds counts: wall time, or CPU time of a rank and its loader workers, which a stage of a "
+        "fixed number of steps then records too.",
     )
     optim: OptimConfig = section(OptimConfig, "Optimizer and schedule of this stage.")
 
@@ -61,6 +63,11 @@ class StageLength(PartSection):
         if (self.steps is None) == (self.budget_seconds is None):
             raise ValueError("give either steps or budget_seconds, and not both")
         return self
+
+    @property
+    def counts_seconds(self) -> bool:
+        """Whether progress records the time that the stage has used."""
+        return self.budget_seconds is not None or self.budget_clock == "cpu"
 
 
 class StageConfig(StageLength):

@@ -115,7 +115,7 @@ _FACTS: tuple[tuple[str, Any], ...] = (
     ("of those shared", _optional("shared_fraction", "{:.1%}")),
     ("steps", lambda r: f"{r['steps']:,}"),
     ("windows per second", _optional("windows_per_second", "{:.0f}")),
-    ("CPU-seconds", lambda r: f"{r['cpu_seconds']:.0f}"),
+    ("CPU-seconds used", lambda r: f"{r['cpu_seconds']:.0f}"),
     ("of the budget", _optional("budget_fraction", "{:.1%}")),
     ("memory, MiB", _optional("memory_mib", "{:.0f}")),
     ("rollout step, CPU ms", _optional("rollout_ms", "{:.2f}")),

@@ -6,6 +6,7 @@ The scores are those that `ups train` leaves in the run's bundle, so that a row 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import platform
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups import __version__
 from ups.config.yaml_subset import dump
-from ups.errors import ConfigError, DataError, exit_code_of_signal
+from ups.errors import ConfigError, DataError, TrainingError, exit_code_of_signal
 from ups.evaluation.bench_page import markdown
 from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, row
 from ups.evaluation.results import to_json
@@ -29,6 +30,7 @@ from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
 from ups.run.follow_metrics import read_rows
 from ups.run.progress_line import ProgressLine
+from ups.run.step_cost import with_steps, yardstick_seconds
 from ups.solvers.tasks import BENCH_TASKS
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ ROLLOUT_STEPS, ROLLOUT_REPEATS = 20, 6
 
 
 class Bench:
-    """One benchmark directory: recipes/, runs/, logs/, bench.json, bench.md."""
+    """One benchmark directory: recipes/, runs/, logs/, costs.json, bench.json, bench.md."""
 
     def __init__(
         self, models: list[str], tasks: list[str], data: Path, out: Path, *, cpu_seconds: float, small: bool
@@ -48,6 +50,7 @@ class Bench:
         self.data = data.resolve()
         self.cpu_seconds, self.small = cpu_seconds, small
         self.page, self.result = self.out / "bench.md", self.out / "bench.json"
+        self.costs = self.out / "costs.json"
         self._working: set[subprocess.Popen[bytes]] = set()
 
     def run(self, jobs: int, line: ProgressLine) -> dict[str, Any]:
@@ -58,6 +61,7 @@ class Bench:
         wanted = entries(self.models, self.tasks, os.path.relpath(self.data, self.out), self.cpu_seconds)
         # The longest first: the others fill the time next to it.
         wanted.sort(key=lambda entry: -len(entry.tasks))
+        wanted = self._with_steps(wanted, line)
         failed = self._train_all(wanted, jobs, line)
         rows, identities = self._references()
         for entry, code in zip(wanted, failed, strict=True):
@@ -99,6 +103,42 @@ class Bench:
             num_processes=len(os.sched_getaffinity(0)),
             on_progress=lambda done, total, task: line.count(f"data of {task}", done, total, "chunks"),
         )
+
+    def _with_steps(self, wanted: list[Entry], line: ProgressLine) -> list[Entry]:
+        """The entries with numbers of steps in place of budgets. What is measured once is kept, for later calls."""
+        found: dict[str, Any] = {"costs": {}}
+        if self.costs.is_file():
+            found = json.loads(self.costs.read_text())
+        found.setdefault("yardstick_seconds", yardstick_seconds())
+        missing = [entry for entry in wanted if entry.name not in found["costs"]]
+        if missing:
+            command = [sys.executable, "-m", "ups.run.step_cost"]
+            recipes = "".join(json.dumps(entry.recipe) + "\n" for entry in missing)
+            with subprocess.Popen(
+                command,
+                cwd=self.out,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                preexec_fn=process_tree.bound_to(os.getpid()),
+            ) as process:
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(recipes)
+                process.stdin.close()
+                for number, (entry, text) in enumerate(zip(missing, process.stdout, strict=False), 1):
+                    found["costs"][entry.name] = json.loads(text)
+                    write_file_atomically(self.costs, (json.dumps(found, indent=1) + "\n").encode())
+                    line.count("costs of a step", number, len(missing), "trainings")
+            if process.returncode or any(entry.name not in found["costs"] for entry in wanted):
+                raise TrainingError("the costs of a step could not be measured", hint="see the message above")
+        return [
+            dataclasses.replace(
+                entry, recipe=with_steps(entry.recipe, found["costs"][entry.name], found["yardstick_seconds"])
+            )
+            for entry in wanted
+        ]
 
     def _train_all(self, wanted: list[Entry], jobs: int, line: ProgressLine) -> list[int]:
         """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave."""
@@ -170,7 +210,7 @@ class Bench:
             "steps": int(progress["step"]),
             "cpu_seconds": used + last,
             "budget_fraction": (used + last) / budget,
-            "windows_per_second": int(progress["stage_step"]) * windows / last,
+            "windows_per_second": windows / self._seconds_of_last_stage(entry),
             "memory_mib": _peak_memory(run_dir),
             "recipe": bundle.info.provenance["recipe"],
         }
@@ -183,6 +223,11 @@ class Bench:
                 own |= {"active_parameters": active, "shared_fraction": shared / active}
             found.append(row(entry.model, task, bundle.info.scores[task]["predictors"][MODEL], **own))
         return found
+
+    def _seconds_of_last_stage(self, entry: Entry) -> float:
+        """CPU time of one of its steps, on the machine at rest."""
+        found = json.loads(self.costs.read_text())
+        return float(found["costs"][entry.name][-1] * found["yardstick_seconds"])
 
     def _references(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """Rows of the predictors that learn nothing, and the identity of each data set."""

@@ -128,6 +128,7 @@ class Engine:
             agreed = agreement.read()
             if self.length.budget_seconds is not None:
                 progress.set_length(agreed.elapsed_ppm, agreed.total_steps)
+            if self.length.counts_seconds:
                 progress.budget_used_seconds = budget.used_seconds
             self.box.total_steps = progress.step - progress.stage_step + progress.total_steps
             for hook in self.hooks:

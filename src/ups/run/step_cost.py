@@ -1,0 +1,124 @@
+"""What a training step costs in CPU time, measured so that others on the machine do not change the result.
+
+A CPU-second of a busy machine is worth less than one of a quiet machine: neighbors take caches, memory bandwidth and,
+under a hypervisor, the processor itself. So each step is measured in turns with a fixed piece of work, the yardstick,
+which suffers alike. A cost is a number of yardsticks; how long one takes is found once, in its quick passes. A budget
+of CPU-seconds becomes a number of steps beforehand: equal budgets stay equal on a machine whose speed drifts, a run can
+be interrupted and moved, and it repeats bit by bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from ups.config.schema import Recipe
+
+if TYPE_CHECKING:
+    from ups.distributed.agreement import Status
+    from ups.training.engine import Engine
+
+# Of each stage; the first ones warm caches up.
+STEPS, WARM_UP_STEPS = 24, 4
+# Passes of the yardstick from which its seconds are taken, and which part of them was not disturbed.
+PASSES, QUICK_PART = 200, 0.25
+
+
+class Yardstick:
+    """A few milliseconds of what networks do most: convolutions, a Fourier transform, a matrix product, a sum."""
+
+    def __init__(self) -> None:
+        import torch
+
+        made = torch.Generator().manual_seed(0)
+        self._image = torch.randn(8, 32, 32, 32, generator=made).contiguous(memory_format=torch.channels_last)
+        self._kernel = torch.randn(32, 32, 3, 3, generator=made).contiguous(memory_format=torch.channels_last)
+        self._matrix = torch.randn(512, 512, generator=made)
+
+    def seconds(self) -> float:
+        """CPU time of one pass."""
+        import torch
+
+        started = time.process_time()
+        with torch.no_grad():
+            out = torch.nn.functional.conv2d(self._image, self._kernel, padding=1)
+            out = out + torch.nn.functional.gelu(out)
+            torch.fft.irfft2(torch.fft.rfft2(self._image), s=(32, 32))
+            self._matrix @ self._matrix
+        return time.process_time() - started
+
+
+def yardstick_seconds() -> float:
+    """Of one pass where nobody disturbs it: a low quantile over many."""
+    stick = Yardstick()
+    found = sorted(stick.seconds() for _ in range(PASSES))
+    return found[int(QUICK_PART * len(found))]
+
+
+class _Turns:
+    """A hook of the engine: a pass of the yardstick after each step."""
+
+    def __init__(self) -> None:
+        self._stick = Yardstick()
+        self.steps: list[float] = []
+        self.sticks = [self._stick.seconds()]
+        self._from = time.process_time()
+
+    def after_step(self, engine: Engine, agreed: Status) -> None:
+        self.steps.append(time.process_time() - self._from)
+        self.sticks.append(self._stick.seconds())
+        self._from = time.process_time()
+
+    def at_end(self, engine: Engine) -> None:
+        """Nothing is left to do."""
+
+    def cost(self) -> float:
+        """Yardsticks that a step takes: the median over steps, each relative to the passes before and after it."""
+        around = zip(self.steps, self.sticks, self.sticks[1:], strict=False)
+        return statistics.median([2 * step / (a + b) for step, a, b in around][WARM_UP_STEPS:])
+
+
+def step_costs(recipe: dict[str, Any]) -> list[float]:
+    """Yardsticks that a step of each stage takes, by training a few steps of each on this thread."""
+    from ups.distributed.runtime import Runtime
+    from ups.run.assemble import assemble, open_data
+    from ups.training.progress import Progress, cpu_seconds
+
+    short = copy.deepcopy(recipe)
+    for stage in short["stages"]:
+        stage.pop("budget_seconds", None)
+        stage["steps"] = STEPS
+    checked = Recipe.model_validate(short)
+    costs = []
+    with Runtime.start(checked.engine) as runtime, open_data(checked) as opened:
+        for index in range(len(checked.stages)):
+            turns = _Turns()
+            with assemble(checked, opened, runtime, Progress(stage_index=index), hooks=[turns]) as parts:
+                before = cpu_seconds() - time.process_time()
+                parts.engine.run()
+                of_workers = cpu_seconds() - time.process_time() - before
+            costs.append(turns.cost() + of_workers / STEPS / statistics.fmean(turns.sticks))
+    return costs
+
+
+def with_steps(recipe: dict[str, Any], costs: list[float], seconds_of_yardstick: float) -> dict[str, Any]:
+    """The recipe with as many steps of each stage as its budget pays for."""
+    found = copy.deepcopy(recipe)
+    for stage, cost in zip(found["stages"], costs, strict=True):
+        stage["steps"] = max(1, round(stage.pop("budget_seconds") / (cost * seconds_of_yardstick)))
+    return found
+
+
+def main() -> None:
+    """Recipes as JSON, one on each line of the input -> costs of each on a line of the output."""
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(step_costs(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
