@@ -16,15 +16,13 @@ import copy
 import json
 import math
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from in_process import Job, Recipe, run_jobs
+
 BASE = "unchanged"
-Recipe = dict[str, Any]
 
 
 def model(**changes: Any) -> Callable[[Recipe], None]:
@@ -64,6 +62,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "propagator not fitted first": without_linear_stage,
     "AdamW instead of Muon": adamw,
     "no amplitude scaling": model(amplitude=False),
+    "integrals not kept": model(conserve=False),
     "no balance": stage(balance=0.0),
     "balance 1": stage(balance=1.0),
     "no noise": stage(noise=0.0),
@@ -92,50 +91,6 @@ def recipe_of(variant: str, seed: int, data: Path, cpu_seconds: float) -> Recipe
     recipe["run"]["seed"] = seed
     VARIANTS[variant](recipe)
     return recipe
-
-
-def train_and_score(recipe: Recipe, trajectories: int) -> dict[str, Any]:
-    """Train in this process, without a run directory, and score on the valid split."""
-    from ups.config.schema import Recipe as Checked
-    from ups.distributed.runtime import Runtime
-    from ups.evaluation.rollout import RolloutPlan, score_task
-    from ups.models.stepper import Stepper
-    from ups.run.assemble import assemble, open_data
-    from ups.training.progress import Progress
-    from ups.training.stages import Stage
-
-    checked = Checked.model_validate(recipe)
-    progress, earlier = Progress(), None
-    with Runtime.start(checked.engine) as runtime, open_data(checked) as opened:
-
-        def take(stage: Stage) -> None:
-            if earlier is not None:
-                stage.stepper.load_state_dict(earlier)
-
-        stepper: Stepper | None = None
-        used = 0.0
-        while stepper is None or progress.stage_index + 1 < len(checked.stages):
-            progress = progress if stepper is None else progress.next_stage()
-            with assemble(checked, opened, runtime, progress, change=take) as parts:
-                parts.engine.run()
-                stepper, progress = parts.stepper, parts.engine.progress
-            earlier = {name: value.clone() for name, value in stepper.state_dict().items()}
-            used += progress.budget_used_seconds
-        stepper.requires_grad_(False).eval()
-        stepper.network.fix_weights()
-        scores = {}
-        for reader in opened.readers:
-            plan = RolloutPlan.whole(reader, stepper.context_frames)
-            common: dict[str, Any] = {"split": "valid", "max_trajectories": trajectories}
-            rolled = score_task({"model": stepper}, reader, runtime.place, plan, **common)["model"]
-            stepped = score_task({"model": stepper}, reader, runtime.place, plan, kind="one_step", **common)["model"]
-            whole, single = rolled.summary(), stepped.summary()
-            scores[reader.task.name] = {
-                "one_step": float(single["trmse"]),
-                "rollout": float(whole["trmse"]),
-                "blown_up": int(whole["num_blown_up"]),
-            }
-    return {"scores": scores, "steps": progress.stage_step, "cpu_seconds": used}
 
 
 def place_of(out: Path, variant: str, seed: int) -> Path:
@@ -191,31 +146,22 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--variant", action="append", choices=list(VARIANTS))
-    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.one:
-        variant, seed = options.one[0], int(options.one[1])
-        recipe = recipe_of(variant, seed, options.data, options.cpu_seconds)
-        result = train_and_score(recipe, options.trajectories)
-        place_of(options.out, variant, seed).write_text(
-            json.dumps(result | {"variant": variant, "recipe": recipe}, indent=1)
-        )
-        return
     seeds = [int(seed) for seed in options.seeds.split(",")]
     variants = [BASE, *(v for v in (options.variant or VARIANTS) if v != BASE)]
-
-    def run(job: tuple[str, int]) -> None:
-        variant, seed = job
-        if place_of(options.out, variant, seed).exists():
-            return
-        passed = ["--data", str(options.data), "--out", str(options.out), "--cpu-seconds", str(options.cpu_seconds)]
-        passed += ["--trajectories", str(options.trajectories), "--one", variant, str(seed)]
-        code = subprocess.run([sys.executable, __file__, *passed], check=False).returncode
-        print(f"{variant}, seed {seed}: {'done' if code == 0 else f'failed with exit code {code}'}", flush=True)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, [(variant, seed) for seed in seeds for variant in variants]))
+    run_jobs(
+        [
+            Job(
+                f"{variant}, seed {seed}",
+                place_of(options.out, variant, seed),
+                recipe_of(variant, seed, options.data, options.cpu_seconds),
+                options.trajectories,
+            )
+            for seed in seeds
+            for variant in variants
+        ],
+        options.jobs,
+    )
     print("\n".join(table(options.out, variants, seeds)))
 
 
