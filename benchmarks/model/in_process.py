@@ -63,6 +63,7 @@ def train_and_score(
     from ups.config.schema import Recipe as Checked
     from ups.distributed.runtime import Runtime
     from ups.inference.bundle import BundleInfo, load_bundle, write_bundle
+    from ups.models.build import build_model
     from ups.models.stepper import Stepper
     from ups.models.transfer import transfer
     from ups.run.assemble import assemble, open_data
@@ -90,10 +91,13 @@ def train_and_score(
             used += progress.budget_used_seconds
         stepper.requires_grad_(False).eval()
         if keep is not None:
+            # Normalization went through training in the precision of the weights; a bundle has it as it was measured.
+            kept = build_model(stepper.configs, stepper.tasks, opened.statistics, stepper.context_frames)
+            kept.networks.load_state_dict(stepper.networks.state_dict())
             grids = {reader.task.name: reader.coordinates for reader in opened.readers}
             info = BundleInfo(stepper.configs, stepper.context_frames, stepper.tasks, opened.statistics, grids)
             keep.parent.mkdir(parents=True, exist_ok=True)
-            write_bundle(keep, stepper, info, config_text=f"run:\n  name: {keep.name}\n", card=f"# {keep.name}\n")
+            write_bundle(keep, kept, info, config_text=f"run:\n  name: {keep.name}\n", card=f"# {keep.name}\n")
         stepper.network.fix_weights()
         found: Result = {"scores": _scores(stepper, opened.readers, "valid", trajectories)}
         if test:

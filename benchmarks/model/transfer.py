@@ -2,6 +2,7 @@
 
     python benchmarks/model/transfer.py --data DIR --out DIR [--cpu-seconds 240] [--fine-tune-seconds 60] [--jobs 2]
                                         [--seeds 0,1,2] [--sources 3] [--trajectories 16,64,256]
+                                        [--left-out burgers1d,diffreact2d]
 
 One 1D and one 2D task are left out: burgers1d and diffreact2d. Both are made of terms that the other seven have (ks1d
 carries itself along as Burgers does, reacdiff1d reacts and diffuses), and neither has a sibling with its own equation:
@@ -41,8 +42,8 @@ ENTRY = {WARM: "ups-alone", SCRATCH: "ups-alone", FNO: "fno+"}
 FACTORS = (0.3, 1.0, 3.0)
 BAR, BAR_TRAJECTORIES = 0.5, 64
 METRICS = ("one_step", "rollout")
-# Trajectories that are scored; the joint model's own tasks only show that it was trained.
-SCORED, SCORED_SOURCE = 64, 8
+# Trajectories of the joint model's own tasks that are scored: only to show that it was trained.
+SCORED_SOURCE = 8
 
 
 @dataclass(frozen=True)
@@ -63,18 +64,19 @@ class Study:
         self.seeds = [int(seed) for seed in options.seeds.split(",")]
         self.sources = self.seeds[: options.sources]
         self.counts = [int(count) for count in options.trajectories.split(",")]
-        self.cases = [Case(t, n, model) for t in LEFT_OUT for n in self.counts for model in ENTRY]
+        self.left_out, self.scored = options.left_out.split(","), options.score
+        self.cases = [Case(t, n, model) for t in self.left_out for n in self.counts for model in ENTRY]
 
     def source(self, seed: int) -> Job:
         """The joint model of the other tasks."""
         from ups.evaluation.protocol import entries
         from ups.solvers.tasks import BENCH_TASKS
 
-        others = [task for task in BENCH_TASKS if task not in LEFT_OUT]
+        others = [task for task in BENCH_TASKS if task not in self.left_out]
         recipe = copy.deepcopy(entries(["ups"], others, str(self.data), self.cpu_seconds)[0].recipe)
         recipe["run"]["seed"] = seed
         place = self.out / f"source_{seed}"
-        title = f"joint model without {', '.join(LEFT_OUT)}, seed {seed}"
+        title = f"joint model without {', '.join(self.left_out)}, seed {seed}"
         return Job(title, place / "result.json", recipe, SCORED_SOURCE, keep=place / "bundle")
 
     def tuned(self, case: Case, factor: float, seed: int) -> Job:
@@ -93,11 +95,11 @@ class Study:
             source = self.sources[self.seeds.index(seed) % len(self.sources)]
             start = self.out / f"source_{source}" / "bundle"
         title = f"{case.task}, {case.trajectories} trajectories, {case.model}, rates x {factor:g}, seed {seed}"
-        return Job(title, self.out / name, recipe, SCORED, start=start, test=True)
+        return Job(title, self.out / name, recipe, self.scored, start=start, test=True)
 
     def run(self, at_once: int) -> None:
         """Everything that is not there yet."""
-        for task in LEFT_OUT:
+        for task in self.left_out:
             for count in self.counts:
                 write_part(self.data / f"{task}.zarr", self.out / "data" / str(count) / f"{task}.zarr", count)
         run_jobs([self.source(seed) for seed in self.sources], at_once)
@@ -129,7 +131,7 @@ class Study:
             "| task | trajectories | error | " + " | ".join(ENTRY) + " | warm / scratch | warm / fno+ | rates x |",
             "|---|---|---|" + "---|" * (len(ENTRY) + 3),
         ]
-        for task in LEFT_OUT:
+        for task in self.left_out:
             for count in self.counts:
                 factors = [self.best_factor(Case(task, count, model)) for model in ENTRY]
                 words = ", ".join("-" if f is None else f"{f:g}" for f in factors)
@@ -143,14 +145,14 @@ class Study:
     def summary(self) -> dict[str, Any]:
         ratios = {
             f"{task}, {count}": {metric: self.ratio(task, count, metric) for metric in METRICS}
-            for task in LEFT_OUT
+            for task in self.left_out
             for count in self.counts
         }
         judged = [v for key, found in ratios.items() if key.endswith(f", {BAR_TRAJECTORIES}") for v in found.values()]
         jobs = [self.tuned(c, f, s) for c in self.cases for f in FACTORS for s in self.seeds]
         used = {job.result.stem: r["cpu_seconds"] for job in jobs if (r := job.finished()) is not None}
         return {
-            "left_out": LEFT_OUT,
+            "left_out": self.left_out,
             "warm_relative_to_fno": ratios,
             "bar": BAR,
             "cpu_seconds": [min(used.values(), default=0.0), max(used.values(), default=0.0)],
@@ -199,7 +201,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--cpu-seconds", type=float, default=240.0, help="of the joint model, for each of its tasks")
     parser.add_argument("--fine-tune-seconds", type=float, default=60.0)
-    parser.add_argument("--trajectories", default="16,64,256")
+    parser.add_argument("--left-out", default=",".join(LEFT_OUT), help="tasks, by commas")
+    parser.add_argument("--trajectories", default="16,64,256", help="for fine-tuning, by commas")
+    parser.add_argument("--score", type=int, default=64, help="trajectories of valid and of test that are scored")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--sources", type=int, default=3, help="joint models, each with a seed of its own")
     parser.add_argument("--jobs", type=int, default=1)

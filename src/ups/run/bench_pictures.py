@@ -85,7 +85,8 @@ def joint_page(rows: Any, out: Path, data: Path) -> bytes | None:
             middle = sorted(means, key=lambda t: means[t])[len(means) // 2]
             shown += examples(stepper, reader, plan, [middle])
             errors.append(means[middle])
-    return task_page(shown, errors, f"One model, one set of weights, {len(tasks)} tasks it never saw these states of")
+    title = f"One model with one set of weights on {len(tasks)} tasks; test trajectories of median error"
+    return task_page(shown, errors, title)
 
 
 def median_seed(rows: Any) -> tuple[str, int, tuple[str, ...]] | None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ups.evaluation.bench_page import number
 from ups.evaluation.gallery import Example
 from ups.evaluation.report.figures import middle_plane, png_bytes, pyplot, rows_of, scale_of
 
@@ -50,9 +51,10 @@ def _draw(cell: Any, example: Example, error: float) -> None:
             axes.imshow(values, origin="lower", aspect="auto", **scale)
         else:
             axes.imshow(middle_plane(values[-1]).T, origin="lower", **scale)
+        bound = number(float(f"{scale['vmax']:.2g}"))
         axes.set(xticks=[], yticks=[])
         axes.spines[["top", "right"]].set_visible(True)
-        axes.set_title(f"error, ±{scale['vmax']:.1g}" if kind == "error" else kind, fontsize=9, pad=3)
+        axes.set_title(f"error, ±{bound}" if kind == "error" else kind, fontsize=9, pad=3)
         if kind == "truth":
             axes.set_xlabel("x", fontsize=8, labelpad=1)
             axes.set_ylabel("time" if line else "y", fontsize=8, labelpad=1)
