@@ -208,11 +208,13 @@ def main() -> int:
     parser.add_argument("--sources", type=int, default=3, help="joint models, each with a seed of its own")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
+    from ups.evaluation.results import to_json
+
     study = Study(options)
     study.run(options.jobs)
     summary = study.summary()
     print("\n".join(study.table()))
-    print(json.dumps(summary))
+    print(json.dumps(to_json(summary)))
     return 0 if summary["passed"] else 1
 
 
