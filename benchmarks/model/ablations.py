@@ -16,13 +16,17 @@ import copy
 import json
 import math
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from in_process import Job, Recipe, run_jobs
+from in_process import train_and_score
 
 BASE = "unchanged"
+Recipe = dict[str, Any]
 
 
 def model(**changes: Any) -> Callable[[Recipe], None]:
@@ -146,22 +150,31 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--variant", action="append", choices=list(VARIANTS))
+    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.one:
+        variant, seed = options.one[0], int(options.one[1])
+        recipe = recipe_of(variant, seed, options.data, options.cpu_seconds)
+        result = train_and_score(recipe, options.trajectories)
+        place_of(options.out, variant, seed).write_text(
+            json.dumps(result | {"variant": variant, "recipe": recipe}, indent=1)
+        )
+        return
     seeds = [int(seed) for seed in options.seeds.split(",")]
     variants = [BASE, *(v for v in (options.variant or VARIANTS) if v != BASE)]
-    run_jobs(
-        [
-            Job(
-                f"{variant}, seed {seed}",
-                place_of(options.out, variant, seed),
-                recipe_of(variant, seed, options.data, options.cpu_seconds),
-                options.trajectories,
-            )
-            for seed in seeds
-            for variant in variants
-        ],
-        options.jobs,
-    )
+
+    def run(job: tuple[str, int]) -> None:
+        variant, seed = job
+        if place_of(options.out, variant, seed).exists():
+            return
+        passed = ["--data", str(options.data), "--out", str(options.out), "--cpu-seconds", str(options.cpu_seconds)]
+        passed += ["--trajectories", str(options.trajectories), "--one", variant, str(seed)]
+        code = subprocess.run([sys.executable, __file__, *passed], check=False).returncode
+        print(f"{variant}, seed {seed}: {'done' if code == 0 else f'failed with exit code {code}'}", flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, [(variant, seed) for seed in seeds for variant in variants]))
     print("\n".join(table(options.out, variants, seeds)))
 
 
