@@ -62,8 +62,7 @@ def svg_text(figure: Any) -> str:
     return body[body.index("<svg") :]
 
 
-def png_bytes(figure: Any) -> bytes:
-    """The figure as PNG; closes the figure."""
+def _png(figure: Any) -> bytes:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=110, bbox_inches="tight")
     pyplot().close(figure)
@@ -91,7 +90,7 @@ def _error_limit(example: Example, channel: int) -> float:
     return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
 
 
-def rows_of(example: Example, channel: int, step: int | None = None) -> list[tuple[str, npt.NDArray[Any]]]:
+def _rows(example: Example, channel: int, step: int | None = None) -> list[tuple[str, npt.NDArray[Any]]]:
     """(name, values) of what is drawn: truth, prediction, error, or the prediction alone; all steps or one."""
     at = slice(None) if step is None else step
     prediction = example.prediction[at, channel]
@@ -101,8 +100,7 @@ def rows_of(example: Example, channel: int, step: int | None = None) -> list[tup
     return [("truth", truth), ("prediction", prediction), ("error", prediction - truth)]
 
 
-def scale_of(example: Example, channel: int, name: str) -> dict[str, Any]:
-    """Colors and limits of a panel; truth and prediction have the same."""
+def _scale(example: Example, channel: int, name: str) -> dict[str, Any]:
     if name == "error":
         bound = _error_limit(example, channel)
         return {"cmap": ERROR_MAP, "vmin": -bound, "vmax": bound}
@@ -116,16 +114,16 @@ def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
         return _space_time_png(example, channel)
     plt = pyplot()
     steps = np.unique(np.linspace(0, len(example.prediction) - 1, num_times).astype(int))
-    count = len(rows_of(example, channel))
+    count = len(_rows(example, channel))
     # rows of kinds and columns of times; a single time reads better as one row
     shape = (count, len(steps)) if len(steps) > 1 else (1, count)
     size = (2.3 * shape[1] + 1.4, 2.1 * shape[0] + 0.6) if len(steps) > 1 else (3.6 * count, 3.2)
     figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
     for column, step in enumerate(steps):
-        for row, (name, values) in enumerate(rows_of(example, channel, int(step))):
+        for row, (name, values) in enumerate(_rows(example, channel, int(step))):
             axes = grid[row][column] if len(steps) > 1 else grid[0][row]
-            scale = scale_of(example, channel, name)
-            image = axes.imshow(middle_plane(values).T, origin="lower", extent=_extent(example), **scale)
+            scale = _scale(example, channel, name)
+            image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
             if len(steps) == 1:
                 axes.set(title=name, xlabel=_axis(example, 0), ylabel=_axis(example, 1))
                 figure.colorbar(image, ax=axes, shrink=0.9, label=_label(example, channel, name))
@@ -139,24 +137,24 @@ def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
             if column == len(steps) - 1:
                 figure.colorbar(image, ax=list(grid[row]), shrink=0.9, label=_label(example, channel, name))
     figure.suptitle(_title(example, channel))
-    return png_bytes(figure)
+    return _png(figure)
 
 
 def _space_time_png(example: Example, channel: int) -> bytes:
     plt = pyplot()
-    rows = rows_of(example, channel)
+    rows = _rows(example, channel)
     figure, grid = plt.subplots(
         1, len(rows), figsize=(3.5 * len(rows) + 0.8, 3.5), layout="constrained", sharey=True, squeeze=False
     )
     last = len(example.prediction) - 1
     extent = (*_edges(example.coordinates[0]), *_edges(np.array([example.time_of(0), example.time_of(last)]), last + 1))
     for axes, (name, values) in zip(grid[0], rows, strict=True):
-        image = axes.imshow(values, origin="lower", aspect="auto", extent=extent, **scale_of(example, channel, name))
+        image = axes.imshow(values, origin="lower", aspect="auto", extent=extent, **_scale(example, channel, name))
         axes.set(title=name, xlabel=_axis(example, 0))
         _add_bar(figure, image, grid[0], name, _label(example, channel, name))
     grid[0][0].set_ylabel("time" + _unit(example.task.time_unit))
     figure.suptitle(_title(example, channel))
-    return png_bytes(figure)
+    return _png(figure)
 
 
 def _add_bar(figure: Any, image: Any, panels: Any, name: str, label: str, shrink: float = 1.0) -> None:
@@ -167,8 +165,7 @@ def _add_bar(figure: Any, image: Any, panels: Any, name: str, label: str, shrink
         figure.colorbar(image, ax=list(panels[:2]), pad=0.02, shrink=shrink, label=label)
 
 
-def middle_plane(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """(X, Y) of a field on a plane as it is, of one on a cube its middle along the last axis."""
+def _slice(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return field[:, :, field.shape[2] // 2] if field.ndim == 3 else field
 
 
@@ -219,7 +216,7 @@ def film(example: Example, channel: int, frames_per_second: int = 8) -> bytes | 
     ffmpeg, plt = _ffmpeg(), pyplot()
     steps = np.unique(np.linspace(0, len(example.prediction) - 1, MAX_FILM_FRAMES).astype(int))
     one_dimensional = example.prediction.ndim == 3
-    panels = len(rows_of(example, channel)) if not one_dimensional else 1 if example.truth is None else 2
+    panels = len(_rows(example, channel)) if not one_dimensional else 1 if example.truth is None else 2
     size = (3.4 * panels + 1.2 if panels > 1 else 5.6, 3.8)
     figure, grid = plt.subplots(1, panels, figsize=size, layout="constrained", dpi=FILM_DPI, squeeze=False)
     draw = _film_lines(example, channel, grid[0]) if one_dimensional else _film_maps(example, channel, figure, grid[0])
@@ -236,7 +233,7 @@ def _film_lines(example: Example, channel: int, grid: Any) -> Any:
     low, high = _limits(example, channel)
     height = high - low
     lines = []
-    for name, values in rows_of(example, channel, 0):
+    for name, values in _rows(example, channel, 0):
         axes = grid[1] if name == "error" else grid[0]
         dash, color = FILM_STYLES[name]
         lines += axes.plot(example.coordinates[0], values, dash, color=color, label=name)
@@ -252,7 +249,7 @@ def _film_lines(example: Example, channel: int, grid: Any) -> Any:
         grid[1].set_title("error")
 
     def draw(step: int) -> None:
-        for line, (_, values) in zip(lines, rows_of(example, channel, step), strict=True):
+        for line, (_, values) in zip(lines, _rows(example, channel, step), strict=True):
             line.set_ydata(values)
 
     return draw
@@ -260,16 +257,16 @@ def _film_lines(example: Example, channel: int, grid: Any) -> Any:
 
 def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> Any:
     images = []
-    for axes, (name, values) in zip(grid, rows_of(example, channel, 0), strict=True):
-        scale = scale_of(example, channel, name)
-        image = axes.imshow(middle_plane(values).T, origin="lower", extent=_extent(example), **scale)
+    for axes, (name, values) in zip(grid, _rows(example, channel, 0), strict=True):
+        scale = _scale(example, channel, name)
+        image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
         axes.set(title=name, xlabel=_axis(example, 0), ylabel=_axis(example, 1))
         _add_bar(figure, image, grid, name, _label(example, channel, name), shrink=0.75)
         images.append(image)
 
     def draw(step: int) -> None:
-        for image, (_, values) in zip(images, rows_of(example, channel, step), strict=True):
-            image.set_data(middle_plane(values).T)
+        for image, (_, values) in zip(images, _rows(example, channel, step), strict=True):
+            image.set_data(_slice(values).T)
 
     return draw
 
@@ -308,3 +305,25 @@ def _encode(
             writer.send(np.ascontiguousarray(pixels))
         writer.close()
         return path.read_bytes()
+
+
+def png_bytes(figure: Any) -> bytes:
+    """A figure that another module laid out, as PNG; closes the figure."""
+    return _png(figure)
+
+
+def draw_panels(panels: Any, example: Example, channel: int) -> float:
+    """Truth, prediction and error into three small axes, without ticks; returns the end of the error's scale.
+
+    A line is a map of space and time, a plane (of a cube the middle one) is drawn at the last step.
+    """
+    line = example.prediction.ndim == 3
+    for axes, (name, values) in zip(panels, _rows(example, channel), strict=True):
+        shown = values if line else _slice(values[-1]).T
+        axes.imshow(shown, origin="lower", aspect="auto" if line else "equal", **_scale(example, channel, name))
+        axes.set(xticks=[], yticks=[])
+        axes.spines[["top", "right"]].set_visible(True)
+        axes.set_title(name, fontsize=9, pad=3)
+    panels[0].set_xlabel("x", fontsize=8, labelpad=1)
+    panels[0].set_ylabel("time" if line else "y", fontsize=8, labelpad=1)
+    return _error_limit(example, channel)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ups.evaluation.bench_page import number
 from ups.evaluation.gallery import Example
-from ups.evaluation.report.figures import middle_plane, png_bytes, pyplot, rows_of, scale_of
+from ups.evaluation.report.figures import draw_panels, png_bytes, pyplot
 
 ROW_INCHES = {1: 1.55, 2: 2.0, 3: 2.0}
 COLUMN_INCHES = 6.2
@@ -44,20 +44,9 @@ def _draw(cell: Any, example: Example, error: float) -> None:
     when = "steady" if example.task.steady else f"{steps} steps" if line else f"after {steps} steps"
     name = f"{example.task.name}, {example.channels[0]}" if len(example.channels) > 1 else example.task.name
     cell.suptitle(f"{name}: {when}, error {error:.2g}", fontsize=11, x=0.02, ha="left")
-    shown = example if line else _last(example)
-    for axes, (kind, values) in zip(cell.subplots(1, 3), rows_of(shown, 0), strict=True):
-        scale = scale_of(shown, 0, kind)
-        if line:
-            axes.imshow(values, origin="lower", aspect="auto", **scale)
-        else:
-            axes.imshow(middle_plane(values[-1]).T, origin="lower", **scale)
-        bound = number(float(f"{scale['vmax']:.2g}"))
-        axes.set(xticks=[], yticks=[])
-        axes.spines[["top", "right"]].set_visible(True)
-        axes.set_title(f"error, ±{bound}" if kind == "error" else kind, fontsize=9, pad=3)
-        if kind == "truth":
-            axes.set_xlabel("x", fontsize=8, labelpad=1)
-            axes.set_ylabel("time" if line else "y", fontsize=8, labelpad=1)
+    panels = cell.subplots(1, 3)
+    bound = draw_panels(panels, example if line else _last(example), 0)
+    panels[2].set_title(f"error, ±{number(float(f'{bound:.2g}'))}", fontsize=9, pad=3)
 
 
 def _last(example: Example) -> Example:
