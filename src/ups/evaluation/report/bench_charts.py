@@ -72,7 +72,7 @@ def ratio_chart(rows: Rows) -> bytes | None:
                 )
         axes.axvline(1.0, color="#000000", linewidth=1.2)
         axes.axhline(len(tasks) - 0.5, color="#999999", linewidth=0.8)
-        axes.set(title=title, xscale="log", xlabel="ratio of errors; a bar spans the seeds")
+        axes.set(title=title, xscale="log", xlabel="ratio of errors, below 1 is better; lines span seeds")
         axes.xaxis.set_major_locator(_round_values(plt))
         axes.xaxis.set_major_formatter(plt.matplotlib.ticker.FormatStrFormatter("%g"))
         axes.xaxis.set_minor_formatter(plt.matplotlib.ticker.NullFormatter())
