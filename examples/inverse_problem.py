@@ -31,10 +31,9 @@ def prepare() -> tuple[Path, Path]:
         RECIPE,
         progress=True,
         run__name="inverse_problem",
-        model__width=64,
-        model__depth=2,
-        stages__0__budget_seconds=None,
-        stages__0__steps=700,
+        model__widths=[16, 32, 64],
+        stages__1__budget_seconds=None,
+        stages__1__steps=400,
         evaluate__max_trajectories=8,
     )
     if run.bundle is None:

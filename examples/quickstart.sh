@@ -7,14 +7,14 @@
 # For a quick try, and for the tests:
 #   QUICKSTART_VENV=PATH      use this environment instead of making one
 #   QUICKSTART_DATA=OPTIONS   further options of `ups data generate`, for instance --small
-#   QUICKSTART_TRAIN=OPTIONS  options of `ups train` instead of --set stages.0.budget_seconds=180
-#   QUICKSTART_RATIO=10       fail if the error is not so many times below persistence
+#   QUICKSTART_TRAIN=OPTIONS  further options of `ups train`
+#   QUICKSTART_RATIO=30       fail if the error is not so many times below persistence
 set -euo pipefail
 
 CHECKOUT=$(cd "$(dirname "$0")/.." && pwd)
 read -ra data_options <<<"${QUICKSTART_DATA:-}"
-read -ra train_options <<<"${QUICKSTART_TRAIN:---set stages.0.budget_seconds=180}"
-bar=${QUICKSTART_RATIO:-10}
+read -ra train_options <<<"${QUICKSTART_TRAIN:-}"
+bar=${QUICKSTART_RATIO:-30}
 
 # say COMMAND...: show a command as one would type it, run it, and say how long it took.
 say() {

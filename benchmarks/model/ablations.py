@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from in_process import train_and_score
+
 from ups.run.step_cost import step_costs, with_steps, yardstick_seconds
 
 BASE = "unchanged"
@@ -72,6 +74,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "propagator not fitted first": without_linear_stage,
     "AdamW instead of Muon": adamw,
     "no amplitude scaling": model(amplitude=False),
+    "integrals not kept": model(conserve=False),
     "no balance": stage(balance=0.0),
     "balance 1": stage(balance=1.0),
     "no noise": stage(noise=0.0),
@@ -114,50 +117,6 @@ def recipe_of(variant: str, seed: int, data: Path, cpu_seconds: float) -> Recipe
     recipe["run"]["seed"] = seed
     VARIANTS[variant](recipe)
     return recipe
-
-
-def train_and_score(recipe: Recipe, trajectories: int) -> dict[str, Any]:
-    """Train in this process, without a run directory, and score on the valid split."""
-    from ups.config.schema import Recipe as Checked
-    from ups.distributed.runtime import Runtime
-    from ups.evaluation.rollout import RolloutPlan, score_task
-    from ups.models.stepper import Stepper
-    from ups.run.assemble import assemble, open_data
-    from ups.training.progress import Progress
-    from ups.training.stages import Stage
-
-    checked = Checked.model_validate(recipe)
-    progress, earlier = Progress(), None
-    with Runtime.start(checked.engine) as runtime, open_data(checked) as opened:
-
-        def take(stage: Stage) -> None:
-            if earlier is not None:
-                stage.stepper.load_state_dict(earlier)
-
-        stepper: Stepper | None = None
-        used = 0.0
-        while stepper is None or progress.stage_index + 1 < len(checked.stages):
-            progress = progress if stepper is None else progress.next_stage()
-            with assemble(checked, opened, runtime, progress, change=take) as parts:
-                parts.engine.run()
-                stepper, progress = parts.stepper, parts.engine.progress
-            earlier = {name: value.clone() for name, value in stepper.state_dict().items()}
-            used += progress.budget_used_seconds
-        stepper.requires_grad_(False).eval()
-        stepper.network.fix_weights()
-        scores = {}
-        for reader in opened.readers:
-            plan = RolloutPlan.whole(reader, stepper.context_frames)
-            common: dict[str, Any] = {"split": "valid", "max_trajectories": trajectories}
-            rolled = score_task({"model": stepper}, reader, runtime.place, plan, **common)["model"]
-            stepped = score_task({"model": stepper}, reader, runtime.place, plan, kind="one_step", **common)["model"]
-            whole, single = rolled.summary(), stepped.summary()
-            scores[reader.task.name] = {
-                "one_step": float(single["trmse"]),
-                "rollout": float(whole["trmse"]),
-                "blown_up": int(whole["num_blown_up"]),
-            }
-    return {"scores": scores, "steps": progress.stage_step, "cpu_seconds": used}
 
 
 def costs_of(out: Path, variant: str, recipe: Recipe) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Speed: `Simulator.rollout` (checks, frames kept, an xarray.Dataset at the end) a
 the same model, batch and device, in blocks that take turns in one process on one thread; the ratio of steps per second
 is the median over pairs of neighboring blocks, by CPU time. Memory: one rollout of 10,000 steps streamed to Zarr; the
 peak of the resident size (VmHWM) after 10,000 steps is compared with that after 1,000, when several chunks have been
-written already. The model has the sizes of recipes/burgers1d.yaml (memory: smaller ones, for time) and random weights.
+written already. The model is a latent operator of the usual size (memory: a smaller one, for time) with random weights.
 Last line: one JSON object. Exit code 1 below the bars: 0.95 of the steps per second for one sample and for eight, and
 growth of at most 4 MiB.
 """

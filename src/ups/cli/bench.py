@@ -30,12 +30,15 @@ def bench(
     ] = 240.0,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at the same time, one thread each.")] = 1,
     small: Annotated[bool, typer.Option("--small", help="A quick try on 32,8,8 trajectories; not comparable.")] = False,
+    page_only: Annotated[
+        bool, typer.Option("--page-only", help="Only write the page and its pictures again, from OUT/bench.json.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Train and score models by the fixed protocol: equal CPU time, one engine, references next to every score.
 
-    Writes OUT/bench.json and OUT/bench.md. Each training is an ordinary run in OUT/runs with its recipe in OUT/recipes;
-    what is finished is not repeated.
+    Writes OUT/bench.json, OUT/bench.md and OUT/pictures (extra `report`). Each training is an ordinary run in OUT/runs
+    with its recipe in OUT/recipes; what is finished is not repeated.
     """
     from pathlib import Path
 
@@ -51,8 +54,13 @@ def bench(
     models = [name for name in MODELS if name in (model or MODELS)]
     tasks = [name for name in BENCH_TASKS if name in (task or BENCH_TASKS)]
     work = Bench(models, tasks, Path(data), Path(out), cpu_seconds=cpu_seconds, small=small)
-    with ProgressLine() as line:
-        document = work.run(jobs, line)
+    if page_only and (model or task):
+        raise ConfigError("--page-only shows what bench.json holds", hint="leave --model and --task out")
+    if page_only:
+        document = work.write_page()
+    else:
+        with ProgressLine() as line:
+            document = work.run(jobs, line)
     if json:
         report(document)
     else:

@@ -23,8 +23,8 @@ RATIOS = (
 RATIO_METRICS = (("One step", "one_step_trmse"), ("Whole rollout", "trmse"))
 
 
-def markdown(document: Mapping[str, Any]) -> str:
-    """document: rows, command, machine, data, failures (see `ups.run.bench`)."""
+def markdown(document: Mapping[str, Any], pictures: Mapping[str, str] | None = None) -> str:
+    """document: rows, command, machine, data, failures (see `ups.run.bench`); pictures: title -> path."""
     rows: Rows = document["rows"]
     tasks = [task for task in BENCH_TASKS if any(r["task"] == task for r in rows)]
     models = [model for model in MODELS if any(r["model"] == model for r in rows)]
@@ -35,6 +35,8 @@ def markdown(document: Mapping[str, Any]) -> str:
         "",
         *_table(["model", "what it is"], ([model, MODELS[model]] for model in models)),
     ]
+    for title, path in (pictures or {}).items():
+        parts += ["", f"![{title}]({path})"]
     parts += _ratio_tables(rows, tasks, models)
     for heading, key in METRICS:
         parts += ["", f"### {heading}", ""]

@@ -25,7 +25,7 @@ from ups.config.yaml_subset import dump
 from ups.errors import ConfigError, DataError, TrainingError, exit_code_of_signal
 from ups.evaluation.bench_page import markdown
 from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, row
-from ups.evaluation.results import to_json
+from ups.evaluation.results import from_json, to_json
 from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
 from ups.run.follow_metrics import read_rows
@@ -41,7 +41,7 @@ ROLLOUT_STEPS, ROLLOUT_REPEATS = 20, 6
 
 
 class Bench:
-    """One benchmark directory: recipes/, runs/, logs/, costs.json, bench.json, bench.md."""
+    """One benchmark directory: recipes/, runs/, logs/, pictures/, costs.json, bench.json, bench.md."""
 
     def __init__(
         self, models: list[str], tasks: list[str], data: Path, out: Path, *, cpu_seconds: float, small: bool
@@ -76,10 +76,27 @@ class Bench:
             "failures": [entry.name for entry, code in zip(wanted, failed, strict=True) if code],
             "rows": rows,
         }
-        write_file_atomically(self.page, markdown(document).encode())
         plain: dict[str, Any] = to_json(document)
         write_file_atomically(self.result, (json.dumps(plain, indent=1) + "\n").encode())
+        self._write_page(document)
         return plain
+
+    def write_page(self) -> dict[str, Any]:
+        """The page and its pictures again, from the result that is on disk."""
+        if not self.result.is_file():
+            raise DataError(
+                f"{self.result} does not exist: there is no result to show yet",
+                hint="run `ups bench` without --page-only; what is finished is not trained again",
+            )
+        plain: dict[str, Any] = json.loads(self.result.read_text())
+        self._write_page(from_json(plain))
+        return plain
+
+    def _write_page(self, document: dict[str, Any]) -> None:
+        from ups.run.bench_pictures import write_pictures
+
+        pictures = write_pictures(document, self.out, self.data)
+        write_file_atomically(self.page, markdown(document, pictures).encode())
 
     def _command(self, jobs: int) -> str:
         """What repeats this result on another machine."""

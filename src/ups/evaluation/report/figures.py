@@ -305,3 +305,25 @@ def _encode(
             writer.send(np.ascontiguousarray(pixels))
         writer.close()
         return path.read_bytes()
+
+
+def png_bytes(figure: Any) -> bytes:
+    """A figure that another module laid out, as PNG; closes the figure."""
+    return _png(figure)
+
+
+def draw_panels(panels: Any, example: Example, channel: int) -> float:
+    """Truth, prediction and error into three small axes, without ticks; returns the end of the error's scale.
+
+    A line is a map of space and time, a plane (of a cube the middle one) is drawn at the last step.
+    """
+    line = example.prediction.ndim == 3
+    for axes, (name, values) in zip(panels, _rows(example, channel), strict=True):
+        shown = values if line else _slice(values[-1]).T
+        axes.imshow(shown, origin="lower", aspect="auto" if line else "equal", **_scale(example, channel, name))
+        axes.set(xticks=[], yticks=[])
+        axes.spines[["top", "right"]].set_visible(True)
+        axes.set_title(name, fontsize=9, pad=3)
+    panels[0].set_xlabel("x", fontsize=8, labelpad=1)
+    panels[0].set_ylabel("time" if line else "y", fontsize=8, labelpad=1)
+    return _error_limit(example, channel)
