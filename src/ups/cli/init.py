@@ -1,4 +1,4 @@
-"""`ups init DIR --data FILE`: `ups.init_run`, and what it guessed."""
+"""`ups init DIR --data FILE`: a recipe for data of one's own, and what was guessed about it."""
 
 from __future__ import annotations
 

@@ -165,6 +165,21 @@ class TaskDescription(Section):
         return self
 
     @model_validator(mode="after")
+    def _roles_fit(self) -> Self:
+        roles = {field.role for field in self.fields}
+        if self.steady and ("state" in roles or "target" not in roles):
+            raise ValueError("steady: a steady task has target fields and no state field; give fields their role")
+        if not self.steady and ("target" in roles or "state" not in roles):
+            raise ValueError("fields: a task in time has a state field and no target; or set steady to true")
+        if self.steady and (self.dt is not None or self.cut_frames is not None):
+            raise ValueError("dt and cut_frames are of tasks in time, and steady is true")
+        states = [field.name for field in self.fields if field.role == "state"]
+        for name in self.conserved:
+            if name not in states:
+                raise ValueError(f"conserved names '{name}', which is no state field; these are {', '.join(states)}")
+        return self
+
+    @model_validator(mode="after")
     def _dims_are_known(self) -> Self:
         self._check_dims("dims", self.dims, None)
         for number, field in enumerate(self.fields):
@@ -204,21 +219,6 @@ class TaskDescription(Section):
             raise ValueError(
                 f"{where} has 'channel', so field '{field.name}' must say which: give its channel (0, ...)"
             )
-
-    @model_validator(mode="after")
-    def _roles_fit(self) -> Self:
-        roles = {field.role for field in self.fields}
-        if self.steady and ("state" in roles or "target" not in roles):
-            raise ValueError("steady: a steady task has target fields and no state field; give fields their role")
-        if not self.steady and ("target" in roles or "state" not in roles):
-            raise ValueError("fields: a task in time has a state field and no target; or set steady to true")
-        if self.steady and (self.dt is not None or self.cut_frames is not None):
-            raise ValueError("dt and cut_frames are of tasks in time, and steady is true")
-        states = [field.name for field in self.fields if field.role == "state"]
-        for name in self.conserved:
-            if name not in states:
-                raise ValueError(f"conserved names '{name}', which is no state field; these are {', '.join(states)}")
-        return self
 
     def dims_of(self, field: DescribedField) -> Dims | None:
         """What the dimensions of a field's array are, if that is said."""

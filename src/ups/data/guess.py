@@ -8,6 +8,7 @@ step, a length, a parameter, or a line that says that it is not used.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,6 +66,7 @@ class _Guesser:
         self.uncertain: list[str] = []
         self.used: set[str] = set()
         self.used_attributes: set[tuple[str, str]] = set()
+        self.field_names: set[str] = set()
         self.values: dict[str, Any] = {"name": name}
 
     def guess(self, containers: Sequence[Container]) -> Guess:
@@ -76,7 +78,8 @@ class _Guesser:
         if not self.values.get("steady"):
             self._time(main, dims, count)
             self._pieces(main, dims, count * len(containers))
-        self._parameters(count)
+        frames = main.shape[dims.role.index(TIME)] if TIME in dims.role else 0
+        self._parameters(count, frames)
         self._measure(containers)
         description = describe_values(self.values, "the guessed description")
         unused = DescribedReader(containers, description, name=self.name).assumptions
@@ -206,6 +209,9 @@ class _Guesser:
         for channel in range(max(1, size)):
             path = f"fields.{first + len(found)}"
             entry: dict[str, Any] = {"name": base if size < 2 else f"{base}_{channel}", "role": role}
+            while entry["name"] in self.field_names:
+                entry["name"] += "_"
+            self.field_names.add(entry["name"])
             if entry["name"] != variable.name:
                 entry["dataset"] = variable.name
             if size:
@@ -281,7 +287,7 @@ class _Guesser:
             self.values["cut_frames"] = piece
             self._say("cut_frames", f"{count} trajectories of {frames} frames are too few to hold some out", look=True)
 
-    def _parameters(self, count: int) -> None:
+    def _parameters(self, count: int, frames: int) -> None:
         found: list[dict[str, Any]] = []
         for name, variable in self.container.variables.items():
             short = name.split("/")[-1].removeprefix("*@")
@@ -292,7 +298,12 @@ class _Guesser:
                 if role_of_name(short) == TRAJECTORY or _counts(self.container, variable):
                     continue  # a number for each trajectory that only counts them; named as not used
                 self._parameter(found, short, {"dataset": name}, self.container.whole(name), variable)
-            elif len(variable.shape) == 2 and per_row and variable.shape[1] <= MAX_COLUMNS:
+            elif (
+                len(variable.shape) == 2
+                and per_row
+                and variable.shape[1] <= MAX_COLUMNS
+                and variable.shape[1] != frames
+            ):
                 for column in range(variable.shape[1]):
                     values = self.container.whole(name)[:, column]
                     self._parameter(found, f"{short}_{column}", {"dataset": name, "channel": column}, values, variable)
@@ -407,7 +418,9 @@ def _about(name: str, value: object, sizes: set[int]) -> bool:
 
 
 def _plain_name(name: str, default: str) -> str:
-    text = re.sub(r"[^A-Za-z0-9_.-]", "_", name.encode("ascii", "replace").decode())[:60].strip("_.-") or default
+    """A name that a task can have: without spaces, Greek letters written out."""
+    written = "".join(c if c.isascii() else unicodedata.name(c, "").split(" ")[-1].lower() for c in name)
+    text = re.sub(r"[^A-Za-z0-9_.-]", "_", written)[:60].strip("_.-") or default
     if text.lower() in RESERVED:
         text = f"{text}_"
     return text if re.match(r"[A-Za-z_]", text) else f"{default}_{text}"

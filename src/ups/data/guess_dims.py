@@ -25,6 +25,8 @@ from ups.data.names_in_files import (
 from ups.formats.container import Container, Variable, decoded
 
 MAX_CHANNELS = 12
+# Where nothing else looks like trajectories, so many unrelated entries are fields and no trajectories.
+FEW_CHANNELS = 4
 # Adjacent entries that differ by more than this part of what independent ones would are called unrelated.
 UNRELATED = 0.4
 SAMPLED_VALUES = 1 << 18
@@ -118,11 +120,9 @@ def _by_coordinates(container: Container, variable: Variable, vectors: Mapping[s
         for name in names:
             size = vectors[name].shape[0]
             lengths = (size, size - 1) if wanted == TIME else (size,)
-            places = [
-                i
-                for i, n in enumerate(variable.shape)
-                if n in lengths and not found.role[i] and found.rough.get(i, 0) < UNRELATED
-            ]
+            places = [i for i, n in enumerate(variable.shape) if n in lengths and not found.role[i]]
+            if len(places) > 1:
+                places = [i for i in places if found.rough.get(i, 0) < UNRELATED] or places
             if not places or (wanted == TIME and TIME in found.role) or not _rises(container, name):
                 continue
             exact = [i for i in places if variable.shape[i] == size] or places
@@ -145,14 +145,10 @@ def _by_values(variable: Variable, vectors: Mapping[str, Variable], found: Dims)
     rank, shape = len(variable.shape), variable.shape
     left = [i for i in range(rank) if not found.role[i]]
     if TRAJECTORY not in found.role:
-        rough = [i for i in left if found.rough.get(i, 0) >= UNRELATED and shape[i] > 1]
-        large = (
-            [i for i in rough if shape[i] > MAX_CHANNELS]
-            or [i for i in rough if i == 0]
-            or (rough if len(rough) > 1 else [])
-        )
+        rough = [i for i in left if found.rough.get(i, 0) >= UNRELATED]
+        large = [i for i in rough if shape[i] > FEW_CHANNELS] or (rough if len(rough) > 1 else [])
         if large:
-            best = max(large, key=lambda i: (found.rough[i], -i)) if large[0] != 0 else 0
+            best = 0 if 0 in large else max(large, key=lambda i: found.rough[i])
             found.role[best], found.why[best] = TRAJECTORY, "its neighboring entries have nothing to do with each other"
         else:
             # A sweep over a parameter: neighbors resemble each other, but there is a number for each.

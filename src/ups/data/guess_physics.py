@@ -80,7 +80,8 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
     channels = [values[:, :, c] for c in moving]
     if max(_activity(v) for v in channels) < FIXED / 4:
         return BoundaryGuess("unknown", "nothing happens near the ends")
-    if all(_ends_agree(v) for v in channels) and max(_wander(v[..., 0], v) for v in channels) > FIXED:
+    repeats = all(_ends_agree(v) for v in channels) and max(_seam(v[..., :-1]) for v in channels) < SEAM
+    if repeats and max(_wander(v[..., 0], v) for v in channels) > FIXED:
         return BoundaryGuess("periodic", "the last point is the first again in every frame", repeated_end=True)
     seam = max(_seam(v) for v in channels)
     if seam < SEAM:
@@ -165,6 +166,6 @@ def _fixed(v: Values) -> float:
 
 def _flat(v: Values) -> float:
     """The slope at the left end relative to the usual one, for points on the end or half a cell inside of it."""
-    first, second = v[..., 1] - v[..., 0], v[..., 2] - v[..., 1]
+    a, b, c = (v[..., i + 1] - v[..., i] for i in range(3))
     usual = _rms(np.diff(v, axis=-1))
-    return min(_rms(1.5 * first - 0.5 * second), _rms(2 * first - second)) / usual if usual else 1.0
+    return min(_rms((15 * a - 10 * b + 3 * c) / 8), _rms(3 * a - 3 * b + c)) / usual if usual else 1.0

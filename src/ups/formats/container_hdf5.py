@@ -18,6 +18,7 @@ from ups.formats.hdf5_guard import FileKey, survey_tree_file
 from ups.formats.hdf5_survey import ArraySurvey
 from ups.formats.hdf5_tree import TreeSurvey
 
+MAX_COMMON_VALUES = 1 << 16
 # How xarray and netCDF call a dimension that has no name.
 _NAMELESS = re.compile(r"phony_dim_\d+|dim_\d+")
 
@@ -60,6 +61,11 @@ class Hdf5Container(Container):
                 left_out.append(f"'{name}', whose shape differs between groups: {lengths[0]} and {lengths[-1]}")
                 continue
             first = f"{groups[0]}/{member}"
+            common = self._common(found)
+            if common is not None:
+                self._arrays[name] = common
+                variables[name] = Variable(name, common.shape, _names(survey.dims[first]), survey.attributes[first])
+                continue
             self._arrays[name] = found
             dims = ("", *_names(survey.dims[first]))
             variables[name] = Variable(name, (len(groups), *found[0].shape), dims, survey.attributes[first])
@@ -75,6 +81,18 @@ class Hdf5Container(Container):
             elif any(isinstance(value, float) for value in values):
                 left_out.append(f"attribute '{key}', which only some of the groups '{prefix}' have as a number")
         return left_out
+
+    def _common(self, found: tuple[ArraySurvey, ...]) -> Array | None:
+        """The values of a coordinate that every group repeats; None for what differs."""
+        shape = found[0].shape
+        if len(shape) != 1 or shape[0] > MAX_COMMON_VALUES:
+            return None
+        region = (slice(0, shape[0], 1),)
+        first = np.array(_region(self._key, found[0], region))
+        for array in found[1:]:
+            if not np.array_equal(_region(self._key, array, region), first):
+                return None
+        return first
 
     def read(self, name: str, region: Region) -> Array:
         array = self._arrays[name]

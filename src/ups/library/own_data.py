@@ -1,4 +1,4 @@
-"""`ups.import_data` and `ups.init_run`: from data of your own to a store, and to a recipe. The commands are these."""
+"""`ups.import_data`: from data of your own to a store; and what `ups init` does."""
 
 from __future__ import annotations
 
