@@ -44,7 +44,7 @@ def init(
     grid = " x ".join(map(str, reader.space))
     say(f"{reader.task.name}: {counts} trajectories of {reader.num_frames or 1} frames on {grid} points")
     if rows:
-        say(table([(field, f"{value}  {_mark(why)}") for field, value, why in rows]))
+        say(table([(field, f"{value}  {_mark(why)}" if value else _mark(why)) for field, value, why in rows]))
     for text in notes:
         say(f"note: {text}")
     if guess is None and started.description is not None:
@@ -61,4 +61,4 @@ def _mark(why: str) -> str:
     head, colon, rest = why.partition(": ")
     if not colon or head not in ("guess", "check"):
         return f"({why})"
-    return f"({styled(head, 'yellow' if head == 'check' else 'cyan')}: {rest})"
+    return f"({styled(head, 'bold', 'yellow' if head == 'check' else 'cyan')}: {rest})"

@@ -192,8 +192,7 @@ class _Guesser:
         self.values["fields"] = fields
         self.values["dims"] = labels
         why = "; ".join(f"{label}: {text}" for label, text in zip(labels, dims.why, strict=True))
-        named = all("by" not in text.split(":")[0].split() and "nothing" not in text for text in dims.why)
-        self._say("dims", why, sure=named, look=not named)
+        self._say("dims", why, sure=not dims.seen, look=bool(dims.seen))
 
     def _fields_of(
         self, variable: Variable, dims: list[str], usual: list[str], steady: bool, first: int, num_axes: int

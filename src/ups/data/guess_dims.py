@@ -34,11 +34,15 @@ SAMPLED_VALUES = 1 << 18
 
 @dataclass
 class Dims:
-    """role: what each dimension is ('space' is not yet named); coordinate: the array that belongs to each, or ''."""
+    """role: what each dimension is ('space' is not yet named); coordinate: the array that belongs to each, or ''.
+
+    seen: dimensions that only their values or their place tell apart.
+    """
 
     role: list[str]
     coordinate: list[str]
     why: list[str]
+    seen: set[int] = field(default_factory=set)
     rough: dict[int, float] = field(default_factory=dict)
 
 
@@ -88,6 +92,7 @@ def guess_dims(container: Container, variable: Variable) -> Dims:
     if unknown:
         found.rough = roughness(container, variable)
         _by_coordinates(container, variable, vectors, found)
+        found.seen = {i for i in range(rank) if not found.role[i]}
         _by_values(variable, vectors, found)
     return found
 

@@ -55,7 +55,8 @@ def guess_lines(guess: Guess) -> list[tuple[str, str, str]]:
         if not why:
             continue
         mark = "" if path in guess.sure else "check: " if path in guess.uncertain else "guess: "
-        rows.append((_shown_path(path, values), _value_text(_at(values, path)), mark + printable(why)))
+        value = "" if path.endswith(".name") else _value_text(_at(values, path))
+        rows.append((_shown_path(path, values), value, mark + printable(why)))
     return rows
 
 
