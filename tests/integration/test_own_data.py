@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import h5py
 import numpy as np
 import pytest
 import xarray
+
+from tests.integration.environments import ROOT
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -73,6 +76,22 @@ def test_three_commands_and_one_line_make_a_film(
     shown = ups(tmp_path, "rollout", "mine", name, "--film", "film.mp4")
     assert "relative to the RMS of the trajectory" in shown, "there is a truth to compare with"
     assert (tmp_path / "film.mp4").stat().st_size > 3_000
+
+
+def test_the_page_can_be_followed(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "own-data.md").read_text()
+    for kind, block in re.findall(r"^```(python|bash)\n(.*?)^```", page, re.M | re.S):
+        if kind == "python":
+            subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True, timeout=120)
+            continue
+        for line in block.splitlines():
+            words = line.split()
+            assert words[0] == "ups"
+            if words[1] == "train":
+                recipe = tmp_path / words[2]
+                recipe.write_text(re.sub(r"budget_seconds: 300.*", "steps: 2", recipe.read_text()))
+            ups(tmp_path, *words[1:])
+    assert (tmp_path / "waves.mp4").exists()
 
 
 def ups(folder: Path, *arguments: str) -> str:

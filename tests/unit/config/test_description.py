@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from ups.config.description import description_next_to, read_description
+from ups.config.description import TaskDescription, check_description, description_next_to, read_description
 from ups.config.explain import RecipeError
 from ups.config.recipe import resolve
+from ups.config.yaml_subset import parse
 from ups.errors import ConfigError
 
 SOUND = """\
@@ -119,3 +121,12 @@ def test_a_description_is_found_next_to_the_data(tmp_path: Path) -> None:
     own = tmp_path / "waves.task.yaml"
     own.write_text(SOUND)
     assert description_next_to([data]) == str(own)
+
+
+def test_the_description_on_the_page_is_sound() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "own-data.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.M | re.S)
+    found = check_description(parse(block, "docs/own-data.md"))
+    assert [field.name for field in found.fields] == ["temperature", "conductivity"]
+    for name in TaskDescription.model_fields:
+        assert name in page, name
