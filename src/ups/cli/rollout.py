@@ -148,15 +148,21 @@ def _read_input(
     problem: str | None,
     described: TaskDescription | None,
 ) -> _Input:
-    if Path(source).suffix in (".nc", ".nc4", ".cdf") and described is None:
-        return _read_netcdf(spec, source)
     from ups.config.schema import TaskConfig
     from ups.data.open import open_task
     from ups.errors import DataError
     from ups.evaluation.references import mean_field
 
     config = TaskConfig(name=spec.name, path=source, problem=problem, description=described)
-    reader = open_task(config)
+    netcdf = Path(source).suffix in (".nc", ".nc4", ".cdf")
+    if netcdf and described is None:
+        return _read_netcdf(spec, source)
+    try:
+        reader = open_task(config)
+    except DataError:
+        if not netcdf:
+            raise
+        return _read_netcdf(spec, source)  # not laid out as the data that was trained on: fields to start from
     stride = _time_stride(spec, reader.task, source)
     if stride > 1:
         reader = open_task(config.model_copy(update={"time_stride": stride}))

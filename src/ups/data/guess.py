@@ -260,7 +260,9 @@ class _Guesser:
                 self._say("time_unit", f"units of '{name}'", sure=True)
             values = self.container.whole(name)
             steps = np.diff(values.reshape(-1, values.shape[-1])[:, :frames], axis=1)
-            if steps.size and np.isfinite(steps).all() and steps.mean() > 0:
+            if steps.size and np.isfinite(steps).all():
+                if not np.allclose(steps, steps.mean(), rtol=1e-3) or steps.mean() <= 0:
+                    return  # left open: the reader says in words what is wrong with the times
                 self.values["dt"] = _short_float(float(steps.mean()))
                 self._say("dt", f"spacing of '{name}'", sure=True)
                 return

@@ -25,17 +25,21 @@ class MemoryContainer(Container):
         for key, value in (arrays.variables if dataset else arrays).items():
             name = str(key)
             array = value if dataset else np.asarray(value)
+            attributes = _numbers_and_texts(value.attrs, left_out, name) if dataset else {}
+            if np.dtype(array.dtype).kind in "mM" and array.size:
+                # Dates, as xarray decodes them: seconds since the first.
+                array = (np.asarray(array) - np.asarray(array).reshape(-1)[0]) / np.timedelta64(1, "s")
+                attributes["units"] = "s"
             if np.dtype(array.dtype).kind not in "fiu":
                 left_out.append(f"'{name}', which does not hold numbers ({array.dtype})")
                 continue
             dims = tuple(str(d) for d in value.dims) if dataset else ("",) * array.ndim
-            found = _numbers_and_texts(value.attrs, left_out, name) if dataset else {}
             self._arrays[name] = array
-            variables[name] = Variable(name, tuple(int(n) for n in array.shape), dims, found)
+            variables[name] = Variable(name, tuple(int(n) for n in array.shape), dims, attributes)
         if not variables:
             raise DataError("no array of numbers was given", hint="give {'u': array, 'x': coordinates, ...}")
-        attributes = _numbers_and_texts(arrays.attrs, left_out, "") if dataset else {}
-        super().__init__("the given arrays", variables, attributes, left_out)
+        facts = _numbers_and_texts(arrays.attrs, left_out, "") if dataset else {}
+        super().__init__("the given arrays", variables, facts, left_out)
 
     def read(self, name: str, region: Region) -> Array:
         part = self._arrays[name][region]

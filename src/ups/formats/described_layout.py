@@ -191,7 +191,8 @@ class _Understanding:
         size = self._size(axis.name, 0)
         if size < 2 + axis.repeated_end:
             raise self._refuse(f"axis '{axis.name}' has {size} points; at least 2 are needed")
-        name = axis.dataset or (axis.name if axis.name in self.container.variables else None)
+        own = self.container.variables.get(axis.name)
+        name = axis.dataset or (axis.name if own is not None and len(own.shape) == 1 else None)
         if name is None:
             extent = axis.extent if axis.extent is not None else 1.0
             if axis.extent is None:
@@ -211,8 +212,8 @@ class _Understanding:
         steps = np.diff(values)
         if (steps <= 0).any():
             raise self._refuse(f"the coordinates '{name}' of axis '{axis.name}' neither rise nor fall")
-        if axis.repeated_end:
-            values, size = values[:-1], size - 1
+        if axis.repeated_end:  # the reader leaves out the last point of the file
+            values, size = values[1:] if falls else values[:-1], size - 1
         extent = axis.extent if axis.extent is not None else float((values[-1] - values[0]) * size / (size - 1))
         if not np.allclose(steps, steps.mean(), rtol=1e-3):
             self.assumptions.append(f"the points of axis '{axis.name}' are not at equal distances")
@@ -232,7 +233,7 @@ class _Understanding:
     def _times(self, num_frames: int, count: int) -> tuple[float, float]:
         """Time step and time of the first frame."""
         said = self.description
-        name = said.times or next((n for n in TIME_NAMES if n in self.container.variables), None)
+        name = said.times or next((n for n in TIME_NAMES if self._holds_times(n, num_frames)), None)
         if name is None:
             if said.dt is None:
                 raise self._refuse("it has no times, and dt is not said", hint="add dt to the task.yaml")
@@ -250,8 +251,9 @@ class _Understanding:
         steps = np.diff(rows, axis=1)
         dt = float(steps.mean())
         if said.dt is not None:
-            if not math.isclose(said.dt, dt, rel_tol=1e-3):
-                self.assumptions.append(f"dt is {said.dt:g} by the description, and {dt:g} by '{name}'")
+            if not np.allclose(steps, said.dt, rtol=1e-3):
+                spread = f"{steps.min():g} to {steps.max():g}" if not np.allclose(steps, dt, rtol=1e-3) else f"{dt:g}"
+                self.assumptions.append(f"dt is {said.dt:g} by the description, and {spread} by '{name}'")
             return said.dt, float(rows[0, 0])
         if dt <= 0 or not np.allclose(steps, dt, rtol=1e-3):
             what = "trajectories" if np.allclose(steps, steps[:, :1], rtol=1e-3) and len(rows) > 1 else "frames"
@@ -260,6 +262,12 @@ class _Understanding:
                 hint="windows need frames at equal distances: interpolate them, or leave trajectories out",
             )
         return dt, float(rows[0, 0])
+
+    def _holds_times(self, name: str, num_frames: int) -> bool:
+        variable = self.container.variables.get(name)
+        if variable is None or len(variable.shape) not in (1, 2):
+            return False
+        return variable.shape[-1] in (num_frames, num_frames + 1)
 
     def _parameter(self, parameter: DescribedParameter, count: int) -> Float64:
         """(N,) values of one parameter."""

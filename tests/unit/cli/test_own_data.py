@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import h5py
@@ -12,6 +13,7 @@ import xarray
 
 import ups
 from ups.cli.main import run
+from ups.errors import DataError
 
 RNG = np.random.default_rng(0)
 X, T = np.arange(64) / 64, np.arange(9) * 0.25
@@ -148,3 +150,31 @@ def test_what_cannot_be_read_is_an_error_with_a_hint(folder: Path, capsys: pytes
     assert run(["data", "import", "waves.npz", "-o", "a.zarr", "--task", "none.yaml"]) == 3
     assert not (folder / "mine").exists()
     assert "none of the formats" in capsys.readouterr().err
+
+
+def test_dates_of_xarray_become_seconds(tmp_path: Path) -> None:
+    dates = np.datetime64("2020-01-01", "ns") + np.arange(9) * np.timedelta64(6, "h")
+    dataset = xarray.Dataset({"u": (("sample", "time", "x"), WAVES)}, {"x": X, "time": dates})
+    task = ups.import_data(dataset, tmp_path / "a.zarr").task
+    assert (task.dt, task.time_unit) == (21600, "s")
+
+
+def test_frames_at_unequal_distances_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="differs between frames"):
+        ups.import_data({"u": WAVES, "x": X, "t": np.append(T[:-1], T[-2] + 1)}, tmp_path / "a.zarr")
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "large.npy"
+    large = np.lib.format.open_memmap(path, "w+", np.float32, (12, 40, 256, 256))
+    large[:, :, ::7, ::5] = RNG.normal(size=(12, 1, 37, 52))
+    large.flush()
+    size = large.nbytes
+    del large
+    task = {"fields": [{"name": "u"}], "axes": [{"name": "x"}, {"name": "y"}], "dt": 1.0}
+    tracemalloc.start()
+    ups.import_data(path, tmp_path / "large.zarr", task | {"dims": ["trajectory", "time", "x", "y"]})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size > 120e6
+    assert peak < 0.4 * size, peak  # a chunk and its copies, whatever the size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 from pathlib import Path
@@ -297,3 +298,65 @@ def test_links_in_a_zarr_group_are_refused(made: dict[str, Path], tmp_path: Path
     (tmp_path / "a.zarr" / "u").symlink_to(made["zarr2"] / "u")
     with pytest.raises(DataError, match="symbolic links"):
         open_container(tmp_path / "a.zarr")
+
+
+def test_a_falling_axis_whose_last_point_is_the_first_again(tmp_path: Path) -> None:
+    ring = np.concatenate([U, U[:, :, :1]], axis=2)[:, :, ::-1]
+    np.savez(tmp_path / "a.npz", u=ring, x=np.arange(NX + 1)[::-1] * 0.5, y=Y)
+    values = {
+        "fields": [{"name": "u"}],
+        "axes": [{"name": "x", "boundary": "periodic", "repeated_end": True}, {"name": "y"}],
+    }
+    reader = open_described([tmp_path / "a.npz"], describe_values(values | {"dims": TASK["dims"], "dt": 1.0}))
+    found = reader.read("train", 0, 0, 1).state[0, 0]
+    place = round(float(reader.coordinates[0][0]) / 0.5)
+    np.testing.assert_array_equal(found, np.roll(U[0, 0], -place, axis=0))
+    assert reader.task.axes[0].extent == pytest.approx(6)
+
+
+def test_arrays_called_like_axes_or_time_are_not_taken_for_coordinates(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=U[..., 0], t=V[..., 0])
+    values = {"fields": [{"name": "x"}, {"name": "t"}], "axes": [{"name": "s", "extent": 2.0}], "dt": 1.0}
+    reader = open_described([tmp_path / "a.npz"], describe_values(values | {"dims": ["trajectory", "time", "s"]}))
+    np.testing.assert_array_equal(reader.read("train", 1, 2, 1).state[0], np.stack([U[1, 2, :, 0], V[1, 2, :, 0]]))
+
+
+def test_parts_of_an_hdf5_file_that_lead_elsewhere_are_left_out_and_named(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.h5"
+    with h5py.File(secret, "w") as file:
+        file["u"] = U
+    (tmp_path / "raw.bin").write_bytes(U.tobytes())
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["u"] = U
+        file["soft"] = h5py.SoftLink("/u")
+        file["external"] = h5py.ExternalLink(str(secret), "/u")
+        file.create_dataset("raw", U.shape, "f4", external=[(str(tmp_path / "raw.bin"), 0, U.nbytes)])
+        layout = h5py.VirtualLayout(U.shape, "f4")
+        layout[:] = h5py.VirtualSource(str(secret), "u", U.shape)
+        file.create_virtual_dataset("virtual", layout)
+        file["text"] = "words"
+        file["pairs"] = np.zeros(3, [("a", "f4"), ("b", "f4")])
+        file["szip"] = U
+        file.attrs["vector"] = [1.0, 2.0]
+        file.attrs["flag"] = "yes"
+    container = open_container(path)
+    assert set(container.variables) == {"u", "szip"}
+    for name in ("soft", "external", "raw", "virtual", "text", "pairs"):
+        assert f"'{name}'" in " ".join(container.left_out), name
+    assert (container.attributes["vector[0]"], container.attributes["vector[1]"]) == (1.0, 2.0)
+    values = {"fields": [{"name": "v", "dataset": "virtual"}], "axes": [{"name": "x"}, {"name": "y"}], "dt": 1.0}
+    with pytest.raises(DataError, match="is not read"):
+        open_described([path], describe_values(values | {"dims": TASK["dims"]}))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_damaged_hdf5_file_is_an_error_and_no_crash(made: dict[str, Path], tmp_path: Path, seed: int) -> None:
+    content = bytearray(made["groups"].read_bytes())
+    rng = np.random.default_rng(seed)
+    for place in rng.integers(8, 4000, 40):
+        content[int(place)] = int(rng.integers(0, 256))
+    path = tmp_path / "groups.h5"
+    path.write_bytes(bytes(content))
+    with contextlib.suppress(DataError):
+        described(path).read("test", 0, 0, 7)
