@@ -32,7 +32,7 @@ MOVES = 1e-3
 
 @dataclass(frozen=True)
 class Sample:
-    """Frames (N, T, C, *S) of the state fields, or (N, 1, C, *S) of the given and asked fields of a steady task."""
+    """Frames (N, T, C, *S) of the state fields, or (N, 1, C, *S) of what a steady task asks for."""
 
     values: Values
 
@@ -61,7 +61,7 @@ def take_sample(reader: Reader) -> Sample:
     for trajectory in np.unique(np.linspace(0, count - 1, number).astype(int)):
         if task.steady:
             window = reader.read("train", int(trajectory), 0, 0)
-            parts.append(np.concatenate([window.static, window.target])[None])
+            parts.append(window.target[None])  # what is given obeys no boundary
             continue
         chosen = np.unique(np.linspace(0, reader.num_frames - 1, frames).astype(int))
         states = [reader.read("train", int(trajectory), int(frame), 1).state[0] for frame in chosen]
