@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ups.library.data import Dataset, open_data
     from ups.library.fit import fit
     from ups.library.generate import generate_data
+    from ups.library.own_data import import_data
     from ups.library.recipe import load_recipe
     from ups.library.run import Run
     from ups.library.scores import Comparison, Scores, compare, evaluate
@@ -32,6 +33,7 @@ __all__ = [
     "evaluate",
     "fit",
     "generate_data",
+    "import_data",
     "load_recipe",
     "open_data",
     "train",
@@ -48,6 +50,7 @@ _MODULES = {
     "evaluate": "ups.library.scores",
     "fit": "ups.library.fit",
     "generate_data": "ups.library.generate",
+    "import_data": "ups.library.own_data",
     "load_recipe": "ups.library.recipe",
     "open_data": "ups.library.data",
     "train": "ups.library.train",

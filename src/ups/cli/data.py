@@ -1,4 +1,7 @@
-"""`ups data`: look at data, prove that it is sane, bring it into the store. Generating is in `data_generate`."""
+"""`ups data`: look at data, prove that it is sane, bring it into the store.
+
+Generating is in `data_generate`, data of one's own in `data_import`.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,20 @@ from typing import Annotated
 import typer
 
 from ups.cli.data_generate import generate
+from ups.cli.data_import import import_data
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, styled, table
 
-app = new_app("Generate, inspect, validate or pack data.")
+app = new_app("Generate, import, inspect, validate or pack data.")
 app.command(short_help="Make benchmark data with reference solvers.")(generate)
+app.command(name="import", short_help="Make a store of data of your own.")(import_data)
 
 PathsArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH",
-        help="A store (.zarr), or one or more files of one task (PDEBench, or what an installed package reads).",
+        help="A store (.zarr), or one or more files of one task (PDEBench, arrays with a task.yaml, or what an "
+        "installed package reads).",
         show_default=False,
     ),
 ]
@@ -28,6 +34,10 @@ ProblemOption = Annotated[
     typer.Option(
         "--problem", metavar="NAME", help="Problem of PDEBench that the files hold, where they do not say so."
     ),
+]
+TaskOption = Annotated[
+    Path | None,
+    typer.Option("--task", metavar="TASK.yaml", help="What the arrays mean; default the task.yaml next to them."),
 ]
 FormatOption = Annotated[
     str,
@@ -47,6 +57,7 @@ def inspect(
     ] = None,
     split: Annotated[str, typer.Option("--split", help="Which split the picture shows.")] = "train",
     problem: ProblemOption = None,
+    task: TaskOption = None,
     format: FormatOption = "auto",
     json: JsonOption = False,
 ) -> None:
@@ -54,7 +65,7 @@ def inspect(
     from ups.data.inspect import card_lines, make_card
     from ups.data.open import open_paths
 
-    reader = open_paths(paths, problem=problem, format=format)
+    reader = open_paths(paths, problem=problem, format=format, description=task)
     card = make_card(reader, paths, format=format)
     if picture is not None:
         from ups.data.picture import draw
@@ -83,6 +94,7 @@ def validate(
     ] = 1e-3,
     quick: Annotated[bool, typer.Option("--quick", help="Do not hash every byte of a store.")] = False,
     problem: ProblemOption = None,
+    task: TaskOption = None,
     format: FormatOption = "auto",
     json: JsonOption = False,
 ) -> None:
@@ -106,6 +118,7 @@ def validate(
             progress=lambda done, total: line.count("validating", done, total, "trajectories"),
             problem=problem,
             format=format,
+            description=task,
         )
     if json:
         report(found.to_json())
@@ -136,6 +149,7 @@ def pack(
     compress: Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
     problem: ProblemOption = None,
+    task: TaskOption = None,
     format: FormatOption = "auto",
     json: JsonOption = False,
 ) -> None:
@@ -156,6 +170,7 @@ def pack(
         test_fraction=test_fraction,
         problem=problem,
         format=format,
+        description=task,
     )
     started = time.monotonic()
     with ProgressLine(quiet=json) as line:

@@ -13,6 +13,7 @@ from ups.cli.output import note, report, say
 from ups.record.places import find_bundle
 
 if TYPE_CHECKING:
+    from ups.config.description import TaskDescription
     from ups.evaluation.gallery import Example
     from ups.inference.simulator import Simulator
     from ups.spec.task import TaskSpec
@@ -64,9 +65,11 @@ def rollout(
         from ups.evaluation.report.figures import check_packages
 
         check_packages(film=film is not None)
-    simulator = Simulator.load(find_bundle(bundle), device=device)
+    found = find_bundle(bundle)
+    simulator = Simulator.load(found, device=device)
     spec = simulator.task(task)
-    start = _read_input(simulator, spec, source, split, trajectory, start_frame, problem)
+    described = _description(found, spec, source)
+    start = _read_input(simulator, spec, source, split, trajectory, start_frame, problem, described)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
     with ProgressLine(quiet=json) as line:
         result = simulator.rollout(
@@ -143,18 +146,26 @@ def _read_input(
     trajectory: int,
     start_frame: int | None,
     problem: str | None,
+    described: TaskDescription | None,
 ) -> _Input:
-    if Path(source).suffix in (".nc", ".nc4", ".cdf"):
-        return _read_netcdf(spec, source)
     from ups.config.schema import TaskConfig
     from ups.data.open import open_task
     from ups.errors import DataError
     from ups.evaluation.references import mean_field
 
-    reader = open_task(TaskConfig(name=spec.name, path=source, problem=problem))
+    config = TaskConfig(name=spec.name, path=source, problem=problem, description=described)
+    netcdf = Path(source).suffix in (".nc", ".nc4", ".cdf")
+    if netcdf and described is None:
+        return _read_netcdf(spec, source)
+    try:
+        reader = open_task(config)
+    except DataError:
+        if not netcdf:
+            raise
+        return _read_netcdf(spec, source)  # not laid out as the data that was trained on: fields to start from
     stride = _time_stride(spec, reader.task, source)
     if stride > 1:
-        reader = open_task(TaskConfig(name=spec.name, path=source, problem=problem, time_stride=stride))
+        reader = open_task(config.model_copy(update={"time_stride": stride}))
         note(f"the time step of the simulator is {spec.dt:g}: one in {stride} frames of '{source}' is used")
     if reader.splits.get(split, 0) <= trajectory:
         raise DataError(
@@ -179,6 +190,22 @@ def _read_input(
     arguments["coordinates"] = dict(zip(axes, reader.coordinates, strict=True))
     mean = mean_field(reader, MEAN_TRAJECTORIES).numpy() if reader.splits.get("train", 0) else None
     return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, mean, notes)
+
+
+def _description(bundle: Path, spec: TaskSpec, source: str) -> TaskDescription | None:
+    """What the arrays of the input mean: by the task.yaml next to it, else by what the run was told about its data."""
+    from ups.config.description import description_next_to, read_description
+    from ups.formats.zarr_store import is_own_store
+    from ups.run.directory import read_run_recipe
+
+    if not Path(source).exists() or is_own_store(source):
+        return None
+    beside = description_next_to([source])
+    if beside is not None:
+        return read_description(beside)
+    tasks = read_run_recipe(bundle).recipe.data.tasks
+    known = next((task.description for task in tasks if task.name == spec.name), None)
+    return known if not isinstance(known, str) else read_description(known)
 
 
 def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:

@@ -44,6 +44,20 @@ _LIMITS = {
     "less_than_equal": ("le", "at most"),
 }
 _SHOWN_CHARACTERS = 60
+_MAX_REPORTED = 10
+
+
+class RecipeError(ConfigError):
+    """A file with one or more mistakes; the message is the first, `others` are one line each."""
+
+    others: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, mistakes: Sequence[ConfigError]) -> RecipeError:
+        """All mistakes as one error, at most ten of them."""
+        first = cls(mistakes[0].message, hint=mistakes[0].hint)
+        first.others = tuple(mistake.one_line() for mistake in mistakes[1:_MAX_REPORTED])
+        return first
 
 
 def explain(

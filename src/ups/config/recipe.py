@@ -16,7 +16,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ups.config.explain import explain
+from ups.config.description import description_text
+from ups.config.explain import RecipeError, explain
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import (
     MAX_BYTES,
@@ -36,13 +37,6 @@ from ups.record.places import CONFIG_NAME
 
 MAX_INCLUDE_DEPTH = 8
 MAX_FILES = 64
-_MAX_REPORTED = 10
-
-
-class RecipeError(ConfigError):
-    """A recipe with one or more mistakes; the message is the first, `others` are one line each."""
-
-    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,8 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Reso
     document = reader.read(os.fspath(path))
     for override in overrides:
         apply_override(document, override)
-    return _resolved(document, frozenset(reader.included), tuple(reader.files))
+    described = _take_descriptions(document)
+    return _resolved(document, frozenset({*reader.included, *described}), (*reader.files, *described))
 
 
 def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe") -> ResolvedRecipe:
@@ -69,7 +64,8 @@ def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe
     document = Document(data, dict.fromkeys(paths_in(data), Origin(name, 0)))
     for override in overrides:
         apply_override(document, override)
-    return _resolved(document, frozenset(), ())
+    described = _take_descriptions(document)
+    return _resolved(document, frozenset(described), tuple(described))
 
 
 def _resolved(document: Document, included: frozenset[str], files: tuple[str, ...]) -> ResolvedRecipe:
@@ -160,6 +156,41 @@ class _Reader:
             base = self.read(os.path.normpath(os.path.join(os.path.dirname(file), name)), (*chain, real), where)
             merged = base if merged is None else _merge(merged, base)
         return document if merged is None else _merge(merged, document)
+
+
+def _take_descriptions(document: Document) -> list[str]:
+    """Put the content of each file that a task names as its `description` into the recipe; returns these files.
+
+    So a run keeps what it was told about its data, whatever happens to the file. Relative to the recipe, as `include`.
+    """
+    data = document.value.get("data") if isinstance(document.value, dict) else None
+    tasks = data.get("tasks") if isinstance(data, dict) else None
+    files: list[str] = []
+    for number, task in enumerate(tasks if isinstance(tasks, list) else ()):
+        name = task.get("description") if isinstance(task, dict) else None
+        if not isinstance(name, str):
+            continue
+        path: FieldPath = ("data", "tasks", number, "description")
+        origin = document.origins[path]
+        folder = os.path.dirname(origin.file) if origin.line else ""
+        file = os.path.normpath(os.path.join(folder, name))
+        if not name.endswith((".yaml", ".yml")) or len(files) >= MAX_FILES:
+            raise ConfigError(
+                f"{_at(origin)}{dotted(path)}: expected a file that ends in .yaml or .yml, {MAX_FILES} at most",
+                hint="`ups init DIR --data FILE` writes a task.yaml",
+            )
+        # As with an include, the file may have been named by somebody else: errors do not repeat it.
+        found = parse(description_text(file), file, quote=False)
+        if not isinstance(found.value, dict):
+            raise ConfigError(f"{file}: a task description is made of 'name: value' lines", hint="see docs/own-data.md")
+        task["description"] = found.value
+        document.origins.update({(*path, *inner): place for inner, place in found.origins.items()})
+        files.append(file)
+    return files
+
+
+def _at(origin: Origin) -> str:
+    return f"{origin}: " if origin.line else f"{origin} "
 
 
 def _a(value: Value) -> str:
@@ -299,6 +330,4 @@ def _validate(document: Document, included: frozenset[str]) -> Recipe:
         problems = error.errors(include_url=False)
     # Outside the handler, so that no traceback in a log carries the values that pydantic keeps.
     mistakes = explain(problems, Recipe, document.value, document.origins, included)
-    first = RecipeError(mistakes[0].message, hint=mistakes[0].hint)
-    first.others = tuple(mistake.one_line() for mistake in mistakes[1:_MAX_REPORTED])
-    raise first
+    raise RecipeError.of(mistakes)

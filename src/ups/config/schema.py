@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
+from ups.config.description import TaskDescription
 from ups.config.model import ModelConfig
 from ups.config.setting import REQUIRED, Section, section, setting
 from ups.config.stage import StageConfig
@@ -32,15 +33,20 @@ class RunConfig(Section):
 
 
 class TaskConfig(Section):
-    """One data source: a store, a PDEBench file, or several files of one task."""
+    """One data source: a store, a file, or several files of one task."""
 
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
     path: str | list[str] = setting(
-        REQUIRED, "Store (.zarr), PDEBench file, or a list of files of the same task.", may_change=True
+        REQUIRED, "Store (.zarr), a file, or a list of files of the same task.", may_change=True
     )
     problem: str | None = setting(
         None,
         "Problem of PDEBench that the files hold, such as burgers1d, where they do not say so; taken on your word.",
+    )
+    description: TaskDescription | str | None = setting(
+        None,
+        "What the arrays of the path mean, where it does not say so: a task.yaml (relative to this file), or its "
+        "content; default the task.yaml next to the data.",
     )
     format: str = setting("auto", "Which reader opens the path; auto recognizes it by its name and first bytes.")
     block_size: int | None = setting(

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ups.data.open import recognized
+from ups.data.open import DESCRIBED, recognized
 from ups.formats.base import GridReader, Reader
+from ups.formats.described import DescribedReader
 from ups.formats.zarr_store import StoreReader
 from ups.record.text import size_text
 from ups.spec.moments import Moments, by_channel
@@ -28,7 +29,7 @@ def make_card(
     ranges, seen = _ranges(reader, num_sampled)
     card: dict[str, Any] = {
         "paths": paths,
-        "format": recognized([Path(path) for path in paths]) if format == "auto" else format,
+        "format": _format_of(reader, paths) if format == "auto" else format,
         "bytes": sum(_bytes_of(Path(p)) for p in paths),
         "identity": reader.identity(),
         "task": task.name,
@@ -65,6 +66,10 @@ def make_card(
     else:
         card["first_trajectory"] = reader.where("train", 0)
     return card
+
+
+def _format_of(reader: GridReader, paths: list[str]) -> str:
+    return DESCRIBED if isinstance(reader, DescribedReader) else recognized([Path(path) for path in paths])
 
 
 def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:

@@ -6,10 +6,16 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ups.config.description import TaskDescription, description_next_to, read_description
 from ups.config.schema import TaskConfig
 from ups.errors import DataError, PluginError
 from ups.formats.base import FULL, Format, GridReader, Reader, Subsampling
+from ups.formats.described import open_described
+from ups.formats.open_container import needs_description
+from ups.formats.zarr_store import is_own_store
 from ups.registry import READERS
+
+DESCRIBED = "described"
 
 
 def open_task(config: TaskConfig) -> Reader:
@@ -21,6 +27,7 @@ def open_task(config: TaskConfig) -> Reader:
         test_fraction=config.test_fraction,
         problem=config.problem,
         format=config.format,
+        description=config.description,
     )
     reader.rename(config.name)
     return reader
@@ -45,10 +52,12 @@ def open_paths(
     test_fraction: float = 0.1,
     problem: str | None = None,
     format: str = "auto",
+    description: TaskDescription | str | Path | None = None,
 ) -> GridReader:
     """The reader of a store, or of one or several files; the fractions are for data without splits.
 
     problem: which problem of PDEBench the files hold, where they do not say so. format: a registered reader, or auto.
+    description: what the arrays of the files mean, or a file that says so; default the task.yaml next to them.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
     if not paths:
@@ -56,9 +65,39 @@ def open_paths(
     for one in paths:
         if not one.exists():
             raise DataError(f"{one} does not exist", hint="make it with `ups data generate`, or correct the path")
+    described = _description_of(paths, description, problem, format)
+    if described is not None:
+        return open_described(paths, described, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction)
     name = recognized(paths) if format == "auto" else format
     chosen: Format = READERS.factory(name)
     return chosen.open(paths, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction, problem=problem)
+
+
+def _description_of(
+    paths: Sequence[Path], description: TaskDescription | str | Path | None, problem: str | None, format: str
+) -> TaskDescription | None:
+    """What is said about these files; None for a store, and where only the reader of a format knows."""
+    if description is None and (problem is not None or format not in ("auto", DESCRIBED)):
+        return None
+    stores = [path for path in paths if is_own_store(path)]
+    if description is not None and (stores or problem is not None):
+        what = f"{stores[0]} is a store, which says itself what it holds" if stores else "both problem and description"
+        raise DataError(what, hint="leave the description out" if stores else "keep one of them")
+    if stores:
+        return None
+    if isinstance(description, str | Path):
+        return read_description(description)
+    if description is not None:
+        return description
+    found = description_next_to(paths)
+    if found is not None:
+        return read_description(found)
+    if format == DESCRIBED or any(needs_description(path) for path in paths):
+        raise DataError(
+            f"{paths[0]} does not say what its arrays mean, and no task.yaml lies next to it",
+            hint=f"`ups init DIR --data {paths[0]}` looks at it and writes one",
+        )
+    return None
 
 
 def recognized(paths: Sequence[Path]) -> str:

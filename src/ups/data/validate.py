@@ -23,7 +23,7 @@ from ups.data.open import open_paths
 from ups.errors import DataError, UpsError
 from ups.formats.base import Reader
 from ups.formats.check_store import check_store
-from ups.formats.zarr_store import is_store
+from ups.formats.zarr_store import is_own_store
 from ups.spec.batch import Float32, Float64, Window
 from ups.spec.moments import Moments, by_channel
 
@@ -92,19 +92,20 @@ def validate_paths(
     progress: Progress | None = None,
     problem: str | None = None,
     format: str = "auto",
+    description: Path | None = None,
 ) -> Report:
-    """All findings about a store or files, opening errors included. problem, format: see `open_paths`."""
+    """All findings about a store or files, opening errors included. The last three: see `open_paths`."""
     paths = [str(p) for p in path] if isinstance(path, list) else [str(path)]
     report = Report()
     allowed = set(allow)
     try:
-        reader = open_paths(paths, problem=problem, format=format)
+        reader = open_paths(paths, problem=problem, format=format, description=description)
     except DataError as error:
         report.add(Finding("unreadable", error.message, paths[0]))
         return report
     report.task, report.equation = reader.task.name, reader.task.equation
     report.assumptions = list(reader.assumptions)
-    if is_store(paths[0]) and "damaged" not in allowed:
+    if is_own_store(paths[0]) and "damaged" not in allowed:
         for problem in check_store(paths[0], deep=deep):
             report.add(Finding("damaged", problem, paths[0]))
     validate(reader, report, allow=allowed, drift_tolerance=drift_tolerance, progress=progress)

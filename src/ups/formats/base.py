@@ -347,6 +347,29 @@ class GridReader(ABC):
         return np.asarray(cells.mean(axis=axes, dtype=np.float64))  # (..., *S)
 
 
+def split_counts(
+    counts: list[int], valid_fraction: float, test_fraction: float
+) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """First row and number of rows of each split in each file.
+
+    The wanted totals are rounded up over all files so far, so that files of four trajectories still give one in ten,
+    and at least one trajectory of every file goes to train.
+    """
+    starts: dict[str, list[int]] = {s: [] for s in SPLITS}
+    numbers: dict[str, list[int]] = {s: [] for s in SPLITS}
+    seen = valid_given = test_given = 0
+    for count in counts:
+        seen += count
+        test = max(0, min(math.ceil(seen * test_fraction - 1e-9) - test_given, count - 1))
+        valid = max(0, min(math.ceil(seen * valid_fraction - 1e-9) - valid_given, count - 1 - test))
+        train = count - valid - test
+        test_given, valid_given = test_given + test, valid_given + valid
+        for split, start, number in (("train", 0, train), ("valid", train, valid), ("test", train + valid, test)):
+            starts[split].append(start)
+            numbers[split].append(number)
+    return starts, numbers
+
+
 def _thin_coordinate(coordinate: Float64, subsampling: Subsampling) -> Float64:
     stride = subsampling.space_stride
     if stride == 1:

@@ -6,7 +6,7 @@ structure is read by a child with limits on memory and time, and this process le
 is then mapped at the surveyed offset without the library; only chunked data is opened here, with metadata that the
 child walked to the last chunk.
 
-    python -m ups.formats.hdf5_guard [--netcdf]   names on standard input; one JSON line per file
+    python -m ups.formats.hdf5_guard [--netcdf | --tree]   names on standard input; one JSON line per file
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import IO, Any
 
 from ups.errors import DataError, UpsError
 from ups.formats.hdf5_survey import FileSurvey, survey_file
+from ups.formats.hdf5_tree import TreeSurvey, survey_tree
 from ups.formats.netcdf_survey import NetcdfSurvey, survey_netcdf
 from ups.record.untrusted_files import open_regular
 
@@ -62,14 +63,25 @@ def survey_files(paths: Sequence[str | Path]) -> list[FileSurvey | DataError]:
 
 def survey_netcdf_file(path: str | Path) -> tuple[FileKey, NetcdfSurvey]:
     """Structure of a NetCDF-4 file, and what it belongs to. Raises DataError for a file that is refused."""
+    key, answer = _survey_one(path, "--netcdf")
+    return key, NetcdfSurvey.from_json(answer)
+
+
+def survey_tree_file(path: str | Path) -> tuple[FileKey, TreeSurvey]:
+    """All arrays of any HDF5 file, and what it belongs to. Raises DataError for a file that cannot be opened."""
+    key, answer = _survey_one(path, "--tree")
+    return key, TreeSurvey.from_json(answer)
+
+
+def _survey_one(path: str | Path, option: str) -> tuple[FileKey, dict[str, Any]]:
     key = _key_or_error(path)
     if isinstance(key, DataError):
         raise key
-    answers, problem = _ask_child([key[0]], "--netcdf")
+    answers, problem = _ask_child([key[0]], option)
     answer = answers[0] if answers else _blamed(key, problem)
     if isinstance(answer, DataError):
         raise answer
-    return key, NetcdfSurvey.from_json(answer)
+    return key, answer
 
 
 def _blamed(key: FileKey, problem: str) -> DataError:
@@ -142,7 +154,11 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    survey: Callable[[str], FileSurvey | NetcdfSurvey] = survey_netcdf if "--netcdf" in sys.argv[1:] else survey_file
+    surveys: dict[str, Callable[[str], FileSurvey | NetcdfSurvey | TreeSurvey]] = {
+        "--netcdf": survey_netcdf,
+        "--tree": survey_tree,
+    }
+    survey = surveys.get(sys.argv[1] if len(sys.argv) > 1 else "", survey_file)
     # Names come through standard input: a command line has a limit.
     for path in sys.stdin.buffer.read().decode().split("\0"):
         try:

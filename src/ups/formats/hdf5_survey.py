@@ -103,7 +103,10 @@ def survey_file(path: str) -> FileSurvey:
     size = os.path.getsize(path)
     with h5py.File(path, "r", locking=False) as file:
         if "_NCProperties" in file.attrs:
-            raise DataError("a NetCDF file, not a PDEBench file", hint="`ups rollout` starts from NetCDF files")
+            raise DataError(
+                "a NetCDF file, not a PDEBench file",
+                hint="`ups init DIR --data FILE` describes it to train on it; `ups rollout` starts from NetCDF files",
+            )
         names = entries_of(file, MAX_ROOT_ENTRIES)
         groups: list[str] = []
         datasets: dict[str, ArraySurvey] = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ups.errors import DataError
-from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling
+from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
 from ups.formats.hdf5_arrays import drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_files
 from ups.formats.hdf5_survey import FileSurvey
@@ -76,7 +76,7 @@ class PdebenchReader(GridReader):
             for key, survey, layout in layouts
         )
         counts = [f.layout.num_trajectories for f in self._files]
-        self._starts, self._counts = _split(counts, valid_fraction, test_fraction)
+        self._starts, self._counts = split_counts(counts, valid_fraction, test_fraction)
         self._ends = {split: np.cumsum(self._counts[split]).tolist() for split in SPLITS}
         task = replace(first.task, parameters=tuple(_parameter(n, [x[2] for x in layouts]) for n in names))
         totals = {split: int(self._ends[split][-1]) for split in SPLITS}
@@ -169,29 +169,6 @@ def _parameter(name: str, layouts: list[FileLayout]) -> ParameterSpec:
     values = [layout.parameters[name] for layout in layouts]
     log = name in layouts[0].log_parameters and min(values) > 0
     return ParameterSpec(name, minimum=min(values), maximum=max(values), scale="log" if log else "linear")
-
-
-def _split(
-    counts: list[int], valid_fraction: float, test_fraction: float
-) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """First row and number of rows of each split in each file.
-
-    The wanted totals are rounded up over all files so far, so that files of four trajectories still give one in ten,
-    and at least one trajectory of every file goes to train.
-    """
-    starts: dict[str, list[int]] = {s: [] for s in SPLITS}
-    numbers: dict[str, list[int]] = {s: [] for s in SPLITS}
-    seen = valid_given = test_given = 0
-    for count in counts:
-        seen += count
-        test = max(0, min(math.ceil(seen * test_fraction - 1e-9) - test_given, count - 1))
-        valid = max(0, min(math.ceil(seen * valid_fraction - 1e-9) - valid_given, count - 1 - test))
-        train = count - valid - test
-        test_given, valid_given = test_given + test, valid_given + valid
-        for split, start, number in (("train", 0, train), ("valid", train, valid), ("test", train + valid, test)):
-            starts[split].append(start)
-            numbers[split].append(number)
-    return starts, numbers
 
 
 def _file_identity(key: FileKey) -> str:

@@ -96,7 +96,7 @@ def understand(key: FileKey, survey: FileSurvey, problem: str | None = None) -> 
     else:
         raise DataError(
             f"{key[0]} is not a PDEBench file: its datasets are {', '.join(sorted(names))[:200] or 'none'}",
-            hint="stores end in .zarr; PDEBench layouts are listed in docs/data.md",
+            hint="`ups init DIR --data FILE` describes files of any other layout (docs/own-data.md)",
         )
     file = _File(key, survey)
     return _layout(file, build(file), problem)

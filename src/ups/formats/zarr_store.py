@@ -125,13 +125,21 @@ def is_store(path: str | Path) -> bool:
     return (Path(path) / "zarr.json").is_file()
 
 
+def is_own_store(path: str | Path) -> bool:
+    """Whether a path is a store of this package, or one that is damaged, and no other Zarr group."""
+    try:
+        return is_store(path) and "ups" in read_group(Path(path))
+    except DataError:
+        return True
+
+
 def read_store_attributes(path: Path) -> dict[str, Any]:
     """The root attribute `ups` of a store. Raises DataError if there is none that this version reads."""
     attributes = read_group(path).get("ups")
     if not isinstance(attributes, dict) or attributes.get("format") != FORMAT:
         raise DataError(
             f"{path} is a Zarr group, but not a store of ups: the attribute 'ups' is missing",
-            hint="make a store with `ups data generate` or `ups data pack`",
+            hint="`ups init DIR --data FILE` describes other arrays, `ups data import` makes a store of them",
         )
     if attributes.get("version") != VERSION:
         raise DataError(

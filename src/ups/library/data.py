@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ups.config.description import TaskDescription
 from ups.data.open import open_paths
 from ups.errors import DataError
 from ups.formats.base import GridReader, Subsampling
@@ -32,12 +33,13 @@ def open_data(
     test_fraction: float = 0.1,
     problem: str | None = None,
     format: str = "auto",
+    task: PathLike | TaskDescription | None = None,
 ) -> Dataset:
     """Open a store, or one or several files of another format that ups reads. Reads nothing but its description.
 
     The strides show every n-th frame and point (with `antialias` the mean over cells of n points); the fractions are
     for files without splits; problem: which problem of PDEBench the files hold, where they do not say so; format: the
-    reader, where it cannot be recognized.
+    reader, where it cannot be recognized; task: what the arrays mean, default the task.yaml next to them.
     """
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     texts = [os.fspath(one) for one in paths]
@@ -51,6 +53,7 @@ def open_data(
         test_fraction=test_fraction,
         problem=problem,
         format=format,
+        description=task if task is None or isinstance(task, TaskDescription) else os.fspath(task),
     )
     return Dataset(reader, texts, format)
 

@@ -1,0 +1,282 @@
+"""What a person says about data of their own: `task.yaml`, next to a file, in a recipe, or given to a command.
+
+The fields are those of a task (`ups.spec.task.TaskSpec`), plus where each of them is found in the file. What is said
+here is taken as it is, over anything that a file seems to say. Reading the file is left to `ups.formats.described`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import Annotated, Literal, Self
+
+from pydantic import StringConstraints, ValidationError, field_validator, model_validator
+
+from ups.config.explain import RecipeError, explain
+from ups.config.setting import REQUIRED, Section, setting
+from ups.config.yaml_subset import Document, Origin, Value, parse, paths_in
+from ups.errors import ConfigError
+
+# Dimensions of an array that are no axis of space: which simulation, which frame, which of several fields that lie in
+# one array, and which component of a vector.
+TRAJECTORY, TIME, CHANNEL, COMPONENT = "trajectory", "time", "channel", "component"
+RESERVED = (TRAJECTORY, TIME, CHANNEL, COMPONENT)
+MAX_DESCRIPTION_BYTES = 200_000
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+
+Unit = Annotated[str, StringConstraints(min_length=1, max_length=32)]
+Dims = list[str]
+
+
+def _plain(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError("must start with a letter or '_', then letters, digits, '_', '.', '-' (at most 64)")
+    return name
+
+
+class DescribedField(Section):
+    """One physical field: what it is, and which array holds it."""
+
+    name: str = setting(REQUIRED, "Name of the field in results and reports.")
+    role: Literal["state", "static", "target"] = setting(
+        "state", "state changes in time, static is given and constant in time, target is what a steady task asks for."
+    )
+    unit: Unit = setting("1", "Unit of its values; '1' where there is none.")
+    tensor_rank: int = setting(0, "0 for a scalar, 1 for a vector, 2 for a tensor; see dims.", ge=0, le=2)
+    dataset: str | None = setting(None, "Array in the file that holds it; default the one of its name.")
+    channel: int | None = setting(
+        None, "Which entry along the dimension 'channel', where one array holds several fields.", ge=0, le=4095
+    )
+    dims: Dims | None = setting(
+        None,
+        "What each dimension of the array is: trajectory, time, channel, component, or an axis; default that of all.",
+        max_length=8,
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        return _plain(value)
+
+
+class DescribedAxis(Section):
+    """One axis of space."""
+
+    name: str = setting(REQUIRED, "Name of the axis.")
+    boundary: Literal["periodic", "wall", "open", "dirichlet", "neumann", "unknown"] = setting(
+        "unknown", "What happens at its two ends; unknown: a model is told nothing, and nothing wraps around."
+    )
+    extent: float | None = setting(
+        None, "Length of the domain along it, in its unit; default points times spacing.", gt=0
+    )
+    unit: Unit = setting("1", "Unit of its coordinates; '1' where there is none.")
+    dataset: str | None = setting(
+        None, "Array of its coordinates; default the one of its name, else equal distances over the extent."
+    )
+    repeated_end: bool = setting(
+        False, "Whether the last point of a periodic axis is its first again; such a point is left out."
+    )
+
+    @model_validator(mode="after")
+    def _only_a_ring_repeats(self) -> Self:
+        if self.repeated_end and self.boundary != "periodic":
+            raise ValueError(f"repeated_end is true, and boundary of axis '{self.name}' is {self.boundary}")
+        return self
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if value in (*RESERVED, "state", "static", "target", "parameters"):
+            raise ValueError("is kept for something else; give the axis another name, such as x")
+        return _plain(value)
+
+
+class DescribedParameter(Section):
+    """One scalar of the equation, constant over a trajectory: one number for each trajectory, or one for all."""
+
+    name: str = setting(REQUIRED, "Name of the parameter.")
+    unit: Unit = setting("1", "Unit of its values; '1' where there is none.")
+    scale: Literal["linear", "log"] = setting("linear", "log where its values spread over orders of magnitude.")
+    dataset: str | None = setting(None, "Array that holds it, or (with attribute) whose attribute it is.")
+    channel: int | None = setting(
+        None, "Which column, where the array holds several numbers for each trajectory.", ge=0, le=4095
+    )
+    attribute: str | None = setting(None, "Attribute that holds it: of the file, or of `dataset`.")
+    value: float | None = setting(None, "The number itself, where the file does not hold it.")
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        return _plain(value)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.value is not None and (self.dataset is not None or self.attribute is not None):
+            raise ValueError(f"value of parameter '{self.name}' and where to read it are both given; keep one")
+        return self
+
+
+class TaskDescription(Section):
+    """What the arrays of a file mean. Everything that is said here overrides what the file seems to say."""
+
+    name: str | None = setting(None, "Name of the task; default the file's.")
+    fields: list[DescribedField] = setting(REQUIRED, "The physical fields.", min_length=1, max_length=64)
+    axes: list[DescribedAxis] = setting(REQUIRED, "The axes of space, one to three.", min_length=1, max_length=3)
+    dims: Dims | None = setting(
+        None,
+        "What each dimension of the arrays is, in their order: trajectory, time, channel, component, or an axis.",
+        max_length=8,
+    )
+    parameters: list[DescribedParameter] = setting([], "Scalars of the equation.", max_length=64)
+    dt: float | None = setting(
+        None, "Time between two frames; default the spacing of the file's times.", unit="time_unit", gt=0
+    )
+    time_unit: Unit = setting("1", "Unit of time; '1' where there is none.")
+    times: str | None = setting(None, "Array of the times of the frames; default the one called time or t.")
+    steady: bool = setting(False, "Whether there is no time: static fields are given, target fields are asked for.")
+    cut_frames: int | None = setting(
+        None,
+        "Cut trajectories into pieces of so many frames, each a trajectory of its own; for few long simulations.",
+        unit="frames",
+        ge=2,
+    )
+    conserved: list[str] = setting([], "State fields whose integral over the domain does not change.", max_length=64)
+    symmetries: list[Literal["translation", "reflection", "rotation90", "galilean"]] = setting(
+        [], "Transformations of the domain that map solutions to solutions.", max_length=4
+    )
+    equation: Annotated[str, StringConstraints(max_length=1000)] = setting(
+        "", "The equation, for people; never guessed."
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, value: str | None) -> str | None:
+        return value if value is None else _plain(value)
+
+    @model_validator(mode="after")
+    def _names_are_distinct(self) -> Self:
+        groups = (("fields", self.fields), ("axes", self.axes), ("parameters", self.parameters))
+        for kind, entries in groups:
+            names = [entry.name for entry in entries]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{kind} names '{twice[0]}' twice; give each its own name")
+        return self
+
+    @model_validator(mode="after")
+    def _roles_fit(self) -> Self:
+        roles = {field.role for field in self.fields}
+        if self.steady and ("state" in roles or "target" not in roles):
+            raise ValueError("steady: a steady task has target fields and no state field; give fields their role")
+        if not self.steady and ("target" in roles or "state" not in roles):
+            raise ValueError("fields: a task in time has a state field and no target; or set steady to true")
+        if self.steady and (self.dt is not None or self.cut_frames is not None):
+            raise ValueError("dt and cut_frames are of tasks in time, and steady is true")
+        states = [field.name for field in self.fields if field.role == "state"]
+        for name in self.conserved:
+            if name not in states:
+                raise ValueError(f"conserved names '{name}', which is no state field; these are {', '.join(states)}")
+        return self
+
+    @model_validator(mode="after")
+    def _dims_are_known(self) -> Self:
+        self._check_dims("dims", self.dims, None)
+        for number, field in enumerate(self.fields):
+            dims = field.dims if field.dims is not None else self.dims
+            self._check_dims(f"fields.{number}.dims" if field.dims is not None else "dims", dims, field)
+        return self
+
+    def _check_dims(self, where: str, dims: Dims | None, field: DescribedField | None) -> None:
+        if dims is None:
+            return
+        axes = [axis.name for axis in self.axes]
+        for name in dims:
+            if name not in (*RESERVED, *axes):
+                raise ValueError(
+                    f"{where} has '{name}', which is no axis; it takes {', '.join((*RESERVED, *axes))}, "
+                    "one for each dimension of the array"
+                )
+        allowed_twice = COMPONENT if field is not None and field.tensor_rank == 2 else ""
+        twice = [name for name in dims if dims.count(name) > 1 and name != allowed_twice]
+        if field is None:
+            return
+        if twice:
+            raise ValueError(f"{where} has '{twice[0]}' twice; each dimension is one thing")
+        if dims.count(COMPONENT) != field.tensor_rank:
+            raise ValueError(
+                f"{where}: field '{field.name}' has tensor_rank {field.tensor_rank}, so 'component' must stand there "
+                f"{field.tensor_rank} times"
+            )
+        missing = [name for name in axes if name not in dims]
+        if missing:
+            raise ValueError(f"{where} of field '{field.name}' lacks axis '{missing[0]}'")
+        if field.role == "state" and TIME not in dims:
+            raise ValueError(f"{where} of field '{field.name}' lacks 'time', and its role is state")
+        if field.role != "state" and TIME in dims:
+            raise ValueError(f"{where} of field '{field.name}' has 'time', and its role is {field.role}")
+        if CHANNEL in dims and field.channel is None:
+            raise ValueError(
+                f"{where} has 'channel', so field '{field.name}' must say which: give its channel (0, ...)"
+            )
+
+    def dims_of(self, field: DescribedField) -> Dims | None:
+        """What the dimensions of a field's array are, if that is said."""
+        return field.dims if field.dims is not None else self.dims
+
+
+def read_description(path: str | os.PathLike[str]) -> TaskDescription:
+    """A checked `task.yaml`. Raises ConfigError with line and field for each mistake."""
+    file = os.fspath(path)
+    return check_description(parse(description_text(file), file))
+
+
+def describe_values(values: Value, name: str = "task") -> TaskDescription:
+    """The same for plain values; `name` stands for the file in messages."""
+    return check_description(Document(values, dict.fromkeys(paths_in(values), Origin(name, 0))))
+
+
+def check_description(document: Document) -> TaskDescription:
+    """Validate a parsed description."""
+    if not isinstance(document.value, dict):
+        where = document.origins.get((), Origin("task", 0))
+        raise ConfigError(f"{where}: a task description is made of 'name: value' lines", hint="docs/own-data.md")
+    try:
+        return TaskDescription.model_validate(document.value, strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    raise RecipeError.of(explain(problems, TaskDescription, document.value, document.origins))
+
+
+def description_text(file: str) -> str:
+    """The text of a description. Only small regular files are opened."""
+    import stat
+
+    try:
+        status = os.stat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{file}: is not a regular file", hint="name a task.yaml")
+        with open(file, "rb") as stream:
+            content = stream.read(MAX_DESCRIPTION_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file", hint="`ups init DIR --data FILE` writes one") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(content) > MAX_DESCRIPTION_BYTES:
+        raise ConfigError(f"{file}: is larger than {MAX_DESCRIPTION_BYTES:,} bytes", hint="a description is a page")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: is not UTF-8 text", hint="save it as UTF-8") from None
+
+
+def description_next_to(paths: Iterable[str | os.PathLike[str]]) -> str | None:
+    """The description that lies next to a data file: `NAME.task.yaml` for NAME.npy, else `task.yaml`; None without."""
+    for path in paths:
+        folder, name = os.path.split(os.path.abspath(os.fspath(path)))
+        stem = name.split(".")[0] if not name.startswith(".") else name
+        for candidate in (f"{os.path.splitext(name)[0]}.task.yaml", f"{stem}.task.yaml", "task.yaml"):
+            found = os.path.join(folder, candidate)
+            if os.path.isfile(found):
+                return found
+    return None

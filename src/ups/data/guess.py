@@ -1,0 +1,432 @@
+"""A first description of a file that nobody has described: what its arrays are, and which of it is a guess.
+
+Names, coordinates, units and attributes of the file come first (`guess_dims`), then what the values show
+(`guess_physics`). An equation is never guessed. Every number of the file ends as something: a coordinate, the time
+step, a length, a parameter, or a line that says that it is not used.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ups.config.description import (
+    CHANNEL,
+    COMPONENT,
+    RESERVED,
+    TIME,
+    TRAJECTORY,
+    TaskDescription,
+    describe_values,
+)
+from ups.data.guess_dims import Dims, axis_names, guess_dims, plain, role_of_name
+from ups.data.guess_physics import guess_boundary, guess_conserved, take_sample
+from ups.data.names_in_files import ABOUT_THE_FILE, END_NAMES, LENGTH_NAMES, SPACES, SPACING_NAMES, STEP_NAMES
+from ups.errors import DataError
+from ups.formats.container import Container, Variable
+from ups.formats.described import DescribedReader
+from ups.formats.described_layout import NOT_PARAMETERS
+
+MAX_COLUMNS = 16
+FEW_TRAJECTORIES = 10
+WANTED_PIECES = 20
+LEAST_PIECE = 8
+
+
+@dataclass
+class Guess:
+    """description: validated. reasons: path in the description -> why. sure: paths that the file itself says.
+
+    notes: sentences for the person. uncertain: paths that a person has to look at first.
+    """
+
+    description: TaskDescription
+    reasons: dict[str, str]
+    sure: set[str]
+    notes: list[str]
+    uncertain: list[str] = field(default_factory=list)
+
+
+def guess_description(containers: Sequence[Container], name: str) -> Guess:
+    """What a file seems to hold. Raises DataError if it has no array that could be a field."""
+    return _Guesser(containers[0], name).guess(containers)
+
+
+class _Guesser:
+    def __init__(self, container: Container, name: str) -> None:
+        self.container, self.name = container, name
+        self.reasons: dict[str, str] = {}
+        self.sure: set[str] = set()
+        self.notes: list[str] = []
+        self.uncertain: list[str] = []
+        self.used: set[str] = set()
+        self.used_attributes: set[tuple[str, str]] = set()
+        self.field_names: set[str] = set()
+        self.values: dict[str, Any] = {"name": name}
+
+    def guess(self, containers: Sequence[Container]) -> Guess:
+        main = self._main()
+        dims = guess_dims(self.container, main)
+        names = self._axes(main, dims)
+        self._fields(main, dims, names)
+        count = main.shape[dims.role.index(TRAJECTORY)] if TRAJECTORY in dims.role else 1
+        if not self.values.get("steady"):
+            self._time(main, dims, count)
+            self._pieces(main, dims, count * len(containers))
+        frames = main.shape[dims.role.index(TIME)] if TIME in dims.role else 0
+        self._parameters(count, frames)
+        self._measure(containers)
+        description = describe_values(self.values, "the guessed description")
+        unused = DescribedReader(containers, description, name=self.name).assumptions
+        self.notes += [text for text in unused if text.startswith(("arrays", "attributes", "not read"))]
+        for path in self.uncertain:
+            self.sure.discard(path)
+        return Guess(description, self.reasons, self.sure, self.notes, self.uncertain)
+
+    def _say(self, path: str, why: str, *, sure: bool = False, look: bool = False) -> None:
+        self.reasons[path] = why
+        if sure:
+            self.sure.add(path)
+        if look:
+            self.uncertain.append(path)
+
+    def _main(self) -> Variable:
+        arrays = [v for v in self.container.variables.values() if len(v.shape) >= 2 and v.size > 16]
+        if not arrays:
+            raise DataError(
+                f"{self.container.path} has no array with two dimensions or more",
+                hint="a field needs at least time and one axis of space: (trajectory, time, x)",
+            )
+        rank = max(len(v.shape) for v in arrays if v.size * 8 >= max(a.size for a in arrays))
+        largest = max((v for v in arrays if len(v.shape) == rank), key=lambda v: v.size)
+        if rank > 6:
+            raise DataError(f"array '{largest.name}' of {self.container.path} has {rank} dimensions")
+        return largest
+
+    def _axes(self, main: Variable, dims: Dims) -> dict[int, str]:
+        """Dimension of the main array -> name of the axis."""
+        places = [i for i, role in enumerate(dims.role) if role == "space"]
+        if not 1 <= len(places) <= 3:
+            shown = ", ".join(f"{n}: {role}" for n, role in zip(main.shape, dims.role, strict=True))
+            raise DataError(
+                f"{self.container.path}: array '{main.name}' would have {len(places)} axes of space ({shown})",
+                hint="describe it by a task.yaml (docs/own-data.md): dims says what each dimension is",
+            )
+        called = axis_names([dims.coordinate[i] or main.dims[i] for i in places])
+        names = dict(zip(places, called, strict=True))
+        order = sorted(places, key=lambda i: SPACES.get(names[i], 9)) if all(n in SPACES for n in called) else places
+        axes: list[dict[str, Any]] = []
+        for number, i in enumerate(order):
+            axis: dict[str, Any] = {"name": names[i]}
+            path = f"axes.{number}"
+            coordinate = dims.coordinate[i]
+            if coordinate:
+                self.used.add(coordinate)
+                axis["dataset"] = coordinate
+                self._unit(axis, path, self.container.variables[coordinate])
+                self._say(f"{path}.name", f"{main.shape[i]} points of '{coordinate}'", sure=True)
+            else:
+                self._say(f"{path}.name", f"{main.shape[i]} points: {dims.why[i]}")
+                self._extent(axis, path, names[i], main.shape[i])
+            axes.append(axis)
+        self.values["axes"] = axes
+        return names
+
+    def _unit(self, entry: dict[str, Any], path: str, variable: Variable) -> None:
+        unit = variable.attributes.get("units", variable.attributes.get("unit"))
+        if isinstance(unit, str) and 0 < len(unit.strip()) <= 32:
+            entry["unit"] = unit.strip()
+            self._say(f"{path}.unit", f"units of '{variable.name}'", sure=True)
+        elif isinstance(unit, str) and unit.strip():
+            self.notes.append(f"the units of '{variable.name}' have more than 32 characters and are left out")
+
+    def _extent(self, axis: dict[str, Any], path: str, name: str, size: int) -> None:
+        lengths = {f"l{name}", f"{name}_length", f"length_{name}", f"extent_{name}", f"{name}_max", f"{name}max"}
+        found = self._number({*LENGTH_NAMES, *lengths}) if name == "x" or len(name) > 1 else self._number(lengths)
+        if found is not None and found[1] > 0:
+            axis["extent"] = found[1]
+            self._say(f"{path}.extent", f"from {found[0]}", sure=True)
+            return
+        spacing = self._number({f"d{name}", *(SPACING_NAMES if name == "x" else ())})
+        if spacing is not None and spacing[1] > 0:
+            axis["extent"] = spacing[1] * size
+            self._say(f"{path}.extent", f"{size} points times {spacing[0]}", sure=True)
+            return
+        axis["extent"] = 1.0
+        self._say(f"{path}.extent", "the file has no coordinates and no length", look=True)
+
+    def _number(self, names: set[str] | frozenset[str]) -> tuple[str, float] | None:
+        """A number of the file that is called so: where it is, and its value."""
+        for key, value in self.container.attributes.items():
+            if key.split("/")[-1].lower() in names and isinstance(value, float):
+                self.used_attributes.add(("", key))
+                return f"attribute '{key}'", value
+        for key, variable in self.container.variables.items():
+            if variable.size == 1 and key.split("/")[-1].lower() in names:
+                self.used.add(key)
+                return f"'{key}'", float(self.container.whole(key).reshape(-1)[0])
+        for key, variable in self.container.variables.items():
+            for name, value in variable.attributes.items():
+                if name.lower() in names and isinstance(value, float):
+                    self.used_attributes.add((key, name))
+                    return f"attribute '{name}' of '{key}'", value
+        return None
+
+    def _fields(self, main: Variable, dims: Dims, names: dict[int, str]) -> None:
+        labels = [names.get(i, role) for i, role in enumerate(dims.role)]
+        steady = TIME not in labels
+        fields: list[dict[str, Any]] = []
+        for variable in self.container.variables.values():
+            found = labels if variable is main else _labels_of(variable, main, labels)
+            if found is None or variable.name in self.used or any(a not in found for a in names.values()):
+                continue
+            self.used.add(variable.name)
+            fields += self._fields_of(variable, found, labels, steady, len(fields), len(names))
+        if steady:
+            self._steady(fields)
+        self.values["fields"] = fields
+        self.values["dims"] = labels
+        why = "; ".join(f"{label}: {text}" for label, text in zip(labels, dims.why, strict=True))
+        self._say("dims", why, sure=not dims.seen, look=bool(dims.seen))
+
+    def _fields_of(
+        self, variable: Variable, dims: list[str], usual: list[str], steady: bool, first: int, num_axes: int
+    ) -> list[dict[str, Any]]:
+        """The fields of one array: one, or one for each channel."""
+        size = variable.shape[dims.index(CHANNEL)] if CHANNEL in dims else 0
+        if COMPONENT in dims and variable.shape[dims.index(COMPONENT)] != num_axes:
+            dims = [CHANNEL if dim == COMPONENT else dim for dim in dims]
+            size = variable.shape[dims.index(CHANNEL)]
+        base = _plain_name(variable.name.split("/")[-1], "u")
+        role = "target" if steady else "state" if TIME in dims else "static"
+        found: list[dict[str, Any]] = []
+        for channel in range(max(1, size)):
+            path = f"fields.{first + len(found)}"
+            entry: dict[str, Any] = {"name": base if size < 2 else f"{base}_{channel}", "role": role}
+            while entry["name"] in self.field_names:
+                entry["name"] += "_"
+            self.field_names.add(entry["name"])
+            if entry["name"] != variable.name:
+                entry["dataset"] = variable.name
+            if size:
+                entry["channel"] = channel
+                self._say(f"{path}.name", f"channel {channel} of '{variable.name}'")
+            else:
+                self._say(f"{path}.name", f"array '{variable.name}' {variable.shape}", sure=True)
+            if COMPONENT in dims:
+                entry["tensor_rank"] = 1
+                self._say(f"{path}.tensor_rank", "it has as many components as there are axes")
+            if role == "static":
+                self._say(f"{path}.role", "it has no time")
+            self._unit(entry, path, variable)
+            if dims != usual:
+                entry["dims"] = dims
+            found.append(entry)
+        return found
+
+    def _steady(self, fields: list[dict[str, Any]]) -> None:
+        self.values["steady"] = True
+        self._say("steady", "no dimension looks like time", look=True)
+        for number, entry in enumerate(fields[:-1]):
+            entry["role"] = "static"
+            self._say(
+                f"fields.{number}.role", "of the arrays without time all but the last are taken as given", look=True
+            )
+
+    def _time(self, main: Variable, dims: Dims, count: int) -> None:
+        place = dims.role.index(TIME)
+        frames = main.shape[place]
+        name = dims.coordinate[place]
+        if not name:
+            shapes = {(count, frames), (count, frames + 1), (1, frames)}
+            candidates = [
+                n
+                for n, v in self.container.variables.items()
+                if n not in self.used and v.shape in shapes and role_of_name(n.removeprefix("*/")) == TIME
+            ]
+            name = candidates[0] if candidates else ""
+        if name:
+            self.used.add(name)
+            self.values["times"] = name
+            self._say("times", "", sure=True)
+            unit = self.container.variables[name].attributes.get("units")
+            if isinstance(unit, str) and 0 < len(unit.split(" since ")[0].strip()) <= 32:
+                self.values["time_unit"] = unit.split(" since ")[0].strip()
+                self._say("time_unit", f"units of '{name}'", sure=True)
+            values = self.container.whole(name)
+            steps = np.diff(values.reshape(-1, values.shape[-1])[:, :frames], axis=1)
+            if steps.size and np.isfinite(steps).all():
+                if not np.allclose(steps, steps.mean(), rtol=1e-3) or steps.mean() <= 0:
+                    return  # left open: the reader says in words what is wrong with the times
+                self.values["dt"] = _short_float(float(steps.mean()))
+                self._say("dt", f"spacing of '{name}'", sure=True)
+                return
+        step = self._number(STEP_NAMES)
+        if step is not None and step[1] > 0:
+            self.values["dt"] = step[1]
+            self._say("dt", f"from {step[0]}", sure=True)
+            return
+        end = self._number(END_NAMES)
+        if end is not None and end[1] > 0 and frames > 1:
+            self.values["dt"] = end[1] / (frames - 1)
+            self._say("dt", f"{end[0]} over {frames - 1} steps, if the first frame is at time 0", look=True)
+            return
+        self.values["dt"] = 1.0
+        self._say("dt", "the file has no times and no time step: time is counted in frames", look=True)
+
+    def _pieces(self, main: Variable, dims: Dims, count: int) -> None:
+        frames = main.shape[dims.role.index(TIME)]
+        if count >= FEW_TRAJECTORIES or frames * count < FEW_TRAJECTORIES * LEAST_PIECE:
+            return
+        piece = max(LEAST_PIECE, frames * count // WANTED_PIECES)
+        if piece < frames:
+            self.values["cut_frames"] = piece
+            self._say("cut_frames", f"{count} trajectories of {frames} frames are too few to hold some out", look=True)
+
+    def _parameters(self, count: int, frames: int) -> None:
+        found: list[dict[str, Any]] = []
+        for name, variable in self.container.variables.items():
+            short = name.split("/")[-1].removeprefix("*@")
+            if name in self.used or plain(short) in ABOUT_THE_FILE:
+                continue
+            per_row = variable.shape[:1] == (count,) and count > 1
+            if variable.size == 1 or (len(variable.shape) == 1 and per_row):
+                if role_of_name(short) == TRAJECTORY or _counts(self.container, variable):
+                    continue  # a number for each trajectory that only counts them; named as not used
+                self._parameter(found, short, {"dataset": name}, self.container.whole(name), variable)
+            elif (
+                len(variable.shape) == 2
+                and per_row
+                and variable.shape[1] <= MAX_COLUMNS
+                and variable.shape[1] != frames
+            ):
+                for column in range(variable.shape[1]):
+                    values = self.container.whole(name)[:, column]
+                    self._parameter(found, f"{short}_{column}", {"dataset": name, "channel": column}, values, variable)
+        sizes = {n for v in self.container.variables.values() for n in v.shape}
+        for name, value in self.container.attributes.items():
+            if isinstance(value, float) and ("", name) not in self.used_attributes and not _about(name, value, sizes):
+                self._parameter(found, name.split("/")[-1], {"attribute": name}, np.array([value]), None)
+        for owner, variable in self.container.variables.items():
+            for name, value in variable.attributes.items():
+                taken = (owner, name) in self.used_attributes or name in NOT_PARAMETERS or _about(name, value, sizes)
+                if isinstance(value, float) and not taken:
+                    source = {"dataset": owner, "attribute": name}
+                    self._parameter(found, name, source, np.array([value]), None)
+        self.values["parameters"] = found
+
+    def _parameter(
+        self, found: list[dict[str, Any]], name: str, source: dict[str, Any], values: Any, variable: Variable | None
+    ) -> None:
+        values = np.asarray(values, np.float64).reshape(-1)
+        if not np.isfinite(values).all() or len(found) == 64:
+            self.notes.append(f"'{name}' is no parameter: its values are not finite, or there are more than 64")
+            return
+        entry: dict[str, Any] = {"name": _plain_name(name, "parameter")}
+        while entry["name"] in [other["name"] for other in found]:
+            entry["name"] += "_"
+        path = f"parameters.{len(found)}"
+        low, high = float(values.min()), float(values.max())
+        if variable is not None:
+            self._unit(entry, path, variable)
+        if low > 0 and high / low >= 20:
+            entry["scale"] = "log"
+            self._say(f"{path}.scale", f"from {low:g} to {high:g}")
+        entry |= source
+        where = f"attribute '{source['attribute']}'" if "attribute" in source else f"'{source['dataset']}'"
+        spread = f"{low:g} to {high:g}" if high > low else f"{low:g}"
+        self._say(f"{path}.name", f"{where}: {spread}", sure=True)
+        found.append(entry)
+
+    def _measure(self, containers: Sequence[Container]) -> None:
+        description = describe_values(self.values, "the guessed description")
+        reader = DescribedReader(containers, description, name=self.name)
+        sample = take_sample(reader)
+        reader.close()
+        if not sample.finite:
+            bad = int((~np.isfinite(sample.values)).sum())
+            self.notes.append(
+                f"{bad} of {sample.values.size} sampled values are not finite: `ups data validate` says where"
+            )
+        uneven = any("not at equal distances" in text for text in reader.assumptions)
+        for number, axis in enumerate(self.values["axes"]):
+            guess = guess_boundary(sample, number)
+            axis["boundary"] = guess.boundary
+            if guess.repeated_end:
+                axis["repeated_end"] = True
+                self._say(f"axes.{number}.repeated_end", guess.why)
+                if "extent" in axis and f"axes.{number}.extent" not in self.sure:
+                    axis["extent"] = 1.0
+            self._say(f"axes.{number}.boundary", guess.why, look=guess.boundary == "unknown")
+        if self.values.get("steady") or uneven:
+            return
+        conserved = guess_conserved(sample)
+        task = reader.task
+        names = task.channel_names("state")
+        owners = [f for f in task.fields_of("state") for _ in range(f.num_channels(task.num_spatial_dims))]
+        kept = {names[channel]: drift for channel, drift in conserved.items()}
+        fields = [
+            f.name
+            for f in task.fields_of("state")
+            if all(n in kept for n, owner in zip(names, owners, strict=True) if owner is f)
+        ]
+        if fields:
+            self.values["conserved"] = fields
+            worst = max(kept.values())
+            self._say("conserved", f"the integrals change by {worst:.1g} of the field's size at most")
+
+
+def _labels_of(variable: Variable, main: Variable, labels: list[str]) -> list[str] | None:
+    """What the dimensions of another array are, seen from the main one: by name, else by size; None if that fails."""
+    by_name = {dim: label for dim, label in zip(main.dims, labels, strict=True) if dim}
+    if variable.dims and all(dim in by_name for dim in variable.dims):
+        return [by_name[dim] for dim in variable.dims]
+    if variable.shape == main.shape:
+        return labels
+    known = {}
+    for size, label in zip(main.shape, labels, strict=True):
+        known[size] = "" if size in known else label
+    found = [known.get(size, "") for size in variable.shape]
+    if variable.shape[:1] != main.shape[:1] or "" in found:
+        # The same without time, or without trajectory and time, in the same order.
+        for left in ({TIME}, {TRAJECTORY}, {TRAJECTORY, TIME}, {TIME, CHANNEL}, {CHANNEL}):
+            kept = [(n, label) for n, label in zip(main.shape, labels, strict=True) if label not in left]
+            if variable.shape == tuple(n for n, _ in kept):
+                return [label for _, label in kept]
+    return found if "" not in found and len(set(found)) == len(found) else None
+
+
+def _counts(container: Container, variable: Variable) -> bool:
+    """Whether an array only counts its entries: 0, 1, 2, ..."""
+    if len(variable.shape) != 1 or variable.size < 2:
+        return False
+    values = container.whole(variable.name)
+    return bool((np.diff(values) == 1).all() and values[0] in (0, 1))
+
+
+def _about(name: str, value: object, sizes: set[int]) -> bool:
+    """Whether a number is about the file: a version, a seed, the size of a dimension."""
+    short = name.split("/")[-1].lower()
+    count = re.fullmatch(r"(n|num|number_of|n_|num_)_?[a-z]*", short) is not None
+    return short in ABOUT_THE_FILE or (
+        count and isinstance(value, float) and value.is_integer() and int(value) in sizes
+    )
+
+
+def _plain_name(name: str, default: str) -> str:
+    """A name that a task can have: without spaces, Greek letters written out."""
+    written = "".join(c if c.isascii() else unicodedata.name(c, "").split(" ")[-1].lower() for c in name)
+    text = re.sub(r"[^A-Za-z0-9_.-]", "_", written)[:60].strip("_.-") or default
+    if text.lower() in RESERVED:
+        text = f"{text}_"
+    return text if re.match(r"[A-Za-z_]", text) else f"{default}_{text}"
+
+
+def _short_float(value: float) -> float:
+    """Without the noise of float32: 0.05, not 0.05000000074505806."""
+    return float(f"{value:.6g}")

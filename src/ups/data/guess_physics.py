@@ -1,0 +1,171 @@
+"""What the values of a field suggest: what happens at the ends of an axis, and which integrals do not change.
+
+A few frames of a few trajectories are looked at. A boundary is only named if the values show it; `open` cannot be seen,
+and a field that does nothing near the ends shows nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.formats.base import Reader
+from ups.spec.task import Boundary
+
+Values = npt.NDArray[np.float64]
+
+MAX_TRAJECTORIES = 12
+MAX_FRAMES = 12
+MAX_VALUES = 1 << 25
+# The seam of a periodic axis looks like any other place: its differences are at most so many times the usual ones.
+SEAM = 2.5
+# What is held fixed at an end changes by less than this part of what the inside does; a flat end likewise.
+FIXED = 0.04
+FLAT = 0.12
+# An integral that changes by less than this part of the field's size is called conserved.
+DRIFT = 1e-4
+MOVES = 1e-3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Frames (N, T, C, *S) of the state fields, or (N, 1, C, *S) of what a steady task asks for."""
+
+    values: Values
+
+    @property
+    def finite(self) -> bool:
+        return bool(np.isfinite(self.values).all())
+
+
+@dataclass(frozen=True)
+class BoundaryGuess:
+    """boundary, why, and whether the last point is the first again."""
+
+    boundary: Boundary
+    why: str
+    repeated_end: bool = False
+
+
+def take_sample(reader: Reader) -> Sample:
+    """Frames of the train split, evenly chosen."""
+    task = reader.task
+    points = int(np.prod(reader.space)) * max(1, task.num_channels(task.predicted))
+    count = reader.splits["train"]
+    frames = max(1, min(reader.num_frames, MAX_FRAMES, MAX_VALUES // max(1, points)))
+    number = max(1, min(count, MAX_TRAJECTORIES, MAX_VALUES // max(1, points * frames)))
+    parts = []
+    for trajectory in np.unique(np.linspace(0, count - 1, number).astype(int)):
+        if task.steady:
+            window = reader.read("train", int(trajectory), 0, 0)
+            parts.append(window.target[None])  # what is given obeys no boundary
+            continue
+        chosen = np.unique(np.linspace(0, reader.num_frames - 1, frames).astype(int))
+        states = [reader.read("train", int(trajectory), int(frame), 1).state[0] for frame in chosen]
+        parts.append(np.stack(states))
+    return Sample(np.stack(parts).astype(np.float64))
+
+
+def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
+    """What happens at the two ends of an axis of space (0, 1 or 2)."""
+    values = np.moveaxis(sample.values, 3 + axis, -1)  # (N, T, C, ..., n)
+    values = values.reshape(*values.shape[:3], -1, values.shape[-1])  # (N, T, C, M, n)
+    size = values.shape[-1]
+    moving = [c for c in range(values.shape[2]) if np.ptp(values[:, :, c]) > 0]
+    if size < 8 or not moving or not sample.finite:
+        return BoundaryGuess("unknown", "the values do not show it")
+    channels = [values[:, :, c] for c in moving]
+    if max(_activity(v) for v in channels) < FIXED / 4:
+        return BoundaryGuess("unknown", "nothing happens near the ends")
+    repeats = all(_ends_agree(v) for v in channels) and max(_seam(v[..., :-1]) for v in channels) < SEAM
+    if repeats and max(_wander(v[..., 0], v) for v in channels) > FIXED:
+        return BoundaryGuess("periodic", "the last point is the first again in every frame", repeated_end=True)
+    seam = max(_seam(v) for v in channels)
+    if seam < SEAM:
+        return BoundaryGuess("periodic", f"the step over the ends is {seam:.2g} times the usual one")
+    fixed = [max(_fixed(v), _fixed(v[..., ::-1])) for v in channels]
+    flat = [max(_flat(v), _flat(v[..., ::-1])) for v in channels]
+    told = f"the step over the ends is {seam:.2g} times the usual one"
+    if all(f < FIXED for f in fixed):
+        return BoundaryGuess("dirichlet", f"{told}, and the values at the ends stay as they are")
+    if all(f < FLAT for f in flat):
+        return BoundaryGuess("neumann", f"{told}, and the fields are flat at the ends")
+    if all(a < FIXED or b < FLAT for a, b in zip(fixed, flat, strict=True)):
+        return BoundaryGuess("wall", f"{told}; some fields are flat at the ends, others stay as they are")
+    return BoundaryGuess("unknown", f"{told}: not periodic, and neither fixed nor flat")
+
+
+def guess_conserved(sample: Sample) -> dict[int, float]:
+    """Channel -> largest change of its integral relative to its size, for those that are conserved while they move."""
+    values = sample.values
+    if values.shape[1] < 3 or not sample.finite:
+        return {}
+    space = tuple(range(3, values.ndim))
+    integral, size = values.mean(axis=space), np.abs(values).mean(axis=space)  # (N, T, C)
+    found: dict[int, float] = {}
+    for channel in range(values.shape[2]):
+        field = values[:, :, channel]
+        scale = float(size[..., channel].max())
+        moved = float(np.abs(field - field[:, :1]).mean())
+        if scale <= 0 or moved < MOVES * scale:
+            continue
+        drift = float(np.abs(integral[..., channel] - integral[:, :1, channel]).max()) / scale
+        if drift < DRIFT:
+            found[channel] = drift
+    return found
+
+
+def _rms(values: Any) -> float:
+    return float(np.sqrt(np.mean(np.square(values))))
+
+
+def _wander(end: Values, inside: Values) -> float:
+    """How much values at an end change in a trajectory, relative to how much those inside do."""
+    usual = _rms(inside - inside.mean(axis=1, keepdims=True))
+    if inside.shape[1] < 2 or usual == 0:  # no time: between samples
+        usual = _rms(inside - inside.mean(axis=(0, 1), keepdims=True))
+        return _rms(end - end.mean(axis=(0, 1), keepdims=True)) / usual if usual else 0.0
+    return _rms(end - end.mean(axis=1, keepdims=True)) / usual
+
+
+def _activity(v: Values) -> float:
+    """How much happens in the outermost points of both ends, values and slopes, relative to the inside."""
+    steps = np.diff(v, axis=-1)
+    usual = _rms(steps)
+    slopes = max(_rms(steps[..., :2]), _rms(steps[..., -2:])) / usual if usual else 0.0
+    return max(_wander(v[..., 0], v), _wander(v[..., -1], v), slopes)
+
+
+def _ends_agree(v: Values) -> bool:
+    return _rms(v[..., 0] - v[..., -1]) < 1e-5 * (float(v.std()) or 1.0)
+
+
+def _seam(v: Values) -> float:
+    """Differences of first to third order over the ends relative to the usual ones; 1 on a ring."""
+    worst, ring = 0.0, v
+    for order in range(1, 4):
+        ring = np.roll(ring, -1, axis=-1) - ring  # entry i: from i to i + order, around the ring
+        squares = np.square(ring).reshape(-1, v.shape[-1]).mean(axis=0)
+        inside, over = squares[: -order or None], squares[-order:]
+        usual = float(np.sqrt(np.median(inside))) or float(np.sqrt(inside.mean()))
+        if usual == 0:
+            continue
+        worst = max(worst, float(np.sqrt(over.mean())) / max(usual, 1e-6 * _rms(v)))
+    return worst
+
+
+def _fixed(v: Values) -> float:
+    """How much the left end changes, for points on the end, half a cell or a whole cell inside of it."""
+    a, b, c = (v[..., i] for i in range(3))
+    ends = (a, (15 * a - 10 * b + 3 * c) / 8, 3 * a - 3 * b + c)
+    return min(_wander(end, v) for end in ends)
+
+
+def _flat(v: Values) -> float:
+    """The slope at the left end relative to the usual one, for points on the end or half a cell inside of it."""
+    a, b, c = (v[..., i + 1] - v[..., i] for i in range(3))
+    usual = _rms(np.diff(v, axis=-1))
+    return min(_rms((15 * a - 10 * b + 3 * c) / 8), _rms(3 * a - 3 * b + c)) / usual if usual else 1.0

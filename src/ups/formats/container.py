@@ -1,0 +1,101 @@
+"""A file of named arrays, whatever its format: what is in it, and regions of it. What they mean is left to others.
+
+Owns the contract; the formats are in `container_numpy`, `container_hdf5`, `container_zarr`, arrays in memory in
+`container_memory`, and `open_container` chooses. A container is picklable, opens files lazily in each process and
+carries no handle over a fork.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ups.errors import DataError
+from ups.formats.base import Array
+from ups.formats.hdf5_arrays import Region
+
+# What a file may hold in small arrays that are read whole: coordinates, times, parameters.
+MAX_SMALL_VALUES = 1 << 22
+IDENTITY_BLOCKS = 64
+IDENTITY_BLOCK_BYTES = 4096
+
+Attribute = float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One array of numbers. dims: the names that the file gives to its dimensions, '' where it gives none."""
+
+    name: str
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class Container(ABC):
+    """An opened file. left_out: what it has that is not read, in words. attributes: numbers and texts of the file."""
+
+    def __init__(
+        self,
+        path: str,
+        variables: Mapping[str, Variable],
+        attributes: Mapping[str, Attribute],
+        left_out: Sequence[str] = (),
+    ) -> None:
+        self.path, self.variables, self.attributes = path, dict(variables), dict(attributes)
+        self.left_out = tuple(left_out)
+
+    @abstractmethod
+    def read(self, name: str, region: Region) -> Array:
+        """Values of a region, one slice with plain bounds for each dimension; may be a read-only view."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what this process has open."""
+
+    def identity(self) -> str:
+        """Hash of the size and of a sample of the bytes."""
+        path = Path(self.path)
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        sizes = [file.stat().st_size for file in files]
+        digest = hashlib.sha256(json.dumps(["arrays", sizes]).encode())
+        blocks = max(2, IDENTITY_BLOCKS // len(files)) if files else 2
+        for file, size in zip(files[:1000], sizes, strict=False):
+            with file.open("rb") as stream:
+                for i in range(blocks):
+                    stream.seek(i * max(0, size - IDENTITY_BLOCK_BYTES) // (blocks - 1))
+                    digest.update(stream.read(IDENTITY_BLOCK_BYTES))
+        return digest.hexdigest()
+
+    def whole(self, name: str) -> Array:
+        """All values of a small array as float64."""
+        variable = self.variables[name]
+        if variable.size > MAX_SMALL_VALUES:
+            raise DataError(
+                f"{self.path}: array '{name}' of shape {variable.shape} is too large for what it is used as"
+            )
+        region = tuple(slice(0, n, 1) for n in variable.shape)
+        return decoded(variable, np.array(self.read(name, region), np.float64))
+
+
+def decoded(variable: Variable, values: Array) -> Array:
+    """Values as meant: NetCDF and Zarr store packed ones with a scale, an offset and a number for what is missing."""
+    attributes = variable.attributes
+    for name in ("_FillValue", "missing_value"):
+        mark = attributes.get(name)
+        if isinstance(mark, float):
+            values = np.where(values == mark, np.nan, values)
+    scale, offset = attributes.get("scale_factor"), attributes.get("add_offset")
+    if isinstance(scale, float) or isinstance(offset, float):
+        values = values * (scale if isinstance(scale, float) else 1.0) + (offset if isinstance(offset, float) else 0.0)
+    return values

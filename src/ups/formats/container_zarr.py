@@ -1,0 +1,164 @@
+"""Zarr groups that others wrote (versions 2 and 3) as named arrays, local files only.
+
+All metadata is looked at before the library sees it: it would follow links, and version 2 has codecs that run code
+(pickle). Dimensions are named as xarray writes them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ups.errors import DataError
+from ups.formats.base import Array
+from ups.formats.container import Attribute, Container, Variable
+from ups.formats.hdf5_arrays import Region
+from ups.formats.shards import ProcessCache
+from ups.record.untrusted_files import load_object
+
+MAX_ARRAYS = 4096
+MAX_ENTRIES = 5_000_000
+MAX_CHUNK_BYTES = 1 << 30
+_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+_CODECS = frozenset(
+    {"blosc", "zstd", "gzip", "zlib", "lz4", "bz2", "lzma", "shuffle", "delta", "fixedscaleoffset", "quantize"}
+    | {"bitround", "bytes", "endian", "transpose", "sharding_indexed", "crc32c", "crc32", "adler32", "fletcher32"}
+    | {f"numcodecs.{n}" for n in ("blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "delta", "fixedscaleoffset")}
+)
+_HINT = "write it again with xarray's to_zarr"
+
+
+class ZarrContainer(Container):
+    """The arrays of one group, and of the groups in it."""
+
+    def read(self, name: str, region: Region) -> Array:
+        group = _groups.get((self.path, ()), lambda: _open(self.path))
+        try:
+            values = np.asarray((group[name] if name else group)[region])
+        except Exception as error:  # codecs raise nearly every type for damaged chunks
+            raise DataError(f"{self.path}: array '{name}' cannot be read: {str(error)[:200]}") from error
+        return values
+
+    def close(self) -> None:
+        _groups.drop(self.path)
+
+
+def open_zarr(path: Path) -> ZarrContainer:
+    """The arrays of a directory. Raises DataError for one that is no Zarr group, or holds what is not read."""
+    left_out: list[str] = []
+    variables: dict[str, Variable] = {}
+    attributes: dict[str, Attribute] = {}
+    for folder, names, files in os.walk(path):
+        if set(files).isdisjoint(_METADATA):
+            names.clear()  # chunks
+            continue
+        inside = os.path.relpath(folder, path)
+        name = "" if inside == "." else inside
+        if any(os.path.islink(os.path.join(folder, entry)) for entry in (*names, *files)):
+            raise DataError(f"{folder} holds symbolic links", hint="copy what they point to")
+        metadata, found = _metadata(Path(folder), files)
+        values = _attributes(found, name, left_out)
+        if metadata is None:
+            attributes |= values if not name else {f"{name}/{key}": value for key, value in values.items()}
+            continue
+        names.clear()
+        variable = _variable(name, metadata, found, values, left_out)
+        if variable is not None:
+            variables[name or "array"] = variable
+        if len(variables) > MAX_ARRAYS:
+            raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
+    if not variables:
+        raise DataError(f"{path} is no Zarr group with arrays of numbers", hint="; ".join(left_out[:3]) or _HINT)
+    return ZarrContainer(str(path), variables, attributes, left_out)
+
+
+def _metadata(folder: Path, files: list[str]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """(metadata of an array or None for a group, its attributes)."""
+    try:
+        if "zarr.json" in files:
+            document = load_object(folder / "zarr.json")
+            found = document.get("attributes")
+            return (document if document.get("node_type") == "array" else None), found if isinstance(
+                found, dict
+            ) else {}
+        found = load_object(folder / ".zattrs") if ".zattrs" in files else {}
+        return (load_object(folder / ".zarray") if ".zarray" in files else None), found
+    except (OSError, ValueError) as error:
+        raise DataError(f"{folder}: its metadata cannot be read: {error}", hint=_HINT) from error
+
+
+def _variable(
+    name: str, metadata: dict[str, Any], found: dict[str, Any], values: dict[str, Attribute], left_out: list[str]
+) -> Variable | None:
+    codecs = _codecs(metadata)
+    unknown = sorted(codecs - _CODECS)
+    if unknown:
+        left_out.append(f"'{name}', whose codec '{unknown[0][:40]}' is not read")
+        return None
+    kind = str(metadata.get("dtype", metadata.get("data_type", "")))
+    try:
+        dtype = np.dtype(kind)
+    except TypeError:
+        dtype = np.dtype(object)
+    shape = metadata.get("shape")
+    if (
+        dtype.kind not in "fiu"
+        or not isinstance(shape, list)
+        or not all(type(n) is int and 0 < n < 1 << 40 for n in shape)
+    ):
+        left_out.append(f"'{name}', which holds no array of numbers ({kind[:40]})")
+        return None
+    grid = metadata.get("chunks") or metadata.get("chunk_grid", {}).get("configuration", {}).get("chunk_shape")
+    if not isinstance(grid, list) or np.prod([float(n) for n in grid]) * dtype.itemsize > MAX_CHUNK_BYTES:
+        left_out.append(f"'{name}', whose chunks have more than {MAX_CHUNK_BYTES >> 20} MiB")
+        return None
+    named = found.get("_ARRAY_DIMENSIONS", metadata.get("dimension_names"))
+    dims = (
+        [str(n or "")[:80] for n in named]
+        if isinstance(named, list) and len(named) == len(shape)
+        else [""] * len(shape)
+    )
+    return Variable(name, tuple(shape), tuple(dims), values)
+
+
+def _codecs(metadata: dict[str, Any]) -> set[str]:
+    """Names of all codecs that the metadata asks for, at any depth."""
+    found: set[str] = set()
+    waiting: list[Any] = [metadata.get("compressor"), metadata.get("filters"), metadata.get("codecs")]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, list):
+            waiting += item
+        elif isinstance(item, dict):
+            if "id" in item or "name" in item:
+                found.add(str(item.get("id", item.get("name"))))
+            waiting += [value for value in item.values() if isinstance(value, dict | list)]
+    return found
+
+
+def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[str, Attribute]:
+    values: dict[str, Attribute] = {}
+    for key, value in list(found.items())[:256]:
+        if isinstance(value, str):
+            values[key] = value[:1000]
+        elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+            values[key] = float(value)
+        elif isinstance(value, list) and 0 < len(value) <= 64 and all(type(v) in (int, float) for v in value):
+            values |= (
+                {f"{key}[{i}]": float(v) for i, v in enumerate(value)} if len(value) > 1 else {key: float(value[0])}
+            )
+        elif key not in ("_ARRAY_DIMENSIONS", "_FillValue"):
+            left_out.append(f"attribute '{key[:80]}'" + (f" of '{name}'" if name else ""))
+    return values
+
+
+def _open(path: str) -> Any:
+    import zarr
+
+    return zarr.open(path, mode="r")
+
+
+_groups: ProcessCache[Any] = ProcessCache(16)

@@ -1,0 +1,46 @@
+"""Which container a path is: recognized by its first bytes, here and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ups.errors import DataError
+from ups.formats.container import Container
+from ups.formats.container_hdf5 import open_hdf5
+from ups.formats.container_numpy import NUMPY_MAGIC, ZIP_MAGIC, open_numpy
+from ups.formats.container_zarr import open_zarr
+from ups.formats.hdf5_guard import HDF5_MAGIC
+from ups.record.untrusted_files import open_regular
+
+
+def open_container(path: str | Path) -> Container:
+    """The arrays of a file or of a Zarr directory, recognized by its first bytes. Raises DataError."""
+    path = Path(path).absolute()
+    if path.is_dir():
+        return open_zarr(path)
+    try:
+        with open_regular(path, follow_link=True) as file:
+            if file is None:
+                raise DataError(f"{path} is not a regular file, so it is not read", hint="name a file of arrays")
+            start = file.read(8)
+    except OSError as error:
+        raise DataError(f"{path} cannot be opened: {error.strerror}") from error
+    if start.startswith((NUMPY_MAGIC, ZIP_MAGIC)):
+        return open_numpy(path)
+    if start == HDF5_MAGIC or start[:3] == b"CDF":
+        return open_hdf5(path)
+    raise DataError(
+        f"{path} is none of the formats that are read",
+        hint="these are NumPy (.npy, .npz), HDF5, NetCDF-4 and Zarr; np.save and xarray's to_netcdf write such files",
+    )
+
+
+def needs_description(path: Path) -> bool:
+    """Whether a path holds arrays of a format that never says what they mean: NumPy, or a Zarr group of version 2."""
+    if path.is_dir():
+        return any((path / name).is_file() for name in (".zgroup", ".zarray", ".zmetadata"))
+    try:
+        with open_regular(path, follow_link=True) as file:
+            return file is not None and file.read(6).startswith((NUMPY_MAGIC, ZIP_MAGIC))
+    except (OSError, ValueError):
+        return False

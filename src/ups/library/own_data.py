@@ -1,0 +1,243 @@
+"""`ups.import_data`: from data of your own to a store; and what `ups init` does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.config.description import TaskDescription, describe_values, description_next_to, read_description
+from ups.data.guess import Guess, guess_description
+from ups.data.guess_page import description_page
+from ups.data.pack import pack
+from ups.errors import ConfigError, DataError
+from ups.formats.base import GridReader
+from ups.formats.container import Container
+from ups.formats.container_memory import MemoryContainer
+from ups.formats.described import DescribedReader, task_name
+from ups.formats.open_container import open_container
+from ups.formats.zarr_store import is_own_store
+from ups.library.data import Dataset, PathLike, open_data
+from ups.record.atomic import write_file_atomically
+from ups.record.untrusted_files import printable
+
+TaskLike = TaskDescription | Mapping[str, Any] | PathLike
+
+
+def import_data(
+    source: Any,
+    out: PathLike,
+    task: TaskLike | None = None,
+    *,
+    valid_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+    compress: bool = False,
+    overwrite: bool = False,
+) -> Dataset:
+    """Write arrays of your own as a store, and open it.
+
+    source: a file (NumPy, HDF5, NetCDF, Zarr) or a list of files of one task, a mapping of names to arrays, an array,
+    or an xarray.Dataset. task: what the arrays mean, as a task.yaml, its content or a TaskDescription; default the
+    task.yaml next to the file, else a guess (what was guessed stands in the `assumptions` of the card).
+    """
+    reader, names = open_own(source, task, valid_fraction=valid_fraction, test_fraction=test_fraction)
+    write_store(reader, out, names, compress=compress, overwrite=overwrite)
+    return open_data(out)
+
+
+def open_own(
+    source: Any, task: TaskLike | None, *, valid_fraction: float = 0.1, test_fraction: float = 0.1
+) -> tuple[GridReader, list[str]]:
+    """The reader of data of one's own, and the names of its files."""
+    containers, paths = _containers(source)
+    name = task_name(paths[0]) if paths else "data"
+    found = task if task is not None else description_next_to(paths)
+    guess = None
+    if found is None:
+        guess = guess_description(containers, name)
+        description = guess.description
+    elif isinstance(found, TaskDescription):
+        description = found
+    else:
+        description = describe_values(dict(found)) if isinstance(found, Mapping) else read_description(found)
+    reader = DescribedReader(
+        containers, description, name=name, valid_fraction=valid_fraction, test_fraction=test_fraction
+    )
+    if guess is not None:
+        reader.assume(_guessed(guess))
+    return reader, [path.name for path in paths]
+
+
+def write_store(
+    reader: GridReader,
+    out: PathLike,
+    names: Sequence[str],
+    *,
+    compress: bool = False,
+    overwrite: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Any:
+    """Stream everything into a store; returns its manifest."""
+    return pack(
+        reader,
+        Path(out),
+        compression="zstd" if compress else None,
+        overwrite=overwrite,
+        generator={"source": list(names)},
+        progress=progress,
+    )
+
+
+def _guessed(guess: Guess) -> list[str]:
+    from ups.data.guess_page import guess_lines
+
+    return [
+        f"{field} {value} ({why})" for field, value, why in guess_lines(guess) if why.startswith(("guess", "check"))
+    ]
+
+
+def _containers(source: Any) -> tuple[list[Container], list[Path]]:
+    if isinstance(source, str | os.PathLike):
+        source = [source]
+    if isinstance(source, Sequence) and source and all(isinstance(one, str | os.PathLike) for one in source):
+        paths = [Path(one) for one in source]
+        for path in paths:
+            if not path.exists():
+                raise DataError(f"{path} does not exist", hint="correct the path")
+            if is_own_store(path):
+                raise DataError(f"{path} is a store already", hint="train on it, or thin it with `ups data pack`")
+        return [open_container(path) for path in paths], paths
+    if isinstance(source, Mapping) or hasattr(source, "data_vars"):
+        return [MemoryContainer(source)], []
+    if hasattr(source, "shape") and hasattr(source, "dtype"):
+        return [MemoryContainer({"u": source})], []
+    raise DataError(
+        f"{type(source).__name__} is no data that can be imported",
+        hint="give a file, a list of files, an array, a mapping of names to arrays, or an xarray.Dataset",
+    )
+
+
+@dataclass(frozen=True)
+class Started:
+    """What `init_run` wrote. guess: None where a description was there already."""
+
+    recipe: Path
+    description: Path | None
+    guess: Guess | None
+    reader: GridReader
+
+
+def init_run(directory: PathLike, data: PathLike | Sequence[PathLike]) -> Started:
+    """Look at a file, and write `recipe.yaml` and `task.yaml` into a directory; neither is replaced."""
+    folder = Path(directory)
+    paths = [Path(data)] if isinstance(data, str | os.PathLike) else [Path(one) for one in data]
+    recipe, page = folder / "recipe.yaml", folder / "task.yaml"
+    if recipe.exists():
+        raise ConfigError(f"{recipe} exists already", hint="choose another directory, or remove the file")
+    guess: Guess | None = None
+    description: Path | None = None
+    if len(paths) == 1 and is_own_store(paths[0]):
+        reader: GridReader = open_data(paths[0])._reader
+    else:
+        containers, paths = _containers([str(path) for path in paths])
+        beside = description_next_to(paths)
+        if beside is not None:
+            description = Path(beside)
+        elif page.exists():
+            description = page
+        if description is not None:
+            reader = DescribedReader(containers, read_description(description), name=task_name(paths[0]))
+        else:
+            guess = guess_description(containers, task_name(paths[0]))
+            reader = DescribedReader(containers, guess.description, name=task_name(paths[0]))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if guess is not None:
+            write_file_atomically(page, description_page(guess, ", ".join(path.name for path in paths[:3])).encode())
+            read_description(page)  # what is written is what is read
+            description = page
+        named = None if description is None else os.path.relpath(description, folder)
+        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named).encode())
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be written: {error.strerror}", hint="name a directory of yours") from error
+    return Started(recipe, description, guess, reader)
+
+
+def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None) -> str:
+    from ups.config.yaml_subset import scalar_text
+
+    name = task_name(folder.resolve())
+    listed = [scalar_text(str(path)) for path in paths]
+    path = listed[0] if len(listed) == 1 else "\n" + "\n".join(f"        - {one}" for one in listed)
+    described = "" if description is None else f"      description: {scalar_text(description)} # next to this file\n"
+    first = printable(str(paths[0]))
+    return _RECIPE.format(
+        source=printable(", ".join(p.name for p in paths[:3])),
+        folder=printable(str(folder)),
+        name=scalar_text(name),
+        plain=name,
+        task=scalar_text(reader.task.name),
+        path=path,
+        description=described,
+        first=first,
+        block_size=_block_size(reader),
+    )
+
+
+def _block_size(reader: GridReader) -> int:
+    """Windows in a step: as many as a step on a laptop takes well, and no more than there are."""
+    points = 1
+    for size in reader.space:
+        points *= size
+    windows = reader.splits["train"] * max(1, reader.num_frames - 1)
+    size = 32
+    while size > 4 and size * points > 1 << 16:
+        size //= 2
+    while size > 1 and size > windows:
+        size //= 2
+    return size
+
+
+_RECIPE = """\
+# A simulator of {source}. Look at the lines marked "check" in task.yaml first, then
+#   ups train {folder}/recipe.yaml
+#   ups rollout {plain} {first} --film {plain}.mp4
+# Every field: docs/recipes.md, or `ups config show {folder}/recipe.yaml`.
+version: 1
+
+run:
+  name: {name} # the run is kept in runs/{plain}
+  seed: 0
+
+data:
+  tasks:
+    - name: {task}
+      path: {path} # as seen from where you start ups
+{description}      valid_fraction: 0.1 # trajectories that are held out: for validation while it trains,
+      test_fraction: 0.1 # and for the scores at the end
+  context_frames: 1 # frames that are given; more, if one frame does not determine the next
+  block_size: {block_size} # windows in each step
+
+model:
+  type: multiscale
+
+stages:
+  - type: operator
+    budget_seconds: 300 # or `steps: 2000`
+    loss: nrmse # the error of each field relative to the field
+    optim:
+      type: muon
+      learning_rate: 2e-3
+      matrix_learning_rate: 5e-3
+      weight_decay: 0
+      clip_norm: 0
+      clip_ratio: 3
+
+engine:
+  ema: {{ decay: 0.998 }}
+
+checkpoint:
+  interval_steps: 500
+"""

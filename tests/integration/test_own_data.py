@@ -1,0 +1,115 @@
+"""From a file of one's own to a film: `ups init`, one edited line, `ups train`, `ups rollout`."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray
+
+from tests.integration.environments import ROOT
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+
+def two_fields_in_netcdf(path: Path) -> None:
+    """Height and velocity of standing waves between walls, 96 x 80 points, as xarray writes them."""
+    rng = np.random.default_rng(0)
+    x, y, t = (np.arange(96) + 0.5) / 96 * 2, (np.arange(80) + 0.5) / 80, np.arange(6) * 0.05
+    height, speed = np.zeros((2, 10, 6, 80, 96))
+    for m, n in ((1, 1), (2, 1), (3, 2), (1, 4)):
+        phase = rng.uniform(0, 6, (10, 1, 1, 1))
+        wave = np.cos(3 * np.hypot(m / 2, n) * t[None, :, None, None] + phase) * rng.normal(size=(10, 1, 1, 1))
+        across = np.cos(np.pi * n * y)[:, None]
+        height += wave * across * np.cos(np.pi * m * x / 2)
+        speed += wave * np.sin(np.pi * n * y)[:, None] * np.sin(np.pi * m * x / 2)
+    dims = ("member", "time", "y", "x")
+    dataset = xarray.Dataset(
+        {"height": (dims, height, {"units": "m"}), "speed": (dims, speed, {"units": "m/s"})},
+        {"x": ("x", x, {"units": "km"}), "y": ("y", y, {"units": "km"}), "time": ("time", t, {"units": "h"})},
+        {"gravity": 9.81},
+    )
+    dataset.astype("float32").to_netcdf(path, engine="h5netcdf")
+
+
+def array_of_numpy(path: Path) -> None:
+    """(N, T, X), and nothing else."""
+    np.save(path, _waves(12, 12, 64))
+
+
+def hundred_points_in_hdf5(path: Path) -> None:
+    """A dataset for each thing, a number for each trajectory, 100 points."""
+    with h5py.File(path, "w") as file:
+        file["velocity"] = _waves(12, 12, 100)
+        file["x"] = np.arange(100) * 0.02
+        file["t"] = np.arange(12) * 0.1
+        file["viscosity"] = np.linspace(0.1, 0.2, 12)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "said"),
+    [
+        ("waves.nc", two_fields_in_netcdf, ("wall", "gravity", "0.05", "m/s")),
+        ("array.npy", array_of_numpy, ("periodic", "check: the file has no times")),
+        ("flow.h5", hundred_points_in_hdf5, ("periodic", "viscosity", "0.1")),
+    ],
+)
+def test_three_commands_and_one_line_make_a_film(
+    tmp_path: Path, name: str, write: object, said: tuple[str, ...]
+) -> None:
+    pytest.importorskip("imageio")
+    write(tmp_path / name)  # type: ignore[operator]
+    shown = ups(tmp_path, "init", "mine", "--data", name)
+    for words in said:
+        assert words in shown
+    # The one line: seconds of training are not spent in a test.
+    recipe = tmp_path / "mine" / "recipe.yaml"
+    (line,) = [one for one in recipe.read_text().splitlines() if "budget_seconds" in one]
+    recipe.write_text(recipe.read_text().replace(line, "    steps: 2"))
+    assert "VERDICT state=completed" in ups(tmp_path, "train", "mine/recipe.yaml")
+    shown = ups(tmp_path, "rollout", "mine", name, "--film", "film.mp4")
+    assert "relative to the RMS of the trajectory" in shown, "there is a truth to compare with"
+    assert (tmp_path / "film.mp4").stat().st_size > 3_000
+
+
+def test_the_page_can_be_followed(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "own-data.md").read_text()
+    for kind, block in re.findall(r"^```(python|bash)\n(.*?)^```", page, re.M | re.S):
+        if kind == "python":
+            subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True, timeout=120)
+            continue
+        for line in block.splitlines():
+            words = line.split()
+            assert words[0] == "ups"
+            if words[1] == "train":
+                recipe = tmp_path / words[2]
+                recipe.write_text(re.sub(r"budget_seconds: 300.*", "steps: 2", recipe.read_text()))
+            ups(tmp_path, *words[1:])
+    assert (tmp_path / "waves.mp4").exists()
+
+
+def ups(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "ups", *arguments],
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def _waves(count: int, frames: int, points: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    x, t = np.arange(points) / points, np.arange(frames) / 12
+    phase, speed = rng.uniform(0, 1, (2, count, 1, 1))
+    place = x + phase + speed * t[None, :, None]
+    return np.asarray(np.sin(2 * np.pi * place) + 0.3 * np.cos(6 * np.pi * (place + phase)), np.float32)

@@ -1,0 +1,180 @@
+"""`ups init` and `ups data import` as a person runs them, and `ups.import_data`."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import xarray
+
+import ups
+from ups.cli.main import run
+from ups.errors import DataError
+
+RNG = np.random.default_rng(0)
+X, T = np.arange(64) / 64, np.arange(9) * 0.25
+PHASE, SPEED = RNG.uniform(0, 1, (2, 20, 1, 1))
+WAVES = np.sin(2 * np.pi * (X + PHASE + 0.3 * SPEED * T[None, :, None])) + 0.2 * np.cos(6 * np.pi * (X + 2 * PHASE))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    np.savez("waves.npz", u=WAVES, x=X, t=T, speed=SPEED.ravel(), note=np.array("text"))
+    return tmp_path
+
+
+def test_init_shows_what_it_guessed_and_writes_a_recipe_that_is_accepted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["init", "mine", "--data", "waves.npz"]) == 0
+    out = capsys.readouterr().out
+    for words in ("guess: the step over the ends", "'speed'", "spacing of 't'", "'note'", "wrote mine/task.yaml"):
+        assert words in out
+    assert run(["config", "check", "mine/recipe.yaml"]) == 0
+    capsys.readouterr()
+    assert run(["config", "show", "mine/recipe.yaml", "--json"]) == 0
+    recipe = json.loads(capsys.readouterr().out)["recipe"]
+    assert recipe["model"]["type"] == "multiscale"
+    assert recipe["data"]["tasks"][0]["description"]["equation"] == ""
+    assert recipe["data"]["tasks"][0]["description"]["axes"][0]["boundary"] == "periodic"
+    assert run(["init", "mine", "--data", "waves.npz"]) == 3, "what a person has edited is not replaced"
+
+
+def test_init_takes_a_description_that_is_there_already(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "fields: [{name: u}]\naxes: [{name: x, boundary: open}]\ndims: [trajectory, time, x]\n"
+    (folder / "waves.task.yaml").write_text(text)
+    assert run(["init", "mine", "--data", "waves.npz"]) == 0
+    assert "described by" in capsys.readouterr().out
+    assert not (folder / "mine" / "task.yaml").exists()
+    found = ups.load_recipe("mine/recipe.yaml").data.tasks[0].description
+    assert found is not None
+    assert not isinstance(found, str)
+    assert found.axes[0].boundary == "open"
+
+
+def test_init_works_for_a_store_and_for_many_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "import", "waves.npz", "-o", "waves.zarr"]) == 0
+    assert run(["init", "of_store", "--data", "waves.zarr"]) == 0
+    assert run(["config", "check", "of_store/recipe.yaml"]) == 0
+    options = []
+    for number in range(12):
+        np.save(f"run_{number}.npy", WAVES[number])
+        options += ["--data", f"run_{number}.npy"]
+    assert run(["init", "of_files", *options]) == 0
+    assert run(["config", "check", "of_files/recipe.yaml"]) == 0
+    assert "12 trajectories" not in capsys.readouterr().err
+    assert len(ups.load_recipe("of_files/recipe.yaml").data.tasks[0].path) == 12
+
+
+def test_names_from_a_file_cannot_write_into_the_recipe(folder: Path) -> None:
+    evil = "u\nrun: {name: evil}\n#"
+    with h5py.File("evil.h5", "w") as file:
+        file[evil], file["x"] = WAVES, X
+        file.attrs["nu\nequation: made up"] = 1.0
+        file[evil].attrs["units"] = "m\nsteady: true"
+    assert run(["init", "mine", "--data", "evil.h5"]) == 0
+    recipe = ups.load_recipe("mine/recipe.yaml")
+    found = recipe.data.tasks[0].description
+    assert recipe.run.name == "mine"
+    assert found is not None
+    assert not isinstance(found, str)
+    assert (found.equation, found.steady, len(found.fields), len(found.parameters)) == ("", False, 1, 1)
+
+
+def test_import_keeps_units_coordinates_and_parameters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = xarray.Dataset(
+        {
+            "temperature": (("time", "case", "lon"), WAVES.transpose(1, 0, 2), {"units": "K"}),
+            "c": ("case", SPEED.ravel()),
+        },
+        {"lon": ("lon", X * 360, {"units": "degrees_east"}), "time": ("time", T, {"units": "hours since 2000-01-01"})},
+    )
+    dataset.to_netcdf("waves.nc", engine="h5netcdf")
+    assert run(["data", "import", "waves.nc", "-o", "nc.zarr", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["splits"] == {"train": 16, "valid": 2, "test": 2}
+    assert any("boundary periodic (guess" in text for text in facts["assumptions"])
+    first = ups.open_data("nc.zarr")
+    second = ups.import_data(dataset, "again.zarr")
+    for data in (first, second):
+        task = data.task
+        assert (task.fields[0].name, task.fields[0].unit, task.axes[0].unit) == ("temperature", "K", "degrees_east")
+        assert (task.time_unit, task.dt, task.axes[0].boundary, task.equation) == ("hours", 0.25, "periodic", "")
+        assert [p.name for p in task.parameters] == ["c"]
+        trajectory = data.trajectory("test", 1)
+        np.testing.assert_allclose(trajectory["temperature"], WAVES[19], atol=1e-6)
+        np.testing.assert_allclose(trajectory["lon"], X * 360)
+        assert float(trajectory["c"]) == pytest.approx(SPEED[19, 0, 0])
+    assert run(["data", "validate", "nc.zarr"]) == 0
+
+
+def test_what_is_said_overrides_what_is_guessed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (
+        "name: mine\nfields: [{name: w, dataset: u, unit: m}]\naxes: [{name: x, boundary: wall, extent: 3.0}]\n"
+        "dims: [trajectory, time, x]\ndt: 7.0\nequation: w_t = 0\n"
+    )
+    (folder / "said.yaml").write_text(text)
+    for command in ("import", "pack"):
+        assert run(["data", command, "waves.npz", "-o", f"{command}.zarr", "--task", "said.yaml"]) == 0
+        out = capsys.readouterr().out
+        assert "'speed' (20,)" in out, "a parameter that is not described is named"
+        task = ups.open_data(f"{command}.zarr").task
+        assert (task.name, task.dt, task.equation) == ("mine", 7.0, "w_t = 0")
+        assert (task.axes[0].boundary, task.axes[0].extent) == ("wall", 3.0)
+    assert run(["data", "pack", "pack.zarr", "-o", "no.zarr", "--task", "said.yaml"]) == 4
+    assert "says itself what it holds" in capsys.readouterr().err
+
+
+def test_import_takes_arrays_and_plain_values(tmp_path: Path) -> None:
+    task = {
+        "fields": [{"name": "u"}],
+        "axes": [{"name": "x", "boundary": "periodic"}],
+        "dims": ["trajectory", "time", "x"],
+        "dt": 0.25,
+    }
+    data = ups.import_data({"u": WAVES}, tmp_path / "a.zarr", task)
+    assert dict(data.splits) == {"train": 16, "valid": 2, "test": 2}
+    alone = ups.import_data(WAVES, tmp_path / "b.zarr", task, valid_fraction=0.25)
+    assert dict(alone.splits) == {"train": 13, "valid": 5, "test": 2}
+
+
+def test_what_cannot_be_read_is_an_error_with_a_hint(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.txt").write_text("1 2 3")
+    assert run(["init", "mine", "--data", "a.txt"]) == 4
+    assert run(["init", "mine", "--data", "none.npy"]) == 4
+    assert run(["data", "import", "waves.npz", "-o", "a.zarr", "--task", "none.yaml"]) == 3
+    assert not (folder / "mine").exists()
+    assert "none of the formats" in capsys.readouterr().err
+
+
+def test_dates_of_xarray_become_seconds(tmp_path: Path) -> None:
+    dates = np.datetime64("2020-01-01", "ns") + np.arange(9) * np.timedelta64(6, "h")
+    dataset = xarray.Dataset({"u": (("sample", "time", "x"), WAVES)}, {"x": X, "time": dates})
+    task = ups.import_data(dataset, tmp_path / "a.zarr").task
+    assert (task.dt, task.time_unit) == (21600, "s")
+
+
+def test_frames_at_unequal_distances_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="differs between frames"):
+        ups.import_data({"u": WAVES, "x": X, "t": np.append(T[:-1], T[-2] + 1)}, tmp_path / "a.zarr")
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "large.npy"
+    large = np.lib.format.open_memmap(path, "w+", np.float32, (12, 40, 256, 256))
+    large[:, :, ::7, ::5] = RNG.normal(size=(12, 1, 37, 52))
+    large.flush()
+    size = large.nbytes
+    del large
+    task = {"fields": [{"name": "u"}], "axes": [{"name": "x"}, {"name": "y"}], "dt": 1.0}
+    tracemalloc.start()
+    ups.import_data(path, tmp_path / "large.zarr", task | {"dims": ["trajectory", "time", "x", "y"]})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert size > 120e6
+    assert peak < 0.4 * size, peak  # a chunk and its copies, whatever the size

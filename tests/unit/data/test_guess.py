@@ -1,0 +1,145 @@
+"""What is guessed about files of strangers, and that nothing of them is lost or made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.data.drawn_files import Drawn, draw_file
+from ups.config.description import read_description
+from ups.data.guess import Guess, guess_description
+from ups.data.guess_page import description_page
+from ups.errors import DataError
+from ups.formats.container_memory import MemoryContainer
+from ups.formats.described import DescribedReader
+from ups.formats.open_container import open_container
+
+NUM_FILES = 20
+pytestmark = pytest.mark.timeout(300)  # each HDF5 file is looked at by a process of its own
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Drawn, Guess, DescribedReader]]:
+    folder = tmp_path_factory.mktemp("drawn")
+    found = []
+    for seed in range(NUM_FILES):
+        file = draw_file(folder, seed)
+        container = open_container(file.path)
+        guess = guess_description([container], "task")
+        found.append((file, guess, DescribedReader([container], guess.description)))
+    return found
+
+
+def test_no_equation_is_made_up(drawn: list[tuple[Drawn, Guess, DescribedReader]]) -> None:
+    assert [guess.description.equation for _, guess, _ in drawn] == [""] * NUM_FILES
+    assert not any(guess.description.symmetries for _, guess, _ in drawn)
+
+
+def test_every_parameter_is_found_with_its_values(drawn: list[tuple[Drawn, Guess, DescribedReader]]) -> None:
+    for file, _, reader in drawn:
+        found = [p.name for p in reader.task.parameters]
+        assert len(found) == len(file.parameters), file.words
+        rows = np.array([reader.read("train", i, 0, 1).parameters for i in range(reader.splits["train"])])
+        for name, values in file.parameters.items():
+            column = found.index(name.replace(" ", "_"))
+            expected = np.broadcast_to(values, file.shape["trajectory"])[: len(rows)]
+            np.testing.assert_allclose(rows[:, column], expected, rtol=1e-6, err_msg=file.words)
+
+
+def test_fields_and_their_grid_are_found(drawn: list[tuple[Drawn, Guess, DescribedReader]]) -> None:
+    for file, _, reader in drawn:
+        assert len(reader.task.fields) == file.num_fields, file.words
+        assert (sum(reader.splits.values()), reader.num_frames, *reader.space) == tuple(file.shape.values()), file.words
+
+
+def test_boundary_and_time_step_are_right_in_at_least_18_of_20(
+    drawn: list[tuple[Drawn, Guess, DescribedReader]],
+) -> None:
+    wrong = []
+    for file, guess, _ in drawn:
+        found = guess.description
+        right = tuple(axis.boundary for axis in found.axes) == file.boundaries
+        right = right and found.dt is not None and abs(found.dt - file.dt) < 1e-3 * file.dt
+        wrong += [] if right else [f"{file.words}: {[axis.boundary for axis in found.axes]}, dt {found.dt}"]
+    assert len(wrong) <= 2, wrong
+
+
+def test_the_page_says_the_same_and_marks_every_guess(
+    drawn: list[tuple[Drawn, Guess, DescribedReader]], tmp_path: Path
+) -> None:
+    for file, guess, _ in drawn:
+        page = tmp_path / "task.yaml"
+        page.write_text(description_page(guess, file.path.name))
+        assert read_description(page) == guess.description
+        for line in page.read_text().splitlines():
+            if line.strip().startswith("boundary:"):
+                assert "# guess: " in line or "# check: " in line
+
+
+def test_what_is_not_used_is_named() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"u": _waves(12, 16, 64), "forcing": rng.normal(size=(12, 16)), "seed": np.arange(12) * 7}
+    notes = " ".join(guess_description([MemoryContainer(arrays)], "task").notes)
+    assert "'forcing' (12, 16)" in notes
+    assert "'seed' (12,)" in notes
+
+
+def test_a_repeated_end_is_seen_and_left_out() -> None:
+    waves = _waves(12, 16, 64)
+    x = np.linspace(0, 1, 65)
+    guess = guess_description([MemoryContainer({"u": np.concatenate([waves, waves[..., :1]], -1), "x": x})], "task")
+    assert guess.description.axes[0].repeated_end
+    reader = DescribedReader(
+        [MemoryContainer({"u": np.concatenate([waves, waves[..., :1]], -1), "x": x})], guess.description
+    )
+    assert reader.space == (64,)
+    assert reader.task.axes[0].extent == pytest.approx(1.0)
+
+
+def test_what_does_nothing_at_the_ends_has_no_boundary() -> None:
+    x, t = np.linspace(-1, 1, 64), np.arange(20) / 20
+    rng = np.random.default_rng(0)
+    center = rng.uniform(-0.1, 0.1, (12, 1, 1)) + 0.1 * t[None, :, None]
+    guess = guess_description([MemoryContainer({"u": np.exp(-(((x - center) / 0.1) ** 2)), "x": x, "t": t})], "task")
+    assert guess.description.axes[0].boundary == "unknown"
+    assert "axes.0.boundary" in guess.uncertain
+
+
+def test_a_conserved_field_is_seen_and_one_that_grows_is_not() -> None:
+    t = np.arange(16)[None, :, None]
+    waves = _waves(12, 16, 64)
+    kept = guess_description([MemoryContainer({"u": waves + 1})], "task")
+    assert kept.description.conserved == ["u"]
+    grown = guess_description([MemoryContainer({"u": waves + 1 + 0.01 * t})], "task")
+    assert grown.description.conserved == []
+
+
+def test_one_long_simulation_is_cut() -> None:
+    guess = guess_description(
+        [MemoryContainer({"u": _waves(1, 400, 64)[0], "t": np.arange(400) * 0.5, "x": np.arange(64)})], "task"
+    )
+    assert guess.description.dims == ["time", "x"]
+    assert guess.description.cut_frames == 20
+    assert "cut_frames" in guess.uncertain
+
+
+def test_a_channel_dimension_gives_separate_fields() -> None:
+    both = np.stack([_waves(12, 16, 64), 3 + _waves(12, 16, 64, seed=1)], axis=-1)
+    guess = guess_description([MemoryContainer({"data": both})], "task")
+    assert guess.description.dims == ["trajectory", "time", "x", "channel"]
+    assert [f.name for f in guess.description.fields] == ["data_0", "data_1"]
+
+
+def test_what_has_no_field_is_refused() -> None:
+    with pytest.raises(DataError, match="no array with two dimensions"):
+        guess_description([MemoryContainer({"x": np.arange(5.0)})], "task")
+
+
+def _waves(count: int, frames: int, points: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x, t = np.arange(points) / points, np.arange(frames) / max(16, frames // 8)
+    phase, speed = rng.uniform(0, 1, (2, count, 1, 1))
+    place = x + phase + 0.3 * speed * t[None, :, None]
+    return np.asarray(np.sin(2 * np.pi * place) + 0.3 * np.cos(6 * np.pi * (place + phase)))
