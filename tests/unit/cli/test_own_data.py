@@ -175,3 +175,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert size > 120e6
     assert peak < 0.4 * size, peak  # a chunk and its copies, whatever the size
+
+
+def test_trajectories_of_unequal_length_are_refused_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with h5py.File("groups.h5", "w") as file:
+        for number in range(4):
+            file[f"run_{number}/u"] = WAVES[number, : 9 - number]
+    assert run(["init", "mine", "--data", "groups.h5"]) == 4
+    assert "differs between groups: (6, 64) and (9, 64)" in capsys.readouterr().err
