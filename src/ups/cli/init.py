@@ -30,7 +30,7 @@ def init(
     from ups.data.guess_page import guess_lines
     from ups.library.own_data import init_run
 
-    started = init_run(directory, data)
+    started = init_run(directory, [path for one in data for path in _matching(one)])
     reader, guess = started.reader, started.guess
     written = [str(started.recipe), *([str(started.description)] if guess is not None else [])]
     rows = [] if guess is None else guess_lines(guess)
@@ -55,6 +55,17 @@ def init(
         say(f"look at the lines marked 'check' in {started.description}, then: ups train {started.recipe}")
     else:
         say(f"next: ups train {started.recipe}")
+
+
+def _matching(path: str) -> list[str]:
+    """The files that a pattern means, run_2 before run_10; the path itself if it is none."""
+    import glob
+    import os
+    import re
+
+    if os.path.exists(path) or not glob.has_magic(path):
+        return [path]
+    return sorted(glob.glob(path), key=lambda name: [part.zfill(20) for part in re.split(r"(\d+)", name)]) or [path]
 
 
 def _mark(why: str) -> str:

@@ -100,7 +100,8 @@ class _Guesser:
         if not arrays:
             raise DataError(
                 f"{self.container.path} has no array with two dimensions or more",
-                hint="a field needs at least time and one axis of space: (trajectory, time, x)",
+                hint="; ".join(self.container.left_out[:3])
+                or "a field needs at least time and one axis of space: (trajectory, time, x)",
             )
         rank = max(len(v.shape) for v in arrays if v.size * 8 >= max(a.size for a in arrays))
         largest = max((v for v in arrays if len(v.shape) == rank), key=lambda v: v.size)
@@ -314,7 +315,11 @@ class _Guesser:
                 self._parameter(found, name.split("/")[-1], {"attribute": name}, np.array([value]), None)
         for owner, variable in self.container.variables.items():
             for name, value in variable.attributes.items():
-                taken = (owner, name) in self.used_attributes or name in NOT_PARAMETERS or _about(name, value, sizes)
+                taken = (
+                    (owner, name) in self.used_attributes
+                    or name.split("[")[0] in NOT_PARAMETERS
+                    or _about(name, value, sizes)
+                )
                 if isinstance(value, float) and not taken:
                     source = {"dataset": owner, "attribute": name}
                     self._parameter(found, name, source, np.array([value]), None)
@@ -413,8 +418,10 @@ def _about(name: str, value: object, sizes: set[int]) -> bool:
     """Whether a number is about the file: a version, a seed, the size of a dimension."""
     short = name.split("/")[-1].lower()
     count = re.fullmatch(r"(n|num|number_of|n_|num_)_?[a-z]*", short) is not None
-    return short in ABOUT_THE_FILE or (
-        count and isinstance(value, float) and value.is_integer() and int(value) in sizes
+    return (
+        short in ABOUT_THE_FILE
+        or short.startswith("grib_")
+        or (count and isinstance(value, float) and value.is_integer() and int(value) in sizes)
     )
 
 

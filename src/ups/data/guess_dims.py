@@ -70,14 +70,14 @@ def role_of_name(name: str) -> str:
 
 
 def role_of_coordinate(variable: Variable) -> str:
-    """The same by the attributes of a coordinate: `axis`, `standard_name`, units."""
+    """The same for a coordinate: by its attributes `axis` and `standard_name`, its name, its units."""
     said = {key: str(value).lower() for key, value in variable.attributes.items() if isinstance(value, str)}
     if said.get("axis") == "t" or said.get("standard_name") == "time" or " since " in said.get("units", ""):
         return TIME
     if said.get("axis") in ("x", "y", "z"):
         return "space"
     unit = said.get("units", said.get("unit", ""))
-    return TIME if unit in TIME_UNITS else "space" if unit in LENGTH_UNITS else ""
+    return role_of_name(variable.name) or (TIME if unit in TIME_UNITS else "space" if unit in LENGTH_UNITS else "")
 
 
 def guess_dims(container: Container, variable: Variable) -> Dims:
@@ -136,8 +136,8 @@ def _by_coordinates(container: Container, variable: Variable, vectors: Mapping[s
 
 
 def _role_of_vector(variable: Variable) -> str:
-    role = role_of_name(variable.name)
-    return role if role in (TIME, "space") else role_of_coordinate(variable)
+    role = role_of_coordinate(variable)
+    return role if role in (TIME, "space") else ""
 
 
 def _rises(container: Container, name: str) -> bool:

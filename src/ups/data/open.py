@@ -95,7 +95,7 @@ def _description_of(
     if format == DESCRIBED or any(needs_description(path) for path in paths):
         raise DataError(
             f"{paths[0]} does not say what its arrays mean, and no task.yaml lies next to it",
-            hint=f"`ups init DIR --data {paths[0]}` looks at it and writes one",
+            hint=f"`ups init DIR --data {paths[0]}` writes one, which commands take as --task DIR/task.yaml",
         )
     return None
 

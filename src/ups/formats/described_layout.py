@@ -32,7 +32,10 @@ from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, Role, TaskSpec
 
 TIME_NAMES = ("time", "t", "times", "t-coordinate")
 # Attributes that describe how numbers are written, or are read as something else than a parameter.
-NOT_PARAMETERS = frozenset({"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max"})
+NOT_PARAMETERS = frozenset(
+    {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
+    | {"actual_range", "_ChunkSizes", "least_significant_digit", "flag_values", "flag_masks"}
+)
 _HINT = "correct the task.yaml, or let `ups init DIR --data FILE` write one"
 
 
@@ -322,7 +325,7 @@ class _Understanding:
         numbers = [
             f"'{k}' = {v:g}" + (f" of '{n}'" if n else "")
             for n, k, v in owned
-            if isinstance(v, float) and (n, k) not in self.used_attributes and k not in NOT_PARAMETERS
+            if isinstance(v, float) and (n, k) not in self.used_attributes and k.split("[")[0] not in NOT_PARAMETERS
         ]
         if numbers:
             self.assumptions.append(f"attributes that are not used: {_listed(numbers)}")

@@ -143,3 +143,29 @@ def _waves(count: int, frames: int, points: int, seed: int = 0) -> np.ndarray:
     phase, speed = rng.uniform(0, 1, (2, count, 1, 1))
     place = x + phase + 0.3 * speed * t[None, :, None]
     return np.asarray(np.sin(2 * np.pi * place) + 0.3 * np.cos(6 * np.pi * (place + phase)))
+
+
+@pytest.mark.parametrize(
+    ("order", "channels", "dims"),
+    [
+        ("NTX", 0, ["trajectory", "time", "x"]),
+        ("TNX", 0, ["time", "trajectory", "x"]),
+        ("NTXY", 0, ["trajectory", "time", "x", "y"]),
+        ("NTXYC", 2, ["trajectory", "time", "x", "y", "channel"]),
+        ("NTCXY", 3, ["trajectory", "time", "channel", "x", "y"]),
+        ("NCTX", 2, ["trajectory", "channel", "time", "x"]),
+    ],
+)
+def test_an_array_alone_shows_what_its_dimensions_are(order: str, channels: int, dims: list[str]) -> None:
+    fields = [_waves(20, 24, 32, seed) + seed for seed in range(max(1, channels))]  # (N, T, X)
+    here = "NTX"
+    if "Y" in order:
+        fields = [f[..., None] * _waves(20, 24, 28, 9 + n)[:, :, None] for n, f in enumerate(fields)]
+        here += "Y"
+    array = np.stack(fields, axis=-1) if channels else fields[0]
+    here += "C" if channels else ""
+    array = array.transpose([here.index(letter) for letter in order])
+    guess = guess_description([MemoryContainer({"u": array})], "task")
+    assert guess.description.dims == dims
+    assert "dims" in guess.uncertain
+    assert len(guess.description.fields) == max(1, channels)
