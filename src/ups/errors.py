@@ -110,6 +110,13 @@ class MissingExtraError(MachineError):
         )
 
 
+class RunHeldError(UpsError):
+    """Somebody else is at work on the run: it is not touched."""
+
+    cause = "run_held"
+    exit_code = 11
+
+
 class DistributedError(UpsError):
     """The process group, a collective or the agreement between ranks went wrong."""
 
@@ -201,6 +208,7 @@ EXIT_CODES: dict[int, str] = {
     8: "checkpoint or integrity: bytes on disk are missing or wrong",
     9: "gate: a score or check is below the bar of the recipe",
     10: "bundle: a bundle or an input to a simulator does not fit",
+    11: "run held: another process is at work on this run; nothing was touched",
     130: "interrupted from the keyboard",
     141: "nobody reads the output any more (closed pipe)",
     143: "asked to leave (SIGTERM): saved and stopped",

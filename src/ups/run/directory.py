@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,16 +19,17 @@ from ups.config.schema import DataConfig, Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
 from ups.record.manifest import write_file_atomically
 from ups.record.places import CONFIG_NAME, RUNS
+from ups.record.text import path_text
 from ups.record.untrusted_files import load_object
 from ups.run.environment_record import environment_record
-from ups.run.identity import STATISTICS_NAME, check_recipe
+from ups.run.identity import STATISTICS_NAME, check_recipe, known_identity, never_stepped
+from ups.run.removal import ENVIRONMENT_NAME, remove_records
 from ups.spec.statistics import Statistics
-from ups.supervise.run_file import run_identity
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
 
-ENVIRONMENT_NAME = "env.json"
+logger = logging.getLogger(__name__)
 
 
 def run_dir_of(resolved: ResolvedRecipe, argument: str, overrides: Sequence[str] = ()) -> Path:
@@ -68,19 +70,24 @@ def check_ranks(data: DataConfig, ranks: int) -> None:
 def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
     """Make the run directory, or check that it is the same run. Raises ConfigError if it is another one.
 
-    For who holds the run (`ups.supervise.run_lock`): it writes what a living run reads.
+    A run that never took a step is replaced: there is nothing that two recipes could mix. For who holds the run
+    (`ups.supervise.run_lock`): it writes what a living run reads.
     """
     config = run_dir / CONFIG_NAME
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.exists():
-        stored = read_run_recipe(run_dir).recipe
-        check_recipe(run_dir, stored)
-        difference = first_difference(stored, resolved.recipe)
-        if difference:
+        difference = _difference(run_dir, resolved.recipe)
+        if difference and never_stepped(run_dir):
+            logger.warning("%s is replaced: the run in it never took a step, and %s", run_dir, difference)
+            remove_records(run_dir)
+        elif difference:
             raise ConfigError(
                 f"{run_dir} holds a run of another recipe: {difference}",
-                hint="give this one its own place: --set run.name=NAME or --set run.dir=PATH",
+                hint="give this one its own place: --set run.name=NAME or --set run.dir=PATH; or remove the other one: "
+                f"ups runs remove {path_text(run_dir)}",
             )
+        elif never_stepped(run_dir):
+            (run_dir / STATISTICS_NAME).unlink(missing_ok=True)  # of data that may have been corrected since
     elif (run_dir / "checkpoints").exists():
         raise ConfigError(
             f"{run_dir} has checkpoints but no {CONFIG_NAME}", hint="choose another place: --set run.dir=PATH"
@@ -93,6 +100,18 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
         **environment_record(),
     }
     write_file_atomically(run_dir / ENVIRONMENT_NAME, (json.dumps(description, indent=1) + "\n").encode())
+
+
+def _difference(run_dir: Path, recipe: Recipe) -> str:
+    """The first field in which the run's recipe learns something else; '' if there is none."""
+    try:
+        stored = read_run_recipe(run_dir).recipe
+        check_recipe(run_dir, stored)
+    except ConfigError as error:
+        if never_stepped(run_dir):
+            return error.message
+        raise
+    return first_difference(stored, recipe)
 
 
 def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> None:
@@ -108,7 +127,7 @@ def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reade
         for reader, task in zip(readers, recipe.data.tasks, strict=True)
     }
     content = (json.dumps(found, indent=1) + "\n").encode()
-    known = run_identity(run_dir)
+    known = known_identity(run_dir)
     if known is not None and known.statistics and hashlib.sha256(content).hexdigest() != known.statistics:
         # Before it is written: a refused start leaves the run directory as it was.
         raise StatisticsChangedError(

@@ -134,6 +134,11 @@ def was_started(run_dir: Path) -> bool:
     return _read_or_none(run_dir / "run.json") is not None
 
 
+def is_unreadable(run_dir: Path) -> bool:
+    """Whether the directory has the record of a run, and not one of its files can be read."""
+    return any(run_dir.glob("run*.json")) and all(_read_or_none(path) is None for path in run_dir.glob("run*.json"))
+
+
 def living_supervisor(run_dir: Path) -> int:
     """The process that supervises this run on this host, 0 if there is none."""
     document = _read_or_none(run_dir / "run.json")
