@@ -42,6 +42,7 @@ from ups.cli.output import (
     table,
 )
 from ups.errors import EXIT_CODES, UpsError, exit_code_of_signal
+from ups.record.atomic import NOT_ALLOWED, not_allowed
 from ups.record.log import show_log
 
 INTERRUPTED = exit_code_of_signal(signal.SIGINT)
@@ -131,7 +132,9 @@ def help_text() -> str:
     parts.append(f"{styled('Options', 'bold')}\n{table(options, gap=3)}")
     codes = [(str(code).rjust(3), meaning) for code, meaning in EXIT_CODES.items()]
     parts.append(f"{styled('Exit codes', 'bold')}\n{table(codes)}")
-    parts.append(f"Tracebacks are kept in {_shown_home(str(log_path()))}. NO_COLOR=1 turns colors off.")
+    log = log_path()
+    kept = f"Tracebacks are kept in {_shown_home(str(log))}." if log else "Set XDG_STATE_HOME to keep tracebacks."
+    parts.append(f"{kept} NO_COLOR=1 turns colors off.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -183,6 +186,8 @@ def run(arguments: list[str]) -> int:
             return _leave_pipe()
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except Exception as error:  # noqa: BLE001 - the last handler of the process: keeps the traceback, sets the code
+        if isinstance(error, OSError) and error.errno in NOT_ALLOWED and error.filename is not None:
+            return _known(not_allowed(error), arguments)
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _wrong_use(error)
         return _unexpected(error, arguments)

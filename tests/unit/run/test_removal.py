@@ -1,4 +1,4 @@
-"""A start that fails claims nothing, a run that never took a step gives way, and a run is removed unless it is alive."""
+"""A start that fails claims nothing, a run that never took a step gives way, a run is removed unless it is alive."""
 
 from __future__ import annotations
 
