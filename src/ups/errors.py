@@ -21,22 +21,24 @@ class UpsError(Exception):
     exit_code: ClassVar[int] = 1
     default_hint: ClassVar[str] = ""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", command_hint: str = "") -> None:
+        """command_hint: the hint in the words of the command line, where a program in Python needs others."""
         super().__init__(message)
         self.message = message
         self.hint = hint or self.default_hint
+        self.command_hint = command_hint or self.hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.hint))
+        return (_rebuild, (type(self), self.message, self.hint, self.command_hint))
 
     def one_line(self) -> str:
-        """The whole error as one line: cause, what happened and where, what to do next."""
-        text = f"{self.cause}: {self.message}" + (f" -> {self.hint}" if self.hint else "")
+        """The whole error as one line of a command: cause, what happened and where, what to do next."""
+        text = f"{self.cause}: {self.message}" + (f" -> {self.command_hint}" if self.command_hint else "")
         return " ".join(text.split())
 
 
-def _rebuild(kind: type[UpsError], message: str, hint: str) -> UpsError:
-    return kind(message, hint=hint)
+def _rebuild(kind: type[UpsError], message: str, hint: str, command_hint: str) -> UpsError:
+    return kind(message, hint=hint, command_hint=command_hint)
 
 
 class ConfigError(UpsError):

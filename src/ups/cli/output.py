@@ -80,7 +80,8 @@ def print_error(error: UpsError, *, as_json: bool = False) -> None:
         # A name in an untrusted file must not write to the terminal.
         note(f"{head} {printable(line)}")
     if as_json:
-        details = {"cause": error.cause, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+        details = {"cause": error.cause, "exit_code": error.exit_code, "message": error.message}
+        details["hint"] = error.command_hint
         report({"error": {**details, "others": list(others)}})
 
 

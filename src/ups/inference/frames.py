@@ -51,6 +51,7 @@ def open_sink(
             raise BundleError(
                 f"the result would take {layout.num_bytes / 2**30:.1f} GiB of memory",
                 hint="stream it to a store with out='result.zarr', or keep fewer frames with every=",
+                command_hint="write it to a store with -o RESULT.zarr, or keep fewer frames with --every",
             )
         return MemorySink(layout)
     return ZarrSink(layout, Path(out))
