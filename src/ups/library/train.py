@@ -45,7 +45,13 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
 
 def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> int:
     """The same for a recipe that is resolved already; returns the exit code of the run."""
+    from ups.run.completed import completed_step
+
     with prepared(resolved, run_dir, ranks) as identity:
+        done = completed_step(run_dir, resolved.recipe, identity)
+        if done is not None:
+            output.completed_before(run_dir, done)
+            return 0
         code = start_ranks(run_dir, resolved.recipe, ranks, identity, output)
         if code == 0:
             # The verdict stands already: torch may come now.

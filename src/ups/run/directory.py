@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups.config.identity import first_difference
+from ups.config.identity import first_difference, longer_last_stage, recipe_identity
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import DataConfig, Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
@@ -25,6 +25,7 @@ from ups.run.environment_record import environment_record
 from ups.run.identity import STATISTICS_NAME, check_recipe, known_identity, never_stepped
 from ups.run.removal import ENVIRONMENT_NAME, remove_records
 from ups.spec.statistics import Statistics
+from ups.supervise.run_file import note_extension, read_run, was_started
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
@@ -80,13 +81,13 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
         if difference and never_stepped(run_dir):
             logger.warning("%s is replaced: the run in it never took a step, and %s", run_dir, difference)
             remove_records(run_dir)
-        elif difference:
+        elif difference and not _extended(run_dir, resolved.recipe):
             raise ConfigError(
                 f"{run_dir} holds a run of another recipe: {difference}",
                 hint="give this one its own place: --set run.name=NAME or --set run.dir=PATH; or remove the other one: "
                 f"ups runs remove {path_text(run_dir)}",
             )
-        elif never_stepped(run_dir):
+        elif not difference and never_stepped(run_dir):
             (run_dir / STATISTICS_NAME).unlink(missing_ok=True)  # of data that may have been corrected since
     elif (run_dir / "checkpoints").exists():
         raise ConfigError(
@@ -100,6 +101,21 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
         **environment_record(),
     }
     write_file_atomically(run_dir / ENVIRONMENT_NAME, (json.dumps(description, indent=1) + "\n").encode())
+
+
+def _extended(run_dir: Path, recipe: Recipe) -> bool:
+    """Whether `recipe` is that of the completed run in `run_dir` with a longer last stage; writes down that it is."""
+    longer = longer_last_stage(read_run_recipe(run_dir).recipe, recipe)
+    if longer is None or not was_started(run_dir):
+        return False
+    if read_run(run_dir)["state"] != "completed":
+        raise ConfigError(
+            f"{run_dir} is not completed, and is to be longer: {longer[0]} was {longer[1]:g} and is {longer[2]:g}",
+            hint="let the run finish first; a completed run is then trained longer by the same command",
+        )
+    logger.info("%s is trained longer: %s was %g and is %g", run_dir, *longer)
+    note_extension(run_dir, *longer, recipe_identity(recipe))
+    return True
 
 
 def _difference(run_dir: Path, recipe: Recipe) -> str:
