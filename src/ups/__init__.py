@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ups.config.schema import Recipe
     from ups.inference.simulator import Simulator
     from ups.library.data import Dataset, open_data
+    from ups.library.finetune import finetune_recipe
     from ups.library.fit import fit
     from ups.library.generate import generate_data
     from ups.library.recipe import load_recipe
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "finetune_recipe",
     "fit",
     "generate_data",
     "load_recipe",
@@ -46,6 +48,7 @@ _MODULES = {
     "Simulator": "ups.inference.simulator",
     "compare": "ups.library.scores",
     "evaluate": "ups.library.scores",
+    "finetune_recipe": "ups.library.finetune",
     "fit": "ups.library.fit",
     "generate_data": "ups.library.generate",
     "load_recipe": "ups.library.recipe",

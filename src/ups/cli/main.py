@@ -67,6 +67,7 @@ COMMANDS = (
     Command("data", "ups.cli.data", "generate, inspect, validate or pack data", PREPARE),
     Command("doctor", "ups.cli.doctor", "probe this machine, with your recipe", PREPARE),
     Command("train", "ups.cli.train", "train a recipe, supervised, on one or many ranks", RUN),
+    Command("finetune", "ups.cli.finetune", "train a bundle further on your data", RUN),
     Command("runs", "ups.cli.runs", "list runs and their verdicts, remove one", LOOK),
     Command("status", "ups.cli.status", "what a run is doing now", LOOK),
     Command("why", "ups.cli.why", "why a run stopped: rank, place, cause, what to do", LOOK),
