@@ -29,7 +29,7 @@ def rollout(
     bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
     source: Annotated[str, typer.Argument(metavar="INPUT", help="Where to start: a store, PDEBench or NetCDF file.")],
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE.zarr", help="Write the result as a new Zarr store.")
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Write the result: NetCDF for FILE.nc, else Zarr.")
     ] = None,
     film: Annotated[str | None, typer.Option(metavar="FILE.mp4", help="Make a film (extra: report).")] = None,
     picture: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a picture (extra: report).")] = None,
@@ -66,7 +66,9 @@ def rollout(
     from ups.run.progress_line import ProgressLine
 
     if out is None and film is None and picture is None:
-        raise ConfigError("nothing to write", hint="give -o RESULT.zarr, --film FILM.mp4 or --picture PICTURE.png")
+        raise ConfigError(
+            "nothing to write", hint="give -o RESULT.zarr or RESULT.nc, --film FILM.mp4 or --picture PICTURE.png"
+        )
     if film is not None or picture is not None:
         from ups.evaluation.report.figures import check_packages
 

@@ -129,8 +129,8 @@ class Simulator:
         in front for several at once. parameters: dict of numbers, or of one number per sample. static: given fields.
         coordinates: axis -> values, for inputs that are not of xarray; without any the trained domain is assumed.
         rescale_domain: map a domain of another length or origin to the trained one instead of refusing it.
-        out: a new Zarr store that frames are streamed to, so that memory does not grow with `steps`; the result then
-        reads from it. progress: called with the number of steps done.
+        out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
+        from it: NetCDF if its name ends with .nc, else a Zarr store. progress: called with the number of steps done.
         """
         spec = self.task(task)
         _check_count("steps", steps, MAX_STEPS)
