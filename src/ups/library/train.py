@@ -66,7 +66,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
     from ups.doctor.probes.preflight import check_data, check_machine
     from ups.run.directory import check_ranks, ensure_run_statistics, prepare
     from ups.run.identity import identify, never_stepped
-    from ups.run.removal import leave_no_trace
+    from ups.run.removal import INPUTS, leave_no_trace
     from ups.run.warm_start import keep_starts
     from ups.supervise.run_lock import hold_run
 
@@ -79,6 +79,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
         check_data(recipe, readers)
         # Held first: what follows writes files that a living run reads.
         with hold_run(run_dir):
+            before = [name for name in INPUTS if (run_dir / name).exists()]
             known = any(run_dir.glob("run*.json"))
             try:
                 prepare(run_dir, resolved, ranks)
@@ -88,7 +89,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
                 identity = identify(run_dir, recipe)
             except BaseException:
                 if not known and never_stepped(run_dir):
-                    leave_no_trace(run_dir)
+                    leave_no_trace(run_dir, before)
                 raise
             yield identity
 

@@ -23,7 +23,7 @@ from ups.record.text import path_text
 from ups.record.untrusted_files import load_object
 from ups.run.environment_record import environment_record
 from ups.run.identity import STATISTICS_NAME, check_recipe, known_identity, never_stepped
-from ups.run.removal import ENVIRONMENT_NAME, remove_records
+from ups.run.removal import ENVIRONMENT_NAME, is_ours, remove_records
 from ups.spec.statistics import Statistics
 from ups.supervise.run_file import note_extension, read_run, was_started
 
@@ -78,7 +78,7 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.exists():
         difference = _difference(run_dir, resolved.recipe)
-        if difference and never_stepped(run_dir):
+        if difference and is_ours(run_dir) and never_stepped(run_dir):
             logger.warning("%s is replaced: the run in it never took a step, and %s", run_dir, difference)
             remove_records(run_dir)
         elif difference and not _extended(run_dir, resolved.recipe):
@@ -124,7 +124,7 @@ def _difference(run_dir: Path, recipe: Recipe) -> str:
         stored = read_run_recipe(run_dir).recipe
         check_recipe(run_dir, stored)
     except ConfigError as error:
-        if never_stepped(run_dir):
+        if is_ours(run_dir) and never_stepped(run_dir):
             return error.message
         raise
     return first_difference(stored, recipe)

@@ -4,22 +4,27 @@ a run that nobody needs any more. Files of others in the same directory are left
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 
 from ups.errors import RunHeldError
 from ups.record.atomic import TEMPORARY_PREFIX, machine_error
 from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
+from ups.record.untrusted_files import read_object
 from ups.run.identity import STATISTICS_NAME
 from ups.run.stage_starts import FOLDER
 from ups.supervise.run_file import find_run, is_unreadable, read_run, was_started
 from ups.supervise.run_lock import LOCK_NAME, hold_run
 
 ENVIRONMENT_NAME = "env.json"
-# What is written before a rank starts; the order is that of removal, so that what is left after a kill is no run.
-_INPUTS = (CONFIG_NAME, STATISTICS_NAME, FOLDER, ENVIRONMENT_NAME)
-_RECORDS = ("metrics.jsonl", "blackbox", "logs", "failures", "checkpoints", "report", BUNDLE_NAME)
+# What is written before a rank starts.
+INPUTS = (CONFIG_NAME, STATISTICS_NAME, FOLDER, ENVIRONMENT_NAME)
+# What comes later, the folders by what a run puts into them: a run may live in a directory that is used for more.
+_RECORDS = ("metrics.jsonl", "blackbox/live", "blackbox/rank_*", "logs/attempt_*", "failures/attempt_*")
+_RESULTS = ("checkpoints/step_*", "report/index.html", "report/scores.json")
 
 
 def remove_records(run_dir: Path) -> None:
@@ -27,18 +32,35 @@ def remove_records(run_dir: Path) -> None:
     try:
         for path in sorted(run_dir.glob("run*.json")):
             path.unlink()
-        for name in (*_INPUTS, *_RECORDS):
+        for name in INPUTS:
             _remove(run_dir / name)
-        for path in run_dir.glob(f"{TEMPORARY_PREFIX}*"):
-            _remove(path)
+        if is_bundle(run_dir / BUNDLE_NAME):
+            _remove(run_dir / BUNDLE_NAME)
+        for pattern in (*_RECORDS, *_RESULTS, f"{TEMPORARY_PREFIX}*", f"checkpoints/{TEMPORARY_PREFIX}*"):
+            for path in run_dir.glob(pattern):
+                _remove(path)
+        for folder in {pattern.partition("/")[0] for pattern in (*_RECORDS, *_RESULTS) if "/" in pattern}:
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                (run_dir / folder).rmdir()
     except OSError as error:
         raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error
 
 
-def leave_no_trace(run_dir: Path) -> None:
-    """After a first start that failed: the name is free again. For who holds the run; must not raise."""
+def is_ours(run_dir: Path) -> bool:
+    """Whether a run was started or prepared here; a directory may have a config.yaml of somebody else."""
+    if was_started(run_dir):
+        return True
+    described = read_object(run_dir / ENVIRONMENT_NAME)
+    return not is_bundle(run_dir) and described is not None and "config_sha256" in described
+
+
+def leave_no_trace(run_dir: Path, before: Collection[str]) -> None:
+    """After a first start that failed: the name is free again. For who holds the run; must not raise.
+
+    before: what of INPUTS was there already.
+    """
     try:
-        for name in _INPUTS:
+        for name in set(INPUTS) - set(before):
             _remove(run_dir / name)
         _remove_if_empty(run_dir)
     except OSError:
@@ -67,7 +89,7 @@ def remove_run(name: str) -> tuple[Path, list[str]]:
 def _find(name: str) -> Path:
     """A run that was started, or what an earlier version left of a start that failed."""
     for path in meant_by(name):
-        if (path / CONFIG_NAME).is_file() and not is_bundle(path):
+        if is_ours(path):
             return path.resolve()
     return find_run(name)
 

@@ -44,6 +44,19 @@ def test_files_of_others_survive_a_first_start_that_fails(recipe: ups.Recipe) ->
     assert os.listdir("runs/small") == ["note.txt"]
 
 
+@pytest.mark.parametrize("content", ["host: example\n", None])
+def test_a_config_yaml_of_somebody_else_is_neither_replaced_nor_removed(
+    recipe: ups.Recipe, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    Path("mine/logs").mkdir(parents=True)
+    Path("mine/config.yaml").write_text(content or (STORED / "v1" / "config.yaml").read_text())
+    with pytest.raises(ConfigError):
+        ups.fit(recipe, progress=False, run__dir="mine", run__seed=9)
+    assert run(["runs", "remove", "mine"]) == 3
+    assert "no run 'mine'" in capsys.readouterr().err
+    assert sorted(os.listdir("mine")) == ["config.yaml", "logs"]
+
+
 def failing(*_args: object, **_named: object) -> None:
     raise OSError("no such device")
 
@@ -108,10 +121,14 @@ def test_a_removed_run_is_gone_and_its_name_free(recipe: ups.Recipe, capsys: pyt
 
 
 def test_removing_a_run_leaves_files_of_others(recipe: ups.Recipe, capsys: pytest.CaptureFixture[str]) -> None:
-    ups.fit(recipe, progress=False, run__dir=".")
+    Path("logs").mkdir()
+    Path("logs/mine.txt").write_text("mine")
+    done = ups.fit(recipe, progress=False, run__dir=".")
+    done.report()
     assert run(["runs", "remove", "."]) == 0
     assert "data" in capsys.readouterr().err
-    assert os.listdir() == ["data"]
+    assert sorted(os.listdir()) == ["data", "logs"]
+    assert os.listdir("logs") == ["mine.txt"]
 
 
 def test_a_run_that_is_alive_is_not_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
