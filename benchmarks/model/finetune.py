@@ -1,6 +1,6 @@
 """Fine-tuning a bundle on few data of another viscosity range, compared with training from scratch for the same time.
 
-    python benchmarks/model/finetune.py [--out DIR] [--base-seconds 120] [--budgets 15,45] [--seeds 0,1,2]
+    python benchmarks/model/finetune.py [--out DIR] [--base-seconds 45] [--budgets 6,18] [--seeds 0,1,2]
                                         [--trajectories 64]
 
 A bundle is trained on burgers1d (viscosity 0.01 to 0.1, 256 trajectories). Then there are `trajectories` of viscosities
@@ -75,11 +75,11 @@ def recipe_of(path: Path, name: str, seconds: float, seed: int) -> ups.Recipe:
     )  # fmt: skip
 
 
-def scores(model: Path) -> dict[str, dict[str, float]]:
-    """Error -> predictor -> value on the test split of what `model` was trained on."""
-    (result,) = ups.evaluate(str(model)).results
+def scores(run: ups.Run) -> dict[str, dict[str, float]]:
+    """Error -> predictor -> value on the test split, as the bundle of a run has them."""
+    (result,) = json.loads((run.path / "bundle" / "bundle.json").read_text())["scores"].values()
     return {
-        word: {name: float(one["summary"][key]) for name, one in result["predictors"].items()}
+        word: {name: float(summary[key]) for name, summary in result["predictors"].items()}
         for word, key in SCORES.items()
     }
 
@@ -87,8 +87,8 @@ def scores(model: Path) -> dict[str, dict[str, float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("finetune-benchmark"))
-    parser.add_argument("--base-seconds", type=float, default=120.0)
-    parser.add_argument("--budgets", default="15,45")
+    parser.add_argument("--base-seconds", type=float, default=45.0)
+    parser.add_argument("--budgets", default="6,18")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--trajectories", type=int, default=64)
     options = parser.parse_args()
@@ -110,7 +110,7 @@ def main() -> int:
             scratch = recipe_of(other, f"scratch-{seconds:g}-{seed}", seconds, seed)
             for kind, recipe in (("fine-tuned", tuned), ("from scratch", scratch)):
                 run = ups.fit(recipe, progress=False)
-                found = scores(run.path)
+                found = scores(run)
                 rows.append({"seconds": seconds, "seed": seed, "kind": kind, "steps": run.checkpoints[-1], **found})
                 print(json.dumps(rows[-1]), flush=True)
     return show(rows)
