@@ -105,7 +105,15 @@ def main() -> int:
         for seed in map(int, options.seeds.split(",")):
             place = base.path.parent / f"tuned-{seconds:g}-{seed}"
             tuned = ups.finetune_recipe(
-                base.path, other, budget_seconds=seconds, run__name=place.name, run__dir=str(place), run__seed=seed
+                base.path,
+                other,
+                budget_seconds=seconds,
+                stages__0__budget_clock="cpu",
+                engine__threads=1,
+                engine__device="cpu",
+                run__name=place.name,
+                run__dir=str(place),
+                run__seed=seed,
             )
             scratch = recipe_of(other, f"scratch-{seconds:g}-{seed}", seconds, seed)
             for kind, recipe in (("fine-tuned", tuned), ("from scratch", scratch)):

@@ -59,13 +59,16 @@ def resolve_finetuning(
     trained = plain_data(read_run_recipe(source).recipe)
     name = task or _name_for(source, os.fspath(data))
     section: Any = trained["data"]
+    engine: Any = trained["engine"]
     document: dict[str, Any] = {
-        **{key: trained[key] for key in ("version", "model", "engine", "checkpoint", "evaluate")},
+        **{key: trained[key] for key in ("version", "model", "evaluate")},
         "run": {"name": f"{name}-finetuned"},
         "data": {
             "tasks": [{"name": name, "path": os.fspath(data)}],
-            **{key: section[key] for key in ("block_size", "context_frames", "loader")},
+            **{key: section[key] for key in ("block_size", "context_frames")},
         },
+        # Devices, ranks and precision are of the machine that made the bundle.
+        "engine": {"ema": engine["ema"]},
         "stages": [_stage(trained["stages"], str(source), budget_seconds)],
     }
     return resolve_data(document, changes, name="the recipe of the bundle")
@@ -74,6 +77,7 @@ def resolve_finetuning(
 def _stage(stages: Any, source: str, budget_seconds: float) -> dict[str, Any]:
     """The last stage of what the bundle was trained with, from the weights of the bundle, at lower rates."""
     stage: dict[str, Any] = {**stages[-1], "start_from": source, "steps": None, "budget_seconds": budget_seconds}
+    stage["budget_clock"] = "wall"
     if stage.get("space") == "latent":
         stage["space"] = "physical"  # the fields count now, and the decoder goes along
     optim = stage["optim"]
