@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ups.config.schema import Recipe
     from ups.inference.simulator import Simulator
     from ups.library.data import Dataset, open_data
+    from ups.library.finetune import finetune_recipe
     from ups.library.fit import fit
     from ups.library.generate import generate_data
     from ups.library.own_data import import_data
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "finetune_recipe",
     "fit",
     "generate_data",
     "import_data",
@@ -48,6 +50,7 @@ _MODULES = {
     "Simulator": "ups.inference.simulator",
     "compare": "ups.library.scores",
     "evaluate": "ups.library.scores",
+    "finetune_recipe": "ups.library.finetune",
     "fit": "ups.library.fit",
     "generate_data": "ups.library.generate",
     "import_data": "ups.library.own_data",

@@ -21,22 +21,24 @@ class UpsError(Exception):
     exit_code: ClassVar[int] = 1
     default_hint: ClassVar[str] = ""
 
-    def __init__(self, message: str, *, hint: str = "") -> None:
+    def __init__(self, message: str, *, hint: str = "", command_hint: str = "") -> None:
+        """command_hint: the hint in the words of the command line, where a program in Python needs others."""
         super().__init__(message)
         self.message = message
         self.hint = hint or self.default_hint
+        self.command_hint = command_hint or self.hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.hint))
+        return (_rebuild, (type(self), self.message, self.hint, self.command_hint))
 
     def one_line(self) -> str:
-        """The whole error as one line: cause, what happened and where, what to do next."""
-        text = f"{self.cause}: {self.message}" + (f" -> {self.hint}" if self.hint else "")
+        """The whole error as one line of a command: cause, what happened and where, what to do next."""
+        text = f"{self.cause}: {self.message}" + (f" -> {self.command_hint}" if self.command_hint else "")
         return " ".join(text.split())
 
 
-def _rebuild(kind: type[UpsError], message: str, hint: str) -> UpsError:
-    return kind(message, hint=hint)
+def _rebuild(kind: type[UpsError], message: str, hint: str, command_hint: str) -> UpsError:
+    return kind(message, hint=hint, command_hint=command_hint)
 
 
 class ConfigError(UpsError):
@@ -108,6 +110,13 @@ class MissingExtraError(MachineError):
             f"{feature} needs the package '{package}', which is not installed",
             hint=f"pip install 'universal-simulator[{extra}]'",
         )
+
+
+class RunHeldError(UpsError):
+    """Somebody else is at work on the run: it is not touched."""
+
+    cause = "run_held"
+    exit_code = 11
 
 
 class DistributedError(UpsError):
@@ -201,6 +210,7 @@ EXIT_CODES: dict[int, str] = {
     8: "checkpoint or integrity: bytes on disk are missing or wrong",
     9: "gate: a score or check is below the bar of the recipe",
     10: "bundle: a bundle or an input to a simulator does not fit",
+    11: "run held: another process is at work on this run; nothing was touched",
     130: "interrupted from the keyboard",
     141: "nobody reads the output any more (closed pipe)",
     143: "asked to leave (SIGTERM): saved and stopped",

@@ -337,6 +337,6 @@ def test_a_refused_second_start_changes_nothing_even_without_the_lock_file(mine:
         second = train(mine, "--set", "checkpoint.keep=7")
         after = [(mine / name).read_bytes() for name in ("config.yaml", "env.json")]
         ended(process, 0)
-    assert second.returncode == 3, second.stdout + second.stderr
+    assert second.returncode == 11, second.stdout + second.stderr
     assert "another supervisor already runs" in second.stderr
     assert before == after

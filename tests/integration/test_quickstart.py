@@ -54,6 +54,14 @@ def test_the_script_runs_what_the_page_shows(tmp_path: Path) -> None:
     assert len(run) == 9, run
 
 
+def test_a_relative_checkout_is_never_taken_for_a_package_of_an_index(tmp_path: Path) -> None:
+    (line,) = re.findall(r"^pip install .*CHECKOUT.*\[.*$", bash_blocks(PAGE), flags=re.MULTILINE)
+    (tmp_path / "universal-simulator").mkdir()
+    program = f'pip() {{ printf "%s\\n" "${{@: -1}}"; }}; CHECKOUT=universal-simulator; {line}'
+    shown = subprocess.run(["bash", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert shown.strip() == f"{tmp_path / 'universal-simulator'}[generate,report]"
+
+
 def test_the_readme_goes_the_same_way() -> None:
     def names(path: Path) -> list[str]:
         return re.findall(r"^ups (data \w+|\w+)", bash_blocks(path), flags=re.MULTILINE)

@@ -33,6 +33,7 @@ def unexplained(line: str, num_models: int = 1) -> list[str]:
     """The numbers of a line that are no score with its reference next to it."""
     if NO_SCORES.search(line) or re.match(r"\s*(task|error)\s+.*reference", line):
         return []
+    line = re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  ", "", line)  # when a line of progress was written
     rest = re.sub(r"^valid step \d+", "", line)
     rest = re.sub(r"^\S+: \d+ trajectories(, \d+ steps)?, ", "", rest)  # head of a comparison
     rest = re.sub(r"\(\d+ steps\)|, not significantly better: on \d+ of \d+ trajectories", "", rest)

@@ -42,6 +42,7 @@ from ups.cli.output import (
     table,
 )
 from ups.errors import EXIT_CODES, UpsError, exit_code_of_signal
+from ups.record.atomic import NOT_ALLOWED, not_allowed
 from ups.record.log import show_log
 
 INTERRUPTED = exit_code_of_signal(signal.SIGINT)
@@ -67,7 +68,8 @@ COMMANDS = (
     Command("init", "ups.cli.init", "a recipe and a description for data of your own", PREPARE),
     Command("doctor", "ups.cli.doctor", "probe this machine, with your recipe", PREPARE),
     Command("train", "ups.cli.train", "train a recipe, supervised, on one or many ranks", RUN),
-    Command("runs", "ups.cli.runs", "list runs and their verdicts", LOOK),
+    Command("finetune", "ups.cli.finetune", "train a bundle further on your data", RUN),
+    Command("runs", "ups.cli.runs", "list runs and their verdicts, remove one", LOOK),
     Command("status", "ups.cli.status", "what a run is doing now", LOOK),
     Command("why", "ups.cli.why", "why a run stopped: rank, place, cause, what to do", LOOK),
     Command("eval", "ups.cli.eval", "score a model and its references", USE),
@@ -132,7 +134,9 @@ def help_text() -> str:
     parts.append(f"{styled('Options', 'bold')}\n{table(options, gap=3)}")
     codes = [(str(code).rjust(3), meaning) for code, meaning in EXIT_CODES.items()]
     parts.append(f"{styled('Exit codes', 'bold')}\n{table(codes)}")
-    parts.append(f"Tracebacks are kept in {_shown_home(str(log_path()))}. NO_COLOR=1 turns colors off.")
+    log = log_path()
+    kept = f"Tracebacks are kept in {_shown_home(str(log))}." if log else "Set XDG_STATE_HOME to keep tracebacks."
+    parts.append(f"{kept} NO_COLOR=1 turns colors off.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -184,6 +188,8 @@ def run(arguments: list[str]) -> int:
             return _leave_pipe()
         return error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     except Exception as error:  # noqa: BLE001 - the last handler of the process: keeps the traceback, sets the code
+        if isinstance(error, OSError) and error.errno in NOT_ALLOWED and error.filename is not None:
+            return _known(not_allowed(error), arguments)
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _wrong_use(error)
         return _unexpected(error, arguments)

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 from ups.errors import MachineError, UpsError
 from ups.record.log import short_line
+from ups.record.places import home_directory
 from ups.record.untrusted_files import printable
 from ups.run.table import table as table
 
@@ -79,19 +80,23 @@ def print_error(error: UpsError, *, as_json: bool = False) -> None:
         # A name in an untrusted file must not write to the terminal.
         note(f"{head} {printable(line)}")
     if as_json:
-        details = {"cause": error.cause, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+        details = {"cause": error.cause, "exit_code": error.exit_code, "message": error.message}
+        details["hint"] = error.command_hint
         report({"error": {**details, "others": list(others)}})
 
 
-def log_path() -> Path:
-    """The file that keeps tracebacks: ups/errors.log in the XDG state directory."""
-    base = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path(os.path.expanduser("~")) / ".local/state") / "ups/errors.log"
+def log_path() -> Path | None:
+    """The file that keeps tracebacks: ups/errors.log in the XDG state directory; None without a home directory."""
+    base, home = os.environ.get("XDG_STATE_HOME", ""), home_directory()
+    root = Path(base) if os.path.isabs(base) else home and home / ".local/state"
+    return root / "ups/errors.log" if root else None
 
 
 def keep_traceback(error: BaseException, command: str) -> Path | None:
     """Append the traceback to the log; None if that was not possible. The file is private and bounded in size."""
     path = log_path()
+    if path is None:
+        return None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and path.stat().st_size > _MAX_LOG_BYTES:

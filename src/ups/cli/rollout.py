@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,11 +30,18 @@ def rollout(
     bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
     source: Annotated[str, typer.Argument(metavar="INPUT", help="Where to start: a store, PDEBench or NetCDF file.")],
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE.zarr", help="Write the result as a new Zarr store.")
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Write the result: NetCDF for FILE.nc, else Zarr.")
     ] = None,
     film: Annotated[str | None, typer.Option(metavar="FILE.mp4", help="Make a film (extra: report).")] = None,
     picture: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a picture (extra: report).")] = None,
+    field: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Field to draw, such as h or velocity_x; default the first.")
+    ] = None,
     task: Annotated[str | None, typer.Option(help="Which task, if the bundle knows several.")] = None,
+    parameter: Annotated[
+        list[str],
+        typer.Option(metavar="NAME=VALUE", help="A parameter that INPUT does not carry; may be given many times."),
+    ] = [],  # noqa: B006 - typer copies it
     steps: Annotated[
         int | None, typer.Option(help="How many steps; default as many as the input has, else 40.")
     ] = None,
@@ -60,7 +67,9 @@ def rollout(
     from ups.run.progress_line import ProgressLine
 
     if out is None and film is None and picture is None:
-        raise ConfigError("nothing to write", hint="give -o RESULT.zarr, --film FILM.mp4 or --picture PICTURE.png")
+        raise ConfigError(
+            "nothing to write", hint="give -o RESULT.zarr or RESULT.nc, --film FILM.mp4 or --picture PICTURE.png"
+        )
     if film is not None or picture is not None:
         from ups.evaluation.report.figures import check_packages
 
@@ -68,8 +77,10 @@ def rollout(
     found = find_bundle(bundle)
     simulator = Simulator.load(found, device=device)
     spec = simulator.task(task)
+    channel = _channel(spec, field)
     described = _description(found, spec, source)
     start = _read_input(simulator, spec, source, split, trajectory, start_frame, problem, described)
+    start = _with_parameters(spec, start, parameter)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
     with ProgressLine(quiet=json) as line:
         result = simulator.rollout(
@@ -85,7 +96,7 @@ def rollout(
     example = None
     if film is not None or picture is not None or start.num_true_steps >= count:
         example = _example(spec, result, start, every)
-        written += _draw(example, film, picture)
+        written += _draw(example, channel, film, picture)
     errors = {} if example is None else _errors(example, start)
     if json:
         facts = {"task": spec.name, "steps": count, "errors": errors, "written": written, "notes": list(start.notes)}
@@ -99,6 +110,47 @@ def rollout(
             note(f"warning: {'blew up: ' if kind == 'blew_up' else ''}{result.attrs[kind]}")
     for name in written:
         say(f"wrote {name}")
+    if example is not None and (film or picture) and field is None and len(example.channels) > 1:
+        others = ", ".join(example.channels[1:])
+        note(f"note: drawn is {example.channels[0]}; --field draws {others}")
+
+
+def _channel(spec: TaskSpec, field: str | None) -> int:
+    """Which channel a field's name means: that of a scalar, or a component of a vector by the name of both."""
+    from ups.errors import ConfigError
+
+    channels = spec.channel_names(spec.predicted)
+    if field is None:
+        return 0
+    if field not in channels:
+        raise ConfigError(f"task '{spec.name}' predicts no field '{field}'", hint=f"draw one of {', '.join(channels)}")
+    return channels.index(field)
+
+
+def _with_parameters(spec: TaskSpec, start: _Input, given: list[str]) -> _Input:
+    """The input with the parameters of the command line. Raises ConfigError where they contradict it."""
+    import numpy as np
+
+    from ups.errors import ConfigError
+
+    known = dict(start.arguments.get("parameters") or {})
+    for text in given:
+        name, equals, number = text.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ConfigError(
+                f"'{text}' is no parameter with its value", hint="--parameter NAME=VALUE, such as nu=0.01"
+            )
+        if name in known and not np.allclose(known[name], value, rtol=1e-6, atol=0):
+            raise ConfigError(
+                f"{start.source} says that {name} is {float(np.ravel(known[name])[0]):g}, and not {value:g}",
+                hint="leave --parameter out: it is for inputs that do not carry the parameter",
+            )
+        known[name] = value
+    return replace(start, arguments=start.arguments | {"parameters": known or None})
 
 
 def _judged(result: Any) -> list[dict[str, Any]]:
@@ -135,7 +187,31 @@ class _Input:
 
     @property
     def parameters(self) -> dict[str, float]:
-        return dict(self.arguments.get("parameters") or {})
+        """Of the first sample."""
+        import numpy as np
+
+        return {name: float(np.ravel(value)[0]) for name, value in (self.arguments.get("parameters") or {}).items()}
+
+    def given_fields(self, spec: TaskSpec) -> dict[str, Any]:
+        """Name -> values (*S) of each given channel of a steady task, of the first sample; {} where it is not known."""
+        import numpy as np
+
+        if not spec.steady:
+            return {}
+        names = spec.channel_names("static")
+        static, dataset = self.arguments.get("static"), self.arguments.get("state")
+        if static is not None:
+            return dict(zip(names, static, strict=True))
+        axes = [axis.name for axis in spec.axes]
+        found = {}
+        for field in spec.fields_of("static"):
+            if dataset is None or field.name not in dataset or field.tensor_rank:
+                return {}
+            values = dataset[field.name]
+            for extra in set(values.dims) - set(axes):
+                values = values.isel({extra: 0})
+            found[field.name] = np.asarray(values.transpose(*axes).values)
+        return found
 
 
 def _read_input(
@@ -240,7 +316,8 @@ def _read_netcdf(spec: TaskSpec, source: str) -> _Input:
             f"'{Path(source).name}' has no coordinates for {', '.join(bare)}: nothing is known about the spacing "
             "of its points, and the trained domain is assumed"
         )
-    return _Input({"state": found.dataset}, Path(source).name, notes=tuple(notes))
+    carried = {p.name: found.dataset[p.name].values for p in spec.parameters if p.name in found.dataset}
+    return _Input({"state": found.dataset, "parameters": carried}, Path(source).name, notes=tuple(notes))
 
 
 def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
@@ -275,6 +352,8 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
         prediction=prediction,
         truth=truth,
         parameters=start.parameters,
+        given=start.given_fields(spec),
+        given_units=tuple(f.unit for f in spec.fields_of("static") for _ in range(f.num_channels(len(spec.axes)))),
     )
 
 
@@ -312,7 +391,7 @@ def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]
     return f"{text}: error {errors['model']:.3g}{shown_references}, relative to the RMS of the trajectory"
 
 
-def _draw(example: Example, film: str | None, picture: str | None) -> list[str]:
+def _draw(example: Example, channel: int, film: str | None, picture: str | None) -> list[str]:
     from ups.errors import DataError
     from ups.evaluation.report.figures import fields_png
     from ups.evaluation.report.figures import film as make_film
@@ -320,10 +399,10 @@ def _draw(example: Example, film: str | None, picture: str | None) -> list[str]:
 
     written = []
     if picture is not None:
-        write_file_atomically(Path(picture), fields_png(example, 0))
+        write_file_atomically(Path(picture), fields_png(example, channel))
         written.append(picture)
     if film is not None:
-        data = make_film(example, 0)
+        data = make_film(example, channel)
         if data is None:
             raise DataError("a film needs at least two frames", hint="ask for more --steps, or for a --picture")
         write_file_atomically(Path(film), data)

@@ -1,22 +1,36 @@
-"""`ups runs`: all runs of a directory and their verdicts."""
+"""`ups runs`: all runs of a directory and their verdicts; `ups runs remove` deletes one."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ups.cli.options import JsonOption, new_app
-from ups.cli.output import report, say, table
+from ups.cli.output import note, report, say, table
 from ups.record.places import RUNS
 
 app = new_app()
 
 
-@app.command()
-def runs(
+class _ListsByDefault(TyperGroup):
+    """`ups runs` and `ups runs DIR` list."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        named = bool(args) and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else ["list", *args])
+
+
+@app.callback(cls=_ListsByDefault)
+def _runs() -> None:
+    """List runs and their verdicts, or remove one. `ups runs [DIR]` is `ups runs list [DIR]`."""
+
+
+@app.command("list")
+def list_(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the runs lie.")] = Path(RUNS),
     json: JsonOption = False,
 ) -> None:
@@ -59,3 +73,20 @@ def runs(
         cells.append([path.name, document["state"], *counts, checkpoint, started, took, document["cause"] or "-"])
     cells += [[path.name, "unreadable", *"-----", reason] for path, reason in unreadable]
     say(table(cells))
+
+
+@app.command()
+def remove(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/.")],
+    json: JsonOption = False,
+) -> None:
+    """Delete a run with its checkpoints, bundle and report. Refuses a run that is alive."""
+    from ups.run.removal import remove_run
+
+    path, left = remove_run(run)
+    if json:
+        report({"removed": str(path), "left": left})
+        return
+    say(f"removed {path}")
+    if left:
+        note(f"note: {path} stays, with files that no run has written: {', '.join(left[:8])}")

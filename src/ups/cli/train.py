@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ups.cli.options import RecipeArgument, SetOption, new_app
+from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
 
 app = new_app()
 
@@ -18,21 +18,85 @@ def train(
     recipe: RecipeArgument,
     ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
     set: SetOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
 ) -> None:
-    """Train a recipe on one or many ranks, supervised; an interrupted run goes on where its last checkpoint is."""
-    from ups.cli.output import say, styled
+    """Train a recipe on one or many ranks, supervised; an interrupted run goes on where its last checkpoint is.
+
+    A completed run is left as it is; with more steps in its last stage it is trained longer.
+    """
     from ups.config.recipe import recipe_file, resolve
-    from ups.library.output import Printed
-    from ups.library.train import train_resolved
-    from ups.record.text import path_text
     from ups.run.directory import run_dir_of
 
+    resolved = resolve(recipe_file(recipe), set)
+    raise typer.Exit(start(resolved, run_dir_of(resolved, recipe, set), ranks, json=json))
+
+
+def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool) -> int:
+    """Train a resolved recipe and say how it ended; returns the exit code of the run."""
+    from contextlib import contextmanager
+
+    from ups.cli.output import note, report, say, styled
+    from ups.library.output import Output, Printed
+    from ups.library.train import train_resolved
+    from ups.record.text import path_text
+
     class Terminal(Printed):
+        more_steps = f"ups train {path_text(run_dir)} --set stages.{{}}.{{}}=MORE"
+
         def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
             from ups.run.score_text import score_lines
 
             say(score_lines(results, styled))
             say(f"wrote {path_text(bundle)}")
 
-    resolved = resolve(recipe_file(recipe), set)
-    raise typer.Exit(train_resolved(resolved, run_dir_of(resolved, recipe, set), ranks, Terminal()))
+    class Object(Output):
+        """Nothing but one object on standard output; faults and the verdict as they come on standard error."""
+
+        results: Sequence[Mapping[str, Any]] | None = None
+        nothing_to_do = False
+
+        def completed_before(self, run_dir: Path, step: int) -> None:
+            self.nothing_to_do = True
+
+        def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
+            self.results = results
+
+        @contextmanager
+        def following(self, run_dir: Path, recipe: Any) -> Iterator[Callable[[str], None]]:
+            yield note
+
+    if not json:
+        return train_resolved(resolved, run_dir, ranks, Terminal())
+    shown = Object()
+    code = train_resolved(resolved, run_dir, ranks, shown)
+    report(_facts(run_dir, code, shown.results, nothing_to_do=shown.nothing_to_do))
+    return code
+
+
+def _facts(
+    run_dir: Path, code: int, results: Sequence[Mapping[str, Any]] | None, *, nothing_to_do: bool
+) -> dict[str, Any]:
+    """A run that has ended, for programs. results: None where nothing was scored."""
+    from ups.record.places import BUNDLE_NAME, is_bundle
+    from ups.supervise.run_file import read_run
+    from ups.supervise.why import faults_as_json
+
+    document = read_run(run_dir)
+    scores = None
+    if results is not None:
+        from ups.evaluation.results import to_json
+
+        scores = to_json(results)
+    bundle = run_dir / BUNDLE_NAME
+    return {
+        "name": run_dir.name,
+        "path": str(run_dir),
+        **{key: document[key] for key in ("state", "cause", "verdict")},
+        "exit_code": code,
+        "step": document["checkpoint"],
+        "attempts": len(document["attempts"]),
+        "faults": faults_as_json(document),
+        "bundle": str(bundle) if document["state"] == "completed" and is_bundle(bundle) else None,
+        "completed_before": nothing_to_do,
+        "results": scores,
+    }

@@ -23,6 +23,7 @@ from ups.data.permutation import Permutation
 from ups.errors import DataError, MachineError
 from ups.formats.base import Reader, WindowBlock
 from ups.record.atomic import write_file_atomically
+from ups.record.places import home_directory
 from ups.spec.keyed import key_of
 from ups.spec.moments import Moments, by_channel
 from ups.spec.statistics import Statistics
@@ -106,7 +107,7 @@ def statistics_path(path: str | Path | Sequence[str | Path]) -> Path:
 
 def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> Statistics:
     """What `ensure_statistics` stored for this reader. Raises DataError if there is nothing, or only stale ones."""
-    files = [statistics_path(path), _cache_path(path)]
+    files = _places(path)
     identity = reader.identity()
     found = [file for file in files if file.exists()]
     for file in found:
@@ -134,7 +135,7 @@ def ensure_statistics(
     """The stored statistics if they are of exactly this data, else new ones, which are stored.
 
     Where the directory of the data is read-only they go to the cache directory of the person instead
-    ($XDG_CACHE_HOME/ups, by default ~/.cache/ups); where that fails too they are only returned.
+    ($XDG_CACHE_HOME/ups, by default ~/.cache/ups); where that fails too, or there is no home, they are only returned.
     """
     try:
         return load_statistics(reader, path)
@@ -142,7 +143,7 @@ def ensure_statistics(
         level = logging.WARNING if statistics_path(path).exists() else logging.INFO
         logger.log(level, "computing statistics of task '%s': %s", reader.task.name, error.message)
     statistics = compute_statistics(reader, progress)
-    for file in (statistics_path(path), _cache_path(path)):
+    for file in _places(path):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             _store(file, statistics)
@@ -225,11 +226,16 @@ def _check(statistics: Statistics, reader: Reader, file: Path) -> None:
             raise DataError(f"{file}: statistics of '{role}' do not fit task '{task.name}', which has {count} of them")
 
 
-def _cache_path(path: str | Path | Sequence[str | Path]) -> Path:
+def _places(path: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Where statistics are kept: next to the data, or in the cache of the person, if that person has a home."""
     at_data = statistics_path(path)
-    root = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    home = home_directory()
+    root = os.environ.get("XDG_CACHE_HOME") or (home and home / ".cache")
+    if not root:
+        return [at_data]
     key = hashlib.sha256(str(at_data).encode()).hexdigest()[:16]
-    return Path(root) / "ups" / "statistics" / f"{at_data.name.removesuffix('.statistics.json')}.{key}.json"
+    name = f"{at_data.name.removesuffix('.statistics.json')}.{key}.json"
+    return [at_data, Path(root) / "ups" / "statistics" / name]
 
 
 def _read_entries(file: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ups.errors import DataError, MissingExtraError
 from ups.formats.base import GridReader
+from ups.record.atomic import machine_error
 from ups.spec.batch import Window
 
 MAX_CHANNELS = 6
@@ -45,7 +46,9 @@ def draw(reader: GridReader, path: str | Path, *, split: str = "train") -> Path:
     target = Path(path)
     try:
         figure.savefig(target, dpi=110)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise machine_error(f"cannot write {target}", error) from error
+    except ValueError as error:
         raise DataError(f"the picture {target} cannot be written: {error}") from error
     return target
 

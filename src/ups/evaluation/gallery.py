@@ -19,7 +19,8 @@ from ups.spec.task import TaskSpec
 class Example:
     """One trajectory. prediction, and truth where it is known: (T, C, *S), the predicted steps only.
 
-    parameters: name -> value, for the title.
+    parameters: name -> value, for the title. given: name -> values (*S) of what a steady task is solved for, with their
+    units.
     """
 
     task: TaskSpec
@@ -32,6 +33,8 @@ class Example:
     prediction: npt.NDArray[np.float64]
     truth: npt.NDArray[np.float64] | None = None
     parameters: Mapping[str, float] = field(default_factory=dict)
+    given: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    given_units: tuple[str, ...] = ()
 
     def time_of(self, step: int) -> float:
         return self.first_step_time + step * self.step_time
@@ -45,8 +48,11 @@ def examples(
     task = reader.task
     batch, truth = read_inputs(reader, split, trajectories, plan, torch.device("cpu"), torch.float32)
     frames = torch.stack(list(rollout(predictor, batch, plan.num_steps)), dim=1)
-    fields = task.fields_of(task.predicted)
-    units = tuple(f.unit for f in fields for _ in range(f.num_channels(task.num_spatial_dims)))
+    units, given_units = (
+        tuple(f.unit for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims)))
+        for role in (task.predicted, "static")
+    )
+    names = task.channel_names("static") if task.steady else ()
     return [
         Example(
             task=task,
@@ -59,6 +65,8 @@ def examples(
             prediction=frames[i].double().numpy(),
             truth=truth[i].double().numpy(),
             parameters={p.name: float(v) for p, v in zip(task.parameters, batch.parameters[i], strict=True)},
+            given={name: batch.static[i, number].double().numpy() for number, name in enumerate(names)},
+            given_units=given_units,
         )
         for i, trajectory in enumerate(trajectories)
     ]

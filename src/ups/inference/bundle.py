@@ -29,6 +29,7 @@ from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.models.build import build_model, wrong_names
 from ups.models.former_names import former_name
 from ups.models.stepper import OPERATOR, Stepper
+from ups.record.atomic import mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
 from ups.record.places import BUNDLE_FILE, BUNDLE_NAME, CONFIG_NAME, is_bundle
 from ups.record.untrusted_files import is_whole, load_object, printable
@@ -120,6 +121,7 @@ def write_bundle(directory: Path, stepper: Stepper, info: BundleInfo, *, config_
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in stepper.state_dict().items()}
     # One entry only: safetensors writes several in random order, and equal weights would give different files.
     save_file(tensors, temporary / "model.safetensors", metadata={"format": FORMAT})
+    mode_by_umask(temporary / "model.safetensors")
     text = json.dumps(info.to_json(), indent=1, sort_keys=True, allow_nan=False)
     (temporary / BUNDLE_FILE).write_text(text + "\n", encoding="utf-8")
     (temporary / CONFIG_NAME).write_text(config_text, encoding="utf-8")

@@ -21,10 +21,7 @@ from ups.spec.task import AxisSpec, TaskSpec
 Float64 = npt.NDArray[np.float64]
 # A point counts as being where it should be within this part of a cell: coordinates are often stored as float32.
 TOLERANCE = 0.01
-RESCALE_HINT = (
-    "convert the coordinates, or map them with rescale_domain=True (ups rollout --rescale-domain); "
-    "the physics is not rescaled with them"
-)
+RESCALE_HINT = "convert the coordinates, or map them with {}; the physics is not rescaled with them"
 
 
 @dataclass(frozen=True)
@@ -180,7 +177,8 @@ def _refuse(task: TaskSpec, axis: AxisSpec, known: Float64, values: Float64, *, 
         raise BundleError(
             f"coordinate '{axis.name}' {reason}: {_describe(values)} were given, and task '{task.name}' was trained on "
             f"{_describe(known, axis)}",
-            hint=mistake[1] if mistake else RESCALE_HINT,
+            hint=mistake[1] if mistake else RESCALE_HINT.format("rescale_domain=True"),
+            command_hint="" if mistake else RESCALE_HINT.format("--rescale-domain"),
         )
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ups.errors import BundleError
 from ups.inference.domain import Domain, fit_domain, given_coordinates
 from ups.spec.batch import Batch
-from ups.spec.task import FieldSpec, Role, TaskSpec
+from ups.spec.task import FieldSpec, ParameterSpec, Role, TaskSpec
 
 Float64 = npt.NDArray[np.float64]
 # One rollout holds at most so many numbers in a frame: a typing mistake must not ask for terabytes.
@@ -74,6 +74,7 @@ def read_start(
         raise BundleError(
             f"task '{task.name}' is steady: it has no state, only given fields {_names(task, 'static')}",
             hint="pass them as static=",
+            command_hint="INPUT must hold these fields",
         )
     frames = None if task.steady else _fields(task, "state", state, context_frames)
     given = _fields(task, "static", static, 1) if task.fields_of("static") else None
@@ -141,6 +142,7 @@ def _fields(task: TaskSpec, role: Role, value: Any, num_frames: int) -> tuple[Fl
         raise BundleError(
             f"task '{task.name}' needs {role} fields {_names(task, role)}",
             hint=f"pass an array, a dict of fields or an xarray.Dataset as {role}=",
+            command_hint=f"INPUT must hold these fields: {_names(task, role)}",
         )
     if is_dataset(value):
         return _from_dataset(task, role, value, num_frames)
@@ -302,6 +304,10 @@ def _common_samples(task: TaskSpec, *parts: tuple[Float64, bool] | None) -> int:
     return count
 
 
+def _between(parameter: ParameterSpec) -> str:
+    return f"between {parameter.minimum:g} and {parameter.maximum:g}"
+
+
 def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
     """(1 or B, P). Everything the task names must be given, by name."""
     known = [p.name for p in task.parameters]
@@ -320,7 +326,8 @@ def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
     if missing:
         raise BundleError(
             f"parameter '{missing[0].name}' of task '{task.name}' is missing",
-            hint=f"it was trained between {missing[0].minimum:g} and {missing[0].maximum:g}",
+            hint=f"pass it in parameters=; it was trained {_between(missing[0])}",
+            command_hint=f"give it with --parameter {missing[0].name}=VALUE; it was trained {_between(missing[0])}",
         )
     columns = []
     for spec in task.parameters:

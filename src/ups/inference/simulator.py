@@ -81,7 +81,12 @@ class Simulator:
         if name is None:
             if len(tasks) == 1:
                 return next(iter(tasks.values()))
-            raise BundleError("this simulator knows several tasks", hint=f"say which: task= one of {', '.join(tasks)}")
+            names = ", ".join(tasks)
+            raise BundleError(
+                "this simulator knows several tasks",
+                hint=f"say which: task= one of {names}",
+                command_hint=f"say which with --task: {names}",
+            )
         if name not in tasks:
             raise BundleError(
                 f"this simulator does not know task '{name}'{suggestion(str(name), list(tasks))}",
@@ -124,8 +129,8 @@ class Simulator:
         in front for several at once. parameters: dict of numbers, or of one number per sample. static: given fields.
         coordinates: axis -> values, for inputs that are not of xarray; without any the trained domain is assumed.
         rescale_domain: map a domain of another length or origin to the trained one instead of refusing it.
-        out: a new Zarr store that frames are streamed to, so that memory does not grow with `steps`; the result then
-        reads from it. progress: called with the number of steps done.
+        out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
+        from it: NetCDF if its name ends with .nc, else a Zarr store. progress: called with the number of steps done.
         """
         spec = self.task(task)
         _check_count("steps", steps, MAX_STEPS)
@@ -172,7 +177,11 @@ class Simulator:
         try:
             frame: Tensor = self._stepper(batch)
         except DataError as error:
-            raise BundleError(error.message, hint=error.hint) from error
+            # Its hint is for who trains a model; a bundle is what it is.
+            grid = " x ".join(str(size) for size in self._bundle.info.space(batch.task.name))
+            raise BundleError(
+                error.message, hint=f"interpolate the fields to the grid that it was trained on: {grid} points"
+            ) from error
         return frame
 
 
@@ -195,5 +204,9 @@ def _device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise BundleError(f"device '{name}' is not supported", hint="use auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise BundleError("device 'cuda' was asked for, and there is no CUDA here", hint="use device='cpu'")
+        raise BundleError(
+            "device 'cuda' was asked for, and there is no CUDA here",
+            hint="use device='cpu'",
+            command_hint="use --device cpu",
+        )
     return device

@@ -13,6 +13,7 @@ from ups.config.description import TaskDescription
 from ups.data.open import open_paths
 from ups.errors import DataError
 from ups.formats.base import GridReader, Subsampling
+from ups.spec.labels import CONVENTIONS, axis_attributes, field_attributes, time_attributes
 from ups.spec.task import Role, TaskSpec
 
 if TYPE_CHECKING:
@@ -109,14 +110,20 @@ class Dataset:
         variables |= self._variables("static", window.static, ())
         variables |= self._variables("target", window.target, ())
         for spec, value in zip(task.parameters, window.parameters, strict=True):
-            variables[spec.name] = ((), value, {"units": spec.unit})
+            variables[spec.name] = ((), value, field_attributes(spec))
         coordinates: dict[str, Any] = {
-            axis.name: ((axis.name,), values, {"units": axis.unit})
+            axis.name: ((axis.name,), values, axis_attributes(axis))
             for axis, values in zip(task.axes, reader.coordinates, strict=True)
         }
         if not task.steady:
-            coordinates["time"] = (("time",), reader.times, {"units": task.time_unit})
-        facts = {"task": task.name, "equation": task.equation, "split": split, "trajectory": number}
+            coordinates["time"] = (("time",), reader.times, time_attributes(task))
+        facts = {
+            "Conventions": CONVENTIONS,
+            "task": task.name,
+            "equation": task.equation,
+            "split": split,
+            "trajectory": number,
+        }
         return xarray.Dataset(variables, coordinates, facts)
 
     def trajectories(self, split: str = "train") -> Iterator[xarray.Dataset]:
@@ -177,7 +184,7 @@ class Dataset:
             if not spec.tensor_rank:
                 part = part[:, 0] if lead else part[0]
             dims = (*lead, *(("component",) if spec.tensor_rank else ()), *axes)
-            found[spec.name] = (dims, part, {"units": spec.unit, "role": role})
+            found[spec.name] = (dims, part, {**field_attributes(spec), "role": role})
             first = last
         return found
 

@@ -18,11 +18,16 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
     second one leaves at once and raises KeyboardInterrupt. An error is written into the run, for `run.why()`, and
     raised. Models, stages and readers that this process has registered are seen, other than by `train`.
     """
+    from ups.run.completed import completed_step
     from ups.run.in_process import train_in_process
 
     resolved = resolve_recipe(recipe, overrides)
     run_dir, output = run_dir_for(recipe, resolved), Printed() if progress else Output()
     with messages_shown(progress), prepared(resolved, run_dir, 1) as identity:
+        done = completed_step(run_dir, resolved.recipe, identity)
+        if done is not None:
+            output.completed_before(run_dir, done)
+            return Run(run_dir)
         with output.following(run_dir, resolved.recipe) as say:
             code = train_in_process(run_dir, resolved.recipe, identity, say)
         if code == 0:

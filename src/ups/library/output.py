@@ -11,12 +11,16 @@ from typing import Any
 
 from ups.config.schema import Recipe
 from ups.record.log import log_shown_by, short_line
+from ups.record.places import BUNDLE_NAME
 from ups.record.text import path_text
 from ups.record.untrusted_files import printable
 
 
 class Output:
     """Keeps silent. `ups train` and `progress=True` put others in its place."""
+
+    def completed_before(self, run_dir: Path, step: int) -> None:
+        """There is nothing to do: the run was completed by an earlier start."""
 
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
         """The scores of a completed run, and where its bundle is."""
@@ -34,6 +38,12 @@ class Output:
 
 class Printed(Output):
     """Lines on standard output, progress on standard error."""
+
+    # How a person gives a stage that many more steps.
+    more_steps = "stages__{}__{}=MORE"
+
+    def completed_before(self, run_dir: Path, step: int) -> None:
+        sys.stdout.write(printable(completed_words(run_dir, step, self.more_steps), keep=chr(10)) + "\n")
 
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
         from ups.run.score_text import score_lines
@@ -56,6 +66,19 @@ class Printed(Output):
 
         with ProgressLine() as line:
             yield line.count
+
+
+def completed_words(run_dir: Path, step: int, more_steps: str) -> str:
+    """What is said about a run that is completed already, with the way to go on."""
+    from ups.run.directory import read_run_recipe
+
+    stages = read_run_recipe(run_dir).recipe.stages
+    length = "steps" if stages[-1].steps is not None else "budget_seconds"
+    way = more_steps.format(len(stages) - 1, length)
+    bundle = path_text(run_dir / BUNDLE_NAME)
+    return (
+        f"{path_text(run_dir)} is completed: step {step}, verified; its bundle is {bundle}\nto train it longer: {way}"
+    )
 
 
 @contextlib.contextmanager

@@ -45,7 +45,13 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
 
 def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> int:
     """The same for a recipe that is resolved already; returns the exit code of the run."""
+    from ups.run.completed import completed_step
+
     with prepared(resolved, run_dir, ranks) as identity:
+        done = completed_step(run_dir, resolved.recipe, identity)
+        if done is not None:
+            output.completed_before(run_dir, done)
+            return 0
         code = start_ranks(run_dir, resolved.recipe, ranks, identity, output)
         if code == 0:
             # The verdict stands already: torch may come now.
@@ -59,7 +65,8 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
     from ups.data.open import open_tasks
     from ups.doctor.probes.preflight import check_data, check_machine
     from ups.run.directory import check_ranks, ensure_run_statistics, prepare
-    from ups.run.identity import identify
+    from ups.run.identity import identify, never_stepped
+    from ups.run.removal import INPUTS, leave_no_trace
     from ups.run.warm_start import keep_starts
     from ups.supervise.run_lock import hold_run
 
@@ -72,11 +79,19 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
         check_data(recipe, readers)
         # Held first: what follows writes files that a living run reads.
         with hold_run(run_dir):
-            prepare(run_dir, resolved, ranks)
-            ensure_run_statistics(run_dir, recipe, readers)
-            keep_starts(run_dir, recipe)
-            stack.close()  # ranks open the data themselves
-            yield identify(run_dir, recipe)
+            before = [name for name in INPUTS if (run_dir / name).exists()]
+            known = any(run_dir.glob("run*.json"))
+            try:
+                prepare(run_dir, resolved, ranks)
+                ensure_run_statistics(run_dir, recipe, readers)
+                keep_starts(run_dir, recipe)
+                stack.close()  # ranks open the data themselves
+                identity = identify(run_dir, recipe)
+            except BaseException:
+                if not known and never_stepped(run_dir):
+                    leave_no_trace(run_dir, before)
+                raise
+            yield identity
 
 
 def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity, output: Output) -> int:

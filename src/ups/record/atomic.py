@@ -5,6 +5,7 @@ Directories with hashes and their commit are in `manifest.py`, which also delete
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import secrets
@@ -13,6 +14,8 @@ from pathlib import Path
 from ups.errors import MachineError
 
 TEMPORARY_PREFIX = ".ups-tmp."
+# What a file system refuses for reasons that no program can mend.
+NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT})
 
 
 def write_file_atomically(path: Path, content: bytes) -> None:
@@ -32,6 +35,16 @@ def write_file_atomically(path: Path, content: bytes) -> None:
         sync_path(path.parent)
     except OSError as error:
         raise machine_error(f"cannot write {path}", error) from error
+
+
+def mode_by_umask(path: Path) -> None:
+    """Give a file that a library made private the mode that other files get: what the umask of the process leaves."""
+    mask = 0o022
+    with contextlib.suppress(OSError, ValueError):
+        # Reading it is the only way that does not change it for other threads for a moment.
+        lines = Path("/proc/self/status").read_text().splitlines()
+        mask = next((int(line.split()[1], 8) for line in lines if line.startswith("Umask:")), mask)
+    path.chmod(0o666 & ~mask)
 
 
 def temporary_name(final: Path) -> Path:
@@ -77,10 +90,21 @@ def sync_parents(*paths: Path) -> None:
 
 def machine_error(what: str, error: OSError) -> MachineError:
     """Say what could not be done, why, and what to do about it."""
+    elsewhere = "choose a place that you may write to, or change its permissions"
     hints = {
+        errno.EACCES: elsewhere,
+        errno.EPERM: elsewhere,
+        errno.EROFS: elsewhere,
         errno.ENOSPC: "free some space on the disk, or choose another one",
         errno.EDQUOT: "your disk quota is used up: free some space, or choose another disk",
         errno.EFBIG: "a file grew beyond the limit of the process (ulimit -f) or of the file system",
         errno.EXDEV: "the temporary directory must be on the same file system; make it with make_temporary",
     }
     return MachineError(f"{what}: {error.strerror or error}", hint=hints.get(error.errno or 0, ""))
+
+
+def not_allowed(error: OSError) -> MachineError:
+    """An error of a file system (one of NOT_ALLOWED) as one line: which file, why, what to do."""
+    found = machine_error(f"cannot use {os.fsdecode(error.filename)}", error)
+    found.__cause__ = error  # its traceback is kept
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from ups.errors import ConfigError
@@ -10,6 +11,12 @@ RUNS = "runs"
 CONFIG_NAME = "config.yaml"
 BUNDLE_NAME = "bundle"
 BUNDLE_FILE = "bundle.json"
+
+
+def home_directory() -> Path | None:
+    """Of the person; None where there is none: a container may run under a number that nobody has a name for."""
+    home = os.path.expanduser("~")
+    return Path(home) if os.path.isabs(home) else None
 
 
 def meant_by(name: str, base: Path | None = None) -> tuple[Path, Path]:

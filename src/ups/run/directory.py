@@ -8,26 +8,29 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups.config.identity import first_difference
+from ups.config.identity import first_difference, longer_last_stage, recipe_identity
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import DataConfig, Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
 from ups.record.manifest import write_file_atomically
 from ups.record.places import CONFIG_NAME, RUNS
+from ups.record.text import path_text
 from ups.record.untrusted_files import load_object
 from ups.run.environment_record import environment_record
-from ups.run.identity import STATISTICS_NAME, check_recipe
+from ups.run.identity import STATISTICS_NAME, check_recipe, known_identity, never_stepped
+from ups.run.removal import ENVIRONMENT_NAME, is_ours, remove_records
 from ups.spec.statistics import Statistics
-from ups.supervise.run_file import run_identity
+from ups.supervise.run_file import note_extension, read_run, was_started
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
 
-ENVIRONMENT_NAME = "env.json"
+logger = logging.getLogger(__name__)
 
 
 def run_dir_of(resolved: ResolvedRecipe, argument: str, overrides: Sequence[str] = ()) -> Path:
@@ -68,19 +71,24 @@ def check_ranks(data: DataConfig, ranks: int) -> None:
 def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
     """Make the run directory, or check that it is the same run. Raises ConfigError if it is another one.
 
-    For who holds the run (`ups.supervise.run_lock`): it writes what a living run reads.
+    A run that never took a step is replaced: there is nothing that two recipes could mix. For who holds the run
+    (`ups.supervise.run_lock`): it writes what a living run reads.
     """
     config = run_dir / CONFIG_NAME
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.exists():
-        stored = read_run_recipe(run_dir).recipe
-        check_recipe(run_dir, stored)
-        difference = first_difference(stored, resolved.recipe)
-        if difference:
+        difference = _difference(run_dir, resolved.recipe)
+        if difference and is_ours(run_dir) and never_stepped(run_dir):
+            logger.warning("%s is replaced: the run in it never took a step, and %s", run_dir, difference)
+            remove_records(run_dir)
+        elif difference and not _extended(run_dir, resolved.recipe):
             raise ConfigError(
                 f"{run_dir} holds a run of another recipe: {difference}",
-                hint="give this one its own place: --set run.name=NAME or --set run.dir=PATH",
+                hint="give this one its own place: --set run.name=NAME or --set run.dir=PATH; or remove the other one: "
+                f"ups runs remove {path_text(run_dir)}",
             )
+        elif not difference and never_stepped(run_dir):
+            (run_dir / STATISTICS_NAME).unlink(missing_ok=True)  # of data that may have been corrected since
     elif (run_dir / "checkpoints").exists():
         raise ConfigError(
             f"{run_dir} has checkpoints but no {CONFIG_NAME}", hint="choose another place: --set run.dir=PATH"
@@ -93,6 +101,33 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
         **environment_record(),
     }
     write_file_atomically(run_dir / ENVIRONMENT_NAME, (json.dumps(description, indent=1) + "\n").encode())
+
+
+def _extended(run_dir: Path, recipe: Recipe) -> bool:
+    """Whether `recipe` is that of the completed run in `run_dir` with a longer last stage; writes down that it is."""
+    longer = longer_last_stage(read_run_recipe(run_dir).recipe, recipe)
+    if longer is None or not was_started(run_dir):
+        return False
+    if read_run(run_dir)["state"] != "completed":
+        raise ConfigError(
+            f"{run_dir} is not completed, and is to be longer: {longer[0]} was {longer[1]:g} and is {longer[2]:g}",
+            hint="let the run finish first; a completed run is then trained longer by the same command",
+        )
+    logger.info("%s is trained longer: %s was %g and is %g", run_dir, *longer)
+    note_extension(run_dir, *longer, recipe_identity(recipe))
+    return True
+
+
+def _difference(run_dir: Path, recipe: Recipe) -> str:
+    """The first field in which the run's recipe learns something else; '' if there is none."""
+    try:
+        stored = read_run_recipe(run_dir).recipe
+        check_recipe(run_dir, stored)
+    except ConfigError as error:
+        if is_ours(run_dir) and never_stepped(run_dir):
+            return error.message
+        raise
+    return first_difference(stored, recipe)
 
 
 def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> None:
@@ -108,7 +143,7 @@ def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reade
         for reader, task in zip(readers, recipe.data.tasks, strict=True)
     }
     content = (json.dumps(found, indent=1) + "\n").encode()
-    known = run_identity(run_dir)
+    known = known_identity(run_dir)
     if known is not None and known.statistics and hashlib.sha256(content).hexdigest() != known.statistics:
         # Before it is written: a refused start leaves the run directory as it was.
         raise StatisticsChangedError(

@@ -16,11 +16,27 @@ from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedEr
 from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.places import CONFIG_NAME
+from ups.run.follow_metrics import read_rows
 from ups.run.stage_starts import check_starts
-from ups.supervise.run_file import run_identity, was_started
+from ups.supervise.run_file import is_unreadable, read_run, run_identity, was_started
 
 STATISTICS_NAME = "statistics.json"
 _NEW_RUN = "or start a new run: --set run.dir=PATH"
+
+
+def never_stepped(run_dir: Path) -> bool:
+    """Whether nothing was ever learned here: no checkpoint, no row of metrics, no attempt that ended its first step."""
+    if list_checkpoints(run_dir) or read_rows(run_dir):
+        return False
+    if not was_started(run_dir):
+        return not is_unreadable(run_dir)
+    # A rank that works on step 1 says 1. An attempt without a last step has lost its supervisor: nobody knows.
+    return all(attempt.get("last_step", 2) <= 1 for attempt in read_run(run_dir)["attempts"])
+
+
+def known_identity(run_dir: Path) -> RunIdentity | None:
+    """What a run that is continued is held to; None where nothing was learned yet, and all may be corrected."""
+    return None if never_stepped(run_dir) else run_identity(run_dir)
 
 
 def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
@@ -28,14 +44,14 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
 
     Raises the error that names what has changed since the run was started.
     """
-    earlier = run_identity(run_dir)
+    earlier = known_identity(run_dir)
     if earlier is None and list_checkpoints(run_dir) and not was_started(run_dir):
         raise ForeignCheckpointError(
             f"{run_dir} has checkpoints, but no run.json that says whose they are",
             hint=f"bring run.json of the run back, {_NEW_RUN}",
         )
     if earlier is None:
-        identity = replace(RunIdentity.new(), unmarked=was_started(run_dir))
+        identity = replace(RunIdentity.new(), unmarked=was_started(run_dir) and not never_stepped(run_dir))
     else:
         identity = earlier
         check_statistics(run_dir, identity)
@@ -71,7 +87,7 @@ def check_inputs(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
 
 def check_recipe(run_dir: Path, recipe: Recipe) -> None:
     """Raise RecipeChangedError if `recipe`, read from the run's config.yaml, is not what the run was started with."""
-    identity = run_identity(run_dir)
+    identity = known_identity(run_dir)
     if identity is not None:
         _check_recipe(run_dir, recipe, identity)
 

@@ -1,7 +1,8 @@
 """The one display of progress: a line that says how far the work is, on standard error.
 
 On a terminal and in a notebook the line is rewritten in place and gone at the end. In a log there is a line for each
-part that is done, and one every half a minute of a long part. Messages of the log and whole lines stand above it.
+part that is done, and one every half a minute of a long part, each with the local time. Messages of the log and whole
+lines stand above it.
 """
 
 from __future__ import annotations
@@ -81,14 +82,17 @@ class ProgressLine:
         with self._lock:
             self._last = time.monotonic()
             if not self._live:
-                self._write(text + "\n")
+                self._write(f"{self._stamp()}{text}\n")
                 return
             erased, width = self._erased(), self._width()
             self._shown = (bar + text if len(bar + text) <= width else text)[:width]
             self._write(erased + self._shown)
 
     def note(self, text: str) -> None:
-        """Print a whole line to standard error, above the progress."""
+        """Print a whole line of progress to standard error, above the line that is rewritten."""
+        self._above(self._stamp() + text)
+
+    def _above(self, text: str) -> None:
         with self._lock:
             before, erased = self._shown, self._erased()
             self._shown = before
@@ -102,7 +106,11 @@ class ProgressLine:
             sys.stdout.flush()
 
     def _message(self, record: logging.LogRecord) -> None:
-        self.note(short_line(record))
+        self._above(short_line(record))
+
+    def _stamp(self) -> str:
+        """When a line was written, for who reads it later; nobody needs that of a line that is about to vanish."""
+        return "" if self._live else time.strftime("%Y-%m-%d %H:%M:%S  ")
 
     def _sum(self, which: int) -> int:
         return sum(part[which] for part in self._parts.values())

@@ -17,7 +17,7 @@ from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.errors import CheckpointError
 from ups.record.blackbox import BlackBox
-from ups.record.checkpoints import checkpoint_path
+from ups.record.checkpoints import checkpoint_path, read_progress
 from ups.record.failure import Recorder
 from ups.record.identity import RunIdentity
 from ups.run.assemble import OpenData, assemble
@@ -75,6 +75,8 @@ def run_stages(
         stack.enter_context(recorder.watch())
         found = checkpointer.find()
         path, progress = found if found is not None else (None, Progress())
+        if path is not None and progress.stage_index == len(recipe.stages) - 1 and _by_another_recipe(path, identity):
+            progress = progress.lengthened(recipe.stages[-1])
         progress.check([stage.steps for stage in recipe.stages])
         needed = named_stages(recipe)
         ends = [checkpointer.find_end(index) for index in sorted(needed)]
@@ -96,6 +98,13 @@ def run_stages(
         if box is not None:
             box.finish(progress.step)
         return 0, progress.step
+
+
+def _by_another_recipe(path: Path, identity: RunIdentity | None) -> bool:
+    """Whether the run's recipe has changed since this checkpoint: only a longer last stage is such a change."""
+    mark = read_progress(path).get("identity")
+    recipe = mark.get("recipe") if isinstance(mark, dict) else None
+    return identity is not None and bool(identity.recipes) and recipe != identity.recipes[-1]
 
 
 @dataclass(frozen=True)

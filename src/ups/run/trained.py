@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups.errors import CheckpointError
+from ups.errors import CheckpointError, DataError
 from ups.record.places import find_model, is_bundle
 
 if TYPE_CHECKING:
@@ -65,7 +65,13 @@ def _from_bundle(path: Path) -> Trained:
     resolved = read_run_recipe(path)
     identity = {"bundle": bundle.hash, "recipe": resolved.hash} | dict(bundle.info.provenance)
     step = int(bundle.info.provenance.get("step", "0"))
-    readers = _open(resolved.recipe)
+    try:
+        readers = _open(resolved.recipe)
+    except DataError as error:
+        raise DataError(
+            f"{error.message}: the bundle is scored on the data that it was trained with, and does not carry it",
+            hint=f"bring that data to this place; or simulate from data of your own with: ups rollout {path} INPUT",
+        ) from error
     return Trained(resolved.recipe.run.name, bundle.stepper, readers, resolved.recipe, resolved.text, identity, step)
 
 

@@ -12,10 +12,11 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ups.errors import ConfigError, UpsError, exit_code_of_signal
+from ups.errors import ConfigError, MachineError, UpsError, exit_code_of_signal
 from ups.record import process_tree
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
@@ -70,6 +71,7 @@ class RunFile:
             "overrides": earlier.get("overrides", {}),
             "attempts": earlier.get("attempts", []),
             "notices": earlier.get("notices", []),
+            "extensions": earlier.get("extensions", []),
         }
         known = identity.to_json() if identity is not None else earlier.get("identity")
         if known is not None:
@@ -132,6 +134,30 @@ def run_identity(run_dir: Path) -> RunIdentity | None:
 def was_started(run_dir: Path) -> bool:
     """Whether the directory has the record of a run that was started, by whatever version."""
     return _read_or_none(run_dir / "run.json") is not None
+
+
+def note_extension(run_dir: Path, field: str, before: float, now: float, recipe: str) -> None:
+    """Write down that a completed run is given a longer last stage; recipe: the hash of what it learns from then on.
+
+    For who holds the run, before its config.yaml changes.
+    """
+    file = RunFile(run_dir)
+    file.document = document = _read(file.path)
+    document.setdefault("extensions", []).append(
+        {"time": time.time(), "step": document["checkpoint"], "field": field, "from": before, "to": now}
+    )
+    identity = RunIdentity.from_json(document.get("identity"))
+    if identity is not None:
+        recipes = (*(known for known in identity.recipes if known != recipe), recipe)
+        document["identity"] = replace(identity, recipes=recipes).to_json()
+    problem = file.save()
+    if problem:
+        raise MachineError(f"cannot write {file.path}: {problem}")
+
+
+def is_unreadable(run_dir: Path) -> bool:
+    """Whether the directory has the record of a run, and not one of its files can be read."""
+    return any(run_dir.glob("run*.json")) and all(_read_or_none(path) is None for path in run_dir.glob("run*.json"))
 
 
 def living_supervisor(run_dir: Path) -> int:
@@ -259,6 +285,16 @@ def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
         "notices",
         isinstance(notices, list)
         and all(isinstance(notice, dict) and isinstance(notice.get("line"), str) for notice in notices),
+    )
+    yield (
+        "extensions",
+        isinstance(get("extensions", []), list)
+        and all(
+            isinstance(one, dict)
+            and isinstance(one.get("field"), str)
+            and all(is_number(one.get(name)) for name in ("time", "step", "from", "to"))
+            for one in get("extensions", [])
+        ),
     )
     attempts = get("attempts")
     yield "attempts", isinstance(attempts, list) and all(_is_attempt(attempt) for attempt in attempts)

@@ -7,8 +7,9 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
-from ups.errors import ConfigError, MachineError
+from ups.errors import MachineError, RunHeldError
 from ups.supervise.run_file import living_supervisor
 
 LOCK_NAME = ".supervisor.lock"
@@ -16,7 +17,7 @@ LOCK_NAME = ".supervisor.lock"
 
 @contextlib.contextmanager
 def hold_run(run_dir: Path) -> Iterator[None]:
-    """Hold the run for this process. Raises ConfigError if another supervisor has it.
+    """Hold the run for this process. Raises RunHeldError if another supervisor has it.
 
     Two marks: a lock on a file, which the kernel drops with its owner, and the living process that `run.json` names:
     the second one holds where the file was deleted or the file system has no locks.
@@ -36,12 +37,21 @@ def hold_run(run_dir: Path) -> Iterator[None]:
             raise _taken(run_dir) from error
         except OSError:
             pass  # a file system without locks
+        if not _in_place(run_dir / LOCK_NAME, file):  # its last holder has just removed the run
+            raise _taken(run_dir)
         if living_supervisor(run_dir) not in (0, os.getpid()):
             raise _taken(run_dir)
         yield
 
 
-def _taken(run_dir: Path) -> ConfigError:
-    return ConfigError(
+def _in_place(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except OSError:
+        return False
+
+
+def _taken(run_dir: Path) -> RunHeldError:
+    return RunHeldError(
         f"another supervisor already runs {run_dir}", hint="look at it with `ups status`, or choose another run.name"
     )

@@ -67,6 +67,7 @@ def summary(run_dir: Path, document: dict[str, Any], rows: list[RankStatus]) -> 
         "attempt": len(document["attempts"]) - 1,
         "faults": len(faults_of(document)),
         "checkpoint": last_commit(run_dir),
+        "extensions": document.get("extensions", []),
         "step": slowest.step if slowest else None,
         "total_steps": slowest.total_steps if slowest else None,
         "loss": slowest.document()["loss"] if slowest else None,
@@ -103,6 +104,9 @@ def one_line(result: dict[str, Any]) -> str:
         parts.append(f"{duration_text(result['seconds_left'])} left")
     parts.append(f"attempt {result['attempt']}, {result['faults']} faults")
     parts.append("no checkpoint yet" if result["checkpoint"] is None else f"checkpoint {result['checkpoint']}")
+    if result["extensions"]:
+        last = result["extensions"][-1]
+        parts.append(f"extended at step {last['step']:.0f}: {last['field']} {last['from']:g} -> {last['to']:g}")
     if result["cause"]:
         parts.append(f"cause {result['cause']}")
     return ", ".join(parts)

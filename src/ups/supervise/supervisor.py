@@ -48,7 +48,7 @@ _SAME_REQUEST_SECONDS = 0.5
 def supervise(options: Options, say: Callable[[str], None] | None = None) -> int:
     """Run the ranks to their end and return the exit code of the run (see `ups.errors.EXIT_CODES`).
 
-    Prints one `FAILED` line per fault and a `VERDICT` line at the end. Raises ConfigError if another supervisor
+    Prints one `FAILED` line per fault and a `VERDICT` line at the end. Raises RunHeldError if another supervisor
     already watches this run.
     """
     with hold_run(options.run_dir):

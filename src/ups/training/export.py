@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from ups.errors import CheckpointError, IntegrityError
 from ups.models.former_names import present_name
+from ups.record.atomic import mode_by_umask
 from ups.record.manifest import verify
 from ups.training.checkpoint_metadata import CheckpointReader
 
@@ -62,6 +63,7 @@ def export_safetensors(checkpoint: Path, output: Path, *, averaged: bool = True)
     try:
         # One entry only: safetensors writes several in random order, and equal weights would give different files.
         save_file(weights, temporary, metadata={"format": "pt"})
+        mode_by_umask(temporary)
         os.replace(temporary, output)
     except OSError as error:
         temporary.unlink(missing_ok=True)

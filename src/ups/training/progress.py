@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,30 @@ class Progress:
             step=self.step,
             skipped=self.skipped,
             earlier_seconds=self.earlier_seconds + self.budget_used_seconds,
+        )
+
+    def lengthened(self, length: StageLength) -> Progress:
+        """Where a finished stage stands that is given this length: in the middle of it, if that is longer, else as is.
+
+        The learning rate follows the schedule of the longer stage from here on.
+        """
+        if not self.stage_finished:
+            return self
+        if length.steps is not None:
+            longer = length.steps > self.stage_step
+            return replace(self, stage_finished=False, total_steps=length.steps) if longer else self
+        budget = length.budget_seconds or 0.0
+        # A stage may end a little before its time is used: that is no request for more.
+        if self.budget_used_seconds >= 0.98 * budget:
+            return self
+        used = self.budget_used_seconds / budget
+        return replace(
+            self,
+            stage_finished=False,
+            total_steps=0,
+            mark_step=self.stage_step,
+            mark_done=used,
+            mark_ppm=int(1e6 * used),
         )
 
     @property

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import ups
 from tests.unit.inference.bundles.make import HERE
 from ups.cli.main import run
 from ups.formats.store_writer import StoreWriter
-from ups.testing.small_bundle import ADVECTION, DARCY, grid
+from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, grid
 
 FRAMES = 7
 
@@ -126,3 +128,100 @@ def test_a_store_of_another_time_step_is_thinned_or_refused(desk: Path, capsys: 
         else:
             assert code != 0
             assert "time step of 0.05" in printed.err
+
+
+def drawn_examples(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+    """What is drawn, and which channel of it."""
+    pytest.importorskip("matplotlib")
+    from ups.evaluation.report import figures
+
+    drawn: list[tuple[Any, int]] = []
+    real = figures.fields_png
+
+    def keep(example: Any, channel: int) -> bytes:
+        drawn.append((example, channel))
+        return real(example, channel)
+
+    monkeypatch.setattr(figures, "fields_png", keep)
+    return drawn
+
+
+def test_a_picture_of_a_steady_task_shows_what_it_was_solved_for(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = drawn_examples(monkeypatch)
+    assert run(["rollout", "mine", "darcy.zarr", "--task", "darcy", "--picture", "p.png"]) == 0
+    example, channel = drawn[0]
+    assert (list(example.given), channel) == (["a"], 0)
+    stored = ups.open_data("darcy.zarr").trajectory("test", 0)["a"].values
+    assert np.array_equal(example.given["a"], stored)
+
+
+def test_a_field_is_drawn_by_name_and_others_are_named(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = drawn_examples(monkeypatch)
+    with StoreWriter(desk / "flow.zarr", FLOW, grid(FLOW), FRAMES) as writer:
+        for split in ("train", "valid", "test"):
+            state = np.ones((FRAMES, FLOW.num_channels("state"), *(16,) * len(FLOW.axes)), np.float32)
+            static = np.ones((FLOW.num_channels("static"), 16, 16), np.float32)
+            writer.append(split, state=state, static=static, parameters=[0.02, 1.5])
+    channels = FLOW.channel_names("state")
+    command = ["rollout", "mine", "flow.zarr", "--task", FLOW.name, "--picture", "p.png"]
+    assert run([*command, "--field", channels[1]]) == 0
+    assert drawn[0][1] == 1
+    assert run(command) == 0
+    assert drawn[1][1] == 0
+    assert f"--field draws {', '.join(channels[1:])}" in capsys.readouterr().err
+    assert run([*command, "--field", "nothing"]) == 3
+    assert f"draw one of {', '.join(channels)}" in capsys.readouterr().err
+
+
+def test_parameters_that_the_input_does_not_carry_are_given_on_the_command_line(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import xarray
+
+    (x,) = grid(ADVECTION)
+    xarray.Dataset({"u": (("x",), np.sin(2 * np.pi * x))}, {"x": x}).to_netcdf(desk / "wave.nc", engine="h5netcdf")
+    command = ["rollout", "mine", "wave.nc", "--task", "advection", "--steps", "2"]
+    assert run([*command, "-o", "a.zarr"]) == 10
+    assert "--parameter beta=VALUE" in capsys.readouterr().err
+    assert run([*command, "-o", "a.zarr", "--parameter", "beta=1.5"]) == 0
+    assert float(xarray.open_zarr("a.zarr")["beta"]) == 1.5
+    assert run([*command, "-o", "b.zarr", "--parameter", "bata=1.5"]) == 10
+    assert "did you mean 'beta'" in capsys.readouterr().err
+    assert run([*command, "-o", "b.zarr", "--parameter", "beta"]) == 3
+    store = ["rollout", "mine", "wave.zarr", "--task", "advection", "-o", "c.zarr"]
+    assert run([*store, "--parameter", "beta=3"]) == 3
+    assert "says that beta is 1, and not 3" in capsys.readouterr().err
+    assert run([*store, "--parameter", "beta=1"]) == 0
+
+
+def test_hints_are_in_the_words_of_the_command_line(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import xarray
+
+    (x,) = grid(ADVECTION)
+    assert run(["rollout", "mine", "wave.zarr", "-o", "a.zarr", "--json"]) == 10
+    found = capsys.readouterr()
+    assert "say which with --task: " in found.err
+    assert "say which with --task: " in json.loads(found.out)["error"]["hint"]
+    xarray.Dataset({"u": (("x",), x)}, {"x": 3 * x}).to_netcdf(desk / "long.nc", engine="h5netcdf")
+    options = ["--task", "advection", "--parameter", "beta=1", "-o", "a.zarr"]
+    assert run(["rollout", "mine", "long.nc", *options]) == 10
+    text = capsys.readouterr().err
+    assert "--rescale-domain" in text
+    assert "rescale_domain" not in text
+    with pytest.raises(ups.errors.BundleError) as caught:
+        ups.Simulator.load("runs/mine/bundle").rollout()
+    assert "task= one of" in caught.value.hint
+
+
+def test_who_has_only_a_bundle_gets_no_advice_about_recipes(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import xarray
+
+    x = (np.arange(18) + 0.0) / 18  # not a multiple of the patch size
+    xarray.Dataset({"u": (("x",), np.sin(2 * np.pi * x))}).to_netcdf(desk / "odd.nc", engine="h5netcdf")
+    options = ["--task", "advection", "--parameter", "beta=1", "-o", "a.zarr"]
+    if run(["rollout", "mine", "odd.nc", *options]) != 0:
+        text = capsys.readouterr().err
+        assert "model." not in text
+        assert "16 points" in text

@@ -101,3 +101,35 @@ def test_a_film_shows_fields_that_move(tmp_path, dims, with_truth):
     inside = frames[:, 100:-100, 120:300]  # of the first panel, right of the numbers of its axis
     assert (np.abs(inside - 255).max(axis=-1) > 40).mean() > (0.005 if dims == 1 else 0.2), "an empty panel"
     assert (np.abs(np.diff(inside, axis=0)) > 40).mean() > 0.001, "nothing moves"
+
+
+def saturated(reach: float) -> Example:
+    """A truth between 0 and 1, and a prediction that goes up to `reach`."""
+    task = TaskSpec("wave", (FieldSpec("u"),), (AxisSpec("x"),), dt=0.1)
+    x = np.linspace(0, 1, 16, endpoint=False)
+    truth = np.linspace(0, 1, 16) * np.ones((5, 1, 1))
+    return Example(task, 0, 0.1, 0.1, ("u",), ("1",), (x,), truth * reach, truth)
+
+
+def test_a_prediction_that_leaves_the_color_scale_is_marked():
+    from ups.evaluation.report import figures
+
+    little, far = saturated(1.05), saturated(2.0)
+    assert figures._limits(little, 0) == (0.0, 1.05)
+    assert figures._panel(little, 0, "prediction") == "prediction"
+    assert figures._limits(far, 0) == pytest.approx((0.0, 1.1))
+    assert figures._panel(far, 0, "prediction") == "prediction\n0 to 2"
+    assert figures._panel(far, 0, "truth") == "truth"
+    assert (figures._tips(far, 0, "prediction"), figures._tips(far, 0, "error")) == ("max", "neither")
+
+
+def test_the_color_beyond_the_scale_is_in_the_picture(tmp_path):
+    imageio = pytest.importorskip("imageio.v3")
+    from ups.evaluation.report.figures import ABOVE, fields_png
+
+    color = np.array([int(ABOVE[i : i + 2], 16) for i in (1, 3, 5)])
+    for reach, least in ((1.05, 0), (2.0, 1000)):
+        (tmp_path / "p.png").write_bytes(fields_png(saturated(reach), 0))
+        pixels = imageio.imread(tmp_path / "p.png")[..., :3].astype(int)
+        found = int((np.abs(pixels - color).max(axis=-1) < 8).sum())
+        assert found > least if least else found == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -39,6 +40,16 @@ def test_weights_come_back_bit_for_bit(tmp_path):
     assert sorted(p.name for p in path.iterdir()) == [
         "COMMITTED", "MANIFEST", "bundle.json", "card.md", "config.yaml", "model.safetensors",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_every_file_of_a_bundle_follows_the_umask(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        path = make_bundle(tmp_path / "b")
+    finally:
+        os.umask(before)
+    assert {file.name: file.stat().st_mode & 0o777 for file in path.iterdir()} == dict.fromkeys(os.listdir(path), mode)
 
 
 def test_equal_models_give_equal_files(tmp_path):

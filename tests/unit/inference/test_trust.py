@@ -104,7 +104,7 @@ def test_a_blow_up_is_reported_for_each_sample(simulator, tmp_path, out, monkeyp
             yield frame
 
     monkeypatch.setattr("ups.inference.simulator.rollout", bursting)
-    monkeypatch.setattr("ups.inference.frames.CHUNK_BYTES", 16 * 4 * 3)
+    monkeypatch.setattr("ups.inference.streamed.CHUNK_BYTES", 16 * 4 * 3)
     states = np.stack([U, U, U])
     result = simulator.rollout(states, 5, {"beta": 1.0}, task="advection", out=out and tmp_path / out)
     assert result["blew_up"].values.tolist() == [False, True, False]

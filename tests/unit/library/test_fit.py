@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import ups
-from ups.errors import ConfigError, UpsError
+from ups.errors import ConfigError, RunHeldError, UpsError
 from ups.record.checkpoints import checkpoint_path
 from ups.run import in_process
 from ups.supervise.run_lock import hold_run
@@ -166,7 +166,7 @@ def test_a_run_that_cannot_be_proven_is_not_completed(recipe: ups.Recipe, monkey
 
 
 def test_a_run_that_somebody_holds_is_not_touched(recipe: ups.Recipe) -> None:
-    with hold_run(Path("runs/small").resolve()), pytest.raises(ConfigError, match="another supervisor"):
+    with hold_run(Path("runs/small").resolve()), pytest.raises(RunHeldError, match="another supervisor"):
         ups.fit(recipe, progress=False)
     assert not Path("runs/small/config.yaml").exists()
 

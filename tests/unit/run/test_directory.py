@@ -44,7 +44,7 @@ def test_the_run_holds_the_resolved_recipe_and_its_hash(recipe: Path) -> None:
 
 
 def test_a_recipe_that_learns_something_else_is_refused_and_named(recipe: Path) -> None:
-    prepared(recipe)
+    (prepared(recipe) / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(ConfigError, match=r"stages\.0\.optim\.learning_rate was 0\.002 and is 0\.001"):
         prepared(recipe, "stages.0.optim.learning_rate=1e-3")
     with pytest.raises(ConfigError, match=r"run\.seed was 3 and is 4"):

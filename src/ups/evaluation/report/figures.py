@@ -2,7 +2,8 @@
 
 Where the truth is known it is next to the prediction, with their difference; else the prediction stands alone. Colors:
 Okabe and Ito's palette for lines (can be distinguished by color-blind people, and by line style too), viridis for
-fields, PuOr for signed errors. Truth and prediction always share one color scale.
+fields, PuOr for signed errors. Truth and prediction always share one color scale, that of the truth: where the
+prediction leaves it the color is one that is not on the scale, the bar has a tip, and the title gives its range.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from ups.evaluation.gallery import Example
 LINE_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 LINE_STYLES = ("-", "--", "-.", ":", "-", "--", "-.")
 FILM_STYLES = {"truth": ("-", "#000000"), "prediction": ("--", "#D55E00"), "error": ("-", "#0072B2")}
-FIELD_MAP, ERROR_MAP = "viridis", "PuOr"
+FIELD_MAP, ERROR_MAP, GIVEN_MAP = "viridis", "PuOr", "cividis"
+# Neither is on the scale of fields: above it, below it, and no number at all.
+ABOVE, BELOW, NO_NUMBER = "#D81B60", "#80DEEA", "#9E9E9E"
+# A prediction that leaves the range of the truth by less than this part of it only widens the scale.
+WIDENED = 0.1
 MAX_FILM_FRAMES = 120
 FILM_DPI = 120
 
@@ -75,11 +80,20 @@ def data_address(kind: str, data: bytes) -> str:
 
 
 def _limits(example: Example, channel: int) -> tuple[float, float]:
-    """The one color scale of truth and prediction: the range of the truth where it is known."""
-    values = (example.prediction if example.truth is None else example.truth)[:, channel]
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    """The one color scale of truth and prediction: the range of the truth where it is known, and a little more."""
+    least, greatest = _range(example.prediction[:, channel])
+    if example.truth is None:
+        low, high = least, greatest
+    else:
+        low, high = _range(example.truth[:, channel])
+        room = WIDENED * (high - low)
+        low, high = max(low - room, min(low, least)), min(high + room, max(high, greatest))
     return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _range(values: npt.NDArray[Any]) -> tuple[float, float]:
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
 def _error_limit(example: Example, channel: int) -> float:
@@ -105,7 +119,28 @@ def _scale(example: Example, channel: int, name: str) -> dict[str, Any]:
         bound = _error_limit(example, channel)
         return {"cmap": ERROR_MAP, "vmin": -bound, "vmax": bound}
     low, high = _limits(example, channel)
-    return {"cmap": FIELD_MAP, "vmin": low, "vmax": high}
+    colors = pyplot().get_cmap(FIELD_MAP).with_extremes(over=ABOVE, under=BELOW, bad=NO_NUMBER)
+    return {"cmap": colors, "vmin": low, "vmax": high}
+
+
+def _beyond(example: Example, channel: int) -> tuple[bool, bool]:
+    """Whether the prediction leaves the color scale, below and above."""
+    (low, high), (least, greatest) = _limits(example, channel), _range(example.prediction[:, channel])
+    return least < low, greatest > high
+
+
+def _tips(example: Example, channel: int, name: str) -> str:
+    """Which ends of a color bar are open."""
+    below, above = _beyond(example, channel) if name != "error" else (False, False)
+    return "both" if below and above else "min" if below else "max" if above else "neither"
+
+
+def _panel(example: Example, channel: int, name: str) -> str:
+    """The title of a panel, with the range of a prediction that leaves the scale."""
+    if "prediction" not in name or not any(_beyond(example, channel)):
+        return name
+    least, greatest = _range(example.prediction[:, channel])
+    return f"{name}\n{least:.3g} to {greatest:.3g}"
 
 
 def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
@@ -114,28 +149,49 @@ def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
         return _space_time_png(example, channel)
     plt = pyplot()
     steps = np.unique(np.linspace(0, len(example.prediction) - 1, num_times).astype(int))
+    if len(steps) == 1:
+        return _one_time_png(example, channel)
     count = len(_rows(example, channel))
-    # rows of kinds and columns of times; a single time reads better as one row
-    shape = (count, len(steps)) if len(steps) > 1 else (1, count)
-    size = (2.3 * shape[1] + 1.4, 2.1 * shape[0] + 0.6) if len(steps) > 1 else (3.6 * count, 3.2)
-    figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, layout="constrained")
+    size = (2.3 * len(steps) + 1.4, 2.1 * count + 0.6)
+    figure, grid = plt.subplots(count, len(steps), figsize=size, squeeze=False, layout="constrained")
     for column, step in enumerate(steps):
         for row, (name, values) in enumerate(_rows(example, channel, int(step))):
-            axes = grid[row][column] if len(steps) > 1 else grid[0][row]
+            axes = grid[row][column]
             scale = _scale(example, channel, name)
             image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
-            if len(steps) == 1:
-                axes.set(title=name, xlabel=_axis(example, 0), ylabel=_axis(example, 1))
-                figure.colorbar(image, ax=axes, shrink=0.9, label=_label(example, channel, name))
-                continue
             if row == 0:
                 axes.set_title(_time(example, int(step)))
             if column == 0:
-                axes.set_ylabel(f"{name}\n{_axis(example, 1)}")
+                axes.set_ylabel(f"{_panel(example, channel, name)}\n{_axis(example, 1)}")
             if row == count - 1:
                 axes.set_xlabel(_axis(example, 0))
             if column == len(steps) - 1:
-                figure.colorbar(image, ax=list(grid[row]), shrink=0.9, label=_label(example, channel, name))
+                tips = _tips(example, channel, name)
+                figure.colorbar(
+                    image, ax=list(grid[row]), shrink=0.9, label=_label(example, channel, name), extend=tips
+                )
+    figure.suptitle(_title(example, channel))
+    return _png(figure)
+
+
+def _one_time_png(example: Example, channel: int) -> bytes:
+    """A single time as one row; what a steady task was solved for stands in front."""
+    rows = _rows(example, channel)
+    count = len(example.given) + len(rows)
+    figure, grid = pyplot().subplots(1, count, figsize=(3.6 * count, 3.2), squeeze=False, layout="constrained")
+    panels = list(grid[0])
+    for axes, (name, values), unit in zip(panels, example.given.items(), example.given_units, strict=False):
+        image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), cmap=GIVEN_MAP)
+        axes.set(title=f"given {name}")
+        figure.colorbar(image, ax=axes, shrink=0.9, label=name + _unit(unit))
+    for axes, (name, values) in zip(panels[len(example.given) :], rows, strict=True):
+        scale = _scale(example, channel, name)
+        image = axes.imshow(_slice(values[0]).T, origin="lower", extent=_extent(example), **scale)
+        axes.set(title=_panel(example, channel, name))
+        label, tips = _label(example, channel, name), _tips(example, channel, name)
+        figure.colorbar(image, ax=axes, shrink=0.9, label=label, extend=tips)
+    for axes in panels:
+        axes.set(xlabel=_axis(example, 0), ylabel=_axis(example, 1))
     figure.suptitle(_title(example, channel))
     return _png(figure)
 
@@ -150,19 +206,19 @@ def _space_time_png(example: Example, channel: int) -> bytes:
     extent = (*_edges(example.coordinates[0]), *_edges(np.array([example.time_of(0), example.time_of(last)]), last + 1))
     for axes, (name, values) in zip(grid[0], rows, strict=True):
         image = axes.imshow(values, origin="lower", aspect="auto", extent=extent, **_scale(example, channel, name))
-        axes.set(title=name, xlabel=_axis(example, 0))
-        _add_bar(figure, image, grid[0], name, _label(example, channel, name))
+        axes.set(title=_panel(example, channel, name), xlabel=_axis(example, 0))
+        _add_bar(figure, image, grid[0], name, _label(example, channel, name), _tips(example, channel, name))
     grid[0][0].set_ylabel("time" + _unit(example.task.time_unit))
     figure.suptitle(_title(example, channel))
     return _png(figure)
 
 
-def _add_bar(figure: Any, image: Any, panels: Any, name: str, label: str, shrink: float = 1.0) -> None:
+def _add_bar(figure: Any, image: Any, panels: Any, name: str, label: str, tips: str, shrink: float = 1.0) -> None:
     """A color bar next to panels in a row: truth and prediction share a scale, and so one bar."""
     if name == "error":
         figure.colorbar(image, ax=panels[2], pad=0.02, shrink=shrink, label=label)
     elif name == "prediction":
-        figure.colorbar(image, ax=list(panels[:2]), pad=0.02, shrink=shrink, label=label)
+        figure.colorbar(image, ax=list(panels[:2]), pad=0.02, shrink=shrink, label=label, extend=tips)
 
 
 def _slice(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -243,7 +299,7 @@ def _film_lines(example: Example, channel: int, grid: Any) -> Any:
         axes.set(ylim=limits, xlim=_edges(example.coordinates[0]), xlabel=_axis(example, 0))
         axes.set_ylabel(_label(example, channel, name))
         axes.grid(True, alpha=0.3)
-    grid[0].set_title("truth and prediction" if len(lines) > 1 else "prediction")
+    grid[0].set_title(_panel(example, channel, "truth and prediction" if len(lines) > 1 else "prediction"))
     if len(lines) > 1:
         grid[0].legend(frameon=False, loc="upper center", ncols=2)
         grid[1].set_title("error")
@@ -260,8 +316,9 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> Any:
     for axes, (name, values) in zip(grid, _rows(example, channel, 0), strict=True):
         scale = _scale(example, channel, name)
         image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
-        axes.set(title=name, xlabel=_axis(example, 0), ylabel=_axis(example, 1))
-        _add_bar(figure, image, grid, name, _label(example, channel, name), shrink=0.75)
+        axes.set(title=_panel(example, channel, name), xlabel=_axis(example, 0), ylabel=_axis(example, 1))
+        label, tips = _label(example, channel, name), _tips(example, channel, name)
+        _add_bar(figure, image, grid, name, label, tips, shrink=0.75)
         images.append(image)
 
     def draw(step: int) -> None:

@@ -1,0 +1,133 @@
+"""Names, dimensions, coordinates and attributes of a result, and what is said about each sample of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.inference.inputs import Start
+from ups.inference.trust import MAX_NAMED_SAMPLES, Trust
+from ups.spec.labels import (
+    COMPONENT,
+    CONVENTIONS,
+    axis_attributes,
+    component_labels,
+    field_attributes,
+    time_attributes,
+)
+from ups.spec.task import FieldSpec, TaskSpec
+
+Frame = npt.NDArray[np.float32]
+
+
+class Layout:
+    """Names, dimensions, coordinates and units of a result."""
+
+    def __init__(
+        self, task: TaskSpec, start: Start, num_frames: int, every: int, trust: Trust, facts: dict[str, str]
+    ) -> None:
+        self.task = task
+        self.fields = task.fields_of(task.predicted)
+        self.space = start.batch.space
+        self.num_samples = start.batch.num_samples
+        self.num_frames = num_frames
+        self.batched = start.batched
+        self.attributes = {"Conventions": CONVENTIONS, **facts, **trust.attributes()}
+        self.trust = trust
+        self.coordinates: dict[str, npt.NDArray[Any]] = {
+            axis.name: values for axis, values in zip(task.axes, start.domain.coordinates, strict=True)
+        }
+        self.labels: dict[str, dict[str, Any]] = {axis.name: axis_attributes(axis) for axis in task.axes}
+        if not task.steady:
+            self.coordinates["time"] = np.asarray(
+                start.time + task.dt * every * np.arange(1, num_frames + 1), np.float64
+            )
+            self.labels["time"] = time_attributes(task)
+        self.labels |= {field.name: field_attributes(field) for field in self.fields}
+        named = {tuple(component_labels(task, field)) for field in self.fields} - {()}
+        if len(named) == 1 and COMPONENT not in self.labels:
+            self.coordinates[COMPONENT] = np.array(named.pop(), dtype=object)
+            self.labels[COMPONENT] = {"long_name": "component of a vector or tensor, by axis"}
+        values = start.batch.parameters.numpy()
+        self.parameters = {p.name: (field_attributes(p), values[:, i]) for i, p in enumerate(task.parameters)}
+
+    @property
+    def num_bytes(self) -> int:
+        channels = self.task.num_channels(self.task.predicted)
+        return 4 * self.num_samples * self.num_frames * channels * int(np.prod(self.space))
+
+    def components(self, field: FieldSpec) -> int:
+        return field.num_channels(self.task.num_spatial_dims)
+
+    def dims(self, field: FieldSpec) -> tuple[str, ...]:
+        lead: tuple[str, ...] = ("sample",) if self.batched else ()
+        lead += () if self.task.steady else ("time",)
+        lead += ("component",) if field.tensor_rank else ()
+        return (*lead, *(a.name for a in self.task.axes))
+
+    def shape(self, field: FieldSpec, num_frames: int) -> tuple[int, ...]:
+        """Shape with all leading axes: (sample, time, component, *S)."""
+        return (self.num_samples, num_frames, self.components(field), *self.space)
+
+    def squeeze(self, field: FieldSpec, values: Frame) -> Frame:
+        """(sample, time, component, *S) -> the shape that `dims` names."""
+        if not field.tensor_rank:
+            values = values[:, :, 0]
+        if self.task.steady:
+            values = values[:, 0]
+        return values if self.batched else values[0]
+
+    def split(self, frames: Frame) -> dict[str, Frame]:
+        """(B, T, C, *S) -> field name -> (B, T, c, *S)."""
+        parts, first = {}, 0
+        for field in self.fields:
+            last = first + self.components(field)
+            parts[field.name] = frames[:, :, first:last]
+            first = last
+        return parts
+
+    def per_sample(self, blew_up: BlewUp) -> dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]]:
+        """Name -> (dimensions, values, attributes) of what is said about each sample."""
+        values: dict[str, tuple[Any, dict[str, Any]]] = {
+            "warnings": (self.trust.flags, self.trust.flag_attributes()),
+            "blew_up": (blew_up.samples, {}),
+        }
+        taken = {*self.parameters, *(f.name for f in self.fields), *self.coordinates}
+        found: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {}
+        for name, (array, attributes) in values.items():
+            free = name
+            while free in taken:  # a field of that name keeps it
+                free += "_"
+            found[free] = (("sample",), array, attributes) if self.batched else ((), array[0], attributes)
+        return found
+
+
+class BlewUp:
+    """Which samples have a value that is not finite, and from which kept frame on."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.first_frame = np.full(layout.num_samples, -1)
+
+    @property
+    def samples(self) -> npt.NDArray[np.bool_]:
+        return np.asarray(self.first_frame >= 0)
+
+    def look(self, frames: Frame, first_frame: int = 0) -> None:
+        """frames: (B, T, C, *S), the first of them number `first_frame` of the result."""
+        bad = np.asarray(~np.isfinite(frames).reshape(frames.shape[0], frames.shape[1], -1).all(axis=2))
+        new = bad.any(axis=1) & ~self.samples
+        self.first_frame[new] = first_frame + bad[new].argmax(axis=1)
+
+    def words(self) -> str:
+        """'' if all is finite, else each sample with the time from which on it is not."""
+        numbers = np.flatnonzero(self.samples)
+        times = self.layout.coordinates.get("time")
+        lines = []
+        for number in numbers[:MAX_NAMED_SAMPLES]:
+            when = "" if times is None else f" at time {times[self.first_frame[number]]:g}"
+            lines.append(f"sample {number} is not finite{when}")
+        more = len(numbers) - len(lines)
+        return "; ".join([*lines, *([f"and {more} more"] if more > 0 else [])])

@@ -1,0 +1,139 @@
+"""`ups.finetune_recipe`: the recipe that trains the model of a bundle further, on data of one's own. No torch here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ups.config.recipe import ResolvedRecipe, plain_data, resolve_data
+from ups.config.schema import Recipe
+from ups.errors import BundleError, ConfigError
+from ups.library.recipe import override_text
+from ups.record.places import BUNDLE_FILE, find_bundle, is_bundle
+from ups.record.untrusted_files import load_object
+from ups.spec.task import TaskSpec
+
+logger = logging.getLogger(__name__)
+
+BUDGET_SECONDS = 300.0
+# Of the peak rates that the model was trained with: it is near a good place already.
+RATE = 0.5
+
+
+def finetune_recipe(
+    bundle: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    *,
+    task: str | None = None,
+    budget_seconds: float = BUDGET_SECONDS,
+    **overrides: Any,
+) -> Recipe:
+    """A recipe for `train` or `fit` that starts from the weights of a bundle (or of a run that has one).
+
+    data: a store, or any file that `ups.open_data` reads. task: what to call the data; by default as the task of the
+    bundle that has the same fields, axes and parameters, so that all of its weights are taken, and after the file if
+    there is none. overrides as in `load_recipe`.
+    """
+    changes = [override_text(name, value) for name, value in overrides.items()]
+    return resolve_finetuning(bundle, data, task, budget_seconds, changes).recipe
+
+
+def resolve_finetuning(
+    bundle: str | os.PathLike[str],
+    data: str | os.PathLike[str],
+    task: str | None,
+    budget_seconds: float,
+    changes: list[str],
+) -> ResolvedRecipe:
+    """The same with its canonical text and hash; changes as `ups train --set` takes them."""
+    from ups.run.directory import read_run_recipe
+
+    source = find_bundle(os.fspath(bundle))
+    if not is_bundle(source):
+        raise BundleError(
+            f"there is no bundle at '{bundle}'", hint="give a bundle, or a run that is completed, such as runs/NAME"
+        )
+    trained = plain_data(read_run_recipe(source).recipe)
+    name = task or _name_for(source, os.fspath(data))
+    section: Any = trained["data"]
+    engine: Any = trained["engine"]
+    document: dict[str, Any] = {
+        **{key: trained[key] for key in ("version", "model", "evaluate")},
+        "run": {"name": f"{name}-finetuned"},
+        "data": {
+            "tasks": [{"name": name, "path": os.fspath(data)}],
+            **{key: section[key] for key in ("block_size", "context_frames")},
+        },
+        # Devices, ranks and precision are of the machine that made the bundle.
+        "engine": {"ema": engine["ema"]},
+        "stages": [_stage(trained["stages"], str(source), budget_seconds)],
+    }
+    return resolve_data(document, changes, name="the recipe of the bundle")
+
+
+def _stage(stages: Any, source: str, budget_seconds: float) -> dict[str, Any]:
+    """The last stage of what the bundle was trained with, from the weights of the bundle, at lower rates."""
+    stage: dict[str, Any] = {**stages[-1], "start_from": source, "steps": None, "budget_seconds": budget_seconds}
+    stage["budget_clock"] = "wall"
+    if stage.get("space") == "latent":
+        stage["space"] = "physical"  # the fields count now, and the decoder goes along
+    optim = stage["optim"]
+    rates = {key: RATE * optim[key] for key in ("learning_rate", "matrix_learning_rate") if key in optim}
+    return {**stage, "optim": {**optim, **rates}}
+
+
+def _name_for(source: Path, data: str) -> str:
+    """The name of the bundle's task that the data fits; that of the data where there is none, or more than one."""
+    from ups.data.open import open_paths
+
+    reader = open_paths(data)
+    found = reader.task
+    reader.close()
+    known = _tasks_of(source)
+    fitting = [one for one in known if _interface(one) == _interface(found)]
+    if len(fitting) > 1:
+        fitting = [one for one in fitting if one.name == found.name]
+    if not fitting:
+        names = ", ".join(one.name for one in known)
+        logger.warning(
+            "no task of the bundle (%s) has the fields, axes and parameters of '%s': what belongs to them starts anew",
+            names,
+            data,
+        )
+        if found.name in {one.name for one in known}:
+            raise ConfigError(
+                f"'{data}' calls its task '{found.name}', which the bundle knows with other fields, axes or parameters",
+                hint="give it another name: task=NAME",
+                command_hint="give it another name: --task NAME",
+            )
+        return found.name
+    (task,) = fitting
+    if not task.steady and abs(task.dt - found.dt) > 1e-3 * task.dt:
+        logger.warning(
+            "'%s' has a time step of %g, and the bundle was trained with %g: the step has to be learned anew; "
+            "with data.tasks.0.time_stride frames can be left out",
+            data,
+            found.dt,
+            task.dt,
+        )
+    return task.name
+
+
+def _tasks_of(source: Path) -> list[TaskSpec]:
+    try:
+        return [TaskSpec.from_json(one) for one in load_object(source / BUNDLE_FILE, 2**26)["tasks"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{source / BUNDLE_FILE} cannot be read: {error}") from error
+
+
+def _interface(task: TaskSpec) -> Mapping[str, object]:
+    """What decides which weights of a model are for a task."""
+    return {
+        "steady": task.steady,
+        "fields": [(field.name, field.role, field.tensor_rank) for field in task.fields],
+        "axes": [(axis.name, axis.boundary) for axis in task.axes],
+        "parameters": [parameter.name for parameter in task.parameters],
+    }

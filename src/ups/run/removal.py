@@ -1,0 +1,110 @@
+"""What a run writes into its directory, and how that is removed: a start that failed, a run that never took a step, or
+a run that nobody needs any more. Files of others in the same directory are left alone. No torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from ups.errors import RunHeldError
+from ups.record.atomic import TEMPORARY_PREFIX, machine_error
+from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
+from ups.record.untrusted_files import read_object
+from ups.run.identity import STATISTICS_NAME
+from ups.run.stage_starts import FOLDER
+from ups.supervise.run_file import find_run, is_unreadable, read_run, was_started
+from ups.supervise.run_lock import LOCK_NAME, hold_run
+
+ENVIRONMENT_NAME = "env.json"
+# What is written before a rank starts.
+INPUTS = (CONFIG_NAME, STATISTICS_NAME, FOLDER, ENVIRONMENT_NAME)
+# What comes later, the folders by what a run puts into them: a run may live in a directory that is used for more.
+_RECORDS = ("metrics.jsonl", "blackbox/live", "blackbox/rank_*", "logs/attempt_*", "failures/attempt_*")
+_RESULTS = ("checkpoints/step_*", "report/index.html", "report/scores.json")
+
+
+def remove_records(run_dir: Path) -> None:
+    """Remove all that a run has written, but for the lock. For who holds the run."""
+    try:
+        for path in sorted(run_dir.glob("run*.json")):
+            path.unlink()
+        for name in INPUTS:
+            _remove(run_dir / name)
+        if is_bundle(run_dir / BUNDLE_NAME):
+            _remove(run_dir / BUNDLE_NAME)
+        for pattern in (*_RECORDS, *_RESULTS, f"{TEMPORARY_PREFIX}*", f"checkpoints/{TEMPORARY_PREFIX}*"):
+            for path in run_dir.glob(pattern):
+                _remove(path)
+        for folder in {pattern.partition("/")[0] for pattern in (*_RECORDS, *_RESULTS) if "/" in pattern}:
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                (run_dir / folder).rmdir()
+    except OSError as error:
+        raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error
+
+
+def is_ours(run_dir: Path) -> bool:
+    """Whether a run was started or prepared here; a directory may have a config.yaml of somebody else."""
+    if was_started(run_dir):
+        return True
+    described = read_object(run_dir / ENVIRONMENT_NAME)
+    return not is_bundle(run_dir) and described is not None and "config_sha256" in described
+
+
+def leave_no_trace(run_dir: Path, before: Collection[str]) -> None:
+    """After a first start that failed: the name is free again. For who holds the run; must not raise.
+
+    before: what of INPUTS was there already.
+    """
+    try:
+        for name in set(INPUTS) - set(before):
+            _remove(run_dir / name)
+        _remove_if_empty(run_dir)
+    except OSError:
+        return  # the error that is on its way says more
+
+
+def remove_run(name: str) -> tuple[Path, list[str]]:
+    """Remove a run by path or by its name under runs/; returns its directory and what is left in it of others.
+
+    Raises RunHeldError if the run is alive, or may be: on another host.
+    """
+    run_dir = _find(name)
+    if not is_unreadable(run_dir) and was_started(run_dir):
+        document = read_run(run_dir)
+        if document["state"] == "running":
+            raise RunHeldError(
+                f"{run_dir} is alive: process {document.get('supervisor_pid')} on {document.get('host')} supervises it",
+                hint="stop it first (SIGTERM saves and leaves); if that host is gone, remove the directory by hand",
+            )
+    with hold_run(run_dir):
+        remove_records(run_dir)
+        left = _remove_if_empty(run_dir)
+    return run_dir, left
+
+
+def _find(name: str) -> Path:
+    """A run that was started, or what an earlier version left of a start that failed."""
+    for path in meant_by(name):
+        if is_ours(path):
+            return path.resolve()
+    return find_run(name)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _remove_if_empty(run_dir: Path) -> list[str]:
+    """Remove the directory if only the lock is left in it; returns what else is."""
+    left = sorted(name for name in os.listdir(run_dir) if name != LOCK_NAME)
+    (run_dir / LOCK_NAME).unlink(missing_ok=True)
+    if not left:
+        run_dir.rmdir()
+    return left

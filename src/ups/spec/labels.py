@@ -1,0 +1,41 @@
+"""Names, units and axes of a task as scientists' tools expect them in a file: attributes of the CF conventions.
+
+Time is a plain number without a calendar: it has `axis="T"`, and neither a standard name nor a reference date, which
+would make it a date.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
+
+CONVENTIONS = "CF-1.11"
+COMPONENT = "component"
+_AXES = {"x": "X", "y": "Y", "z": "Z"}
+# Spelled out, readers take them for durations and turn numbers into something else.
+_TIME_UNITS = {"days": "d", "hours": "h", "minutes": "min", "seconds": "s", "milliseconds": "ms", "microseconds": "us"}
+
+
+def axis_attributes(axis: AxisSpec) -> dict[str, Any]:
+    """Of a coordinate in space."""
+    letter = {"axis": _AXES[axis.name]} if axis.name in _AXES else {}
+    return {"long_name": f"{axis.name} coordinate", "units": axis.unit, **letter}
+
+
+def time_attributes(task: TaskSpec) -> dict[str, Any]:
+    """Of the time coordinate."""
+    return {"long_name": "time", "units": _TIME_UNITS.get(task.time_unit, task.time_unit), "axis": "T"}
+
+
+def field_attributes(field: FieldSpec | ParameterSpec) -> dict[str, Any]:
+    """Of a field or a parameter."""
+    return {"long_name": field.name.replace("_", " "), "units": field.unit}
+
+
+def component_labels(task: TaskSpec, field: FieldSpec) -> list[str]:
+    """What the components of a field are called: x, y of a vector; x_x, x_y, ... of a tensor; none of a scalar."""
+    labels = [""] if field.tensor_rank else []
+    for _ in range(field.tensor_rank):
+        labels = [f"{label}_{axis.name}" if label else axis.name for label in labels for axis in task.axes]
+    return labels

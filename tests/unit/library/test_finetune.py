@@ -1,0 +1,81 @@
+"""Fine-tuning from a bundle: its model and weights, your data, one command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import ups
+from ups.cli.main import run as command
+from ups.data.open import open_paths
+from ups.errors import BundleError, ConfigError
+from ups.formats.store_writer import StoreWriter
+from ups.spec.task import FieldSpec
+
+STORED = Path(__file__).parents[2] / "integration" / "runs"
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ups.Run:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(STORED / "data", "data")
+    return ups.fit(ups.load_recipe(STORED / "v1", run__name="base", stages__0__steps=2), progress=False)
+
+
+def write_own(path: str, **changes: object) -> None:
+    """Data of one's own: the stored waves, smaller, under another name."""
+    given = open_paths("data/wave1d.zarr")
+    task = replace(given.task, **{"name": "mine", **changes})  # type: ignore[arg-type]
+    with StoreWriter(path, task, given.coordinates, given.num_frames) as writer:
+        for split in ("train", "valid", "test"):
+            for number in range(given.splits[split]):
+                window = given.read(split, number, 0, given.num_frames)
+                writer.append(split, state=0.5 * window.state, parameters=window.parameters)
+
+
+def test_every_weight_of_a_bundle_is_taken_for_data_that_fits_its_task(base: ups.Run) -> None:
+    write_own("mine.zarr")
+    recipe = ups.finetune_recipe(base.path, "mine.zarr", stages__0__steps=2, stages__0__budget_seconds=None)
+    assert recipe.data.tasks[0].name == "wave1d"
+    assert recipe.model == base.recipe.model
+    assert recipe.stages[0].optim.learning_rate == 0.5 * base.recipe.stages[-1].optim.learning_rate
+    tuned = ups.fit(recipe, progress=False)
+    assert (tuned.state, tuned.name) == ("completed", "wave1d-finetuned")
+    taken = json.loads((tuned.path / "start" / "0.json").read_text())
+    assert (taken["new"], taken["taken"]) == ([], taken["weights"])
+
+
+def test_data_with_another_field_keeps_its_name_and_its_rows_are_new(
+    base: ups.Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = tuple(replace(field, name=f"my_{field.name}") for field in ups.open_data("data/wave1d.zarr").task.fields)
+    assert isinstance(fields[0], FieldSpec)
+    write_own("mine.zarr", fields=fields, conserved=())
+    recipe = ups.finetune_recipe("base", "mine.zarr", stages__0__steps=1, stages__0__budget_seconds=None)
+    assert recipe.data.tasks[0].name == "mine"
+    assert "starts anew" in caplog.text
+    tuned = ups.fit(recipe, progress=False)
+    assert tuned.state == "completed"
+    write_own("clash.zarr", name="wave1d", fields=fields, conserved=())
+    with pytest.raises(ConfigError, match="calls its task 'wave1d'"):
+        ups.finetune_recipe("base", "clash.zarr")
+    assert ups.finetune_recipe("base", "clash.zarr", task="other").data.tasks[0].name == "other"
+
+
+def test_what_is_no_bundle_is_refused(base: ups.Run) -> None:
+    with pytest.raises(BundleError, match="there is no bundle at 'nothing'"):
+        ups.finetune_recipe("nothing", "data/wave1d.zarr")
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(180)
+def test_one_command_from_a_bundle_and_data_to_a_bundle(base: ups.Run, capfd: pytest.CaptureFixture[str]) -> None:
+    write_own("mine.zarr")
+    assert command(["finetune", "runs/base/bundle", "mine.zarr", "--budget", "0.5", "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert (facts["name"], facts["state"]) == ("wave1d-finetuned", "completed")
+    ups.Simulator.load(facts["bundle"], "cpu")
