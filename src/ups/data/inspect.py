@@ -48,7 +48,7 @@ def make_card(
                 "last": float(values[-1]),
                 "extent": axis.extent,
                 "unit": axis.unit,
-                "boundary": axis.boundary,
+                "boundary": axis.boundary_text,
             }
             for axis, values in zip(task.axes, reader.coordinates, strict=True)
         ],

@@ -183,7 +183,7 @@ def _aspect(reader: GridReader) -> float:
 def _title(reader: GridReader) -> str:
     task = reader.task
     plane = f", plane {task.axes[2].name} = middle" if len(task.axes) == 3 else ""
-    boundary = "/".join(dict.fromkeys(a.boundary for a in task.axes))
+    boundary = "/".join(dict.fromkeys(a.boundary_text for a in task.axes))
     points = " x ".join(map(str, reader.space))
     return f"{task.name}: {task.equation or 'no equation given'}\n{points} points, {boundary}{plane}"
 

@@ -367,7 +367,7 @@ def _check_strides(source: Source, subsampling: Subsampling) -> None:
     if stride < 1 or subsampling.time_stride < 1:
         raise DataError("time_stride and space_stride must be 1 or more")
     for axis, size in zip(source.task.axes, source.space, strict=True):
-        if size % stride and (subsampling.antialias or axis.boundary == "periodic"):
+        if size % stride and (subsampling.antialias or axis.periodic):
             why = "cells of equal size" if subsampling.antialias else "equal distances around a periodic axis"
             raise DataError(
                 f"space_stride {stride} does not divide the {size} points of axis '{axis.name}' of task "

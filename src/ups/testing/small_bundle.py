@@ -40,7 +40,7 @@ def statistics_of(task: TaskSpec) -> Statistics:
 
 
 def grid(task: TaskSpec) -> tuple[np.ndarray, ...]:
-    return tuple((np.arange(16) + (0 if a.boundary == "periodic" else 0.5)) / 16 for a in task.axes)
+    return tuple((np.arange(16) + (0 if a.periodic else 0.5)) / 16 for a in task.axes)
 
 
 def make_bundle(directory: Path, context_frames: int = 1) -> Path:
