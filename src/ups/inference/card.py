@@ -60,6 +60,7 @@ def write_card(name: str, info: BundleInfo) -> str:
         boundaries = ", ".join(f"{a.name} {a.boundary_text}" for a in task.axes)
         grid = " x ".join(str(n) for n in info.space(task.name))
         dt = "steady" if task.steady else f"{task.dt:g}"
+        dt = dt if task.dt_range is None else f"{task.dt_range[0]:g} to {task.dt_range[1]:g}"
         equation = plain(task.equation) or "not known"
         lines.append(f"| {task.name} | {equation} | {fields} | {grid} | {dt} | {ranges} | {boundaries} |")
     lines += _assumptions(info.assumptions)

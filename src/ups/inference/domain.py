@@ -121,6 +121,11 @@ def regrid(known: Float64, points: int, axis: AxisSpec) -> Float64:
     """The training grid's coordinates for another number of points: the same domain in equal cells or intervals."""
     if points == len(known):
         return known
+    if not _uniform(known):
+        raise BundleError(
+            f"the model was trained on {len(known)} points of unequal spacing along '{axis.name}', not on {points}",
+            hint="interpolate the fields to the training grid",
+        )
     if _on_nodes(known, axis):
         return np.linspace(known[0], known[-1], points)
     spacing = _length(known, axis, known) / points

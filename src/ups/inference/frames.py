@@ -75,7 +75,7 @@ class Layout:
         }
         if not task.steady:
             self.coordinates["time"] = np.asarray(
-                start.time + task.dt * every * np.arange(1, num_frames + 1), np.float64
+                start.time + start.dt * every * np.arange(1, num_frames + 1), np.float64
             )
         self.units = {a.name: a.unit for a in task.axes} | {"time": task.time_unit}
         values = start.batch.parameters.numpy()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -72,10 +72,11 @@ class GridFit:
             return self._resampled(x, dim, points, coarser_grid_matrix)
         return x.narrow(dim, _before(points, size), points)
 
-    def _resampled(self, x: Tensor, dim: int, points: int, make: object) -> Tensor:
+    def _resampled(self, x: Tensor, dim: int, points: int, make: Callable[[int, int], Tensor]) -> Tensor:
         size, values = x.shape[dim], wide(x)
-        kernel = functools.partial(make, size, points)  # type: ignore[arg-type]
-        matrix = self._constants.get(kernel, (make, size, points), x.device, values.dtype)
+        matrix = self._constants.get(
+            functools.partial(make, size, points), (make, size, points), x.device, values.dtype
+        )
         with torch.autocast(x.device.type, enabled=False):
             return (values.movedim(dim, -1) @ matrix).movedim(-1, dim)
 

@@ -158,7 +158,8 @@ class ParameterSpec:
 class TaskSpec:
     """One PDE problem: what is given, what is asked, and on what domain.
 
-    dt: time between two stored frames, in `time_unit`; 0 for a steady task.
+    dt: time between two stored frames, in `time_unit`; 0 for a steady task. dt_range: smallest and largest, where
+    trajectories differ in it; dt is then the usual one.
     conserved: state fields whose integral over the domain does not change in time.
     symmetries: transformations of the domain that map solutions to solutions.
     """
@@ -173,6 +174,7 @@ class TaskSpec:
     conserved: tuple[str, ...] = ()
     symmetries: tuple[Symmetry, ...] = ()
     equation: str = ""
+    dt_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         _check_name("task", self.name)
@@ -212,6 +214,11 @@ class TaskSpec:
             raise DataError(f"steady task '{self.name}' needs a target field, no state field and dt = 0")
         if not self.steady and (self.dt <= 0 or "state" not in roles or "target" in roles):
             raise DataError(f"transient task '{self.name}' needs a state field, no target field and dt > 0")
+        if self.dt_range is not None:
+            ends = tuple(self.dt_range) if isinstance(self.dt_range, list | tuple) else ()
+            if self.steady or len(ends) != 2 or not all(map(_is_number, ends)) or not 0 < ends[0] <= ends[1]:
+                raise DataError(f"dt_range of task '{self.name}' must be two increasing numbers above 0")
+            object.__setattr__(self, "dt_range", ends)
 
     @property
     def num_spatial_dims(self) -> int:
@@ -240,7 +247,10 @@ class TaskSpec:
         return tuple(names)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if self.dt_range is None:  # as a task was written before there was one
+            del data["dt_range"]
+        return data
 
     @classmethod
     def from_json(cls, data: object) -> TaskSpec:

@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from ups.spec.batch import Batch
+from ups.spec.grid import is_uniform
 from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import Role, TaskSpec
 
-# Largest difference of spacings, relative to their mean, on a grid that counts as uniform.
-_UNEVEN = 1e-3
 _ROLES: tuple[Role, ...] = ("state", "static", "target")
 
 
@@ -75,7 +74,7 @@ def draws_of(task: TaskSpec, numbers: npt.NDArray[np.int64], step: int, seed: in
 
 def moves_of(task: TaskSpec, coordinates: Sequence[Tensor]) -> Moves | None:
     """What the declared symmetries of a task allow on this grid; None if nothing."""
-    even = [_is_uniform(c) for c in coordinates]
+    even = [is_uniform(c.double().cpu().numpy()) for c in coordinates]
     space = [len(c) for c in coordinates]
     shifts = "translation" in task.symmetries
     rolled = [shifts and ok and axis.periodic for axis, ok in zip(task.axes, even, strict=True)]
@@ -167,11 +166,6 @@ def _constant_along(static: Tensor) -> Tensor:
     axes = range(2, static.ndim)
     found = [(static == static.narrow(axis, 0, 1)).flatten(1).all(1) for axis in axes]
     return torch.stack(found, dim=1)
-
-
-def _is_uniform(coordinates: Tensor) -> bool:
-    steps = coordinates.double().diff()
-    return len(steps) > 0 and bool((steps - steps.mean()).abs().max() <= _UNEVEN * steps.mean().abs())
 
 
 def _identity(count: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:

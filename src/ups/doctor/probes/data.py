@@ -69,8 +69,9 @@ def check_windows(reader: Reader, split: str, trajectory: int) -> None:
     """First, middle and last frames of a trajectory: there, in the right shape, finite."""
     import numpy as np
 
-    frames = min(2, reader.num_frames)
-    starts = [0] if reader.task.steady else sorted({0, reader.num_frames // 2 - 1, reader.num_frames - frames})
+    num_frames = reader.frames_in(split, trajectory)
+    frames = min(2, num_frames)
+    starts = [0] if reader.task.steady else sorted({0, num_frames // 2 - 1, num_frames - frames})
     for first in (s for s in starts if s >= 0):
         window = reader.read(split, trajectory, first, 0 if reader.task.steady else frames)
         for name in ("state", "static", "target", "parameters"):
