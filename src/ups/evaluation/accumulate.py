@@ -27,6 +27,7 @@ class Accumulator:
     """Scores of one model on one task, for predictions of at most `num_steps` steps.
 
     weights (*S): how much each point of the grid counts, where it is not uniform; there are no spectra then.
+    may_be_shorter: whether trajectories may have fewer steps.
     """
 
     num_steps: int
@@ -38,6 +39,7 @@ class Accumulator:
     means: dict[str, Tensor] = field(default_factory=dict)  # metric -> (C,) sums over samples of their means over steps
     counts: Tensor | None = None  # (T,) samples that have a step
     weights: Tensor | None = None
+    may_be_shorter: bool = False
 
     @property
     def spectrum_steps(self) -> tuple[int, ...]:
@@ -51,10 +53,8 @@ class Accumulator:
         if tuple(prediction.shape) != tuple(truth.shape):
             raise DataError(f"prediction {tuple(prediction.shape)} and truth {tuple(truth.shape)} differ in shape")
         steps = truth.shape[1]
-        if not 1 <= steps <= self.num_steps or (truth.shape[0], truth.shape[2]) != (
-            len(trajectories),
-            len(self.channels),
-        ):
+        fits = steps == self.num_steps or (self.may_be_shorter and 1 <= steps < self.num_steps)
+        if not fits or (truth.shape[0], truth.shape[2]) != (len(trajectories), len(self.channels)):
             raise DataError(
                 f"scores expect (samples, {self.num_steps} steps, {len(self.channels)} channels), "
                 f"not {tuple(truth.shape[:3])}"
@@ -135,6 +135,7 @@ class Accumulator:
             dict(self.means),
             self.counts,
             self.weights,
+            self.may_be_shorter,
         )
         for other in others:
             if (other.num_steps, other.channels) != (self.num_steps, self.channels):

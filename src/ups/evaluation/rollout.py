@@ -93,7 +93,11 @@ def score_task(
     count = reader.splits[split] if max_trajectories is None else min(max_trajectories, reader.splits[split])
     weights = point_weights(task.axes, reader.coordinates)
     counts = None if weights is None else torch.from_numpy(weights)
-    scores = {name: Accumulator(plan.num_steps, task.channel_names(role), weights=counts) for name in predictors}
+    shorter = not task.steady and reader.frames_of(split) is not None
+    scores = {
+        name: Accumulator(plan.num_steps, task.channel_names(role), weights=counts, may_be_shorter=shorter)
+        for name in predictors
+    }
     mine = range(place.rank, count, place.world_size)
     for part, its_plan in batches_of(reader, split, mine, plan, batch_size):
         batch, truth = read_inputs(reader, split, part, its_plan, device, dtype)
