@@ -195,6 +195,9 @@ class Stepper(nn.Module):
         for role, found in roles:
             if found != task.num_channels(role):
                 raise DataError(f"task '{task.name}' has {task.num_channels(role)} {role} channels, not {found}")
+        space = tuple((batch.static if task.steady else state).shape[2 if task.steady else 3 :])
+        if space != batch.space:
+            raise DataError(f"fields of task '{task.name}' have {space} points, and their coordinates {batch.space}")
         if parameters.shape[1] != len(task.parameters):
             raise DataError(f"task '{task.name}' has {len(task.parameters)} parameters, not {parameters.shape[1]}")
         if not task.steady and state.shape[1] != self.context_frames:

@@ -179,7 +179,7 @@ def test_shard_units_are_the_blocks() -> None:
 def test_what_does_not_fit_is_refused_with_a_reason() -> None:
     stepper = small_model()
     batch = batch_of(LINE, 1)
-    with pytest.raises(DataError, match="not a multiple of the patch size 4"):
+    with pytest.raises(DataError, match="and their coordinates"):
         stepper(replace(batch, state=batch.state[..., :30], static=batch.static[..., :30]))
     with pytest.raises(DataError, match="1 context frames, not 2"):
         stepper(batch.with_state(batch.state.repeat(1, 2, 1, 1)))
