@@ -255,11 +255,12 @@ def _read_input(
     else:
         context = simulator.context_frames
         first = 0 if start_frame is None else start_frame - context + 1
-        window = reader.read(split, trajectory, first, reader.num_frames - first)
+        window = reader.read(split, trajectory, first, reader.frames_in(split, trajectory) - first)
         frames = window.state[:context]
         static = window.static if window.static.size else None
         arguments = {"state": frames if context > 1 else frames[0], "static": static}
-        truth, time = window.state[context:], (first + context - 1) * spec.dt
+        truth, time = window.state[context:], (first + context - 1) * window.dt
+        arguments |= {"dt": window.dt} if spec.dt_range is not None or "dt" in reader.differing else {}
     arguments["parameters"] = dict(zip(parameters, window.parameters.tolist(), strict=True))
     notes = tuple(f"assumed about '{Path(source).name}': {text}" for text in reader.assumptions)
     axes = [axis.name for axis in reader.task.axes]
@@ -296,6 +297,8 @@ def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:
     for what, trained, given in pairs:
         if trained != given:
             raise DataError(f"'{source}' is another problem than task '{spec.name}': it has other {what}")
+    if spec.dt_range is not None and spec.dt_range[0] <= found.dt <= spec.dt_range[1]:
+        return 1
     stride = 1 if spec.steady else round(spec.dt / found.dt)
     if not spec.steady and (stride < 1 or abs(stride * found.dt - spec.dt) > 1e-3 * spec.dt):
         raise DataError(
@@ -345,7 +348,7 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
         task=spec,
         trajectory=start.trajectory,
         first_step_time=first,
-        step_time=spec.dt * every,
+        step_time=start.arguments.get("dt", spec.dt) * every,
         channels=spec.channel_names(role),
         units=tuple(units),
         coordinates=tuple(result[axis.name].values for axis in spec.axes),
@@ -364,6 +367,7 @@ def _errors(example: Example, start: _Input) -> dict[str, float]:
     import torch
 
     from ups.evaluation.metrics import trajectory_rms, trmse
+    from ups.spec.grid import point_weights
 
     def frames(array: Any) -> torch.Tensor:
         return torch.from_numpy(array).double()[None]
@@ -376,8 +380,10 @@ def _errors(example: Example, start: _Input) -> dict[str, float]:
         predictions["persistence"] = given[:, -1:].expand_as(truth)
     if start.mean is not None and start.mean.shape == example.truth.shape[1:]:
         predictions["training mean"] = torch.from_numpy(start.mean).double().expand_as(truth)
-    scale = trajectory_rms(whole)
-    return {name: float(trmse(p, truth, scale).mean()) for name, p in predictions.items()}
+    found = point_weights(example.task.axes, example.coordinates)
+    weights = None if found is None else torch.from_numpy(found)
+    scale = trajectory_rms(whole, weights)
+    return {name: float(trmse(p, truth, scale, weights).mean()) for name, p in predictions.items()}
 
 
 def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]) -> str:
@@ -393,11 +399,13 @@ def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]
 
 def _draw(example: Example, channel: int, film: str | None, picture: str | None) -> list[str]:
     from ups.errors import DataError
+    from ups.evaluation.gallery import even
     from ups.evaluation.report.figures import fields_png
     from ups.evaluation.report.figures import film as make_film
     from ups.record.manifest import write_file_atomically
 
     written = []
+    example = even(example)
     if picture is not None:
         write_file_atomically(Path(picture), fields_png(example, channel))
         written.append(picture)

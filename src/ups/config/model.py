@@ -32,7 +32,7 @@ class ModelConfig(PartSection):
 
     @property
     def grid_divisor(self) -> int:
-        """What must divide the number of points along every axis."""
+        """What divides the points along every axis of a grid that the network gets: other grids are fitted to it."""
         return 1
 
     @property
@@ -76,7 +76,7 @@ class LatentOperatorConfig(ModelConfig):
 
     @property
     def grid_divisor(self) -> int:
-        """What must divide the number of points along every axis."""
+        """What divides the points along every axis of a grid that the network gets: other grids are fitted to it."""
         return self.patch_size
 
     @model_validator(mode="after")
@@ -157,5 +157,5 @@ class UnetConfig(ModelConfig):
 
     @property
     def grid_divisor(self) -> int:
-        """What must divide the number of points along every axis."""
+        """What divides the points along every axis of a grid that the network gets: other grids are fitted to it."""
         return int(2 ** (self.levels - 1))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from ups.spec.moments import Moments, by_channel
 from ups.spec.task import Role
 
 NUM_SAMPLED = 16
+
+_Number = TypeVar("_Number", int, float)
 
 
 def make_card(
@@ -37,7 +40,12 @@ def make_card(
         "steady": task.steady,
         "splits": dict(reader.splits),
         "frames": reader.num_frames,
+        "fewest_frames": min(_each(reader, reader.frames_in), default=reader.num_frames),
         "dt": task.dt,
+        "dt_range": [
+            min(_each(reader, reader.dt_in), default=task.dt),
+            max(_each(reader, reader.dt_in), default=task.dt),
+        ],
         "time_unit": task.time_unit,
         "start_time": reader.source.start_time,
         "duration": task.dt * max(0, reader.num_frames - 1),
@@ -49,7 +57,7 @@ def make_card(
                 "last": float(values[-1]),
                 "extent": axis.extent,
                 "unit": axis.unit,
-                "boundary": axis.boundary,
+                "boundary": axis.boundary_text,
             }
             for axis, values in zip(task.axes, reader.coordinates, strict=True)
         ],
@@ -83,9 +91,10 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("time", "steady: static fields are given, target fields are asked for"))
     else:
         unit = _unit(card["time_unit"])
-        rows.append(
-            ("time", f"{card['frames']} frames, {card['dt']:g}{unit} apart, from {card['start_time']:g}{unit} on")
-        )
+        fewest, (smallest, largest) = card["fewest_frames"], card["dt_range"]
+        frames = f"{fewest} to {card['frames']}" if fewest < card["frames"] else f"{card['frames']}"
+        apart = f"{smallest:g} to {largest:g}" if smallest < largest else f"{card['dt']:g}"
+        rows.append(("time", f"{frames} frames, {apart}{unit} apart, from {card['start_time']:g}{unit} on"))
     for axis in card["axes"]:
         span = f"{axis['first']:g} to {axis['last']:g}{_unit(axis['unit'])}"
         rows.append((f"axis {axis['name']}", f"{axis['points']} points, {span}, {axis['boundary']}"))
@@ -105,6 +114,13 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
+def _each(reader: GridReader, what: Callable[[str, int], _Number]) -> Iterator[_Number]:
+    """Frames or time step of each trajectory, where trajectories differ."""
+    if reader.differing:
+        for split, count in reader.splits.items():
+            yield from (what(split, trajectory) for trajectory in range(count))
+
+
 def _ranges(reader: Reader, num_sampled: int) -> tuple[dict[str, Any], int]:
     """Minimum, maximum, mean and deviation of every channel and parameter over sampled trajectories."""
     task = reader.task
@@ -119,8 +135,9 @@ def _ranges(reader: Reader, num_sampled: int) -> tuple[dict[str, Any], int]:
                 moments[role].add(by_channel(getattr(window, role), 0))
             parameters.add(window.parameters[:, None])
             if not task.steady:
-                step = max(1, reader.num_frames // 8)
-                for start in range(0, reader.num_frames, step):
+                num_frames = reader.frames_in(split, int(trajectory))
+                step = max(1, num_frames // 8)
+                for start in range(0, num_frames, step):
                     moments["state"].add(by_channel(reader.read(split, int(trajectory), start, 1).state, 1))
             seen += 1
     fields = []

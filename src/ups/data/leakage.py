@@ -31,7 +31,7 @@ def fingerprint(reader: Reader, split: str, trajectory: int) -> bytes:
     """Hash of the first and last frame, the static and target fields and the parameters of a trajectory."""
     if reader.task.steady:
         return _digest([reader.read(split, trajectory, 0, 0)])
-    ends = (0, reader.num_frames - 1)
+    ends = (0, reader.frames_in(split, trajectory) - 1)
     return _digest([reader.read(split, trajectory, frame, 1) for frame in ends])
 
 

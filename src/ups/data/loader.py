@@ -169,11 +169,14 @@ def evaluation_batches(
     """This rank's part of a split, with trajectory numbers: over all ranks each trajectory exactly once.
 
     One sample is the first `window_frames` frames of a trajectory (of a steady task: its fields). Rank r takes
-    trajectories r, r + world_size, ...: ranks may have one more or less, so no collective may run per batch.
+    trajectories r, r + world_size, ... of those that are as long: ranks may have one more or less, so no collective may
+    run per batch.
     """
     index = WindowIndex.of(reader, split, window_frames)
-    total = index.num_trajectories if max_trajectories is None else min(index.num_trajectories, max_trajectories)
-    mine = range(place.rank, total, place.world_size)
+    long_enough = range(index.num_trajectories)
+    if index.frames is not None:
+        long_enough = [t for t in long_enough if index.windows_in(t)]  # type: ignore[assignment]
+    mine = long_enough[:max_trajectories][place.rank :: place.world_size]
     for first in range(0, len(mine), batch_size):
         trajectories = tuple(mine[first : first + batch_size])
         arrays = read_arrays(reader, split, trajectories, [0] * len(trajectories), index.read_frames)

@@ -76,11 +76,11 @@ def compute_statistics(
                 parameters.add(_scaled(block.parameters, logs))
         except FloatingPointError as error:
             raise _located(reader, trajectories, block, first_frame, logs) from error
-        if first_frame + block.state.shape[1] >= reader.num_frames:
+        if first_frame + block.state.shape[1] >= reader.frames_in("train", trajectories[0]):
             done += len(trajectories)
             if progress is not None:
                 progress(done, len(chosen))
-    num_frames = len(chosen) if task.steady else len(chosen) * reader.num_frames
+    num_frames = len(chosen) if task.steady else sum(reader.frames_in("train", t) for t in chosen)
     return Statistics(
         state_mean=state.mean,
         state_std=state.std(),
@@ -170,19 +170,24 @@ def _trajectory_bytes(reader: Reader) -> int:
 
 
 def _blocks(reader: Reader, chosen: Sequence[int]) -> Iterator[tuple[Sequence[int], WindowBlock, int]]:
-    """(trajectories, what was read of them, first frame): whole trajectories together, or a long one in pieces."""
+    """(trajectories, what was read of them, first frame): whole ones of equal length together, or a long one in
+    pieces."""
     per_read = max(1, _READ_BYTES // max(1, _trajectory_bytes(reader)))
     frame_bytes = 4 * int(np.prod(reader.space)) * max(1, reader.task.num_channels("state"))
     frames = min(reader.num_frames, max(2, _READ_BYTES // frame_bytes))
-    for i in range(0, len(chosen), per_read):
-        trajectories = chosen[i : i + per_read]
-        if frames >= reader.num_frames:
-            yield trajectories, reader.read_block("train", trajectories, [0] * len(trajectories), reader.num_frames), 0
-            continue
-        for trajectory in trajectories:
-            for first in range(0, reader.num_frames - 1, frames - 1):
-                count = min(frames, reader.num_frames - first)
-                yield (trajectory,), reader.read_block("train", (trajectory,), (first,), count), first
+    known = reader.frames_of("train")
+    lengths = [reader.num_frames] if known is None else sorted({int(known[t]) for t in chosen})
+    for length in lengths:
+        alike = chosen if known is None else [t for t in chosen if known[t] == length]
+        for i in range(0, len(alike), per_read):
+            trajectories = alike[i : i + per_read]
+            if frames >= length:
+                yield trajectories, reader.read_block("train", trajectories, [0] * len(trajectories), length), 0
+                continue
+            for trajectory in trajectories:
+                for first in range(0, length - 1, frames - 1):
+                    count = min(frames, length - first)
+                    yield (trajectory,), reader.read_block("train", (trajectory,), (first,), count), first
 
 
 def _scaled(parameters: np.ndarray[Any, Any], logs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

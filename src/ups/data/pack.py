@@ -49,6 +49,8 @@ def pack(
                     static=given.static,
                     target=given.target,
                     parameters=given.parameters,
+                    frames=reader.frames_in(split, trajectory) if "frames" in reader.differing else None,
+                    dt=reader.dt_in(split, trajectory) if "dt" in reader.differing else None,
                 )
                 done += 1
                 if progress is not None:

@@ -54,10 +54,10 @@ def draw(reader: GridReader, path: str | Path, *, split: str = "train") -> Path:
 
 
 def _draw_lines(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
-    windows = [reader.read(split, i, 0, reader.num_frames) for i in chosen]
+    windows = [reader.read(split, i, 0, reader.frames_in(split, i)) for i in chosen]
     names = reader.task.channel_names("state")[:MAX_CHANNELS]
     x = reader.coordinates[0]
-    times = reader.times
+    times = [reader.times_in(split, i) for i in chosen]
     figure.set_size_inches(3.6 * (len(chosen) + 1) + 1.2, 2.9 * len(names) + 0.8)
     axes = figure.subplots(len(names), len(chosen) + 1, squeeze=False)
     labels = _labels(reader, "state")
@@ -65,7 +65,7 @@ def _draw_lines(figure: Any, reader: GridReader, split: str, chosen: list[int]) 
         for column, window in enumerate(windows):
             axis = axes[row, column]
             style = _style(window.state[:, row])  # of each trajectory: amplitudes may differ by orders
-            edges = (_edges(x), _edges(times))
+            edges = (_edges(x), _edges(times[column]))
             image = axis.pcolormesh(*edges, window.state[:, row], shading="flat", rasterized=True, **style)
             axis.set_xlabel(_axis_label(reader, 0))
             if column == 0:
@@ -73,10 +73,10 @@ def _draw_lines(figure: Any, reader: GridReader, split: str, chosen: list[int]) 
             if row == 0:
                 axis.set_title(_name_of(reader, window), fontsize=9)
             figure.colorbar(image, ax=axis, label=labels[name] if column == len(windows) - 1 else None, pad=0.01)
-        _draw_profiles(axes[row, -1], windows[0].state[:, row], x, times, labels[name])
+        _draw_profiles(axes[row, -1], windows[0].state[:, row], x, times[0], labels[name])
         axes[row, -1].set_xlabel(_axis_label(reader, 0))
         if row == 0:
-            axes[row, -1].set_title(f"trajectory {chosen[0]} at {len(_some(len(times)))} times", fontsize=9)
+            axes[row, -1].set_title(f"trajectory {chosen[0]} at {len(_some(len(times[0])))} times", fontsize=9)
 
 
 def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> None:
@@ -92,15 +92,16 @@ def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> No
 
 
 def _draw_frames(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
-    frames = _some(reader.num_frames)
+    frames = {i: _some(reader.frames_in(split, i), exactly=len(_some(reader.num_frames))) for i in chosen}
+    num_columns = len(_some(reader.num_frames))
     names = reader.task.channel_names("state")[:MAX_CHANNELS]
     rows = [(trajectory, channel) for trajectory in chosen for channel in range(len(names))]
     height = 2.5 * min(2.0, max(0.5, _aspect(reader)))
-    figure.set_size_inches(2.6 * len(frames) + 1.4, height * len(rows) + 0.7)
-    axes = figure.subplots(len(rows), len(frames), squeeze=False, sharex=True, sharey=True)
+    figure.set_size_inches(2.6 * num_columns + 1.4, height * len(rows) + 0.7)
+    axes = figure.subplots(len(rows), num_columns, squeeze=False, sharex=True, sharey=True)
     labels = _labels(reader, "state")
     # Frames one by one: a whole 3D trajectory may be larger than memory.
-    shots = {i: [reader.read(split, i, frame, 1) for frame in frames] for i in chosen}
+    shots = {i: [reader.read(split, i, frame, 1) for frame in frames[i]] for i in chosen}
     for row, (trajectory, channel) in enumerate(rows):
         planes = [_plane(window.state[0, channel]) for window in shots[trajectory]]
         style = _style(np.stack(planes))
@@ -109,7 +110,11 @@ def _draw_frames(figure: Any, reader: GridReader, split: str, chosen: list[int])
             image = _show(axis, reader, plane, style)
             if channel == 0:
                 where = f"{_name_of(reader, shots[trajectory][0])}\n" if column == 0 else ""
-                axis.set_title(f"{where}t = {reader.times[frames[column]]:.3g}", fontsize=9, loc="left")
+                axis.set_title(
+                    f"{where}t = {reader.times_in(split, trajectory)[frames[trajectory][column]]:.3g}",
+                    fontsize=9,
+                    loc="left",
+                )
             if row == len(rows) - 1:
                 axis.set_xlabel(_axis_label(reader, 0))
             if column == 0:
@@ -166,7 +171,10 @@ def _style(values: Any) -> dict[str, Any]:
     return {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1e-6}
 
 
-def _some(num_frames: int) -> list[int]:
+def _some(num_frames: int, exactly: int | None = None) -> list[int]:
+    """Some frames of a trajectory; as many as asked for, even if some are then shown twice."""
+    if exactly is not None:
+        return [int(i) for i in np.linspace(0, num_frames - 1, exactly).round()]
     return [int(i) for i in np.unique(np.linspace(0, num_frames - 1, NUM_FRAMES).round().astype(int))]
 
 
@@ -186,7 +194,7 @@ def _aspect(reader: GridReader) -> float:
 def _title(reader: GridReader) -> str:
     task = reader.task
     plane = f", plane {task.axes[2].name} = middle" if len(task.axes) == 3 else ""
-    boundary = "/".join(dict.fromkeys(a.boundary for a in task.axes))
+    boundary = "/".join(dict.fromkeys(a.boundary_text for a in task.axes))
     points = " x ".join(map(str, reader.space))
     return f"{task.name}: {task.equation or 'no equation given'}\n{points} points, {boundary}{plane}"
 

@@ -94,9 +94,7 @@ class RankSource:
         """Reads part `number`. Raises DataError that names file, trajectory and frame."""
         planned = self.plan(number)
         reader, index = self.readers[planned.task], self.indexes[planned.task]
-        per_trajectory = index.windows_per_trajectory
-        trajectories = (planned.numbers // per_trajectory).tolist()
-        starts = (planned.numbers % per_trajectory).tolist()
+        trajectories, starts = index.locate_all(planned.numbers)
         arrays = read_arrays(reader, self.split, trajectories, starts, index.read_frames)
         arrays["numbers"] = planned.numbers
         return ArrayBatch(planned.task, planned.step, arrays)
@@ -138,7 +136,7 @@ def read_arrays(
         "static": block.static,
         "target": block.target,
         "parameters": block.parameters,
-        "dt": np.full(len(trajectories), block.dt, np.float32),
+        "dt": block.dt.astype(np.float32),
     }
     for axis, coordinate in enumerate(block.coordinates):
         arrays[f"coordinates.{axis}"] = np.asarray(coordinate, np.float64)

@@ -25,6 +25,7 @@ from ups.formats.base import Reader
 from ups.formats.check_store import check_store
 from ups.formats.zarr_store import is_own_store
 from ups.spec.batch import Float32, Float64, Window
+from ups.spec.grid import cell_widths
 from ups.spec.moments import Moments, by_channel
 
 KINDS = {
@@ -170,7 +171,7 @@ class _Validator:
         yield from self._examine_given(given)
         if self.reader.task.steady:
             return
-        names, weights = self.reader.task.channel_names("state"), _weights(self.reader.coordinates)
+        names, weights = self.reader.task.channel_names("state"), _weights(self.reader)
         last: Float32 | None = None
         initial: tuple[Float64, Float64] | None = None  # integral and size of the first frame
         reported: set[tuple[str, str]] = set()
@@ -270,7 +271,7 @@ class _Validator:
     def _repeated(self, block: Float32, last: Float32 | None, start: int) -> Iterator[Finding]:
         previous = block[:-1] if last is None else np.concatenate([last[None], block[:-1]])
         offset = 1 if last is None else 0
-        equal = (block[offset:] == previous).reshape(len(previous), -1).all(axis=1)
+        equal = (block[offset:] == previous).all(axis=tuple(range(1, block.ndim)))
         for frame in np.flatnonzero(equal):
             yield self.finding("repeated_frame", "equal to the frame before", start + offset + int(frame))
 
@@ -313,16 +314,16 @@ def _compare(
 def _blocks(reader: Reader, split: str, trajectory: int) -> Iterator[tuple[int, Float32]]:
     frame_bytes = 4 * reader.task.num_channels("state") * math.prod(reader.space)
     step = max(1, BLOCK_BYTES // frame_bytes)
-    for start in range(0, reader.num_frames, step):
-        yield start, reader.read(split, trajectory, start, min(step, reader.num_frames - start)).state
+    num_frames = reader.frames_in(split, trajectory)
+    for start in range(0, num_frames, step):
+        yield start, reader.read(split, trajectory, start, min(step, num_frames - start)).state
 
 
-def _weights(coordinates: tuple[Float64, ...]) -> npt.NDArray[np.float32]:
+def _weights(reader: Reader) -> npt.NDArray[np.float32]:
     """(*S) part of the domain that each point stands for; the sum is 1."""
     out = np.ones(())
-    for values in coordinates:
-        width = np.abs(np.gradient(values))
-        out = np.multiply.outer(out, width / width.sum())
+    for axis, values in zip(reader.task.axes, reader.coordinates, strict=True):
+        out = np.multiply.outer(out, cell_widths(values, axis))
     return np.asarray(out, np.float32)
 
 

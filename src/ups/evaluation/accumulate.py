@@ -24,7 +24,11 @@ ROW_METRICS = ("rmse", "nrmse", "vrmse", "trmse")
 
 @dataclass
 class Accumulator:
-    """Scores of one model on one task, for predictions of `num_steps` steps."""
+    """Scores of one model on one task, for predictions of at most `num_steps` steps.
+
+    weights (*S): how much each point of the grid counts, where it is not uniform; there are no spectra then.
+    may_be_shorter: whether trajectories may have fewer steps.
+    """
 
     num_steps: int
     channels: tuple[str, ...]
@@ -32,50 +36,73 @@ class Accumulator:
     largest: Tensor | None = None  # (T, C)
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # trajectory -> its own means
     energy: dict[str, Tensor] = field(default_factory=dict)  # of prediction and truth: (steps, C, shells) sums
+    means: dict[str, Tensor] = field(default_factory=dict)  # metric -> (C,) sums over samples of their means over steps
+    counts: Tensor | None = None  # (T,) samples that have a step
+    weights: Tensor | None = None
+    may_be_shorter: bool = False
 
     @property
     def spectrum_steps(self) -> tuple[int, ...]:
-        """The predicted steps, from 1, whose energy spectra are kept: the first and the last."""
+        """The predicted steps, from 1, whose energy spectra are kept: the first and the last; none if not uniform."""
+        if self.weights is not None:
+            return ()
         return (1, self.num_steps) if self.num_steps > 1 else (1,)
 
     def add(self, trajectories: Sequence[int], prediction: Tensor, truth: Tensor, given: Tensor | None = None) -> None:
         """Adds samples. prediction, truth (B, T, C, *S); given (B, T', C, *S): the frames before, if any."""
         if tuple(prediction.shape) != tuple(truth.shape):
             raise DataError(f"prediction {tuple(prediction.shape)} and truth {tuple(truth.shape)} differ in shape")
-        if tuple(truth.shape[:3]) != (len(trajectories), self.num_steps, len(self.channels)):
+        steps = truth.shape[1]
+        fits = steps == self.num_steps or (self.may_be_shorter and 1 <= steps < self.num_steps)
+        if not fits or (truth.shape[0], truth.shape[2]) != (len(trajectories), len(self.channels)):
             raise DataError(
                 f"scores expect (samples, {self.num_steps} steps, {len(self.channels)} channels), "
                 f"not {tuple(truth.shape[:3])}"
             )
+        weights = self.weights
         known = truth if given is None else torch.cat([given, truth], dim=1)
         values = {
-            "rmse": metrics.rmse(prediction, truth),
-            "nrmse": metrics.nrmse(prediction, truth),
-            "vrmse": metrics.vrmse(prediction, truth),
-            "trmse": metrics.trmse(prediction, truth, metrics.trajectory_rms(known)),
-            "integral_square": metrics.integral_error(prediction, truth) ** 2,
+            "rmse": metrics.rmse(prediction, truth, weights),
+            "nrmse": metrics.nrmse(prediction, truth, weights),
+            "vrmse": metrics.vrmse(prediction, truth, weights),
+            "trmse": metrics.trmse(prediction, truth, metrics.trajectory_rms(known, weights), weights),
+            "integral_square": metrics.integral_error(prediction, truth, weights) ** 2,
         }
         values |= metrics.registered(prediction, truth)
-        bands = metrics.band_rmse(prediction, truth)
-        for number, name in enumerate(metrics.BAND_NAMES):
-            values[f"frmse_{name}"] = bands[..., number]
+        if weights is None:
+            bands = metrics.band_rmse(prediction, truth)
+            for number, name in enumerate(metrics.BAND_NAMES):
+                values[f"frmse_{name}"] = bands[..., number]
         if given is not None:
-            values["drift"] = metrics.conservation_drift(prediction, given[:, -1])
+            values["drift"] = metrics.conservation_drift(prediction, given[:, -1], weights)
         self._check_new(trajectories)
         for name, value in values.items():
-            total = value.sum(dim=0)
+            total = self._over_all_steps(value.sum(dim=0))
             self.sums[name] = self.sums[name] + total if name in self.sums else total
-        peak = metrics.max_error(prediction, truth).amax(dim=0)
+            mean = value.mean(dim=1).sum(dim=0)
+            self.means[name] = self.means[name] + mean if name in self.means else mean
+        counts = torch.zeros(self.num_steps, dtype=torch.int64)
+        counts[:steps] = len(trajectories)
+        self.counts = counts if self.counts is None else self.counts + counts
+        peak = self._over_all_steps(metrics.max_error(prediction, truth).amax(dim=0))
         self.largest = peak if self.largest is None else torch.maximum(self.largest, peak)
-        self._add_energy(prediction, truth)
+        if weights is None:
+            self._add_energy(prediction, truth)
         self._add_rows(trajectories, values, prediction, truth)
 
+    def _over_all_steps(self, values: Tensor) -> Tensor:
+        """(steps, C) of trajectories that may be shorter -> (T, C), nothing after their end."""
+        missing = self.num_steps - values.shape[0]
+        return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
+
     def _add_energy(self, prediction: Tensor, truth: Tensor) -> None:
-        chosen = [step - 1 for step in self.spectrum_steps]
+        chosen = [step - 1 for step in self.spectrum_steps if step <= truth.shape[1]]
         for name, frames in (("prediction", prediction), ("truth", truth)):
             energy = metrics.shell_energy(frames[:, chosen])
             # a blow-up counts: its spectrum, and so the mean, is infinite
             total = torch.where(torch.isfinite(energy), energy, torch.inf).sum(dim=0)
+            if len(chosen) < len(self.spectrum_steps):
+                total = torch.cat([total, torch.zeros_like(total)])
             self.energy[name] = self.energy[name] + total if name in self.energy else total
 
     def _check_new(self, trajectories: Iterable[int]) -> None:
@@ -88,7 +115,7 @@ class Accumulator:
     def _add_rows(
         self, trajectories: Sequence[int], values: dict[str, Tensor], prediction: Tensor, truth: Tensor
     ) -> None:
-        lasting = metrics.correlation_time(prediction, truth)
+        lasting = metrics.correlation_time(prediction, truth, self.weights)
         finite = torch.isfinite(prediction).flatten(1).all(dim=1)
         for i, trajectory in enumerate(trajectories):
             row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in ROW_METRICS}  # per channel
@@ -99,19 +126,31 @@ class Accumulator:
     def merge(self, others: Iterable[Accumulator]) -> Accumulator:
         """This accumulator joined with those of other ranks; a trajectory that two ranks scored is an error."""
         merged = Accumulator(
-            self.num_steps, self.channels, dict(self.sums), self.largest, dict(self.rows), dict(self.energy)
+            self.num_steps,
+            self.channels,
+            dict(self.sums),
+            self.largest,
+            dict(self.rows),
+            dict(self.energy),
+            dict(self.means),
+            self.counts,
+            self.weights,
+            self.may_be_shorter,
         )
         for other in others:
             if (other.num_steps, other.channels) != (self.num_steps, self.channels):
                 raise DataError("accumulators of different tasks or lengths can not be merged")
             merged._check_new(other.rows)
-            for ours, theirs in ((merged.sums, other.sums), (merged.energy, other.energy)):
+            parts = ((merged.sums, other.sums), (merged.energy, other.energy), (merged.means, other.means))
+            for ours, theirs in parts:
                 for name, total in theirs.items():
                     ours[name] = ours[name] + total if name in ours else total
             if other.largest is not None:
                 merged.largest = (
                     other.largest if merged.largest is None else torch.maximum(merged.largest, other.largest)
                 )
+            if other.counts is not None:
+                merged.counts = other.counts if merged.counts is None else merged.counts + other.counts
             merged.rows.update(other.rows)
         return merged
 
@@ -120,10 +159,10 @@ class Accumulator:
         return len(self.rows)
 
     def curve(self, name: str) -> Tensor:
-        """(T, C): mean over samples of a metric at each step."""
+        """(T, C): mean of a metric at each step over the samples that have it."""
         if not self.rows:
             raise DataError("nothing was scored")
-        return self.sums[name] / self.num_samples
+        return self.sums[name] / self._counts(self.sums[name])[:, None]
 
     def spectra(self, of: str = "prediction") -> Tensor:
         """(steps, C, shells): mean over samples of the energy in each wave number shell at `spectrum_steps`.
@@ -132,11 +171,29 @@ class Accumulator:
         """
         if not self.rows:
             raise DataError("nothing was scored")
-        return self.energy[of] / self.num_samples
+        if not self.spectrum_steps:
+            return torch.zeros(0, len(self.channels), 0)
+        counts = self._counts(self.energy[of])
+        return self.energy[of] / counts[[step - 1 for step in self.spectrum_steps]][:, None, None]
+
+    def _counts(self, like: Tensor) -> Tensor:
+        """(T,) samples that have a step, at least 1: ranks may have none of the longest."""
+        assert self.counts is not None
+        return self.counts.clamp_min(1).to(like.device)
+
+    @property
+    def equally_long(self) -> bool:
+        """Whether all samples have all steps."""
+        return self.counts is None or bool((self.counts == self.num_samples).all())
 
     def summary(self) -> dict[str, float]:
-        """Scores over all samples, steps and channels: means of every metric, medians of the per-trajectory means."""
+        """Scores over all samples, steps and channels: means of every metric, medians of the per-trajectory means.
+
+        Each sample counts alike, whatever its length.
+        """
         result = {name: float(self.curve(name).mean()) for name in self.sums if name != "integral_square"}
+        if not self.equally_long:
+            result |= {name: float((self.means[name] / self.num_samples).mean()) for name in result}
         result["crmse"] = float(self.curve("integral_square").sqrt().mean())
         assert self.largest is not None
         result["max_error"] = float(self.largest.mean())

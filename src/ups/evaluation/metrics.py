@@ -3,6 +3,8 @@
 Shape legend: B samples, T predicted steps, C channels, S space. Inputs are (B, T, C, *S) in physical units.
 Each function says over what it averages; `(B, T, C)` results are averaged further by `ups.evaluation.accumulate`, which
 counts every sample exactly once over all ranks. A prediction that is not finite gives `inf`, never a dropped sample.
+Means over space are over points; on a grid that is not uniform, `weights` (*S) say how much each counts
+(`ups.spec.grid.point_weights`). Spectra and bands are for uniform grids alone.
 """
 
 from __future__ import annotations
@@ -35,38 +37,51 @@ def _guard(values: Tensor, prediction: Tensor) -> Tensor:
     return torch.where(finite & torch.isfinite(values), values, torch.full_like(values, torch.inf))
 
 
-def _mean_square_error(prediction: Tensor, truth: Tensor) -> Tensor:
-    return ((prediction.double() - truth.double()) ** 2).mean(dim=_space(truth))
+def _mean(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean over space; weights (*S) have a mean of 1."""
+    return (values if weights is None else values * weights.to(values)).mean(dim=_space(values))
 
 
-def rmse(prediction: Tensor, truth: Tensor) -> Tensor:
+def _mean_square_error(prediction: Tensor, truth: Tensor, weights: Tensor | None) -> Tensor:
+    return _mean((prediction.double() - truth.double()) ** 2, weights)
+
+
+def rmse(prediction: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B, T, C): root of the mean over space of the squared error."""
-    return _guard(_mean_square_error(prediction, truth).sqrt(), prediction)
+    return _guard(_mean_square_error(prediction, truth, weights).sqrt(), prediction)
 
 
-def nrmse(prediction: Tensor, truth: Tensor) -> Tensor:
+def nrmse(prediction: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B, T, C): RMSE relative to the root mean square of the truth. Hides failure on fields with a large mean."""
-    scale = (truth.double() ** 2).mean(dim=_space(truth)).sqrt().clamp_min(TINY)
-    return _guard(_mean_square_error(prediction, truth).sqrt() / scale, prediction)
+    scale = _mean(truth.double() ** 2, weights).sqrt().clamp_min(TINY)
+    return _guard(_mean_square_error(prediction, truth, weights).sqrt() / scale, prediction)
 
 
-def vrmse(prediction: Tensor, truth: Tensor) -> Tensor:
+def vrmse(prediction: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B, T, C): RMSE relative to the spatial standard deviation (The Well). Explodes on fields that have decayed."""
-    variance = truth.double().flatten(3).var(dim=3, unbiased=True)
-    return _guard((_mean_square_error(prediction, truth) / (variance + WELL_EPSILON)).sqrt(), prediction)
+    y = truth.double()
+    if weights is None:
+        variance = y.flatten(3).var(dim=3, unbiased=True)
+    else:
+        points = truth[0, 0, 0].numel()
+        center = _mean(y, weights).reshape(*y.shape[:3], *[1] * (y.ndim - 3))
+        variance = _mean((y - center) ** 2, weights) * points / max(1, points - 1)
+    return _guard((_mean_square_error(prediction, truth, weights) / (variance + WELL_EPSILON)).sqrt(), prediction)
 
 
-def trajectory_rms(frames: Tensor) -> Tensor:
+def trajectory_rms(frames: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B, C): root mean square of each channel over all frames (B, T, C, *S) of a trajectory, given ones included."""
+    if weights is not None:
+        return _mean(frames.double() ** 2, weights).mean(dim=1).sqrt()
     return (frames.double() ** 2).mean(dim=(1, *_space(frames))).sqrt()
 
 
-def trmse(prediction: Tensor, truth: Tensor, scale: Tensor) -> Tensor:
+def trmse(prediction: Tensor, truth: Tensor, scale: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B, T, C): RMSE relative to `trajectory_rms` (B, C).
 
     Neither explodes on frames that have decayed nor flatters them: the scale is the same for all steps.
     """
-    return _guard(_mean_square_error(prediction, truth).sqrt() / scale.clamp_min(TINY)[:, None], prediction)
+    return _guard(_mean_square_error(prediction, truth, weights).sqrt() / scale.clamp_min(TINY)[:, None], prediction)
 
 
 def boundary_rmse(prediction: Tensor, truth: Tensor) -> Tensor:
@@ -79,9 +94,9 @@ def boundary_rmse(prediction: Tensor, truth: Tensor) -> Tensor:
     return _guard((error**2).mean(dim=3).sqrt(), prediction)
 
 
-def integral_error(prediction: Tensor, truth: Tensor) -> Tensor:
+def integral_error(prediction: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B, T, C): mean over space of (prediction - truth); cRMSE is the root of its mean square over samples."""
-    return _guard((prediction.double() - truth.double()).mean(dim=_space(truth)), prediction)
+    return _guard(_mean(prediction.double() - truth.double(), weights), prediction)
 
 
 def max_error(prediction: Tensor, truth: Tensor) -> Tensor:
@@ -117,28 +132,33 @@ def band_rmse(prediction: Tensor, truth: Tensor) -> Tensor:
     return torch.stack([_guard(band, prediction) for band in bands], dim=3)
 
 
-def correlation(prediction: Tensor, truth: Tensor) -> Tensor:
+def correlation(prediction: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B, T): Pearson correlation over all channels and points; 0 where it is undefined or not finite."""
     p, y = prediction.double().flatten(2), truth.double().flatten(2)
-    p, y = p - p.mean(dim=2, keepdim=True), y - y.mean(dim=2, keepdim=True)
+    if weights is None:
+        p, y = p - p.mean(dim=2, keepdim=True), y - y.mean(dim=2, keepdim=True)
+    else:
+        # Means with the weights, and their roots in each factor: sums of products are then weighted sums.
+        w = weights.to(p).flatten().repeat(truth.shape[2])
+        p, y = ((z - (z * w).mean(dim=2, keepdim=True)) * w.sqrt() for z in (p, y))
     scale = (p.pow(2).sum(dim=2) * y.pow(2).sum(dim=2)).sqrt()
     values = (p * y).sum(dim=2) / scale.clamp_min(TINY)
     return torch.where(torch.isfinite(values), values, torch.zeros_like(values))
 
 
-def correlation_time(prediction: Tensor, truth: Tensor) -> Tensor:
+def correlation_time(prediction: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B,): number, from 1, of the first step whose correlation falls below 0.8; T + 1 if none does."""
-    below = correlation(prediction, truth) < CORRELATION_LIMIT
+    below = correlation(prediction, truth, weights) < CORRELATION_LIMIT
     num_steps = below.shape[1]
     steps = torch.arange(1, num_steps + 1, device=below.device).expand_as(below)
     return torch.where(below, steps, num_steps + 1).amin(dim=1).double()
 
 
-def conservation_drift(prediction: Tensor, start: Tensor) -> Tensor:
+def conservation_drift(prediction: Tensor, start: Tensor, weights: Tensor | None = None) -> Tensor:
     """(B, T, C): |integral now - integral at the start|, relative to the start's L1 norm. start: (B, C, *S)."""
     first = start.double()[:, None]
-    drift = (prediction.double().mean(dim=_space(prediction)) - first.mean(dim=_space(first))).abs()
-    return _guard(drift / first.abs().mean(dim=_space(first)).clamp_min(TINY), prediction)
+    drift = (_mean(prediction.double(), weights) - _mean(first, weights)).abs()
+    return _guard(drift / _mean(first.abs(), weights).clamp_min(TINY), prediction)
 
 
 def registered(prediction: Tensor, truth: Tensor) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ def mean_field(reader: Reader, max_trajectories: int = 512) -> Tensor:
     count = min(reader.splits["train"], max_trajectories)
     total: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
     for trajectory in range(count):
-        window = reader.read("train", trajectory, 0, reader.num_frames)
+        window = reader.read("train", trajectory, 0, reader.frames_in("train", trajectory))
         frame = window.target if reader.task.steady else window.state.mean(axis=0, dtype=np.float64)
         total = frame.astype(np.float64) if total is None else total + frame
     assert total is not None, "a train split is never empty"

@@ -7,8 +7,8 @@ Memory holds one batch of trajectories, whatever the number of trajectories.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from ups.evaluation.accumulate import Accumulator
 from ups.formats.base import Reader
 from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Batch
+from ups.spec.grid import point_weights
 from ups.spec.place import Place
 
 
@@ -27,7 +28,8 @@ from ups.spec.place import Place
 class RolloutPlan:
     """What is predicted from what: part of every score, because a score without it means nothing.
 
-    context_frames: frames given to the model; start_frame: the last given frame; num_steps: predicted frames.
+    context_frames: frames given to the model; start_frame: the last given frame; num_steps: predicted frames, of the
+    longest trajectory where they differ in length.
     """
 
     context_frames: int
@@ -89,22 +91,46 @@ def score_task(
     task = reader.task
     role = task.predicted
     count = reader.splits[split] if max_trajectories is None else min(max_trajectories, reader.splits[split])
-    scores = {name: Accumulator(plan.num_steps, task.channel_names(role)) for name in predictors}
+    weights = point_weights(task.axes, reader.coordinates)
+    counts = None if weights is None else torch.from_numpy(weights)
+    shorter = not task.steady and reader.frames_of(split) is not None
+    scores = {
+        name: Accumulator(plan.num_steps, task.channel_names(role), weights=counts, may_be_shorter=shorter)
+        for name in predictors
+    }
     mine = range(place.rank, count, place.world_size)
-    for first in range(0, len(mine), batch_size):
-        part = mine[first : first + batch_size]
-        batch, truth = read_inputs(reader, split, part, plan, device, dtype)
+    for part, its_plan in batches_of(reader, split, mine, plan, batch_size):
+        batch, truth = read_inputs(reader, split, part, its_plan, device, dtype)
         given = None if task.steady else batch.state
         for name, predictor in predictors.items():
             if kind == "one_step":
                 known = batch if task.steady else batch.with_state(torch.cat([batch.state, truth], dim=1))
                 frames = one_steps(predictor, known, plan.context_frames)
             else:
-                frames = torch.stack(list(rollout(predictor, batch, plan.num_steps)), dim=1)
+                frames = torch.stack(list(rollout(predictor, batch, its_plan.num_steps)), dim=1)
             scores[name].add(list(part), frames, truth, given)
         if progress is not None:
             progress(len(part))
     return scores
+
+
+def batches_of(
+    reader: Reader, split: str, trajectories: Sequence[int], plan: RolloutPlan, batch_size: int
+) -> Iterator[tuple[Sequence[int], RolloutPlan]]:
+    """Trajectories of equal length together, with the plan up to their end; those with nothing to predict are left out.
+
+    Where all are equally long, they stay in their order.
+    """
+    frames = None if reader.task.steady else reader.frames_of(split)
+    by_steps: dict[int, Sequence[int]] = {plan.num_steps: trajectories}
+    if frames is not None:
+        by_steps = {}
+        for trajectory in trajectories:
+            steps = min(plan.num_steps, int(frames[trajectory]) - 1 - plan.start_frame)
+            by_steps[steps] = [*by_steps.get(steps, ()), trajectory]
+    for steps, alike in by_steps.items():
+        for first in range(0, len(alike) if steps > 0 else 0, batch_size):
+            yield alike[first : first + batch_size], replace(plan, num_steps=steps)
 
 
 def read_inputs(
@@ -128,7 +154,7 @@ def read_inputs(
         static=to_device(block.static),
         target=target[:, :0],
         parameters=to_device(block.parameters),
-        dt=torch.full((len(part),), block.dt, device=device, dtype=dtype),
+        dt=to_device(block.dt),
         coordinates=tuple(to_device(c) for c in block.coordinates),
         numbers=torch.tensor(list(part), dtype=torch.int64),
     )

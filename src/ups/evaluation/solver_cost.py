@@ -52,6 +52,8 @@ def solver_cost(
     task, reason = own_task(reader)
     if task is None:
         return {"reason": f"no solver can start from a frame of this task: {reason}"}
+    if reader.differing:
+        return {"reason": f"trajectories differ in {' and '.join(reader.differing)}, which is not compared"}
     count = min(reader.splits[split], max_trajectories or reader.splits[split])
     size = min(batch_size, count)
     restart = restart_of(task)

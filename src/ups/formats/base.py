@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from ups.errors import DataError
 from ups.spec.batch import Float32, Float64, Window
+from ups.spec.grid import uneven_axes
 from ups.spec.task import Role, TaskSpec
 
 SPLITS = ("train", "valid", "test")
@@ -30,6 +31,7 @@ SPLITS = ("train", "valid", "test")
 MAX_READ_BYTES = 1 << 30
 
 Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +56,10 @@ FULL = Subsampling()
 class Source:
     """A task as stored, before subsampling.
 
-    coordinates: one (n,) per axis. num_frames: 0 for a steady task. start_time: of the first frame, in the task's unit.
-    assumptions: what the task says that the data do not, a sentence each.
+    coordinates: one (n,) per axis. num_frames: of the longest trajectory, 0 for a steady task. start_time: of the first
+    frame, in the task's unit. assumptions: what the task says that the data do not, a sentence each.
+    frames: split -> frames of each trajectory, where they differ. steps: split -> time between two frames of each
+    trajectory, where that differs; the task's dt is then the usual one.
     """
 
     task: TaskSpec
@@ -64,6 +68,8 @@ class Source:
     splits: Mapping[str, int]
     start_time: float = 0.0
     assumptions: tuple[str, ...] = ()
+    frames: Mapping[str, Int64] | None = None
+    steps: Mapping[str, Float64] | None = None
 
     @property
     def space(self) -> tuple[int, ...]:
@@ -74,7 +80,8 @@ class Source:
 class WindowBlock:
     """Windows of one task read into contiguous arrays, ready for `torch.from_numpy` without another copy.
 
-    state (B, T, C, *S), static (B, C, *S), target (B, C, *S), parameters (B, P): owned, writable, float32.
+    state (B, T, C, *S), static (B, C, *S), target (B, C, *S), parameters (B, P): owned, writable, float32. dt (B,): the
+    time between two frames.
     """
 
     task: TaskSpec
@@ -82,7 +89,7 @@ class WindowBlock:
     static: Float32
     target: Float32
     parameters: Float32
-    dt: float
+    dt: Float64
     coordinates: tuple[Float64, ...]
 
 
@@ -92,7 +99,8 @@ class Reader(Protocol):
 
     @property
     def task(self) -> TaskSpec:
-        """What is read, after subsampling: `dt` is the time between the frames that `read` returns."""
+        """What is read, after subsampling: `dt` is the time between the frames that `read` returns, or the usual one
+        where trajectories differ (`dt_in`)."""
         ...
 
     @property
@@ -102,7 +110,24 @@ class Reader(Protocol):
 
     @property
     def num_frames(self) -> int:
-        """Frames of a trajectory after time_stride; 0 if the task is steady."""
+        """Frames of a trajectory after time_stride, of the longest one where they differ; 0 if the task is steady."""
+        ...
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """What differs between trajectories: `frames`, `dt`, both or nothing."""
+        ...
+
+    def frames_of(self, split: str) -> Int64 | None:
+        """Frames of each trajectory of a split after time_stride; None where all have `num_frames`."""
+        ...
+
+    def frames_in(self, split: str, trajectory: int) -> int:
+        """Frames of one trajectory after time_stride."""
+        ...
+
+    def dt_in(self, split: str, trajectory: int) -> float:
+        """Time between two frames of one trajectory after time_stride."""
         ...
 
     @property
@@ -179,6 +204,7 @@ class GridReader(ABC):
         self.source = source
         self.subsampling = subsampling
         _check_coordinates(source)
+        _check_trajectories(source)
         _check_strides(source, subsampling)
         self._splits = {name: int(source.splits.get(name, 0)) for name in SPLITS}
         self._coordinates = tuple(_thin_coordinate(c, subsampling) for c in source.coordinates)
@@ -186,7 +212,12 @@ class GridReader(ABC):
         dt = source.task.dt * subsampling.time_stride
         self._task = replace(source.task, dt=dt) if subsampling.time_stride > 1 else source.task
         stride = subsampling.time_stride
+        if source.steps is not None:
+            every = np.concatenate([np.asarray(v, np.float64) for v in source.steps.values()]) * stride
+            self._task = replace(self._task, dt_range=(float(every.min()), float(every.max())))
         self._num_frames = -(-source.num_frames // stride)
+        self._frames_of = {s: -(-np.asarray(n, np.int64) // stride) for s, n in (source.frames or {}).items()}
+        self._steps_of = {s: np.asarray(v, np.float64) * stride for s, v in (source.steps or {}).items()}
         self._num_channels = {role: source.task.num_channels(role) for role in ("state", "static", "target")}
         self._num_parameters = len(source.task.parameters)
 
@@ -202,6 +233,22 @@ class GridReader(ABC):
     def num_frames(self) -> int:
         return self._num_frames
 
+    def frames_of(self, split: str) -> Int64 | None:
+        return self._frames_of.get(split)
+
+    def frames_in(self, split: str, trajectory: int) -> int:
+        known = self._frames_of.get(split)
+        return self._num_frames if known is None else int(known[trajectory])
+
+    def dt_in(self, split: str, trajectory: int) -> float:
+        known = self._steps_of.get(split)
+        return self._task.dt if known is None else float(known[trajectory])
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        """What differs between trajectories: `frames`, `dt`, both or nothing."""
+        return tuple(name for name, known in (("frames", self._frames_of), ("dt", self._steps_of)) if known)
+
     @property
     def space(self) -> tuple[int, ...]:
         return self._space
@@ -216,8 +263,13 @@ class GridReader(ABC):
 
     @property
     def times(self) -> Float64:
-        """(num_frames,) times of the frames that `read` returns, in the unit of the task."""
+        """(num_frames,) times of the frames that `read` returns, in the unit of the task; see `times_in`."""
         return np.asarray(self.source.start_time + np.arange(self._num_frames) * self._task.dt, np.float64)
+
+    def times_in(self, split: str, trajectory: int) -> Float64:
+        """(frames,) times of the frames of one trajectory."""
+        count, step = self.frames_in(split, trajectory), self.dt_in(split, trajectory)
+        return np.asarray(self.source.start_time + np.arange(count) * step, np.float64)
 
     def rename(self, name: str) -> None:
         """Call the task by another name, the one it has in a recipe."""
@@ -231,7 +283,7 @@ class GridReader(ABC):
             static=block.static[0],
             target=block.target[0],
             parameters=block.parameters[0],
-            dt=block.dt,
+            dt=float(block.dt[0]),
             coordinates=block.coordinates,
             trajectory=trajectory,
             start_frame=start_frame,
@@ -247,7 +299,8 @@ class GridReader(ABC):
     ) -> WindowBlock:
         self._check_request(split, trajectories, start_frames, num_frames)
         channels, stride = self._num_channels, self.subsampling.time_stride
-        block = self._empty_block(len(trajectories), num_frames, out)
+        steps = np.array([self.dt_in(split, trajectory) for trajectory in trajectories], np.float64)
+        block = self._empty_block(len(trajectories), num_frames, steps, out)
         state, static, target, parameters = block.state, block.static, block.target, block.parameters
         thin = self._thin if self.subsampling.space_stride > 1 else None
         for i, (trajectory, start) in enumerate(zip(trajectories, start_frames, strict=True)):
@@ -265,7 +318,7 @@ class GridReader(ABC):
                 parameters[i] = self._parameters(split, trajectory)
         return block
 
-    def _empty_block(self, num_samples: int, num_frames: int, out: WindowBlock | None) -> WindowBlock:
+    def _empty_block(self, num_samples: int, num_frames: int, steps: Float64, out: WindowBlock | None) -> WindowBlock:
         channels, space = self._num_channels, self._space
         shapes = (
             (num_samples, num_frames, channels["state"], *space),
@@ -277,9 +330,9 @@ class GridReader(ABC):
             arrays = (out.state, out.static, out.target, out.parameters)
             if tuple(a.shape for a in arrays) != shapes or any(a.dtype != np.float32 for a in arrays):
                 raise ValueError(f"the arrays of `out` must be float32 of shapes {shapes}")
-            return replace(out, task=self._task, dt=self._task.dt, coordinates=self._coordinates)
+            return replace(out, task=self._task, dt=steps, coordinates=self._coordinates)
         state, static, target, parameters = (np.empty(shape, np.float32) for shape in shapes)
-        return WindowBlock(self._task, state, static, target, parameters, self._task.dt, self._coordinates)
+        return WindowBlock(self._task, state, static, target, parameters, steps, self._coordinates)
 
     def identity(self) -> str:
         text = json.dumps(
@@ -316,17 +369,17 @@ class GridReader(ABC):
         name, available = self._task.name, self._splits.get(split)
         if available is None:
             raise DataError(f"task '{name}' has no split '{split}'", hint=f"splits are {', '.join(SPLITS)}")
-        last_start = self._num_frames - num_frames
-        if num_frames < (0 if self._task.steady else 1) or last_start < 0:
+        if num_frames < (0 if self._task.steady else 1) or num_frames > self._num_frames:
             raise DataError(
                 f"task '{name}' has {self._num_frames} frames in a trajectory; a window of {num_frames} does not fit",
                 hint="use fewer context frames and unroll steps, or a smaller time_stride",
             )
         for trajectory, start in zip(trajectories, start_frames, strict=True):
-            if not (0 <= trajectory < available and 0 <= start <= last_start):
+            if not (0 <= trajectory < available and 0 <= start <= self.frames_in(split, trajectory) - num_frames):
+                at_most = "at most " if self._frames_of else ""
                 raise DataError(
                     f"task '{name}' has no window at {split} trajectory {trajectory} frame {start} (of {num_frames} "
-                    f"frames): it has {available} trajectories of {self._num_frames} frames"
+                    f"frames): it has {available} trajectories of {at_most}{self._num_frames} frames"
                 )
         values = math.prod(self.source.space) * max(num_frames, 1) * max(self._num_channels.values())
         if values * 4 > MAX_READ_BYTES:
@@ -385,12 +438,36 @@ def _check_coordinates(source: Source) -> None:
             raise DataError(f"coordinate '{axis.name}' of task '{source.task.name}' is not finite and increasing")
 
 
+def _check_trajectories(source: Source) -> None:
+    name = source.task.name
+    for what, given, kind in (("frames", source.frames, "iu"), ("steps", source.steps, "f")):
+        if given is None:
+            continue
+        if source.task.steady:
+            raise DataError(f"steady task '{name}' has no {what} of trajectories")
+        for split, count in source.splits.items():
+            values = np.asarray(given.get(split, ()))
+            if values.shape != (count,) or (count and (values.dtype.kind not in kind or not (values > 0).all())):
+                raise DataError(f"task '{name}': {what} of its {count} {split} trajectories must be as many, above 0")
+            if what == "frames" and count and int(values.max()) > source.num_frames:
+                raise DataError(f"task '{name}': a {split} trajectory has more than {source.num_frames} frames")
+            if what == "steps" and not np.isfinite(values).all():
+                raise DataError(f"task '{name}': a time step of a {split} trajectory is not finite")
+
+
 def _check_strides(source: Source, subsampling: Subsampling) -> None:
     stride = subsampling.space_stride
     if stride < 1 or subsampling.time_stride < 1:
         raise DataError("time_stride and space_stride must be 1 or more")
+    uneven = uneven_axes(source.task.axes, source.coordinates)
     for axis, size in zip(source.task.axes, source.space, strict=True):
-        if size % stride and (subsampling.antialias or axis.boundary == "periodic"):
+        if stride > 1 and subsampling.antialias and axis.name in uneven:
+            raise DataError(
+                f"the points of task '{source.task.name}' are not equally spaced along {axis.name}, so that means over "
+                f"{stride} of them would not keep integrals",
+                hint="leave antialias out, or interpolate the data to a uniform grid",
+            )
+        if size % stride and (subsampling.antialias or axis.periodic):
             why = "cells of equal size" if subsampling.antialias else "equal distances around a periodic axis"
             raise DataError(
                 f"space_stride {stride} does not divide the {size} points of axis '{axis.name}' of task "

@@ -24,7 +24,7 @@ from ups.errors import DataError, MachineError
 from ups.formats.base import SPLITS
 from ups.formats.shards import encode_index
 from ups.formats.zarr_metadata import MAX_CHUNK_BYTES, ArrayLayout, array_json, group_json
-from ups.formats.zarr_store import FORMAT, VERSION
+from ups.formats.zarr_store import DIFFERING, DIFFERING_VERSION, FORMAT, VERSION
 from ups.record.manifest import Manifest, commit_directory, make_temporary
 from ups.spec.task import Role, TaskSpec
 
@@ -43,7 +43,8 @@ class StoreWriter:
         with StoreWriter(path, task, coordinates, num_frames) as writer:
             writer.append("train", state=..., parameters=...)
 
-    coordinates: one increasing (n,) array per axis. num_frames: frames of every trajectory, 0 for a steady task.
+    coordinates: one increasing (n,) array per axis. num_frames: frames of every trajectory, or of the longest one (see
+    `append`); 0 for a steady task.
     times (T,): default 0, dt, 2 dt, ... generator: JSON-able facts about where the data comes from.
     compression: None (fast: mapped by the reader) or "zstd" (small). An exception inside the block discards everything.
     """
@@ -85,24 +86,29 @@ class StoreWriter:
         static: npt.ArrayLike | None = None,
         target: npt.ArrayLike | None = None,
         parameters: npt.ArrayLike = (),
+        frames: int | None = None,
+        dt: float | None = None,
     ) -> None:
         """Add one trajectory: state (T, C, *S), static (C, *S), target (C, *S), parameters (P,); stored as float32.
 
         A trajectory too large for memory is given as a function: state(first, stop) -> frames (stop - first, C, *S).
+        frames: T, if it is fewer than those of the longest. dt: the time between two frames, if it is not the task's.
         """
         if split not in SPLITS:
             raise DataError(f"splits are {', '.join(SPLITS)}, not '{split}'")
+        length, step = self._checked_time(frames, dt)
         given: dict[Role, npt.ArrayLike | FrameSource | None] = {"state": state, "static": static, "target": target}
         arrays: dict[str, FrameSource] = {}
         for role, values in given.items():
             channels, what = self.task.num_channels(role), f"{role} of '{self.task.name}'"
             frame_shape = (channels, *self._space)
             if channels and callable(values):
-                arrays[role] = _checked_source(values, frame_shape, what)
+                source = _checked_source(values, frame_shape, what)
+                arrays[role] = _filled(source, length, frame_shape) if role == "state" else source
             elif channels:
-                frames = self.num_frames if role == "state" else 1
-                whole = _checked(values if role == "state" else [values], (frames, *frame_shape), what)
-                arrays[role] = _slices_of(whole)
+                count = length if role == "state" else 1
+                whole = _checked(values if role == "state" else [values], (count, *frame_shape), what)
+                arrays[role] = _filled(_slices_of(whole), count, frame_shape)
             elif values is not None and np.size(values):  # type: ignore[arg-type]
                 raise DataError(f"task '{self.task.name}' has no {role} fields, but {role} values are given")
         if self.task.parameters or np.size(parameters):
@@ -113,23 +119,47 @@ class StoreWriter:
             writer = self._splits[split] = _SplitWriter(self, split, arrays)
         try:
             writer.append(arrays)
+            writer.frames.append(length)
+            writer.steps.append(step)
         except OSError as error:
             raise MachineError(
                 f"cannot write the store {self.path}: {error.strerror or error}", hint="is there space on the disk?"
             ) from error
 
+    def _checked_time(self, frames: int | None, dt: float | None) -> tuple[int, float]:
+        """Frames and time step of a trajectory."""
+        name = self.task.name
+        if self.task.steady and (frames is not None or dt is not None):
+            raise DataError(f"steady task '{name}' has neither frames nor a time step")
+        if frames is not None and not 1 <= frames <= self.num_frames:
+            raise DataError(f"a trajectory of task '{name}' has 1 to {self.num_frames} frames, not {frames}")
+        if dt is not None and not (math.isfinite(dt) and dt > 0):
+            raise DataError(f"the time step of a trajectory of task '{name}' must be above 0, not {dt!r}")
+        return self.num_frames if frames is None else int(frames), self.task.dt if dt is None else float(dt)
+
     def commit(self) -> Manifest:
         """Finish the files and publish the store under its name in one instant."""
         if not self._splits:
             raise DataError(f"store {self.path} would be empty: no trajectory was appended")
+        splits = self._splits.values()
+        differing = [
+            what
+            for what, differs in (
+                ("frames", any(n != self.num_frames for s in splits for n in s.frames)),
+                ("dt", any(step != self.task.dt for s in splits for step in s.steps)),
+            )
+            if differs
+        ]
         attributes = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": DIFFERING_VERSION if differing else VERSION,
             "task": self.task.to_json(),
             "num_frames": self.num_frames,
             "splits": {s: self._splits[s].count if s in self._splits else 0 for s in SPLITS},
             "generator": {"ups_version": ups.__version__, **self._generator},
         }
+        if differing:
+            attributes["differing"] = differing
         try:
             for split, writer in self._splits.items():
                 writer.finish()
@@ -138,6 +168,9 @@ class StoreWriter:
                     self._write_vector(f"{split}/{axis.name}", axis.name, values)
                 if not self.task.steady:
                     self._write_vector(f"{split}/time", "time", self._times)
+                for what in differing:
+                    values = np.array(writer.frames if what == "frames" else writer.steps, np.float64)
+                    self._write_vector(f"{split}/{DIFFERING[what]}", "trajectory", values)
             self.write_json("", group_json({"ups": attributes}))
         except OSError as error:
             raise MachineError(
@@ -212,7 +245,7 @@ class StoreWriter:
             raise DataError(f"task '{task.name}' cannot have {self.num_frames} frames")
         if self._times.shape != (self.num_frames,):
             raise DataError(f"task '{task.name}': {self.num_frames} frames, but {self._times.size} times")
-        reserved = {"state", "static", "target", "parameters", "time"}
+        reserved = {"state", "static", "target", "parameters", "time", *DIFFERING.values()}
         named = [(a.name, c) for a, c in zip(task.axes, self._coordinates, strict=True)]
         for name, values in [*named, ("time", self._times)]:
             minimum = 0 if name == "time" else 2
@@ -232,6 +265,8 @@ class _SplitWriter:
 
     def __init__(self, store: StoreWriter, split: str, first: Mapping[str, FrameSource]) -> None:
         self.count = 0
+        self.frames: list[int] = []
+        self.steps: list[float] = []
         self._arrays: dict[str, _ShardedWriter | _RowWriter] = {}
         axes = tuple(a.name for a in store.task.axes)
         for name in first:
@@ -412,6 +447,19 @@ def _checked(values: object, shape: tuple[int, ...], what: str) -> npt.NDArray[n
 
 def _checked_source(source: FrameSource, frame_shape: tuple[int, ...], what: str) -> FrameSource:
     return lambda first, stop: _checked(source(first, stop), (stop - first, *frame_shape), what)
+
+
+def _filled(source: FrameSource, length: int, frame_shape: tuple[int, ...]) -> FrameSource:
+    """Frames of a trajectory of `length` frames, and NaN after its end."""
+
+    def frames(first: int, stop: int) -> npt.NDArray[np.float32]:
+        if stop <= length:
+            return source(first, stop)
+        there = source(first, length) if first < length else np.empty((0, *frame_shape), np.float32)
+        missing = np.full((stop - first - len(there), *frame_shape), np.nan, np.float32)
+        return np.concatenate([there, missing])
+
+    return frames
 
 
 def _slices_of(values: npt.NDArray[np.float32]) -> FrameSource:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ups.errors import DataError, IntegrityError
-from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling
+from ups.formats.base import FULL, SPLITS, Array, GridReader, Int64, Source, Subsampling
 from ups.formats.shards import drop_files, open_shard
 from ups.formats.zarr_metadata import MAX_JSON_BYTES, ArrayLayout, read_array, read_group
 from ups.record.manifest import read_manifest
@@ -24,6 +24,10 @@ from ups.spec.task import Role, TaskSpec
 
 FORMAT = "ups-store"
 VERSION = 1
+# Of a store whose trajectories differ in length or time step: an older reader would take filling for data.
+DIFFERING_VERSION = 2
+# What may differ between trajectories, and the array that says how.
+DIFFERING = {"frames": "trajectory_frames", "dt": "trajectory_dt"}
 MAX_COORDINATES = 1 << 20
 MAX_ASSUMPTIONS = 64
 _ZEROS = (0,) * 8
@@ -61,7 +65,12 @@ class StoreReader(GridReader):
             raise DataError(f"store {self.path}: its times are not {task.dt:g} apart, as the task says")
         totals = {s: n for s, (n, _, _) in counts.items()}
         start, assumptions = float(times[0]), _packed_assumptions(self.attributes)
-        source = Source(task, coordinates, num_frames, totals, start, assumptions)
+        differing = {
+            what: {s: _read_vector(self.path / s / DIFFERING[what], what, n) for s, n in totals.items()}
+            for what in _differing(self.attributes)
+        }
+        frames = {s: _whole(self.path / s, values) for s, values in differing.get("frames", {}).items()}
+        source = Source(task, coordinates, num_frames, totals, start, assumptions, frames or None, differing.get("dt"))
         super().__init__(source, subsampling)
         drop_files(str(self.path))  # mapped for the coordinates; nothing stays open before a fork
 
@@ -141,9 +150,10 @@ def read_store_attributes(path: Path) -> dict[str, Any]:
             f"{path} is a Zarr group, but not a store of ups: the attribute 'ups' is missing",
             hint="`ups init DIR --data FILE` describes other arrays, `ups data import` makes a store of them",
         )
-    if attributes.get("version") != VERSION:
+    if attributes.get("version") not in (VERSION, DIFFERING_VERSION):
         raise DataError(
-            f"store {path} has format version {str(attributes.get('version'))[:20]}, this ups reads {VERSION}",
+            f"store {path} has format version {str(attributes.get('version'))[:20]}, this ups reads {VERSION} and "
+            f"{DIFFERING_VERSION}",
             hint="use the ups that wrote it, or pack the original files again",
         )
     return attributes
@@ -172,6 +182,22 @@ def _packed_assumptions(attributes: dict[str, Any]) -> tuple[str, ...]:
     found = generator.get("assumptions") if isinstance(generator, dict) else None
     texts = found[:MAX_ASSUMPTIONS] if isinstance(found, list) else []
     return tuple(printable(text[:1000]) for text in texts if isinstance(text, str))
+
+
+def _differing(attributes: dict[str, Any]) -> list[str]:
+    """What differs between the trajectories of a store."""
+    if attributes.get("version") == VERSION:
+        return []
+    found = attributes.get("differing")
+    if not isinstance(found, list) or not found or not all(isinstance(w, str) and w in DIFFERING for w in found):
+        raise DataError(f"a store of version {DIFFERING_VERSION} must say what differs between its trajectories")
+    return [what for what in DIFFERING if what in found]
+
+
+def _whole(group: Path, values: Float64) -> Int64:
+    if (values != np.floor(values)).any() or (values > MAX_COORDINATES).any():
+        raise DataError(f"{group}: the frames of its trajectories are not whole numbers")
+    return values.astype(np.int64)
 
 
 def _declared_splits(attributes: dict[str, Any]) -> list[str]:

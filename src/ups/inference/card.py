@@ -57,9 +57,10 @@ def write_card(name: str, info: BundleInfo) -> str:
     for task in info.tasks:
         fields = ", ".join(f"{f.name} ({f.role})" for f in task.fields)
         ranges = ", ".join(f"{p.name} [{p.minimum:g}, {p.maximum:g}]" for p in task.parameters) or "none"
-        boundaries = ", ".join(f"{a.name} {a.boundary}" for a in task.axes)
+        boundaries = ", ".join(f"{a.name} {a.boundary_text}" for a in task.axes)
         grid = " x ".join(str(n) for n in info.space(task.name))
         dt = "steady" if task.steady else f"{task.dt:g}"
+        dt = dt if task.dt_range is None else f"{task.dt_range[0]:g} to {task.dt_range[1]:g}"
         equation = plain(task.equation) or "not known"
         lines.append(f"| {task.name} | {equation} | {fields} | {grid} | {dt} | {ranges} | {boundaries} |")
     lines += _assumptions(info.assumptions)

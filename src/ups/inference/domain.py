@@ -118,11 +118,16 @@ def regrid(known: Float64, points: int, axis: AxisSpec) -> Float64:
     """The training grid's coordinates for another number of points: the same domain in equal cells or intervals."""
     if points == len(known):
         return known
+    if not _uniform(known):
+        raise BundleError(
+            f"the model was trained on {len(known)} points of unequal spacing along '{axis.name}', not on {points}",
+            hint="interpolate the fields to the training grid",
+        )
     if _on_nodes(known, axis):
         return np.linspace(known[0], known[-1], points)
     spacing = _length(known, axis, known) / points
     # cells of a bounded axis are centered; on a periodic axis the first point stays where it was
-    periodic = axis.boundary == "periodic"
+    periodic = axis.periodic
     edge = float(known[0]) if periodic else float(known[0]) - _spacing(known) / 2
     return np.asarray(edge + (np.arange(points) + (0.0 if periodic else 0.5)) * spacing)
 
@@ -134,7 +139,7 @@ def _spacing(values: Float64) -> float:
 def _on_nodes(known: Float64, axis: AxisSpec) -> bool:
     """Whether the training grid of a bounded axis has points on both ends of it, rather than in the middle of cells."""
     span = float(known[-1] - known[0])
-    return axis.boundary != "periodic" and abs(span - axis.extent) < abs(span + _spacing(known) - axis.extent)
+    return not axis.periodic and abs(span - axis.extent) < abs(span + _spacing(known) - axis.extent)
 
 
 def _length(values: Float64, axis: AxisSpec, known: Float64) -> float:
@@ -150,7 +155,7 @@ def _close(a: Float64, b: Float64, part: float = TOLERANCE) -> bool:
 def _same(axis: AxisSpec, known: Float64, values: Float64, expected: Float64, translation: bool) -> bool:
     if _close(values, expected):
         return True
-    if axis.boundary != "periodic":
+    if not axis.periodic:
         return False
     if len(values) != len(known) and _close(values, expected + (_spacing(expected) - _spacing(known)) / 2):
         return True  # centers of cells of the same period
@@ -195,7 +200,7 @@ def _wrong_ends(axis: AxisSpec, known: Float64, values: Float64) -> tuple[str, s
     """What is wrong, and what to do, if the input covers the trained domain but places its points by another rule."""
     near = TOLERANCE * _spacing(values)
     half, cell = _spacing(known) / 2, _spacing(values) / 2
-    if axis.boundary == "periodic":
+    if axis.periodic:
         if abs(float(values[-1] - values[0]) - _length(known, axis, known)) <= near:
             return "repeats the first point of a periodic axis at its end", (
                 f"leave the last point out: dataset.isel({axis.name}=slice(None, -1))"
@@ -233,4 +238,4 @@ def _ends(values: Float64) -> str:
 
 def _describe(values: Float64, axis: AxisSpec | None = None) -> str:
     text = f"{len(values)} points from {values[0]:.6g} to {values[-1]:.6g}"
-    return text if axis is None else f"{text} ({axis.boundary}, length {_length(values, axis, values):.6g})"
+    return text if axis is None else f"{text} ({axis.boundary_text}, length {_length(values, axis, values):.6g})"

@@ -30,12 +30,13 @@ class Start:
     """Where a rollout begins: what the model is given, and what its result is labeled with.
 
     batch: float32, on the CPU, on the trained domain; batched: whether the input has a sample axis.
-    notes: what was assumed, because the input does not say it.
+    dt: the time step. notes: what was assumed, because the input does not say it.
     """
 
     batch: Batch
     domain: Domain
     time: float
+    dt: float
     batched: bool
     notes: tuple[str, ...] = ()
 
@@ -55,17 +56,19 @@ def read_start(
     *,
     coordinates: Any = None,
     rescale: bool = False,
+    dt: float | None = None,
 ) -> Start:
     """Checks and converts everything a rollout starts from.
 
     trained: the coordinates of the training grid; coordinates: those of the input, where it has none of its own;
-    rescale: see `ups.inference.domain`.
+    rescale: see `ups.inference.domain`; dt: the time step, None for the task's.
     """
+    step = _time_step(task, dt)
     given_axes = given_coordinates(task, coordinates, {"state": state, "static": static})
     notes: list[str] = []
     time = 0.0
     if is_dataset(state):
-        time = _dataset_time(task, state, context_frames, notes)
+        time = _dataset_time(task, state, context_frames, step, notes)
         if static is None and task.fields_of("static"):
             static = state
         if parameters is None and task.parameters:
@@ -96,7 +99,7 @@ def read_start(
         static=_expand(given, num_samples, None)[:, 0] if given is not None else none,
         target=none,
         parameters=torch.from_numpy(values).float().expand(num_samples, -1),
-        dt=torch.full((num_samples,), task.dt),
+        dt=torch.full((num_samples,), step),
         coordinates=tuple(torch.from_numpy(np.array(c)).float() for c in domain.trained),
         numbers=torch.arange(num_samples),
     )
@@ -104,6 +107,7 @@ def read_start(
         batch=batch,
         domain=domain,
         time=time,
+        dt=step,
         batched=batched,
         notes=tuple(notes),
     )
@@ -261,7 +265,21 @@ def _from_dataset(task: TaskSpec, role: Role, dataset: Any, num_frames: int) -> 
     return _from_mapping(task, role, values, num_frames)
 
 
-def _dataset_time(task: TaskSpec, dataset: Any, num_frames: int, notes: list[str]) -> float:
+def _time_step(task: TaskSpec, dt: float | None) -> float:
+    if dt is None:
+        return task.dt
+    if task.steady:
+        raise BundleError(f"task '{task.name}' is steady: it has no time step")
+    if isinstance(dt, bool) or not isinstance(dt, int | float | np.number) or not np.isfinite(dt):
+        raise BundleError(f"dt must be a number, not {str(dt)[:40]!r}")
+    low, high = task.dt_range or (task.dt, task.dt)
+    if not low * (1 - 1e-3) <= dt <= high * (1 + 1e-3):
+        trained = f"time steps from {low:g} to {high:g}" if low < high else f"a time step of {low:g}"
+        raise BundleError(f"task '{task.name}' was trained with {trained}, not {dt:g}")
+    return float(dt)
+
+
+def _dataset_time(task: TaskSpec, dataset: Any, num_frames: int, step: float, notes: list[str]) -> float:
     """Time of the last given frame. Frames that are given together must be one time step apart."""
     if "time" not in dataset.coords or not dataset["time"].size:
         return 0.0
@@ -270,7 +288,12 @@ def _dataset_time(task: TaskSpec, dataset: Any, num_frames: int, notes: list[str
         notes.append("the time of the input is not a number: time starts at 0")
         return 0.0
     steps = np.diff(stamps[-num_frames:].astype(np.float64))
-    if not task.steady and len(steps) and not np.allclose(steps, task.dt, rtol=1e-3, atol=0):
+    if not task.steady and len(steps) and not np.allclose(steps, step, rtol=1e-3, atol=0):
+        if task.dt_range is not None:
+            raise BundleError(
+                f"the given frames are {steps[0]:g} apart in time, and the time step is {step:g}",
+                hint="say the time step of the input: dt=",
+            )
         raise BundleError(
             f"the given frames are {steps[0]:g} apart in time; task '{task.name}' was trained with a time step of "
             f"{task.dt:g}"

@@ -42,7 +42,7 @@ class Layout:
         self.labels: dict[str, dict[str, Any]] = {axis.name: axis_attributes(axis) for axis in task.axes}
         if not task.steady:
             self.coordinates["time"] = np.asarray(
-                start.time + task.dt * every * np.arange(1, num_frames + 1), np.float64
+                start.time + start.dt * every * np.arange(1, num_frames + 1), np.float64
             )
             self.labels["time"] = time_attributes(task)
         self.labels |= {field.name: field_attributes(field) for field in self.fields}

@@ -119,6 +119,7 @@ class Simulator:
         static: Any = None,
         coordinates: Any = None,
         rescale_domain: bool = False,
+        dt: float | None = None,
         every: int = 1,
         out: str | Path | None = None,
         progress: Callable[[int], None] | None = None,
@@ -129,6 +130,7 @@ class Simulator:
         in front for several at once. parameters: dict of numbers, or of one number per sample. static: given fields.
         coordinates: axis -> values, for inputs that are not of xarray; without any the trained domain is assumed.
         rescale_domain: map a domain of another length or origin to the trained one instead of refusing it.
+        dt: the time step, for a task that was trained with different ones; without it the usual one is taken.
         out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
         from it: NetCDF if its name ends with .nc, else a Zarr store. progress: called with the number of steps done.
         """
@@ -149,6 +151,7 @@ class Simulator:
             trained,
             coordinates=coordinates,
             rescale=rescale_domain,
+            dt=dt,
         )
         trust = judge(spec, start, steps, self._bundle.info)
         facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}

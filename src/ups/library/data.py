@@ -79,7 +79,7 @@ class Dataset:
 
     @property
     def num_frames(self) -> int:
-        """Frames of a trajectory; 0 if the task is steady."""
+        """Frames of a trajectory, of the longest where they differ; 0 if the task is steady."""
         return self._reader.num_frames
 
     @property
@@ -103,7 +103,7 @@ class Dataset:
 
         self._check(split, number)
         task, reader = self.task, self._reader
-        window = reader.read(split, number, 0, reader.num_frames)
+        window = reader.read(split, number, 0, reader.frames_in(split, number))
         variables: dict[str, Any] = {}
         if not task.steady:
             variables |= self._variables("state", window.state, ("time",))
@@ -116,7 +116,7 @@ class Dataset:
             for axis, values in zip(task.axes, reader.coordinates, strict=True)
         }
         if not task.steady:
-            coordinates["time"] = (("time",), reader.times, time_attributes(task))
+            coordinates["time"] = (("time",), reader.times_in(split, number), time_attributes(task))
         facts = {
             "Conventions": CONVENTIONS,
             "task": task.name,
@@ -165,7 +165,7 @@ class Dataset:
                 static=torch.from_numpy(block.static),
                 target=torch.from_numpy(block.target),
                 parameters=torch.from_numpy(block.parameters),
-                dt=torch.full((len(places),), block.dt),
+                dt=torch.from_numpy(block.dt).float(),
                 coordinates=coordinates,
                 numbers=torch.from_numpy(numbers),
             )

@@ -66,27 +66,36 @@ class Conditioning(nn.Module):
         index = torch.tensor(rows, device=device)
         features = scalars[:, :, None] * self.scalar_slope[index] + self.scalar_offset[index]  # (B, K, D)
         embedded = nn.functional.silu(features).sum(1) * len(rows) ** -0.5  # (B, D)
-        kinds = [axis.boundary for axis in task.axes] + ["absent"] * (MAX_AXES - len(task.axes))
+        absent = ["absent"] * (MAX_AXES - len(task.axes))
+        boundaries = self._boundaries([*(axis.ends[0] for axis in task.axes), *absent], device)
+        if any(isinstance(axis.boundary, tuple) for axis in task.axes):
+            last = self._boundaries([*(axis.ends[1] for axis in task.axes), *absent], device)
+            # Turned by one place: otherwise a wall and then an open end would be the same as the other way round.
+            differ = torch.tensor([[axis.ends[0] != axis.ends[1]] for axis in task.axes] + [[False]] * len(absent))
+            boundaries = torch.where(differ.to(device), (boundaries + last.roll(1, dims=-1)) / 2, boundaries)
+        task_index = torch.tensor([self.vocabulary.task_id(task.name)], device=device)
+        fixed = self.task[task_index] + boundaries.sum(0)  # (1, D)
+        mixed: Tensor = self.mix(embedded + fixed)
+        return mixed
+
+    def _boundaries(self, kinds: Sequence[str], device: torch.device) -> Tensor:
+        """(axes, D), a kind for each axis."""
         # An unknown boundary takes some row times 0: it says nothing, and the table stays in the graph.
         kind_index = torch.tensor([BOUNDARIES.index(k) if k in BOUNDARIES else 0 for k in kinds], device=device)
         known = torch.tensor([[k in BOUNDARIES] for k in kinds], device=device)  # (axes, 1)
-        axis_index = torch.arange(MAX_AXES, device=device)
-        task_index = torch.tensor([self.vocabulary.task_id(task.name)], device=device)
-        fixed = self.task[task_index] + (self.boundary[axis_index, kind_index] * known).sum(0)  # (1, D)
-        mixed: Tensor = self.mix(embedded + fixed)
-        return mixed
+        return self.boundary[torch.arange(MAX_AXES, device=device), kind_index] * known
 
 
 def position_features(center: Tensor, axis: AxisSpec, translation: bool) -> Tensor:
     """Patch centers (N,) from 0 to 1 along the axis -> (N, features); all 0 where position must not matter."""
     wave_numbers = torch.arange(1, _NUM_WAVES + 1, dtype=center.dtype, device=center.device)
     features = center.new_zeros(center.shape[0], _FEATURES_PER_AXIS)
-    if axis.boundary == "periodic" and translation:
+    if axis.periodic and translation:
         return features
-    turn = 2 * math.pi if axis.boundary == "periodic" else math.pi
+    turn = 2 * math.pi if axis.periodic else math.pi
     angle = turn * center[:, None] * wave_numbers
     features[:, : 2 * _NUM_WAVES] = torch.cat([angle.sin(), angle.cos()], dim=1)
-    if axis.boundary != "periodic":
+    if not axis.periodic:
         tokens_from_start = torch.arange(center.shape[0], dtype=center.dtype, device=center.device)
         features[:, -2] = torch.exp(-tokens_from_start)
         features[:, -1] = torch.exp(-tokens_from_start.flip(0))
@@ -106,7 +115,7 @@ class Positions(nn.Module):
         total = self.table.new_zeros(*grid, self.table.shape[-1])
         for number, (axis, tokens, points) in enumerate(zip(task.axes, grid, coordinates, strict=True)):
             # A periodic axis does not repeat its first point: its period is the extent, not last minus first.
-            length = axis.extent if axis.boundary == "periodic" else points[-1] - points[0]
+            length = axis.extent if axis.periodic else points[-1] - points[0]
             center = ((points - points[0]) / length).reshape(tokens, -1).mean(1)
             features = position_features(center.to(self.table.dtype), axis, translation)
             shape = [1] * len(grid)

@@ -62,7 +62,7 @@ class LatentOperator(nn.Module):
         condition = self.conditioning(task, parameters, dt, [c.shape[0] for c in coordinates])
         x = tokens + self.positions(task, grid, coordinates)
         if self.entry is not None:
-            x = self.entry(x, [axis.boundary == "periodic" for axis in task.axes])
+            x = self.entry(x, [axis.periodic for axis in task.axes])
         x = x.flatten(1, -2)  # (B, L, D)
         partitions = self.partitions(task, grid)
         biases = self.biases(partitions)
@@ -75,7 +75,7 @@ class LatentOperator(nn.Module):
     def partitions(self, task: TaskSpec, grid: Sequence[int]) -> list[Partition]:
         """Which tokens see each other, block by block; shifted and unshifted windows take turns."""
         sizes: Triple = (grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1)
-        wraps = [axis.boundary == "periodic" for axis in task.axes] + [False] * (3 - len(grid))
+        wraps = [axis.periodic for axis in task.axes] + [False] * (3 - len(grid))
         periodic = (wraps[0], wraps[1], wraps[2])
         chosen: list[Partition] = []
         num_windowed = 0

@@ -22,6 +22,7 @@ from ups.errors import ConfigError
 from ups.models.coarse_attention import CoarseAttention, rotary_angles, rotary_turns
 from ups.models.constants import Constants
 from ups.models.grid_convolution import GridKernel, Grow, Layout, Range, ResidualBlock, Shrink, extended, grid_rank
+from ups.models.grid_fit import GridFit
 from ups.models.multiscale_condition import MultiscaleCondition
 from ups.models.network import NamedRows, Network, NetworkInput, NetworkWithLinearPart
 from ups.models.normalization import wide
@@ -60,6 +61,8 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         self._modulated = [m for m in self.modules() if isinstance(m, ResidualBlock | CoarseAttention)]
         self.condition = MultiscaleCondition(tasks, widths[-1], sum(m.num_modulations for m in self._modulated))
         self._constants = Constants()
+        # Halving, and a kernel that must not be longer than the axis twice, ask for a grid of their own.
+        self._fit = GridFit(2 ** len(self.shrink), least=config.kernel_size // 2)
 
     def forward(self, given: NetworkInput) -> Tensor:
         """fields (B, F, *S) -> (B, C, *S)."""
@@ -70,20 +73,19 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         # Tasks with the same boundaries side by side: one range for all of them.
         order = sorted(range(len(group)), key=lambda n: _wraps(group[n].task))
         ordered = [group[n] for n in order]
-        grid = self._grid(ordered[0].fields.shape[2:])
         layout = _layout([g.task for g in ordered], [g.fields.shape[0] for g in ordered])
         amplitudes = [self._amplitude(g) for g in ordered]
         device_type = ordered[0].fields.device.type
         with torch.autocast(device_type, enabled=False):
             modulations = self.condition(ordered, [a.log() for a in amplitudes])
-        x = torch.cat([self._lifted(g, a, grid) for g, a in zip(ordered, amplitudes, strict=True)])
+        x = torch.cat([self._lifted(g, a) for g, a in zip(ordered, amplitudes, strict=True)])
         x = wide(self._trunk(wide(x), modulations, layout))
         found: dict[int, Tensor] = {}
         with torch.autocast(device_type, enabled=False):
             parts = torch.split(x, [g.fields.shape[0] for g in ordered])
             changes = self._linear(ordered)
             for n, given, part, amplitude, change in zip(order, ordered, parts, amplitudes, changes, strict=True):
-                y = wide(self.lower(part, given)) * amplitude.reshape(-1, *[1] * (given.fields.ndim - 1))
+                y = wide(self.lower(part, given, self._fit)) * amplitude.reshape(-1, *[1] * (given.fields.ndim - 1))
                 found[n] = y if change is None else y + change
         return [found[n] for n in range(len(group))]
 
@@ -151,12 +153,6 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         taken["lift.table"] = extended(taps, axes, self.axes).flatten(1, -2)
         return taken
 
-    def _grid(self, space: Sequence[int]) -> tuple[int, ...]:
-        """The space, with as many points more as halving and the largest kernel need."""
-        factor = 2 ** len(self.shrink)
-        least = max(1, self.config.kernel_size // 2)
-        return tuple(-(-max(points, least) // factor) * factor for points in space)
-
     def _amplitude(self, given: NetworkInput) -> Tensor:
         """(B,): the size of the last frame, in usual deviations. The network sees fields of size 1, and is told."""
         if given.task.steady or not self.config.amplitude:
@@ -164,13 +160,13 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         # Clamped before the root, whose slope at 0 is infinite.
         return wide(last_frame(given)).flatten(1).square().mean(1).clamp_min(_SMALLEST_AMPLITUDE**2).sqrt()
 
-    def _lifted(self, given: NetworkInput, amplitude: Tensor, grid: Sequence[int]) -> Tensor:
+    def _lifted(self, given: NetworkInput, amplitude: Tensor) -> Tensor:
         task = given.task
         num_static = task.num_channels("static")
         static, state = given.fields[:, :num_static], given.fields[:, num_static:]
         scaled = state / amplitude.reshape(-1, *[1] * (state.ndim - 1))
         layout = _layout([task], [given.fields.shape[0]])
-        lifted: Tensor = self.lift(given, torch.cat([static, scaled], dim=1), grid, layout)
+        lifted: Tensor = self.lift(given, torch.cat([static, scaled], dim=1), self._fit, layout)
         return lifted
 
     def _trunk(self, x: Tensor, modulations: Tensor, layout: Layout) -> Tensor:
@@ -257,7 +253,7 @@ def _blocks(width: int, count: int, size: int, axes: int) -> nn.ModuleList:
 
 def _wraps(task: TaskSpec) -> tuple[bool, ...]:
     """Which axes of the grid are periodic; that of a line has one more, which is not."""
-    wraps = tuple(axis.boundary == "periodic" for axis in task.axes)
+    wraps = tuple(axis.periodic for axis in task.axes)
     return (*[False] * (grid_rank(len(wraps)) - len(wraps)), *wraps)
 
 

@@ -24,11 +24,18 @@ class _Tasks(NamedVectors):
 
 
 class _Boundaries(NamedVectors):
-    """One row for each axis and kind; an unknown kind has none: it says nothing."""
+    """One row for each axis and kind, or for each end where the kinds of an axis differ; an unknown kind has none: it
+    says nothing."""
 
     def names_of(self, task: TaskSpec) -> list[RowName]:
-        kinds = [axis.boundary for axis in task.axes] + ["absent"] * (MAX_AXES - len(task.axes))
-        return [("", str(axis), kind) for axis, kind in enumerate(kinds) if kind in BOUNDARIES]
+        names: list[RowName] = []
+        for number, axis in enumerate(task.axes):
+            if isinstance(axis.boundary, str):
+                names += [("", str(number), axis.boundary)] if axis.boundary in BOUNDARIES else []
+            else:
+                ends = zip(axis.boundary, ("first", "last"), strict=True)
+                names += [("", str(number), f"{kind} {end}") for kind, end in ends if kind in BOUNDARIES]
+        return names + [("", str(number), "absent") for number in range(len(task.axes), MAX_AXES)]
 
 
 class _Scalars(NamedVectors):

@@ -54,7 +54,7 @@ class Propagator(NamedTable):
         changes: dict[int, Tensor] = {}
         by_kind: dict[tuple[bool, ...], list[int]] = {}
         for number, given in enumerate(group):
-            kind = tuple(axis.boundary == "periodic" for axis in given.task.axes)
+            kind = tuple(axis.periodic for axis in given.task.axes)
             by_kind.setdefault(kind, []).append(number)
         for kind, numbers in by_kind.items():
             lines = [wide(last_frame(group[n])).flatten(0, 1) for n in numbers]  # each (R, *S)

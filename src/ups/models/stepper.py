@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, DataError
+from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLatents, NetworkWithLinearPart
 from ups.models.normalization import Normalization, wide
 from ups.models.vocabulary import Channels, Vocabulary
@@ -51,6 +52,7 @@ class Stepper(nn.Module):
         self.context_frames = context_frames
         self.networks = nn.ModuleDict(networks)
         self.normalization = Normalization(Vocabulary.of(tasks), tasks, statistics)
+        self.fit = GridFit(self.config.grid_divisor)
         self._conserve = self.config.conserves
         self._known = {t.name: t for t in tasks}
 
@@ -78,7 +80,7 @@ class Stepper(nn.Module):
     def predict_group(self, batches: Sequence[Batch]) -> list[Tensor]:
         """`predict` of each task of a group, through the network at once where it can."""
         raw = self.network.forward_group([self.network_input(batch) for batch in batches])
-        return [self._gained(x, batch.task) for x, batch in zip(raw, batches, strict=True)]
+        return [self._gained(x, batch.task, batch.space) for x, batch in zip(raw, batches, strict=True)]
 
     def network_input(self, batch: Batch) -> NetworkInput:
         """The samples as the network gets them. Raises DataError for a task that it was not built for."""
@@ -87,23 +89,32 @@ class Stepper(nn.Module):
         fields, channels = self.inputs(batch.state, batch.static, task)
         return NetworkInput(
             task=task,
-            fields=fields,
+            fields=self.fit.onto(fields, task),
             channels=channels,
             outputs=task.channel_names(task.predicted),
             parameters=self.normalization.parameters_of(task, batch.parameters),
             relative_parameters=self.normalization.relative_parameters(task, batch.parameters),
             dt=batch.dt,
-            coordinates=batch.coordinates,
+            coordinates=self.fit.coordinates(batch.coordinates, task),
             change_gain=self.normalization.change_gain(task, fields),
         )
 
-    def decode_update(self, update: Tensor, task: TaskSpec) -> Tensor:
+    def encode(self, fields: Tensor, channels: Channels, task: TaskSpec) -> Tensor:
+        """Normalized fields (B, F, *S) -> latent."""
+        latent: Tensor = self.latent.encoder(self.fit.onto(fields, task), channels)
+        return latent
+
+    def decode(self, latent: Tensor, names: Sequence[str], task: TaskSpec, space: Sequence[int]) -> Tensor:
+        """Latent -> normalized fields (B, C, *S), one channel per name."""
+        return self.fit.back(self.latent.decoder(latent, names), task, space)
+
+    def decode_update(self, update: Tensor, task: TaskSpec, space: Sequence[int]) -> Tensor:
         """Update of the latent (B, *N, D) -> what `predict` returns."""
         outputs = task.channel_names(task.predicted)
-        return self._gained(self.latent.decoder(update, outputs), task)
+        return self._gained(self.latent.decoder(update, outputs), task, space)
 
-    def _gained(self, raw: Tensor, task: TaskSpec) -> Tensor:
-        x = wide(raw)
+    def _gained(self, raw: Tensor, task: TaskSpec, space: Sequence[int]) -> Tensor:
+        x = self.fit.back(wide(raw), task, space)
         if self.network.predicts_update:
             x = x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
         return conserving(x, task) if self._conserve else x
@@ -184,6 +195,9 @@ class Stepper(nn.Module):
         for role, found in roles:
             if found != task.num_channels(role):
                 raise DataError(f"task '{task.name}' has {task.num_channels(role)} {role} channels, not {found}")
+        space = tuple((batch.static if task.steady else state).shape[2 if task.steady else 3 :])
+        if space != batch.space:
+            raise DataError(f"fields of task '{task.name}' have {space} points, and their coordinates {batch.space}")
         if parameters.shape[1] != len(task.parameters):
             raise DataError(f"task '{task.name}' has {len(task.parameters)} parameters, not {parameters.shape[1]}")
         if not task.steady and state.shape[1] != self.context_frames:

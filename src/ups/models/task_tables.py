@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from ups.models.constants import Constants
 from ups.models.grid_convolution import Layout, channels_last, convolved, grid_rank, reduced, working_dtype
+from ups.models.grid_fit import GridFit
 from ups.models.network import NetworkInput
 from ups.spec.task import AxisSpec, TaskSpec
 
@@ -88,12 +89,11 @@ class Lift(NamedTable):
         frame = row[-1]
         return "/".join((*row[:-1], str(int(frame) - self.context_frames) if frame.isdigit() else frame))
 
-    def forward(self, given: NetworkInput, fields: Tensor, grid: Sequence[int], layout: Layout) -> Tensor:
-        """fields (B, F, *S), which may be scaled -> (B, D, *grid), `grid` at least as large as the space."""
+    def forward(self, given: NetworkInput, fields: Tensor, fit: GridFit, layout: Layout) -> Tensor:
+        """fields (B, F, *S), which may be scaled -> (B, D, *grid) on the grid that fits."""
         task = given.task
         inputs = torch.cat([fields, *self._positions(given, fields)], dim=1)
-        for axis, spec in enumerate(task.axes):
-            inputs = lengthened(inputs, axis + 2, grid[axis - len(task.axes)], spec.boundary == "periodic")
+        inputs = fit.onto(inputs, task)
         if task.num_spatial_dims == 1:
             inputs = inputs.unsqueeze(2)
         dtype = working_dtype(inputs, self.table)
@@ -120,7 +120,7 @@ class Lift(NamedTable):
 
 def position_kinds(axis: AxisSpec, translation: bool) -> tuple[str, ...]:
     """What a network is told about the place along an axis: nothing where the equation is the same everywhere."""
-    if axis.boundary != "periodic":
+    if not axis.periodic:
         return ("coordinate",)
     return () if translation else ("cosine", "sine")
 
@@ -132,15 +132,6 @@ def position(points: Tensor, axis: AxisSpec, kind: str) -> Tensor:
         return 2 * (points - points[0]) / torch.where(length > 0, length, 1) - 1
     turn = 2 * math.pi * (points - points[0]) / axis.extent
     return turn.cos() if kind == "cosine" else turn.sin()
-
-
-def lengthened(x: Tensor, dim: int, points: int, periodic: bool) -> Tensor:
-    """x with `points` along an axis: goes on around a periodic axis, repeats the last value of another."""
-    size = x.shape[dim]
-    if size == points:
-        return x
-    place = torch.arange(points, device=x.device)
-    return x.index_select(dim, place % size if periodic else place.clamp(max=size - 1))
 
 
 class Lower(NamedTable):
@@ -158,14 +149,12 @@ class Lower(NamedTable):
     def names_of(self, task: TaskSpec) -> list[RowName]:
         return [(task.name, name) for name in task.channel_names(task.predicted)]
 
-    def forward(self, x: Tensor, given: NetworkInput) -> Tensor:
-        """x (B, D, *grid) -> (B, C, *S), without the points that the grid has beyond the space."""
+    def forward(self, x: Tensor, given: NetworkInput, fit: GridFit) -> Tensor:
+        """x (B, D, *grid) -> (B, C, *S), on the grid of the data."""
         task = given.task
         rows = self.rows(task, self.weight.device)
         weight, bias, gain = self.weight[rows], self.bias[rows], self.log_gain[rows].exp()
         points = x.movedim(1, -1).to(weight.dtype)  # (B, *grid, D)
         y = F.linear(points, weight * gain[:, None], bias * gain).movedim(-1, 1)
         y = y.flatten(2, 3) if grid_rank(task.num_spatial_dims) > task.num_spatial_dims else y
-        for axis, points_there in enumerate(given.fields.shape[2:]):
-            y = y.narrow(axis + 2, 0, points_there)
-        return y
+        return fit.back(y, task, given.fields.shape[2:])

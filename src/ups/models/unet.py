@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ups.config.model import UnetConfig
-from ups.errors import DataError
 from ups.models.network import Network, NetworkInput
 from ups.models.single_task import num_inputs, num_outputs, only_task, with_parameters
 from ups.spec.task import TaskSpec
@@ -80,7 +79,7 @@ class UnetNetwork(Network):
         super().__init__()
         dims = task.num_spatial_dims
         convolution = CONVOLUTIONS[dims]
-        periodic = [axis.boundary == "periodic" for axis in task.axes]
+        periodic = [axis.periodic for axis in task.axes]
         widths = [config.width * 2**level for level in range(config.levels)]
         self.levels = config.levels
         self.lift = convolution(num_inputs(task, context_frames), widths[0], 1)
@@ -93,14 +92,7 @@ class UnetNetwork(Network):
         self.project = convolution(widths[0], num_outputs(task), 1)
 
     def forward(self, given: NetworkInput) -> Tensor:
-        """fields (B, F, *S) -> (B, C, *S)."""
-        factor = 2 ** (self.levels - 1)
-        space = tuple(given.fields.shape[2:])
-        if any(n % factor for n in space):
-            raise DataError(
-                f"a U-Net of {self.levels} levels needs a grid that {factor} divides, not {space}",
-                hint="use fewer model.levels",
-            )
+        """fields (B, F, *S) -> (B, C, *S), on a grid that can be halved for each level."""
         x = self.lift(channels_last(with_parameters(given.fields, given.parameters)))
         passed = []
         for level, blocks in enumerate(self.down):

@@ -89,20 +89,46 @@ class FieldSpec:
 class AxisSpec:
     """One spatial axis: its name, what happens at its two ends, and its length in `unit`.
 
-    boundary `unknown`: the data do not say, so the axis is not treated as periodic and a model is told nothing.
+    boundary: of both ends, or (of the first end, of the last one) where they differ. `unknown`: the data do not say, so
+    the axis is not treated as periodic and a model is told nothing.
     """
 
     name: str
-    boundary: Boundary = "periodic"
+    boundary: Boundary | tuple[Boundary, Boundary] = "periodic"
     extent: float = 1.0
     unit: str = "1"
 
     def __post_init__(self) -> None:
         _check_name("axis", self.name)
-        _check_choice(f"boundary of axis '{self.name}'", self.boundary, get_args(Boundary))
+        if isinstance(self.boundary, list | tuple):
+            if len(self.boundary) != 2:
+                raise DataError(f"axis '{self.name}' has two ends, not {len(self.boundary)} boundaries")
+            first, last = self.boundary
+            for kind in (first, last):
+                _check_choice(f"boundary of axis '{self.name}'", kind, get_args(Boundary))
+            if first != last and "periodic" in (first, last):
+                raise DataError(f"axis '{self.name}' is periodic at one end only: an axis wraps around or has two ends")
+            # Equal ends are written as one, so that equal axes are equal.
+            object.__setattr__(self, "boundary", first if first == last else (first, last))
+        else:
+            _check_choice(f"boundary of axis '{self.name}'", self.boundary, get_args(Boundary))
         _check_unit(f"axis '{self.name}'", self.unit)
         if not (_is_number(self.extent) and self.extent > 0):
             raise DataError(f"extent of axis '{self.name}' must be a positive number, not {_short(self.extent)}")
+
+    @property
+    def periodic(self) -> bool:
+        return self.boundary == "periodic"
+
+    @property
+    def ends(self) -> tuple[Boundary, Boundary]:
+        """What happens at the first and at the last end."""
+        return self.boundary if isinstance(self.boundary, tuple) else (self.boundary, self.boundary)
+
+    @property
+    def boundary_text(self) -> str:
+        """The boundary in a word: `wall`, or `wall to open` where the ends differ."""
+        return self.boundary if isinstance(self.boundary, str) else " to ".join(self.boundary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +158,8 @@ class ParameterSpec:
 class TaskSpec:
     """One PDE problem: what is given, what is asked, and on what domain.
 
-    dt: time between two stored frames, in `time_unit`; 0 for a steady task.
+    dt: time between two stored frames, in `time_unit`; 0 for a steady task. dt_range: smallest and largest, where
+    trajectories differ in it; dt is then the usual one.
     conserved: state fields whose integral over the domain does not change in time.
     symmetries: transformations of the domain that map solutions to solutions.
     """
@@ -147,6 +174,7 @@ class TaskSpec:
     conserved: tuple[str, ...] = ()
     symmetries: tuple[Symmetry, ...] = ()
     equation: str = ""
+    dt_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         _check_name("task", self.name)
@@ -186,6 +214,11 @@ class TaskSpec:
             raise DataError(f"steady task '{self.name}' needs a target field, no state field and dt = 0")
         if not self.steady and (self.dt <= 0 or "state" not in roles or "target" in roles):
             raise DataError(f"transient task '{self.name}' needs a state field, no target field and dt > 0")
+        if self.dt_range is not None:
+            ends = tuple(self.dt_range) if isinstance(self.dt_range, list | tuple) else ()
+            if self.steady or len(ends) != 2 or not all(map(_is_number, ends)) or not 0 < ends[0] <= ends[1]:
+                raise DataError(f"dt_range of task '{self.name}' must be two increasing numbers above 0")
+            object.__setattr__(self, "dt_range", ends)
 
     @property
     def num_spatial_dims(self) -> int:
@@ -214,7 +247,10 @@ class TaskSpec:
         return tuple(names)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if self.dt_range is None:  # as a task was written before there was one
+            del data["dt_range"]
+        return data
 
     @classmethod
     def from_json(cls, data: object) -> TaskSpec:

@@ -40,11 +40,12 @@ def statistics_of(task: TaskSpec) -> Statistics:
 
 
 def grid(task: TaskSpec) -> tuple[np.ndarray, ...]:
-    return tuple((np.arange(16) + (0 if a.boundary == "periodic" else 0.5)) / 16 for a in task.axes)
+    return tuple((np.arange(16) + (0 if a.periodic else 0.5)) / 16 for a in task.axes)
 
 
-def make_bundle(directory: Path, context_frames: int = 1) -> Path:
-    tasks = (ADVECTION, FLOW, DARCY)
+def make_bundle(
+    directory: Path, context_frames: int = 1, tasks: tuple[TaskSpec, ...] = (ADVECTION, FLOW, DARCY)
+) -> Path:
     config = LatentOperatorConfig(width=16, depth=1, num_heads=2)
     statistics = {t.name: statistics_of(t) for t in tasks}
     stepper = build_model(config, tasks, statistics, context_frames, seed=1)

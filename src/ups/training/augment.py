@@ -6,7 +6,8 @@ and sign with the axes. `galilean` is not used: it changes the state and not onl
 
 A transient task with static fields keeps those as they are, because a forcing that is the same in all data makes moved
 copies other problems than the data's: such a task is rolled along axes on which its static fields are constant, and not
-mirrored or turned. A steady task is a map from static fields, which move with the target.
+mirrored or turned. A steady task is a map from static fields, which move with the target. An axis whose two ends differ
+is not mirrored.
 
 B samples, T frames, C channels, S space, A axes, N points of space, E elements of a group.
 """
@@ -24,11 +25,10 @@ import torch
 from torch import Tensor
 
 from ups.spec.batch import Batch
+from ups.spec.grid import is_uniform
 from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import Role, TaskSpec
 
-# Largest difference of spacings, relative to their mean, on a grid that counts as uniform.
-_UNEVEN = 1e-3
 _ROLES: tuple[Role, ...] = ("state", "static", "target")
 
 
@@ -74,13 +74,15 @@ def draws_of(task: TaskSpec, numbers: npt.NDArray[np.int64], step: int, seed: in
 
 def moves_of(task: TaskSpec, coordinates: Sequence[Tensor]) -> Moves | None:
     """What the declared symmetries of a task allow on this grid; None if nothing."""
-    even = [_is_uniform(c) for c in coordinates]
+    even = [is_uniform(c.double().cpu().numpy()) for c in coordinates]
     space = [len(c) for c in coordinates]
     shifts = "translation" in task.symmetries
-    rolled = [shifts and ok and axis.boundary == "periodic" for axis, ok in zip(task.axes, even, strict=True)]
-    # Where a periodic axis begins says nothing about where its mirror stands, unless it may be rolled as well.
+    rolled = [shifts and ok and axis.periodic for axis, ok in zip(task.axes, even, strict=True)]
+    # Where a periodic axis begins says nothing about where its mirror stands, unless it may be rolled as well; and an
+    # axis whose ends differ is no mirror image of itself.
     free = [
-        ok and (roll or axis.boundary != "periodic") for axis, roll, ok in zip(task.axes, rolled, even, strict=True)
+        ok and (roll or not axis.periodic) and axis.ends[0] == axis.ends[1]
+        for axis, roll, ok in zip(task.axes, rolled, even, strict=True)
     ]
     keeps_static = not task.steady and task.num_channels("static") > 0
     elements = [_identity(len(space))] if keeps_static else point_group(task, space, free)
@@ -164,11 +166,6 @@ def _constant_along(static: Tensor) -> Tensor:
     axes = range(2, static.ndim)
     found = [(static == static.narrow(axis, 0, 1)).flatten(1).all(1) for axis in axes]
     return torch.stack(found, dim=1)
-
-
-def _is_uniform(coordinates: Tensor) -> bool:
-    steps = coordinates.double().diff()
-    return len(steps) > 0 and bool((steps - steps.mean()).abs().max() <= _UNEVEN * steps.mean().abs())
 
 
 def _identity(count: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:

@@ -135,26 +135,26 @@ class AutoencodeStage(Stage):
         batch = self.prepare(batch, self.config.augment)
         task, stepper = batch.task, self.stepper
         fields, channels = stepper.inputs(batch.state[:, : stepper.context_frames], batch.static, task)
-        pairs = [self.round_trip(fields, channels)]
+        pairs = [self.round_trip(fields, channels, task)]
         if task.steady:
-            pairs.append(self.round_trip(*stepper.target_inputs(batch.target, task)))
+            pairs.append(self.round_trip(*stepper.target_inputs(batch.target, task), task))
         reconstruction = torch.stack([p[0] for p in pairs]).mean(0)
         inverse = torch.stack([p[1] for p in pairs]).mean(0)
         loss = reconstruction + self.config.inverse_weight * inverse
         return {"loss": loss, "reconstruction": reconstruction, "inverse": inverse}
 
-    def round_trip(self, fields: Tensor, channels: Channels) -> tuple[Tensor, Tensor]:
+    def round_trip(self, fields: Tensor, channels: Channels, task: TaskSpec) -> tuple[Tensor, Tensor]:
         """(B, F, *S) normalized -> (B,) errors of the decoded fields and of the re-encoded latent.
 
         The decoder gives the last frame; older context frames stay as they are.
         """
-        network, last_slot = self.stepper.latent, self.stepper.context_frames - 1
-        latent = network.encoder(fields, channels)
+        stepper, last_slot = self.stepper, self.stepper.context_frames - 1
+        latent = stepper.encode(fields, channels, task)
         newest = [i for i, slot in enumerate(channels.slots) if slot == last_slot]
-        decoded = network.decoder(latent, [channels.names[i] for i in newest])
+        decoded = stepper.decode(latent, [channels.names[i] for i in newest], task, fields.shape[2:])
         index = torch.tensor(newest, device=fields.device)
         wanted = fields.index_select(1, index)
-        again = network.encoder(fields.index_copy(1, index, decoded.to(fields.dtype)), channels)
+        again = stepper.encode(fields.index_copy(1, index, decoded.to(fields.dtype)), channels, task)
         return (
             relative_l2(decoded - wanted, wanted, _FIELD_FLOOR),
             relative_l2(again - latent, latent.detach(), _FIELD_FLOOR),
@@ -266,11 +266,11 @@ class LatentOperatorStage(OperatorStage):
     def steady_pairs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
         """(B,) errors of the latent and of the decoded target."""
         task, stepper = batch.task, self.stepper
-        given = stepper.latent.encoder(*stepper.inputs(batch.state, batch.static, task))
+        given = stepper.encode(*stepper.inputs(batch.state, batch.static, task), task)
         target, channels = stepper.target_inputs(batch.target, task)
-        wanted = stepper.latent.encoder(target, channels)
+        wanted = stepper.encode(target, channels, task)
         found = self._update(given, batch)
-        decoded = stepper.decode_update(found, task)
+        decoded = stepper.decode_update(found, task, batch.space)
         return [(self._relative(found - wanted, wanted), self._relative(decoded - target, target))]
 
     def unrolled_pairs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
@@ -278,7 +278,7 @@ class LatentOperatorStage(OperatorStage):
         context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
         frames = range(self.config.unroll_steps + 1)
         truths = [
-            stepper.latent.encoder(*stepper.inputs(batch.state[:, f : f + context], batch.static, task)) for f in frames
+            stepper.encode(*stepper.inputs(batch.state[:, f : f + context], batch.static, task), task) for f in frames
         ]
         ratio = stepper.normalization.update_ratio(task, truths[0])
         latent, last = truths[0], batch.state[:, context - 1]
@@ -287,7 +287,7 @@ class LatentOperatorStage(OperatorStage):
             counts = step >= self.config.pushforward_steps
             with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
                 update = self._update(latent, batch)
-                change = stepper.decode_update(update, task)
+                change = stepper.decode_update(update, task, batch.space)
                 if counts:
                     truth, before = batch.state[:, context + step], batch.state[:, context + step - 1]
                     in_latent = self._relative(
@@ -302,7 +302,8 @@ class LatentOperatorStage(OperatorStage):
 
     def _update(self, latent: Tensor, batch: Batch) -> Tensor:
         parameters = self.stepper.normalization.parameters_of(batch.task, batch.parameters)
-        update: Tensor = self.stepper.latent.operator(latent, batch.task, parameters, batch.dt, batch.coordinates)
+        places = self.stepper.fit.coordinates(batch.coordinates, batch.task)
+        update: Tensor = self.stepper.latent.operator(latent, batch.task, parameters, batch.dt, places)
         return update
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import ups
 from tests.unit.inference.bundles.make import HERE
 from ups.cli.main import run
 from ups.formats.store_writer import StoreWriter
-from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, grid
+from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, grid, make_bundle
 
 FRAMES = 7
 
@@ -87,6 +88,29 @@ def test_a_picture_shows_the_time_of_the_data(desk: Path, monkeypatch: pytest.Mo
     assert drawn[0].time_of(0) == pytest.approx(4 * ADVECTION.dt)
     assert len(drawn[0].truth) == 3
     assert drawn[0].parameters == {"beta": 1.0}
+
+
+def test_a_trajectory_of_its_own_length_and_time_step_is_shown_as_it_is(
+    desk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    from ups.evaluation.report import figures
+
+    drawn = []
+    real = figures.fields_png
+    monkeypatch.setattr(figures, "fields_png", lambda example, channel: drawn.append(example) or real(example, channel))
+    make_bundle(desk / "ranged", tasks=(replace(ADVECTION, dt_range=(0.05, 0.1)),))
+    (x,) = grid(ADVECTION)
+    with StoreWriter(desk / "two.zarr", ADVECTION, [x], FRAMES) as writer:
+        for split in ("train", "test"):
+            for frames, dt in ((FRAMES, 0.05), (4, 0.1)):
+                place = x[None] - dt * np.arange(frames)[:, None]
+                state = np.sin(2 * np.pi * place)[:, None].astype(np.float32)
+                writer.append(split, state=state, parameters=[1.0], frames=frames, dt=dt)
+    options = ["--task", "advection", "--trajectory", "1", "--picture", "p.png"]
+    assert run(["rollout", "ranged", "two.zarr", *options]) == 0
+    assert [drawn[0].time_of(step) for step in range(3)] == pytest.approx([0.1, 0.2, 0.3])
+    assert len(drawn[0].truth) == 3
 
 
 def test_a_store_on_another_domain_is_refused_or_rescaled(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:

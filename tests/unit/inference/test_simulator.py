@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 import xarray
 
 from ups import Simulator
-from ups.testing.small_bundle import grid, make_bundle
+from ups.errors import BundleError
+from ups.testing.small_bundle import ADVECTION, grid, make_bundle
 
 RNG = np.random.default_rng(0)
 U = RNG.normal(size=(1, 16))
@@ -131,3 +134,17 @@ def test_two_given_frames_are_both_used(tmp_path):
         "u"
     ].values
     np.testing.assert_allclose(second[0], whole["u"].values[1], atol=1e-6)
+
+
+def test_a_time_step_can_be_asked_for_where_trained_ones_differ(tmp_path):
+    ranged = replace(ADVECTION, dt_range=(0.02, 0.1))
+    simulator = Simulator.load(make_bundle(tmp_path / "ranged", tasks=(ranged,)), device="cpu")
+    u = np.sin(2 * np.pi * np.arange(16) / 16)
+    found = simulator.rollout({"u": u}, 3, {"beta": 1.0}, dt=0.1)
+    np.testing.assert_allclose(found["time"], [0.1, 0.2, 0.3])
+    np.testing.assert_allclose(simulator.rollout({"u": u}, 2, {"beta": 1.0})["time"], [0.05, 0.1])
+    with pytest.raises(BundleError, match=r"time steps from 0.02 to 0.1, not 0.2"):
+        simulator.rollout({"u": u}, 1, {"beta": 1.0}, dt=0.2)
+    fixed = Simulator.load(make_bundle(tmp_path / "fixed"), device="cpu")
+    with pytest.raises(BundleError, match=r"a time step of 0.05, not 0.1"):
+        fixed.rollout({"u": u}, 1, {"beta": 1.0}, task="advection", dt=0.1)

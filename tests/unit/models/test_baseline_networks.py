@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ups.config.model import FnoConfig, UnetConfig
-from ups.errors import ConfigError, DataError
+from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.unet import pad
 from ups.spec.batch import Batch
@@ -87,11 +87,6 @@ def test_padding_goes_around_periodic_axes_and_repeats_the_edge_of_others():
         [5, 3, 4, 5, 3],
         [5, 3, 4, 5, 3],
     ]
-
-
-def test_a_grid_that_cannot_be_halved_is_named():
-    with pytest.raises(DataError, match="needs a grid that 2 divides, not"):
-        build(CONFIGS[0], ADVECTION)(inputs(ADVECTION, points=15))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.type)

@@ -330,3 +330,13 @@ def test_a_size_that_does_not_fit_is_named() -> None:
     ):
         with pytest.raises(ValueError, match=why):
             MultiscaleConfig.model_validate({**SMALL, **bad})
+
+
+def test_a_network_tells_the_ends_of_an_axis_apart() -> None:
+    ends = {
+        name: replace(OPEN_LINE, axes=(AxisSpec("x", name),)) for name in ("open", ("open", "wall"), ("wall", "open"))
+    }
+    named = {name: small((task,)).network.condition.boundaries.row_names for name, task in ends.items()}
+    assert ("", "0", "open first") in named["open", "wall"]
+    assert ("", "0", "open last") in named["wall", "open"]
+    assert ("", "0", "open") in named["open"]

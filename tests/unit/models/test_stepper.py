@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load, save
 
 from ups.errors import ConfigError, DataError
 from ups.models.build import build_model
-from ups.spec.task import TaskSpec
+from ups.spec.task import AxisSpec, TaskSpec
 from ups.testing.small_model import CUBE, LINE, PLANE, SPACE, STEADY, TASKS, awake, batch_of, small_model, step
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
@@ -178,7 +179,7 @@ def test_shard_units_are_the_blocks() -> None:
 def test_what_does_not_fit_is_refused_with_a_reason() -> None:
     stepper = small_model()
     batch = batch_of(LINE, 1)
-    with pytest.raises(DataError, match="not a multiple of the patch size 4"):
+    with pytest.raises(DataError, match="and their coordinates"):
         stepper(replace(batch, state=batch.state[..., :30], static=batch.static[..., :30]))
     with pytest.raises(DataError, match="1 context frames, not 2"):
         stepper(batch.with_state(batch.state.repeat(1, 2, 1, 1)))
@@ -191,3 +192,13 @@ def test_what_does_not_fit_is_refused_with_a_reason() -> None:
         stepper(replace(batch, task=imposter))
     with pytest.raises(ConfigError, match="two tasks are called 'line'"):
         small_model(tasks=(LINE, LINE))
+
+
+def test_the_latent_operator_tells_the_ends_of_an_axis_apart() -> None:
+    found = []
+    for ends in ("wall", ("wall", "open"), ("open", "wall"), "open"):
+        task = replace(PLANE, axes=(AxisSpec("x", ends), AxisSpec("y")))
+        stepper = awake(small_model(tasks=(task,)))
+        found.append(step(stepper, batch_of(task, 1)))
+    for one, other in itertools.combinations(found, 2):
+        assert not torch.allclose(one, other)

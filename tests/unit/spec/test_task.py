@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,3 +84,24 @@ def test_a_task_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
 def test_a_untrusted_document_is_refused_with_a_data_error(document: object) -> None:
     with pytest.raises(DataError):
         TaskSpec.from_json(document)
+
+
+def test_the_two_ends_of_an_axis_may_differ() -> None:
+    axis = AxisSpec("x", ("wall", "open"))
+    assert (axis.ends, axis.periodic, axis.boundary_text) == (("wall", "open"), False, "wall to open")
+    assert AxisSpec("x", ("wall", "wall")) == AxisSpec("x", "wall")
+    task = TaskSpec("a", (FieldSpec("u"),), (axis,), dt=0.1)
+    assert TaskSpec.from_json(json.loads(json.dumps(task.to_json()))) == task
+    for wrong in (("periodic", "wall"), ("wall",), ("wall", "open", "wall"), ("wall", "nowhere"), (["wall"], "open")):
+        with pytest.raises(DataError):
+            AxisSpec("x", wrong)
+
+
+def test_a_task_without_a_range_of_steps_is_written_as_before() -> None:
+    task = TaskSpec("a", (FieldSpec("u"),), (AxisSpec("x"),), dt=0.1)
+    assert "dt_range" not in task.to_json()
+    ranged = replace(task, dt_range=(0.05, 0.2))
+    assert TaskSpec.from_json(json.loads(json.dumps(ranged.to_json()))) == ranged
+    for wrong in ((0.2, 0.1), (0.0, 0.1), (0.1,), "ab", (0.1, float("inf"))):
+        with pytest.raises(DataError):
+            replace(task, dt_range=wrong)

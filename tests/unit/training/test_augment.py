@@ -191,3 +191,12 @@ def test_a_move_is_a_function_of_seed_step_and_window() -> None:
         assert torch.equal(fields(batch)[2:4], fields(batch.cut(2, 4)))
         assert not torch.equal(fields(batch), fields(batch, seed=2))
         assert not torch.equal(fields(batch), fields(replace(batch, stage_step=8)))
+
+
+def test_an_axis_whose_ends_differ_is_not_mirrored() -> None:
+    symmetries = ("reflection", "rotation90")
+    walls = replace(PLANE, fields=(FieldSpec("h"),), axes=(AxisSpec("x", "wall"), AxisSpec("y", "wall")))
+    mixed = replace(walls, axes=(AxisSpec("x", ("wall", "open")), AxisSpec("y", ("wall", "open"))))
+    coordinates = (torch.arange(8) / 8.0,) * 2
+    assert moves_of(replace(mixed, symmetries=symmetries), coordinates) is None
+    assert moves_of(replace(walls, symmetries=symmetries), coordinates) is not None

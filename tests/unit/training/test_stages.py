@@ -100,7 +100,9 @@ def test_an_update_of_the_latent_decodes_to_the_change_of_the_fields() -> None:
         stepper.normalization.restore("state", PLANE, network.decoder(z, names), 1)
         for z in (latent, latent + ratio * update)
     )
-    torch.testing.assert_close(stepper.scaled_change(first, second, PLANE), stepper.decode_update(update, PLANE))
+    torch.testing.assert_close(
+        stepper.scaled_change(first, second, PLANE), stepper.decode_update(update, PLANE, batch.space)
+    )
 
 
 def test_one_step_in_latent_space_is_the_step_in_physical_space() -> None:

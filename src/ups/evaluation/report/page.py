@@ -194,6 +194,8 @@ def _plots(result: Mapping[str, Any]) -> list[str]:
 def _spectra(result: Mapping[str, Any]) -> list[str]:
     """Spectra of the last step for each channel, at most three; of the first step, too, where there is one channel."""
     steps, channels = result["spectrum_steps"], result["channels"]
+    if not steps:  # a grid that is not uniform has no waves
+        return []
     last = len(steps) - 1
     chosen = [(k, 0) for k in range(len(steps))] if len(channels) == 1 else [(last, c) for c in range(len(channels))]
     shells = min(result["space"]) // 2 + 1  # beyond that shells have only corners
@@ -234,11 +236,12 @@ def _solver_cost(result: Mapping[str, Any], model: str) -> str:
 
 def _bands(result: Mapping[str, Any]) -> str:
     keys = (("low, k < 4", "frmse_low"), ("middle, 4 to 11", "frmse_mid"), ("high, k ≥ 12", "frmse_high"))
-    heads = "".join(f"<th>{head}</th>" for head, _ in keys) + "<th>cRMSE</th><th>bRMSE</th><th>maxE</th>"
+    shown = keys if result["spectrum_steps"] else ()
+    heads = "".join(f"<th>{head}</th>" for head, _ in shown) + "<th>cRMSE</th><th>bRMSE</th><th>maxE</th>"
     rows = []
     for name, predictor in result["predictors"].items():
         summary = predictor["summary"]
-        columns = [*(k for _, k in keys), "crmse", "brmse", "max_error"]
+        columns = [*(k for _, k in shown), "crmse", "brmse", "max_error"]
         cells = "".join(f"<td>{number(float(summary[key]))}</td>" for key in columns)
         rows.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
     return (
