@@ -67,3 +67,10 @@ def test_what_the_protocol_does_not_know_is_refused_before_any_work(tmp_path: Pa
     assert done.returncode == 3
     assert "ups-bench has no model 'pinn' -> choose from reference, fno, unet, fno+, " in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_is_of_a_whole_result_and_never_of_a_part(tmp_path: Path) -> None:
+    done = bench(tmp_path, "--page-only")
+    assert done.returncode == 3
+    assert "--page-only shows what bench.json holds -> leave --model and --task out" in done.stderr
+    assert list(tmp_path.iterdir()) == []
