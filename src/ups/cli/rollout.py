@@ -272,6 +272,7 @@ def _read_input(
 def _description(bundle: Path, spec: TaskSpec, source: str) -> TaskDescription | None:
     """What the arrays of the input mean: by the task.yaml next to it, else by what the run was told about its data."""
     from ups.config.description import description_next_to, read_description
+    from ups.errors import ConfigError
     from ups.formats.zarr_store import is_own_store
     from ups.run.directory import read_run_recipe
 
@@ -280,7 +281,10 @@ def _description(bundle: Path, spec: TaskSpec, source: str) -> TaskDescription |
     beside = description_next_to([source])
     if beside is not None:
         return read_description(beside)
-    tasks = read_run_recipe(bundle).recipe.data.tasks
+    try:
+        tasks = read_run_recipe(bundle).recipe.data.tasks
+    except ConfigError:  # a bundle needs no recipe that this version reads
+        return None
     known = next((task.description for task in tasks if task.name == spec.name), None)
     return known if not isinstance(known, str) else read_description(known)
 

@@ -67,6 +67,12 @@ class DescribedAxis(Section):
     boundary: Literal["periodic", "wall", "open", "dirichlet", "neumann", "unknown"] = setting(
         "unknown", "What happens at its two ends; unknown: a model is told nothing, and nothing wraps around."
     )
+    ends: list[Literal["wall", "open", "dirichlet", "neumann", "unknown"]] | None = setting(
+        None,
+        "What happens at the first and at the last end, where these differ; instead of boundary.",
+        min_length=2,
+        max_length=2,
+    )
     extent: float | None = setting(
         None, "Length of the domain along it, in its unit; default points times spacing.", gt=0
     )
@@ -77,6 +83,12 @@ class DescribedAxis(Section):
     repeated_end: bool = setting(
         False, "Whether the last point of a periodic axis is its first again; such a point is left out."
     )
+
+    @model_validator(mode="after")
+    def _one_statement(self) -> Self:
+        if self.ends is not None and self.boundary != "unknown":
+            raise ValueError(f"ends and boundary of axis '{self.name}' are both given; keep one")
+        return self
 
     @model_validator(mode="after")
     def _only_a_ring_repeats(self) -> Self:

@@ -51,14 +51,13 @@ def open_zarr(path: Path) -> ZarrContainer:
     left_out: list[str] = []
     variables: dict[str, Variable] = {}
     attributes: dict[str, Attribute] = {}
+    _refuse_links(path)
     for folder, names, files in os.walk(path):
         if set(files).isdisjoint(_METADATA):
             names.clear()  # chunks
             continue
         inside = os.path.relpath(folder, path)
         name = "" if inside == "." else inside
-        if any(os.path.islink(os.path.join(folder, entry)) for entry in (*names, *files)):
-            raise DataError(f"{folder} holds symbolic links", hint="copy what they point to")
         metadata, found = _metadata(Path(folder), files)
         values = _attributes(found, name, left_out)
         if metadata is None:
@@ -73,6 +72,22 @@ def open_zarr(path: Path) -> ZarrContainer:
     if not variables:
         raise DataError(f"{path} is no Zarr group with arrays of numbers", hint="; ".join(left_out[:3]) or _HINT)
     return ZarrContainer(str(path), variables, attributes, left_out)
+
+
+def _refuse_links(path: Path) -> None:
+    """A link leads to data outside of the group; the group itself may be one."""
+    waiting, seen = [str(path)], 0
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                seen += 1
+                if entry.is_symlink():
+                    raise DataError(f"{folder} holds symbolic links", hint="copy what they point to")
+                if seen > MAX_ENTRIES:
+                    raise DataError(f"{path} has more than {MAX_ENTRIES:,} files", hint="write it with larger chunks")
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
 
 
 def _metadata(folder: Path, files: list[str]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -98,10 +113,10 @@ def _variable(
     if unknown:
         left_out.append(f"'{name}', whose codec '{unknown[0][:40]}' is not read")
         return None
-    kind = str(metadata.get("dtype", metadata.get("data_type", "")))
+    kind = metadata.get("dtype", metadata.get("data_type"))
     try:
-        dtype = np.dtype(kind)
-    except TypeError:
+        dtype = np.dtype(kind if isinstance(kind, str) else object)
+    except (TypeError, SyntaxError, ValueError):
         dtype = np.dtype(object)
     shape = metadata.get("shape")
     if (
@@ -109,10 +124,11 @@ def _variable(
         or not isinstance(shape, list)
         or not all(type(n) is int and 0 < n < 1 << 40 for n in shape)
     ):
-        left_out.append(f"'{name}', which holds no array of numbers ({kind[:40]})")
+        left_out.append(f"'{name}', which holds no array of numbers ({str(kind)[:40]})")
         return None
-    grid = metadata.get("chunks") or metadata.get("chunk_grid", {}).get("configuration", {}).get("chunk_shape")
-    if not isinstance(grid, list) or np.prod([float(n) for n in grid]) * dtype.itemsize > MAX_CHUNK_BYTES:
+    grid = metadata["chunks"] if "chunks" in metadata else _chunk_shape(metadata)
+    whole = isinstance(grid, list) and all(type(n) is int and n > 0 for n in grid)
+    if not whole or np.prod([float(n) for n in grid or ()]) * dtype.itemsize > MAX_CHUNK_BYTES:
         left_out.append(f"'{name}', whose chunks have more than {MAX_CHUNK_BYTES >> 20} MiB")
         return None
     named = found.get("_ARRAY_DIMENSIONS", metadata.get("dimension_names"))
@@ -122,6 +138,13 @@ def _variable(
         else [""] * len(shape)
     )
     return Variable(name, tuple(shape), tuple(dims), values)
+
+
+def _chunk_shape(metadata: dict[str, Any]) -> Any:
+    """Of version 3, where the metadata is of the usual form."""
+    grid = metadata.get("chunk_grid")
+    configuration = grid.get("configuration") if isinstance(grid, dict) else None
+    return configuration.get("chunk_shape") if isinstance(configuration, dict) else None
 
 
 def _codecs(metadata: dict[str, Any]) -> set[str]:

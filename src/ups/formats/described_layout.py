@@ -231,7 +231,8 @@ class _Understanding:
         raise self._refuse(f"the coordinates '{variable.name}' of axis '{axis}' differ between rows or trajectories")
 
     def _axis(self, axis: DescribedAxis, extent: float) -> AxisSpec:
-        return AxisSpec(axis.name, axis.boundary, extent, axis.unit)
+        boundary: Any = axis.boundary if axis.ends is None else tuple(axis.ends)
+        return AxisSpec(axis.name, boundary, extent, axis.unit)
 
     def _times(self, num_frames: int, count: int) -> tuple[float, float]:
         """Time step and time of the first frame."""

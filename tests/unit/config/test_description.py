@@ -71,6 +71,8 @@ def test_a_sound_description_is_read(tmp_path: Path) -> None:
         ("    unit: m/s", "    role: target", 2, "has a state field and no target"),
         ("name: x\n", "name: time\n", 6, "kept for something else"),
         ("boundary: periodic", "boundary: wall\n    repeated_end: true", 8, "repeated_end is true"),
+        ("boundary: periodic", "boundary: wall\n    ends: [wall, open]", 8, "keep one"),
+        ("boundary: periodic", "ends: [wall]", 7, "at least 2 entries"),
     ],
 )
 def test_a_mistake_has_its_line_and_a_hint(tmp_path: Path, old: str, new: str, line: int, words: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,9 @@ def test_packed_numbers_are_unpacked(tmp_path: Path) -> None:
     whole = np.arange(COUNT * FRAMES * 8).reshape(COUNT, FRAMES, 8)
     dataset = xarray.Dataset({"u": (("trajectory", "time", "x"), whole * 0.5 + 3)})
     dataset.to_netcdf(
-        tmp_path / "a.nc", engine="h5netcdf", encoding={"u": {"dtype": "i2", "scale_factor": 0.5, "add_offset": 3.0}}
+        tmp_path / "a.nc",
+        engine="h5netcdf",
+        encoding={"u": {"dtype": "i2", "scale_factor": 0.5, "add_offset": 3.0, "_FillValue": -9}},
     )
     values = {"fields": [{"name": "u"}], "axes": [{"name": "x"}], "dt": 1.0}
     reader = open_described([tmp_path / "a.nc"], describe_values(values))
@@ -292,12 +295,48 @@ def test_damaged_numpy_files_are_refused(tmp_path: Path, damage: str) -> None:
         open_container(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chunks": ["a"]},
+        {"chunks": [0]},
+        {"chunks": None},
+        {"chunks": [1 << 40]},
+        {"shape": [-1]},
+        {"shape": "x"},
+        {"dtype": [["a", "<f4"]]},
+        {"dtype": "|O"},
+        {"dtype": 3},
+        {"filters": [{"id": "pickle"}]},
+        {"compressor": {"id": "unknown"}},
+    ],
+    ids=str,
+)
+def test_metadata_of_zarr_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = tmp_path / "a.zarr" / "u"
+    folder.mkdir(parents=True)
+    (tmp_path / "a.zarr" / ".zgroup").write_text('{"zarr_format": 2}')
+    sound = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "<f4", "fill_value": 0, "order": "C"}
+    sound |= {"compressor": None, "filters": None}
+    (folder / ".zarray").write_text(json.dumps(sound))
+    assert set(open_container(tmp_path / "a.zarr").variables) == {"u"}
+    (folder / ".zarray").write_text(json.dumps(sound | change))
+    with pytest.raises(DataError, match="no Zarr group with arrays"):
+        open_container(tmp_path / "a.zarr")
+
+
 def test_links_in_a_zarr_group_are_refused(made: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "a.zarr").mkdir()
     (tmp_path / "a.zarr" / ".zgroup").write_text('{"zarr_format": 2}')
     (tmp_path / "a.zarr" / "u").symlink_to(made["zarr2"] / "u")
     with pytest.raises(DataError, match="symbolic links"):
         open_container(tmp_path / "a.zarr")
+    shutil.copytree(made["zarr3"], tmp_path / "b.zarr")
+    chunk = next(path for path in (tmp_path / "b.zarr" / "u" / "c").rglob("*") if path.is_file())
+    chunk.unlink()
+    chunk.symlink_to("/etc/passwd")
+    with pytest.raises(DataError, match="symbolic links"):
+        open_container(tmp_path / "b.zarr")
 
 
 def test_a_falling_axis_whose_last_point_is_the_first_again(tmp_path: Path) -> None:
@@ -360,3 +399,21 @@ def test_a_damaged_hdf5_file_is_an_error_and_no_crash(made: dict[str, Path], tmp
     path.write_bytes(bytes(content))
     with contextlib.suppress(DataError):
         described(path).read("test", 0, 0, 7)
+
+
+@pytest.mark.parametrize("kind", ["nc", "zarr2", "zarr3"])
+def test_single_numbers_and_strides(tmp_path: Path, kind: str) -> None:
+    dims = ("trajectory", "time", "x", "y")
+    dataset = xarray.Dataset({"u": (dims, U), "g": ((), 9.81), "count": ((), 4)}, attrs={"nu": 0.5})
+    path = tmp_path / f"a.{kind}"
+    if kind == "nc":
+        dataset.to_netcdf(path, engine="h5netcdf")
+    else:
+        dataset.to_zarr(path, zarr_format=int(kind[-1]), consolidated=False)
+    values: dict[str, Any] = {"fields": [{"name": "u"}], "axes": [{"name": "x"}, {"name": "y"}], "dt": 1.0}
+    values["parameters"] = [{"name": "g"}, {"name": "nu"}]
+    reader = open_described([path], describe_values(values), Subsampling(time_stride=3, space_stride=2))
+    window = reader.read("train", 1, 0, 3)
+    np.testing.assert_array_equal(window.state[:, 0], U[1, ::3, ::2, ::2])
+    assert window.parameters == pytest.approx([9.81, 0.5])
+    assert "'count' ()" in " ".join(reader.assumptions)
