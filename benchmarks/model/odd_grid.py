@@ -5,8 +5,9 @@
 
 The network has four levels, so that 8 must divide the points. Both trainings see the same trajectories, stored with as
 many points, and have the same CPU-seconds of one thread. Scores are of whole rollouts and of single steps of the test
-split, relative to the trajectory, as the geometric mean over seeds. `seam`: the error of a step near the first and last
-points, compared with the mean over all points. Bar: the rollout's error is at most 1.05 times that of the reference.
+split, relative to the trajectory, as the geometric mean over seeds. `roll`: how much a step changes if the given frame
+is rolled and the result rolled back, relative to the field, over many rolls; `ends`: the same within 4 points of the
+first and last one, where a seam would be. Bar: the rollout's error is at most 1.05 times that of the reference.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT = 1.05
-NEAR = 4  # points at either end that count as near the seam
+NEAR = 4  # points at either end where a seam would be
 
 
 def recipe_of(task: str, store: Path, run_dir: Path, seed: int, cpu_seconds: float) -> dict[str, Any]:
@@ -34,24 +35,26 @@ def recipe_of(task: str, store: Path, run_dir: Path, seed: int, cpu_seconds: flo
     return recipe
 
 
-def seam(run: Any) -> float:
-    """Root mean square error of a step within NEAR points of the ends, relative to that of all points."""
+def rolls(run: Any) -> dict[str, float]:
+    """Change of a step under rolls of the given frame, over all points and near the ends, relative to the field."""
     import torch
 
-    from ups.evaluation.rollout import RolloutPlan, one_steps, read_inputs
+    from ups.evaluation.rollout import RolloutPlan, read_inputs
     from ups.run.trained import load_trained
 
     trained = load_trained(str(run.path))
-    reader = trained.readers[0]
-    plan = RolloutPlan.whole(reader, trained.stepper.context_frames)
-    part = range(reader.splits["test"])
+    reader, step = trained.readers[0], trained.stepper
+    plan = RolloutPlan(context_frames=1, start_frame=reader.num_frames // 4, num_steps=1)
     with torch.no_grad():
-        batch, truth = read_inputs(reader, "test", part, plan, torch.device("cpu"), torch.float32)
-        known = batch.with_state(torch.cat([batch.state, truth], dim=1))
-        steps = one_steps(trained.stepper, known, plan.context_frames)
-        error = (steps - truth).double().square().mean((0, 1, 2))  # (X,)
-    near = torch.cat([error[:NEAR], error[-NEAR:]])
-    return float((near.mean() / error.mean()).sqrt())
+        batch, _ = read_inputs(reader, "test", range(reader.splits["test"]), plan, torch.device("cpu"), torch.float32)
+        expected = step(batch)
+        changes = []
+        for shift in range(1, reader.space[0], 3):
+            found = step(batch.with_state(batch.state.roll(shift, -1))).roll(-shift, -1)
+            changes.append((found - expected).double().square().mean((0, 1)))  # (X,)
+    change, size = torch.stack(changes).mean(0), expected.double().square().mean()
+    near = torch.cat([change[:NEAR], change[-NEAR:]])
+    return {"roll": float((change.mean() / size).sqrt()), "ends": float((near.mean() / size).sqrt())}
 
 
 def main() -> int:
@@ -86,7 +89,7 @@ def measure(asked: argparse.Namespace, directory: Path, points: int) -> dict[str
         store = folder / f"{asked.task}.zarr"
         run = ups.fit(recipe_of(asked.task, store, run_dir, seed, asked.cpu_seconds), progress=False)
         summary = ups.evaluate(run).results[0]["predictors"]["model"]["summary"]
-        rows.append({"rollout": summary["trmse"], "one_step": summary["one_step_trmse"], "seam": seam(run)})
+        rows.append({"rollout": summary["trmse"], "one_step": summary["one_step_trmse"], **rolls(run)})
     return {name: math.exp(sum(math.log(row[name]) for row in rows) / len(rows)) for name in rows[0]}
 
 

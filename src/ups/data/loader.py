@@ -7,6 +7,7 @@ there is an accelerator, and knows the position, which is one integer: the step.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
@@ -25,6 +26,8 @@ from ups.formats.base import Reader
 from ups.spec.batch import Batch
 from ups.spec.place import Place
 from ups.spec.task import TaskSpec
+
+logger = logging.getLogger(__name__)
 
 
 class Loader:
@@ -153,6 +156,12 @@ def build_loader(
     cuts = tuple(Cut.of(size, place, micro_batch) for size in data.block_sizes)
     indexes = tuple(WindowIndex.of(reader, "train", window_frames) for reader in readers)
     names = [task.name for task in data.tasks]
+    for name, index in zip(names, indexes, strict=True):
+        short = 0 if index.frames is None else int((index.frames < window_frames).sum())
+        if short and place.rank == 0:
+            logger.warning(
+                "%d trajectories of task '%s' are shorter than %d frames: unused", short, name, window_frames
+            )
     sampler = build_sampler(data, names, [len(index) for index in indexes], seed=seed)
     return Loader(RankSource(tuple(readers), indexes, sampler, cuts, grouped), place, data.loader, start_step)
 

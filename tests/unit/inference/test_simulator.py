@@ -148,3 +148,13 @@ def test_a_time_step_can_be_asked_for_where_trained_ones_differ(tmp_path):
     fixed = Simulator.load(make_bundle(tmp_path / "fixed"), device="cpu")
     with pytest.raises(BundleError, match=r"a time step of 0.05, not 0.1"):
         fixed.rollout({"u": u}, 1, {"beta": 1.0}, task="advection", dt=0.1)
+
+
+def test_a_grid_that_patches_do_not_divide_is_rolled_out_on_its_own_points(simulator):
+    u = np.sin(2 * np.pi * np.arange(15) / 15)
+    result = simulator.rollout({"u": u}, 2, {"beta": 1.0}, task="advection")
+    assert result["u"].shape == (2, 15)
+    assert np.isfinite(result["u"]).all()
+    gradient = torch.zeros(1, 1, 15, requires_grad=True)
+    simulator.module(gradient, {"beta": 1.0}, task="advection").sum().backward()
+    assert gradient.grad.isfinite().all()

@@ -74,7 +74,6 @@ CASES = [
     (call(ONES, 1, None, "darcy"), "is steady: it has no state"),
     (call(None, 5, None, "darcy", static=FORCE), "has one solution, not 5 steps"),
     (call(None, 1, None, "darcy"), "needs static fields a"),
-    (call(np.ones((1, 15)), 1, BETA), "15"),
 ]
 
 
