@@ -83,7 +83,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "rank-8 adapters for each task": lambda recipe: None,
     "windowed, shifted attention": lambda recipe: None,
     "channel-separated attention": lambda recipe: None,
-    "kernel 3": model(kernel_size=3),
+    "kernel 5": model(kernel_size=5),
     "kernel 7": model(kernel_size=7),
     "narrower (24, 48, 96)": model(widths=[24, 48, 96], num_heads=3),
     "wider (48, 96, 192)": model(widths=[48, 96, 192], num_heads=6),

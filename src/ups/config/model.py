@@ -103,7 +103,7 @@ class MultiscaleConfig(ModelConfig):
         unit="blocks",
     )
     kernel_size: int = setting(
-        5, "Points of a kernel along each axis at full resolution; coarser levels have 3.", unit="points", ge=1, le=31
+        3, "Points of a kernel along each axis at full resolution; coarser levels have 3.", unit="points", ge=1, le=31
     )
     num_heads: int = setting(4, "Attention heads; must divide the last of widths.", unit="heads", ge=1, le=256)
     attention: bool = setting(True, "Attention between all points of the coarsest level, after each of its blocks.")
