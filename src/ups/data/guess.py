@@ -393,7 +393,7 @@ class _Guesser:
         if fields:
             self.values["conserved"] = fields
             worst = max(kept.values())
-            self._say("conserved", f"the integrals change by {worst:.1g} of the field's size at most")
+            self._say("conserved", f"the mean changes by {worst:.1g} of the field's variation at most")
 
 
 def _counts(container: Container, variable: Variable) -> bool:

@@ -106,10 +106,8 @@ def _by_name(variable: Variable, vectors: Mapping[str, Variable], found: Dims) -
         coordinate = next(
             (n for n in vectors if n.split("/")[-1] == dim and vectors[n].shape[0] == variable.shape[i]), ""
         )
-        role = role_of_coordinate(vectors[coordinate]) if coordinate else ""
-        role, why = (
-            (role, f"by the attributes of '{dim}'") if role else (role_of_name(dim), f"the file calls it '{dim}'")
-        )
+        role = (role_of_coordinate(vectors[coordinate]) if coordinate else "") or role_of_name(dim)
+        why = f"the file calls it '{dim}'" if role_of_name(dim) == role else f"by the attributes of '{dim}'"
         if role and (role == "space" or role not in found.role):
             found.role[i], found.why[i] = role, why
         if coordinate and role != TRAJECTORY:
