@@ -7,8 +7,6 @@ step, a length, a parameter, or a line that says that it is not used.
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,15 +16,23 @@ import numpy as np
 from ups.config.description import (
     CHANNEL,
     COMPONENT,
-    RESERVED,
     TIME,
     TRAJECTORY,
     TaskDescription,
     describe_values,
 )
-from ups.data.guess_dims import Dims, axis_names, guess_dims, plain, role_of_name
+from ups.data.guess_dims import Dims, axis_names, guess_dims, labels_of, plain, role_of_name
 from ups.data.guess_physics import guess_boundary, guess_conserved, take_sample
-from ups.data.names_in_files import ABOUT_THE_FILE, END_NAMES, LENGTH_NAMES, SPACES, SPACING_NAMES, STEP_NAMES
+from ups.data.names_in_files import (
+    ABOUT_THE_FILE,
+    END_NAMES,
+    LENGTH_NAMES,
+    SPACES,
+    SPACING_NAMES,
+    STEP_NAMES,
+    is_about_the_file,
+    plain_name,
+)
 from ups.errors import DataError
 from ups.formats.container import Container, Variable
 from ups.formats.described import DescribedReader
@@ -183,7 +189,7 @@ class _Guesser:
         steady = TIME not in labels
         fields: list[dict[str, Any]] = []
         for variable in self.container.variables.values():
-            found = labels if variable is main else _labels_of(variable, main, labels)
+            found = labels if variable is main else labels_of(variable, main, labels)
             if found is None or variable.name in self.used or any(a not in found for a in names.values()):
                 continue
             self.used.add(variable.name)
@@ -203,7 +209,7 @@ class _Guesser:
         if COMPONENT in dims and variable.shape[dims.index(COMPONENT)] != num_axes:
             dims = [CHANNEL if dim == COMPONENT else dim for dim in dims]
             size = variable.shape[dims.index(CHANNEL)]
-        base = _plain_name(variable.name.split("/")[-1], "u")
+        base = plain_name(variable.name.split("/")[-1], "u")
         role = "target" if steady else "state" if TIME in dims else "static"
         found: list[dict[str, Any]] = []
         for channel in range(max(1, size)):
@@ -311,14 +317,18 @@ class _Guesser:
                     self._parameter(found, f"{short}_{column}", {"dataset": name, "channel": column}, values, variable)
         sizes = {n for v in self.container.variables.values() for n in v.shape}
         for name, value in self.container.attributes.items():
-            if isinstance(value, float) and ("", name) not in self.used_attributes and not _about(name, value, sizes):
+            if (
+                isinstance(value, float)
+                and ("", name) not in self.used_attributes
+                and not is_about_the_file(name, value, sizes)
+            ):
                 self._parameter(found, name.split("/")[-1], {"attribute": name}, np.array([value]), None)
         for owner, variable in self.container.variables.items():
             for name, value in variable.attributes.items():
                 taken = (
                     (owner, name) in self.used_attributes
                     or name.split("[")[0] in NOT_PARAMETERS
-                    or _about(name, value, sizes)
+                    or is_about_the_file(name, value, sizes)
                 )
                 if isinstance(value, float) and not taken:
                     source = {"dataset": owner, "attribute": name}
@@ -332,7 +342,7 @@ class _Guesser:
         if not np.isfinite(values).all() or len(found) == 64:
             self.notes.append(f"'{name}' is no parameter: its values are not finite, or there are more than 64")
             return
-        entry: dict[str, Any] = {"name": _plain_name(name, "parameter")}
+        entry: dict[str, Any] = {"name": plain_name(name, "parameter")}
         while entry["name"] in [other["name"] for other in found]:
             entry["name"] += "_"
         path = f"parameters.{len(found)}"
@@ -383,27 +393,7 @@ class _Guesser:
         if fields:
             self.values["conserved"] = fields
             worst = max(kept.values())
-            self._say("conserved", f"the integrals change by {worst:.1g} of the field's size at most")
-
-
-def _labels_of(variable: Variable, main: Variable, labels: list[str]) -> list[str] | None:
-    """What the dimensions of another array are, seen from the main one: by name, else by size; None if that fails."""
-    by_name = {dim: label for dim, label in zip(main.dims, labels, strict=True) if dim}
-    if variable.dims and all(dim in by_name for dim in variable.dims):
-        return [by_name[dim] for dim in variable.dims]
-    if variable.shape == main.shape:
-        return labels
-    known = {}
-    for size, label in zip(main.shape, labels, strict=True):
-        known[size] = "" if size in known else label
-    found = [known.get(size, "") for size in variable.shape]
-    if variable.shape[:1] != main.shape[:1] or "" in found:
-        # The same without time, or without trajectory and time, in the same order.
-        for left in ({TIME}, {TRAJECTORY}, {TRAJECTORY, TIME}, {TIME, CHANNEL}, {CHANNEL}):
-            kept = [(n, label) for n, label in zip(main.shape, labels, strict=True) if label not in left]
-            if variable.shape == tuple(n for n, _ in kept):
-                return [label for _, label in kept]
-    return found if "" not in found and len(set(found)) == len(found) else None
+            self._say("conserved", f"the mean changes by {worst:.1g} of the field's variation at most")
 
 
 def _counts(container: Container, variable: Variable) -> bool:
@@ -412,26 +402,6 @@ def _counts(container: Container, variable: Variable) -> bool:
         return False
     values = container.whole(variable.name)
     return bool((np.diff(values) == 1).all() and values[0] in (0, 1))
-
-
-def _about(name: str, value: object, sizes: set[int]) -> bool:
-    """Whether a number is about the file: a version, a seed, the size of a dimension."""
-    short = name.split("/")[-1].lower()
-    count = re.fullmatch(r"(n|num|number_of|n_|num_)_?[a-z]*", short) is not None
-    return (
-        short in ABOUT_THE_FILE
-        or short.startswith("grib_")
-        or (count and isinstance(value, float) and value.is_integer() and int(value) in sizes)
-    )
-
-
-def _plain_name(name: str, default: str) -> str:
-    """A name that a task can have: without spaces, Greek letters written out."""
-    written = "".join(c if c.isascii() else unicodedata.name(c, "").split(" ")[-1].lower() for c in name)
-    text = re.sub(r"[^A-Za-z0-9_.-]", "_", written)[:60].strip("_.-") or default
-    if text.lower() in RESERVED:
-        text = f"{text}_"
-    return text if re.match(r"[A-Za-z_]", text) else f"{default}_{text}"
 
 
 def _short_float(value: float) -> float:

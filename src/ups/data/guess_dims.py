@@ -106,10 +106,8 @@ def _by_name(variable: Variable, vectors: Mapping[str, Variable], found: Dims) -
         coordinate = next(
             (n for n in vectors if n.split("/")[-1] == dim and vectors[n].shape[0] == variable.shape[i]), ""
         )
-        role = role_of_coordinate(vectors[coordinate]) if coordinate else ""
-        role, why = (
-            (role, f"by the attributes of '{dim}'") if role else (role_of_name(dim), f"the file calls it '{dim}'")
-        )
+        role = (role_of_coordinate(vectors[coordinate]) if coordinate else "") or role_of_name(dim)
+        why = f"the file calls it '{dim}'" if role_of_name(dim) == role else f"by the attributes of '{dim}'"
         if role and (role == "space" or role not in found.role):
             found.role[i], found.why[i] = role, why
         if coordinate and role != TRAJECTORY:
@@ -217,3 +215,23 @@ def axis_names(names: list[str]) -> list[str]:
         usable = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,31}", name) and name not in (*RESERVED, *result)
         result.append(name if usable else free.pop(0))
     return result
+
+
+def labels_of(variable: Variable, main: Variable, labels: list[str]) -> list[str] | None:
+    """What the dimensions of another array are, seen from the main one: by name, else by size; None if that fails."""
+    by_name = {dim: label for dim, label in zip(main.dims, labels, strict=True) if dim}
+    if variable.dims and all(dim in by_name for dim in variable.dims):
+        return [by_name[dim] for dim in variable.dims]
+    if variable.shape == main.shape:
+        return labels
+    known = {}
+    for size, label in zip(main.shape, labels, strict=True):
+        known[size] = "" if size in known else label
+    found = [known.get(size, "") for size in variable.shape]
+    if variable.shape[:1] != main.shape[:1] or "" in found:
+        # The same without time, or without trajectory and time, in the same order.
+        for left in ({TIME}, {TRAJECTORY}, {TRAJECTORY, TIME}, {TIME, CHANNEL}, {CHANNEL}):
+            kept = [(n, label) for n, label in zip(main.shape, labels, strict=True) if label not in left]
+            if variable.shape == tuple(n for n, _ in kept):
+                return [label for _, label in kept]
+    return found if "" not in found and len(set(found)) == len(found) else None

@@ -24,6 +24,8 @@ equation: ""
 def description_page(guess: Guess, source: str) -> str:
     """The text of a task.yaml."""
     values = guess.description.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    for shown, axis in zip(values["axes"], guess.description.axes, strict=True):
+        shown["boundary"] = axis.boundary  # also where it is the default: a person may know better
     lines = [_HEAD.format(source=printable(source))]
     lines.append(f"name: {scalar_text(values['name'])}\n")
     for section in ("fields", "axes"):

@@ -25,7 +25,7 @@ SEAM = 2.5
 # What is held fixed at an end changes by less than this part of what the inside does; a flat end likewise.
 FIXED = 0.04
 FLAT = 0.12
-# An integral that changes by less than this part of the field's size is called conserved.
+# A mean that changes by less than this part of how much the field varies in space is called conserved.
 DRIFT = 1e-4
 MOVES = 1e-3
 
@@ -99,12 +99,14 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
 
 
 def guess_conserved(sample: Sample) -> dict[int, float]:
-    """Channel -> largest change of its integral relative to its size, for those that are conserved while they move."""
+    """Channel -> largest change of its mean relative to how much it varies, for what is conserved while it moves."""
     values = sample.values
     if values.shape[1] < 3 or not sample.finite:
         return {}
     space = tuple(range(3, values.ndim))
-    integral, size = values.mean(axis=space), np.abs(values).mean(axis=space)  # (N, T, C)
+    integral = values.mean(axis=space)  # (N, T, C)
+    # How much the field varies, not how large it is: 0.1 K of 300 K is no rounding.
+    size = np.abs(values - values.mean(axis=space, keepdims=True)).mean(axis=space)
     found: dict[int, float] = {}
     for channel in range(values.shape[2]):
         field = values[:, :, channel]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
+
+from ups.config.description import RESERVED
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -30,3 +35,23 @@ LENGTH_NAMES = _words("l length domain_length extent domain_size box_size width 
 SPACING_NAMES = _words("dx delta_x spacing grid_spacing")
 # Numbers about how a file was made: named, and no parameter of an equation.
 ABOUT_THE_FILE = _words("seed random_seed version format_version file_version id")
+
+
+def is_about_the_file(name: str, value: object, sizes: set[int]) -> bool:
+    """Whether a number is about the file: a version, a seed, the size of a dimension."""
+    short = name.split("/")[-1].lower()
+    count = re.fullmatch(r"(n|num|number_of|n_|num_)_?[a-z]*", short) is not None
+    return (
+        short in ABOUT_THE_FILE
+        or short.startswith("grib_")
+        or (count and isinstance(value, float) and value.is_integer() and int(value) in sizes)
+    )
+
+
+def plain_name(name: str, default: str) -> str:
+    """A name that a task can have: without spaces, Greek letters written out."""
+    written = "".join(c if c.isascii() else unicodedata.name(c, "").split(" ")[-1].lower() for c in name)
+    text = re.sub(r"[^A-Za-z0-9_.-]", "_", written)[:60].strip("_.-") or default
+    if text.lower() in RESERVED:
+        text = f"{text}_"
+    return text if re.match(r"[A-Za-z_]", text) else f"{default}_{text}"

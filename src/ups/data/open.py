@@ -11,7 +11,7 @@ from ups.config.schema import TaskConfig
 from ups.errors import DataError, PluginError
 from ups.formats.base import FULL, Format, GridReader, Reader, Subsampling
 from ups.formats.described import open_described
-from ups.formats.open_container import needs_description
+from ups.formats.open_container import is_container, needs_description
 from ups.formats.zarr_store import is_own_store
 from ups.registry import READERS
 
@@ -67,7 +67,11 @@ def open_paths(
             raise DataError(f"{one} does not exist", hint="make it with `ups data generate`, or correct the path")
     described = _description_of(paths, description, problem, format)
     if described is not None:
-        return open_described(paths, described, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction)
+        fractions = {"valid_fraction": valid_fraction, "test_fraction": test_fraction}
+        reader = open_described(paths, described, subsampling, **fractions)
+        if description is None:
+            reader.assume([f"what the arrays mean is said by '{description_next_to(paths)}', which lies next to them"])
+        return reader
     name = recognized(paths) if format == "auto" else format
     chosen: Format = READERS.factory(name)
     return chosen.open(paths, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction, problem=problem)
@@ -81,7 +85,11 @@ def _description_of(
         return None
     stores = [path for path in paths if is_own_store(path)]
     if description is not None and (stores or problem is not None):
-        what = f"{stores[0]} is a store, which says itself what it holds" if stores else "both problem and description"
+        what = (
+            f"{stores[0]} is a store, which says itself what it holds"
+            if stores
+            else "problem and description are both given"
+        )
         raise DataError(what, hint="leave the description out" if stores else "keep one of them")
     if stores:
         return None
@@ -89,7 +97,7 @@ def _description_of(
         return read_description(description)
     if description is not None:
         return description
-    found = description_next_to(paths)
+    found = description_next_to(paths) if all(is_container(path) for path in paths) else None
     if found is not None:
         return read_description(found)
     if format == DESCRIBED or any(needs_description(path) for path in paths):

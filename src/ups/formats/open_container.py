@@ -39,8 +39,19 @@ def needs_description(path: Path) -> bool:
     """Whether a path holds arrays of a format that never says what they mean: NumPy, or a Zarr group of version 2."""
     if path.is_dir():
         return any((path / name).is_file() for name in (".zgroup", ".zarray", ".zmetadata"))
+    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC))
+
+
+def is_container(path: Path) -> bool:
+    """Whether a path looks like one that `open_container` opens, by its first bytes."""
+    if path.is_dir():
+        return needs_description(path) or (path / "zarr.json").is_file()
+    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, HDF5_MAGIC, b"CDF"))
+
+
+def _first_bytes(path: Path) -> bytes:
     try:
         with open_regular(path, follow_link=True) as file:
-            return file is not None and file.read(6).startswith((NUMPY_MAGIC, ZIP_MAGIC))
+            return b"" if file is None else file.read(8)
     except (OSError, ValueError):
-        return False
+        return b""

@@ -169,3 +169,16 @@ def test_an_array_alone_shows_what_its_dimensions_are(order: str, channels: int,
     assert guess.description.dims == dims
     assert "dims" in guess.uncertain
     assert len(guess.description.fields) == max(1, channels)
+
+
+def test_a_small_change_of_a_large_mean_is_no_conservation() -> None:
+    t = np.arange(16)[None, :, None]
+    guess = guess_description([MemoryContainer({"u": _waves(12, 16, 64) + 300 + 1e-3 * t})], "task")
+    assert guess.description.conserved == []
+
+
+def test_a_boundary_that_is_not_seen_is_a_line_to_edit(tmp_path: Path) -> None:
+    rough = np.cumsum(np.random.default_rng(0).normal(size=(12, 16, 64)), axis=1)
+    rough = np.cumsum(rough, axis=2)
+    page = description_page(guess_description([MemoryContainer({"u": rough})], "task"), "rough.npy")
+    assert "boundary: unknown # check: " in page

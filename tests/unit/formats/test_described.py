@@ -120,6 +120,10 @@ def test_a_file_is_opened_by_the_description_next_to_it(tmp_path: Path) -> None:
     reader = open_paths(path, Subsampling(time_stride=2, space_stride=2))
     np.testing.assert_array_equal(reader.read("train", 3, 1, 2).state[:, 0], U[3, 2:5:2, ::2, ::2])
     assert reader.task.dt == 4
+    assert "lies next to" in " ".join(reader.assumptions), "whoever put it there"
+    (tmp_path / "other.txt").write_text("of another reader")
+    with pytest.raises(DataError, match="not an HDF5 file"):
+        open_paths(tmp_path / "other.txt")
     (tmp_path / "task.yaml").write_text(task.replace("name: u", "nam: u"))
     with pytest.raises(ConfigError, match=r"task.yaml:1"):
         open_paths(path)
