@@ -11,8 +11,10 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ups.config.description import CHANNEL, COMPONENT, TIME, TRAJECTORY, TaskDescription
 from ups.errors import DataError
@@ -56,13 +58,15 @@ class DescribedReader(GridReader):
             _File(container, layout, layout.parameters.astype(np.float32))
             for container, layout in zip(containers, layouts, strict=True)
         )
-        self._piece = description.cut_frames or first.num_frames
-        if self._piece > first.num_frames:
-            raise DataError(
-                f"{containers[0].path}: trajectories have {first.num_frames} frames, and cut_frames is {self._piece}"
-            )
-        self._pieces = first.num_frames // self._piece if first.num_frames else 1
-        rows = [layout.num_trajectories * self._pieces for layout in layouts]
+        self._piece = description.cut_frames or 0
+        for container, layout in zip(containers, layouts, strict=True):
+            if self._piece > layout.num_frames:
+                raise DataError(
+                    f"{container.path}: trajectories have {layout.num_frames} frames, and cut_frames is {self._piece}"
+                )
+        # Pieces that a trajectory of each file is cut into.
+        self._pieces = [layout.num_frames // self._piece if self._piece else 1 for layout in layouts]
+        rows = [layout.num_trajectories * pieces for layout, pieces in zip(layouts, self._pieces, strict=True)]
         self._ends = np.cumsum(rows).tolist()
         self._rows = _split(rows, valid_fraction, test_fraction)
         parameters = tuple(
@@ -74,16 +78,21 @@ class DescribedReader(GridReader):
             for i, p in enumerate(first.task.parameters)
         )
         assumptions = tuple(dict.fromkeys(text for layout in layouts for text in layout.assumptions))
-        rest = first.num_frames - self._pieces * self._piece
+        rest = max(layout.num_frames % self._piece for layout in layouts) if self._piece else 0
         if rest:
-            assumptions += (f"cut_frames {self._piece} leaves out the last {rest} frames of each trajectory",)
+            assumptions += (f"cut_frames {self._piece} leaves out up to {rest} frames at the end of each trajectory",)
+        lengths = [self._piece or layout.num_frames for layout in layouts]
+        steps = [layout.task.dt for layout in layouts]
+        same_step = first.task.steady or np.allclose(steps, steps[0], rtol=1e-3)
         source = Source(
             replace(first.task, parameters=parameters),
             first.coordinates,
-            self._piece,
+            max(lengths),
             {split: len(found) for split, found in self._rows.items()},
             first.start_time,
             assumptions,
+            frames=None if len(set(lengths)) == 1 else self._by_split(np.asarray(lengths, np.int64)),
+            steps=None if same_step else self._by_split(np.asarray(steps, np.float64)),
         )
         super().__init__(source, subsampling)
 
@@ -93,7 +102,7 @@ class DescribedReader(GridReader):
 
     def where(self, split: str, trajectory: int) -> str:
         file, row, frame = self._locate(split, trajectory)
-        piece = f" from frame {frame}" if self._pieces > 1 else ""
+        piece = f" from frame {frame}" if self._piece else ""
         return f"{file.container.path} trajectory {row}{piece} ({split} trajectory {trajectory})"
 
     def close(self) -> None:
@@ -122,8 +131,15 @@ class DescribedReader(GridReader):
         """File of a trajectory, its row in there, and the first frame of its piece."""
         number = self._rows[split][trajectory]
         file = bisect.bisect_right(self._ends, number)
-        row, piece = divmod(number - (self._ends[file - 1] if file else 0), self._pieces)
+        row, piece = divmod(number - (self._ends[file - 1] if file else 0), self._pieces[file])
         return self._files[file], row, piece * self._piece
+
+    def _by_split(self, of_files: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """For each trajectory of each split what its file has."""
+        return {
+            split: of_files[np.searchsorted(self._ends, np.asarray(rows, np.int64), side="right")]
+            for split, rows in self._rows.items()
+        }
 
 
 def open_described(
@@ -192,15 +208,10 @@ def _check_same(containers: Sequence[Container], layouts: Sequence[DescribedLayo
         same = same and all(
             np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(layout.coordinates, first.coordinates, strict=True)
         )
-        if layout.num_frames != first.num_frames:
+        if not same:
             raise DataError(
-                f"{container.path} has {layout.num_frames} frames and {containers[0].path} has {first.num_frames}",
-                hint="files of one task have trajectories of one length: cut_frames in the task.yaml cuts them",
-            )
-        if not same or not np.isclose(layout.task.dt, first.task.dt, rtol=1e-3):
-            raise DataError(
-                f"{container.path} and {containers[0].path} differ in grid or time step",
-                hint="files of one task only differ in parameters; make them two tasks",
+                f"{container.path} and {containers[0].path} have different grids",
+                hint="files of one task may differ in parameters, length and time step; make them two tasks",
             )
 
 

@@ -173,16 +173,39 @@ def test_a_long_simulation_is_cut_and_files_are_put_together(tmp_path: Path) -> 
     cut = open_described([tmp_path / "long.npy"], describe_values(values | {"cut_frames": 6}))
     assert (sum(cut.splits.values()), cut.num_frames) == (11, 6)
     np.testing.assert_array_equal(cut.read("train", 2, 0, 6).state[:, 0], U.reshape(-1, NX, NY)[12:18])
-    assert "leaves out the last 4 frames" in " ".join(cut.assumptions)
+    assert "leaves out up to 4 frames" in " ".join(cut.assumptions)
     paths = [tmp_path / f"run_{i}.npy" for i in range(COUNT)]
     for i, path in enumerate(paths):
         np.save(path, U[i])
     many = open_described(paths, describe_values(values))
     assert dict(many.splits) == {"train": 8, "valid": 1, "test": 1}
     np.testing.assert_array_equal(many.read("test", 0, 0, 7).state[:, 0], U[9])
-    np.save(paths[3], U[3, :5])
-    with pytest.raises(DataError, match="has 5 frames and"):
+    np.save(paths[3], U[3, :5, :6])
+    with pytest.raises(DataError, match="have different grids"):
         open_described(paths, describe_values(values))
+
+
+def test_files_may_differ_in_length_and_time_step(tmp_path: Path) -> None:
+    values = {"fields": [{"name": "u"}], "axes": [{"name": "x"}, {"name": "y"}], "dims": ["time", "x", "y"]}
+    lengths, steps = [7, 5, 7, 6, 7, 7, 7, 7, 4, 3], [0.1] * 8 + [0.2, 0.4]
+    paths = [tmp_path / f"run_{i}.npz" for i in range(COUNT)]
+    for i, path in enumerate(paths):
+        np.savez(path, u=U[i, : lengths[i]], t=np.arange(lengths[i]) * steps[i])
+    reader = open_described(paths, describe_values(values | {"times": "t"}))
+    assert set(reader.differing) == {"frames", "dt"}
+    train = [reader.frames_in("train", i) for i in range(8)]
+    assert (train, reader.frames_in("valid", 0), reader.frames_in("test", 0)) == (lengths[:8], 4, 3)
+    assert reader.num_frames == 7
+    assert [reader.dt_in("train", 0), reader.dt_in("test", 0)] == pytest.approx([0.1, 0.4])
+    assert reader.task.dt_range == pytest.approx((0.1, 0.4))
+    np.testing.assert_array_equal(reader.read("train", 1, 3, 2).state[:, 0], U[1, 3:5])
+    with pytest.raises(DataError):
+        reader.read("train", 1, 4, 2)
+    # Pieces of one length, as many as each file has.
+    cut = open_described(paths, describe_values(values | {"times": "t", "cut_frames": 3}))
+    assert sum(cut.splits.values()) == sum(n // 3 for n in lengths)
+    assert cut.differing == ("dt",)
+    np.testing.assert_array_equal(cut.read("train", 2, 0, 3).state[:, 0], U[1, :3])
 
 
 def test_groups_of_unequal_length_are_refused_in_words(tmp_path: Path) -> None:
