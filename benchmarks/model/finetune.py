@@ -126,7 +126,7 @@ def main() -> int:
 
 def show(rows: list[dict[str, Any]]) -> int:
     """The table: mean over seeds, with the least and the greatest; whether fine-tuning always won."""
-    print(f"\n{'CPU-seconds':<12}{'error':<10}{'fine-tuned':<28}{'from scratch':<28}{'ratio':<8}persistence")
+    print(f"\n{'CPU-seconds':<12}{'error':<10}{'fine-tuned':<31}{'from scratch':<31}{'ratio':<8}persistence")
     won, document = True, []
     for seconds in dict.fromkeys(row["seconds"] for row in rows):
         for word in SCORES:
@@ -139,7 +139,7 @@ def show(rows: list[dict[str, Any]]) -> int:
             ratio = statistics.mean(scratch) / statistics.mean(tuned)
             won = won and all(a < b for a, b in zip(tuned, scratch, strict=True))
             still = next(row[word]["persistence"] for row in rows)
-            print(f"{seconds:<12g}{word:<10}{cells[0]:<28}{cells[1]:<28}{ratio:<8.2f}{still:.4g}")
+            print(f"{seconds:<12g}{word:<10}{cells[0]:<31}{cells[1]:<31}{ratio:<8.2f}{still:.4g}")
             document.append({"seconds": seconds, "error": word, **chosen, "ratio": ratio, "persistence": still})
     print(json.dumps({"rows": document, "fine_tuning_always_won": won}))
     return 0 if won else 1
