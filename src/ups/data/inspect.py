@@ -13,6 +13,7 @@ from ups.formats.base import GridReader, Reader
 from ups.formats.described import DescribedReader
 from ups.formats.zarr_store import StoreReader
 from ups.record.text import size_text
+from ups.spec.grid import is_uniform
 from ups.spec.moments import Moments, by_channel
 from ups.spec.task import Role
 
@@ -58,6 +59,7 @@ def make_card(
                 "extent": axis.extent,
                 "unit": axis.unit,
                 "boundary": axis.boundary_text,
+                "uniform": is_uniform(values),
             }
             for axis, values in zip(task.axes, reader.coordinates, strict=True)
         ],
@@ -97,7 +99,8 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("time", f"{frames} frames, {apart}{unit} apart, from {card['start_time']:g}{unit} on"))
     for axis in card["axes"]:
         span = f"{axis['first']:g} to {axis['last']:g}{_unit(axis['unit'])}"
-        rows.append((f"axis {axis['name']}", f"{axis['points']} points, {span}, {axis['boundary']}"))
+        uneven = "" if axis["uniform"] else ", not equally spaced"
+        rows.append((f"axis {axis['name']}", f"{axis['points']} points, {span}, {axis['boundary']}{uneven}"))
     for entry in card["fields"]:
         numbers = f"{entry['minimum']:.4g} to {entry['maximum']:.4g}, mean {entry['mean']:.4g}, std {entry['std']:.4g}"
         conserved = ", conserved" if entry["field"] in card["conserved"] else ""

@@ -17,6 +17,7 @@ from ups.spec.task import TaskSpec
 class NetworkInput:
     """Samples of one task as a network gets them.
 
+    S is the grid of the data, or the next larger one that `grid_divisor` of the model divides (`ups.models.grid_fit`).
     fields (B, F, *S) and parameters (B, P) normalized, dt (B,) in the task's unit, coordinates one (n,) tensor per
     axis; channels says what the F channels are, outputs names the C channels that are asked for.
     relative_parameters (B, P): each in units of the largest magnitude of its range, for laws that are linear in it.

@@ -38,6 +38,7 @@ CAUSES: dict[str, str] = {
     "data_changed": "the data is not the data that the run was started with",
     "statistics_changed": "the normalization statistics of the run are not those that it was started with",
     "disk_full": "there is no space left where the run is written",
+    "run_held": "another `ups train` works on this run, or a lock of it is held; nothing was started",
     "environment": "the machine lacks something: a limit, a library, a device, space on a disk",
     "missing_extra": "an optional dependency is not installed",
     "distributed": "the process group or the agreement between ranks went wrong",

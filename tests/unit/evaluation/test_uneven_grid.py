@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ups.config.model import FnoConfig, MultiscaleConfig
+from ups.data.inspect import card_lines, make_card
 from ups.data.validate import validate_paths
 from ups.errors import ConfigError, DataError
 from ups.evaluation import metrics
@@ -112,3 +113,8 @@ def test_two_ends_come_back_from_a_store(tmp_path: Path) -> None:
     reader = written(tmp_path / "a.zarr", X)
     assert reader.task.axes[0].ends == ("wall", "open")
     assert reader.task == replace(TASK, axes=(AxisSpec("x", ("wall", "open")),))
+
+
+def test_the_card_says_it(tmp_path: Path) -> None:
+    lines = dict(card_lines(make_card(written(tmp_path / "a.zarr", X), ["a.zarr"])))
+    assert lines["axis x"] == "81 points, 0 to 1, wall to open, not equally spaced"

@@ -1,4 +1,4 @@
-"""Data that fit nothing: an odd grid, not uniform, ends that differ, lengths and time steps too. Store to rollout."""
+"""Data that fit nothing: an odd grid, not uniform, ends, lengths and time steps that differ. From store to rollout."""
 
 from __future__ import annotations
 
