@@ -25,9 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from in_process import train_and_score
-
-from ups.run.step_cost import step_costs, with_steps, yardstick_seconds
+from in_process import Costs, train_and_score
 
 BASE = "unchanged"
 Recipe = dict[str, Any]
@@ -119,18 +117,6 @@ def recipe_of(variant: str, seed: int, data: Path, cpu_seconds: float) -> Recipe
     return recipe
 
 
-def costs_of(out: Path, variant: str, recipe: Recipe) -> dict[str, Any]:
-    """What a step of each stage costs, measured once for all seeds; the yardstick is one for all variants."""
-    stick = out / "yardstick.json"
-    if not stick.exists():
-        stick.write_text(json.dumps(yardstick_seconds()))
-    place = place_of(out / "costs", variant, 0)
-    place.parent.mkdir(exist_ok=True)
-    if not place.exists():
-        place.write_text(json.dumps(step_costs(recipe)))
-    return {"steps": json.loads(place.read_text()), "yardstick_seconds": json.loads(stick.read_text())}
-
-
 def place_of(out: Path, variant: str, seed: int) -> Path:
     name = "".join(c if c.isalnum() else "_" for c in variant)
     return out / f"{name}_{seed}.json"
@@ -194,8 +180,7 @@ def main() -> None:
             import other_parts
 
             getattr(other_parts, PARTS[variant])()
-        costs = costs_of(options.out, variant, recipe)
-        recipe = with_steps(recipe, costs["steps"], costs["yardstick_seconds"])
+        recipe = Costs(options.out / "costs").with_steps(variant, recipe)
         result = train_and_score(recipe, options.trajectories)
         place_of(options.out, variant, seed).write_text(
             json.dumps(result | {"variant": variant, "recipe": recipe}, indent=1)

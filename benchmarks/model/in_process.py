@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +41,27 @@ class Job:
         if found["recipe"] != json.loads(json.dumps(self.recipe)):
             sys.exit(f"{self.result} was made by another recipe: remove it, or choose another directory")
         return found
+
+
+class Costs:
+    """How many steps CPU-seconds pay for (`ups.run.step_cost`), measured once for each name and kept in a directory."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def with_steps(self, name: str, recipe: Recipe) -> Recipe:
+        """The recipe with numbers of steps in place of budgets. The yardstick is one for all names."""
+        from ups.run.step_cost import step_costs, with_steps, yardstick_seconds
+
+        costs = self._kept("".join(c if c.isalnum() else "_" for c in name), lambda: step_costs(recipe))
+        return with_steps(recipe, costs, self._kept("yardstick", yardstick_seconds))
+
+    def _kept(self, name: str, measure: Callable[[], Any]) -> Any:
+        file = self._place / f"{name}.json"
+        if not file.is_file():
+            self._place.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(measure()))
+        return json.loads(file.read_text())
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int) -> None:
