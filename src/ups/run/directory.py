@@ -87,7 +87,7 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
                 hint="give this one its own place: --set run.name=NAME or --set run.dir=PATH; or remove the other one: "
                 f"ups runs remove {path_text(run_dir)}",
             )
-        elif not difference and never_stepped(run_dir):
+        elif not difference and is_ours(run_dir) and never_stepped(run_dir):
             (run_dir / STATISTICS_NAME).unlink(missing_ok=True)  # of data that may have been corrected since
     elif (run_dir / "checkpoints").exists():
         raise ConfigError(

@@ -5,6 +5,7 @@ Checked when a run is started or continued, before every restart, and before suc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,11 @@ def never_stepped(run_dir: Path) -> bool:
         return False
     if not was_started(run_dir):
         return not is_unreadable(run_dir)
+    document = read_run(run_dir)
+    if document["state"] == "running" and document.get("host", os.uname().nodename) != os.uname().nodename:
+        return False  # perhaps alive there; its lock may not be seen here
     # A rank that works on step 1 says 1. An attempt without a last step has lost its supervisor: nobody knows.
-    return all(attempt.get("last_step", 2) <= 1 for attempt in read_run(run_dir)["attempts"])
+    return all(attempt.get("last_step", 2) <= 1 for attempt in document["attempts"])
 
 
 def known_identity(run_dir: Path) -> RunIdentity | None:

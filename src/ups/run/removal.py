@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from ups.errors import RunHeldError
+from ups.errors import ConfigError, RunHeldError
 from ups.record.atomic import TEMPORARY_PREFIX, machine_error
 from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
 from ups.record.untrusted_files import read_object
@@ -22,28 +23,44 @@ from ups.supervise.run_lock import LOCK_NAME, hold_run
 ENVIRONMENT_NAME = "env.json"
 # What is written before a rank starts.
 INPUTS = (CONFIG_NAME, STATISTICS_NAME, FOLDER, ENVIRONMENT_NAME)
-# What comes later, the folders by what a run puts into them: a run may live in a directory that is used for more.
-_RECORDS = ("metrics.jsonl", "blackbox/live", "blackbox/rank_*", "logs/attempt_*", "failures/attempt_*")
-_RESULTS = ("checkpoints/step_*", "report/index.html", "report/scores.json")
+# What comes later, folder -> names that a run puts into it: a run may live in a directory that is used for more.
+_IN_FOLDERS = {
+    "checkpoints": re.compile(rf"(broken_)?step_\d+|{re.escape(TEMPORARY_PREFIX)}.*"),
+    "logs": re.compile(r"attempt_\d+"),
+    "failures": re.compile(r"attempt_\d+"),
+    "blackbox": re.compile(r"live|rank_\d+.*"),
+    "report": re.compile(r"index\.html|scores\.json"),
+}
 
 
 def remove_records(run_dir: Path) -> None:
-    """Remove all that a run has written, but for the lock. For who holds the run."""
+    """Remove all that a run has written, but for the lock. For who holds the run.
+
+    What says that this is a run goes last: an interrupted removal can be called again.
+    """
     try:
-        for path in sorted(run_dir.glob("run*.json")):
-            path.unlink()
-        for name in INPUTS:
-            _remove(run_dir / name)
+        for folder, names in _IN_FOLDERS.items():
+            _remove_from(run_dir / folder, names)
         if is_bundle(run_dir / BUNDLE_NAME):
             _remove(run_dir / BUNDLE_NAME)
-        for pattern in (*_RECORDS, *_RESULTS, f"{TEMPORARY_PREFIX}*", f"checkpoints/{TEMPORARY_PREFIX}*"):
-            for path in run_dir.glob(pattern):
-                _remove(path)
-        for folder in {pattern.partition("/")[0] for pattern in (*_RECORDS, *_RESULTS) if "/" in pattern}:
-            with contextlib.suppress(OSError):  # somebody else has put something there
-                (run_dir / folder).rmdir()
+        for path in run_dir.glob(f"{TEMPORARY_PREFIX}*"):
+            _remove(path)
+        for name in ("metrics.jsonl", *INPUTS, "run.json"):
+            _remove(run_dir / name)
     except OSError as error:
         raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error
+
+
+def _remove_from(folder: Path, names: re.Pattern[str]) -> None:
+    """Remove what a run has put into one of its folders. A link leads to what somebody else has: only it is removed."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.is_dir():
+        for path in folder.iterdir():
+            if names.fullmatch(path.name):
+                _remove(path)
+        with contextlib.suppress(OSError):  # somebody else has put something there
+            folder.rmdir()
 
 
 def is_ours(run_dir: Path) -> bool:
@@ -87,11 +104,14 @@ def remove_run(name: str) -> tuple[Path, list[str]]:
 
 
 def _find(name: str) -> Path:
-    """A run that was started, or what an earlier version left of a start that failed."""
+    """A run that was started, or what is left of one: only what carries the marks of a run is ever removed."""
     for path in meant_by(name):
         if is_ours(path):
             return path.resolve()
-    return find_run(name)
+    found = find_run(name)  # raises if there is none
+    raise ConfigError(
+        f"{found} has a run*.json, but was not made by ups train", hint="remove it by hand if nobody needs it"
+    )
 
 
 def _remove(path: Path) -> None:
@@ -106,5 +126,6 @@ def _remove_if_empty(run_dir: Path) -> list[str]:
     left = sorted(name for name in os.listdir(run_dir) if name != LOCK_NAME)
     (run_dir / LOCK_NAME).unlink(missing_ok=True)
     if not left:
-        run_dir.rmdir()
+        with contextlib.suppress(OSError):  # somebody starts a run here at this moment
+            run_dir.rmdir()
     return left

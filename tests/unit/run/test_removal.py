@@ -15,7 +15,7 @@ from ups.cli.main import run
 from ups.errors import ConfigError, RunHeldError, UpsError
 from ups.run import in_process
 from ups.run.identity import never_stepped
-from ups.run.removal import remove_run
+from ups.run.removal import remove_records, remove_run
 from ups.supervise.run_file import RunFile
 from ups.supervise.run_lock import hold_run
 
@@ -164,3 +164,27 @@ def test_who_waited_for_a_lock_that_was_removed_does_not_hold_the_run(
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(UpsError, match="another supervisor"), hold_run(tmp_path):
         pass
+
+
+def test_what_is_not_of_a_run_is_never_removed(tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    (foreign / "checkpoints/step_100").mkdir(parents=True)
+    for name in ("run_args.json", "config.yaml", "env.json", "statistics.json", "checkpoints/step_100/w.bin"):
+        (foreign / name).write_text("{}")
+    before = sorted(foreign.rglob("*"))
+    with pytest.raises(ConfigError, match="not made by ups train"):
+        remove_run(str(foreign))
+    assert sorted(foreign.rglob("*")) == before
+
+
+def test_only_names_that_a_run_gives_are_removed_and_links_are_not_followed(tmp_path: Path) -> None:
+    other = tmp_path / "other/checkpoints"
+    (other / "step_00000001").mkdir(parents=True)
+    run_dir = tmp_path / "run"
+    (run_dir / "logs/attempt_0").mkdir(parents=True)
+    (run_dir / "logs/attempt_at_paper.txt").write_text("mine")
+    (run_dir / "run_table.json").write_text("{}")
+    (run_dir / "checkpoints").symlink_to(other)
+    remove_records(run_dir)
+    assert (other / "step_00000001").is_dir()
+    assert sorted(p.name for p in run_dir.rglob("*")) == ["attempt_at_paper.txt", "logs", "run_table.json"]
