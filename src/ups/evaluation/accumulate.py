@@ -194,9 +194,11 @@ class Accumulator:
         result = {name: float(self.curve(name).mean()) for name in self.sums if name != "integral_square"}
         if not self.equally_long:
             result |= {name: float((self.means[name] / self.num_samples).mean()) for name in result}
-        result["crmse"] = float(self.curve("integral_square").sqrt().mean())
         assert self.largest is not None
-        result["max_error"] = float(self.largest.mean())
+        assert self.counts is not None
+        there = self.counts > 0  # steps that no scored sample has say nothing
+        result["crmse"] = float(self.curve("integral_square")[there].sqrt().mean())
+        result["max_error"] = float(self.largest[there].mean())
         for name in ROW_METRICS:
             result[f"{name}_median"] = _median([_mean(r[name]) for r in self.rows.values()])
         result["correlation_time"] = _mean([r["correlation_time"] for r in self.rows.values()])

@@ -41,13 +41,20 @@ class RolloutPlan:
         return self.start_frame - self.context_frames + 1
 
     @classmethod
-    def whole(cls, reader: Reader, context_frames: int, start_frame: int | None = None) -> RolloutPlan:
-        """Everything after the start frame (default: the earliest that has enough frames before it)."""
+    def whole(
+        cls, reader: Reader, context_frames: int, start_frame: int | None = None, split: str | None = None
+    ) -> RolloutPlan:
+        """Everything after the start frame (default: the earliest that has enough frames before it).
+
+        split: whose longest trajectory counts; without it that of all splits.
+        """
         start = context_frames - 1 if start_frame is None else start_frame
-        steps = 1 if reader.task.steady else reader.num_frames - 1 - start
+        frames = None if split is None else reader.frames_of(split)
+        longest = reader.num_frames if frames is None or not len(frames) else int(frames.max())
+        steps = 1 if reader.task.steady else longest - 1 - start
         if not reader.task.steady and (start < context_frames - 1 or steps < 1):
             raise DataError(
-                f"task '{reader.task.name}' has {reader.num_frames} frames: start frame {start} with "
+                f"task '{reader.task.name}' has {longest} frames: start frame {start} with "
                 f"{context_frames} context frames leaves nothing to predict"
             )
         return cls(context_frames, start, steps)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -30,7 +31,7 @@ from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
 from ups.run.follow_metrics import read_rows
 from ups.run.progress_line import ProgressLine
-from ups.run.step_cost import with_steps, yardstick_seconds
+from ups.run.step_cost import with_steps
 from ups.solvers.tasks import BENCH_TASKS
 
 if TYPE_CHECKING:
@@ -123,11 +124,8 @@ class Bench:
 
     def _with_steps(self, wanted: list[Entry], line: ProgressLine) -> list[Entry]:
         """The entries with numbers of steps in place of budgets. What is measured once is kept, for later calls."""
-        found: dict[str, Any] = {"costs": {}}
-        if self.costs.is_file():
-            found = json.loads(self.costs.read_text())
-        found.setdefault("yardstick_seconds", yardstick_seconds())
-        missing = [entry for entry in wanted if entry.name not in found["costs"]]
+        found = self._read_costs()
+        missing = [entry for entry in wanted if found["costs"].get(entry.name, {}).get("of") != _what_costs(entry)]
         if missing:
             command = [sys.executable, "-m", "ups.run.step_cost"]
             recipes = "".join(json.dumps(entry.recipe) + "\n" for entry in missing)
@@ -144,18 +142,30 @@ class Bench:
                 assert process.stdout is not None
                 process.stdin.write(recipes)
                 process.stdin.close()
+                measured = process.stdout.readline()
+                if measured:
+                    found.setdefault("yardstick_seconds", json.loads(measured))
                 for number, (entry, text) in enumerate(zip(missing, process.stdout, strict=False), 1):
-                    found["costs"][entry.name] = json.loads(text)
+                    found["costs"][entry.name] = {"of": _what_costs(entry), "stages": json.loads(text)}
                     write_file_atomically(self.costs, (json.dumps(found, indent=1) + "\n").encode())
                     line.count("costs of a step", number, len(missing), "trainings")
-            if process.returncode or any(entry.name not in found["costs"] for entry in wanted):
+            if process.returncode or any(found["costs"].get(e.name, {}).get("of") != _what_costs(e) for e in missing):
                 raise TrainingError("the costs of a step could not be measured", hint="see the message above")
+        seconds = found["yardstick_seconds"]
         return [
-            dataclasses.replace(
-                entry, recipe=with_steps(entry.recipe, found["costs"][entry.name], found["yardstick_seconds"])
-            )
-            for entry in wanted
+            dataclasses.replace(e, recipe=with_steps(e.recipe, found["costs"][e.name]["stages"], seconds))
+            for e in wanted
         ]
+
+    def _read_costs(self) -> dict[str, Any]:
+        """What an earlier call measured on this machine with this version; nothing if the file is not that."""
+        nothing: dict[str, Any] = {"machine": machine(), "costs": {}}
+        try:
+            found = json.loads(self.costs.read_text())
+        except (OSError, ValueError):
+            return nothing
+        known = isinstance(found, dict) and found.get("machine") == machine()
+        return found if known and {"costs", "yardstick_seconds"} <= found.keys() else nothing
 
     def _train_all(self, wanted: list[Entry], jobs: int, line: ProgressLine) -> list[int]:
         """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave."""
@@ -244,7 +254,7 @@ class Bench:
     def _seconds_of_last_stage(self, entry: Entry) -> float:
         """CPU time of one of its steps, on the machine at rest."""
         found = json.loads(self.costs.read_text())
-        return float(found["costs"][entry.name][-1] * found["yardstick_seconds"])
+        return float(found["costs"][entry.name]["stages"][-1] * found["yardstick_seconds"])
 
     def _references(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """Rows of the predictors that learn nothing, and the identity of each data set."""
@@ -262,6 +272,13 @@ class Bench:
                 rows.append(row(REFERENCE, task, result["predictors"][bar]["summary"], predictor=bar))
             reader.close()
         return rows, identities
+
+
+def _what_costs(entry: Entry) -> str:
+    """A hash of all in a recipe that its costs depend on: not of how long it trains, and where."""
+    kept = {key: value for key, value in entry.recipe.items() if key != "run"}
+    kept["stages"] = [{k: v for k, v in stage.items() if k != "budget_seconds"} for stage in kept["stages"]]
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def rollout_milliseconds(stepper: Stepper, data: Path, task: str) -> float:

@@ -42,7 +42,7 @@ def score(
     for reader in trained.readers:
         if (tasks and reader.task.name not in tasks) or not reader.splits.get(split, 0):
             continue
-        plan = RolloutPlan.whole(reader, trained.stepper.context_frames, start_frame)
+        plan = RolloutPlan.whole(reader, trained.stepper.context_frames, start_frame, split)
         predictors: dict[str, Predictor] = {MODEL: trained.stepper, **references(reader, plan)}
         scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories, progress)
         shared = trajectories_in_train(reader, split)
@@ -104,7 +104,7 @@ def score_references(reader: Reader, context_frames: int = 1, split: str = "test
     from ups.evaluation.results import task_result
     from ups.evaluation.rollout import RolloutPlan
 
-    plan = RolloutPlan.whole(reader, context_frames)
+    plan = RolloutPlan.whole(reader, context_frames, split=split)
     scores, steps = _rollouts_and_steps(references(reader, plan), reader, plan, split)
     return task_result(reader, plan, split, scores, reference_of({"steady": reader.task.steady}), steps)
 

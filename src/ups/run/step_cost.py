@@ -114,7 +114,11 @@ def with_steps(recipe: dict[str, Any], costs: list[float], seconds_of_yardstick:
 
 
 def main() -> None:
-    """Recipes as JSON, one on each line of the input -> costs of each on a line of the output."""
+    """Recipes as JSON, one on each line of the input -> seconds of the yardstick, then costs of each, on a line each.
+
+    In a process of its own: here torch has one thread, and CPU time is that of one.
+    """
+    sys.stdout.write(json.dumps(yardstick_seconds()) + "\n")
     for line in sys.stdin:
         sys.stdout.write(json.dumps(step_costs(json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -33,8 +33,9 @@ def build_validation(
     RMS of the trajectory, and the same of the references (see `_bar`); `better_on` of `trajectories`: on how many the
     model is better than the best of them.
     """
-    held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0]
-    plans = {reader.task.name: RolloutPlan.whole(reader, stepper.context_frames) for reader in held_out}
+    context = stepper.context_frames
+    held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0 and _long_enough(reader, context)]
+    plans = {reader.task.name: RolloutPlan.whole(reader, context, split="valid") for reader in held_out}
     bars: dict[str, dict[str, Predictor]] = {}  # filled at the first validation: a mean takes reading
 
     def validate(engine: Engine) -> Mapping[str, float]:
@@ -96,3 +97,9 @@ def _bar(reader: Reader, stepper: Stepper) -> dict[str, Predictor]:
     mean = torch.tensor(stepper.statistics[task.name].state_mean, dtype=torch.float64)
     field = mean.reshape(-1, *[1] * task.num_spatial_dims).expand(-1, *reader.space)  # (C, *S)
     return {"persistence": persistence, "channel_mean": TrainingMean({task.name: field})}
+
+
+def _long_enough(reader: Reader, context_frames: int) -> bool:
+    """Whether a trajectory of the valid split has a frame to predict."""
+    frames = reader.frames_of("valid")
+    return reader.task.steady or frames is None or int(frames.max()) > context_frames

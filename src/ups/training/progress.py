@@ -102,7 +102,8 @@ class Progress:
         The learning rate follows the schedule of the longer stage from here on.
         """
         if not self.stage_finished:
-            return self
+            # A checkpoint from before the stage was lengthened, where a later one is damaged.
+            return replace(self, total_steps=length.steps) if length.steps and self.total_steps else self
         if length.steps is not None:
             longer = length.steps > self.stage_step
             return replace(self, stage_finished=False, total_steps=length.steps) if longer else self
