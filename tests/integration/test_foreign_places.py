@@ -29,6 +29,10 @@ pytestmark = [
 @pytest.fixture
 def desk(tmp_path: Path) -> Path:
     """A directory with data and a recipe that anybody may read and nobody but root may write to."""
+    # `access` asks without capabilities: others must get through the directories above, too.
+    for parent in tmp_path.parents[:-2]:
+        parent.chmod(parent.stat().st_mode | 0o011)
+    tmp_path.chmod(0o755)
     desk = tmp_path / "desk"
     shutil.copytree(STORED / "data", desk / "data")
     shutil.copytree(STORED / "v1", desk / "v1")

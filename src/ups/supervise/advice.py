@@ -40,6 +40,7 @@ ADVICE: dict[str, str] = {
     "statistics_changed": "Bring statistics.json of the run back as it was, or start a new run: --set run.dir=PATH.",
     "disk_full": "Free some space where the run is written and start the same command again: it goes on from the last "
     "checkpoint.",
+    "run_held": "Another `ups train` works on this run: wait for it, or see `ups status`. Nothing was changed.",
     "environment": "The machine lacks something: see the message; `ups doctor` checks all of it before a run.",
     "missing_extra": "Install the extra that the message names.",
     "distributed": "See the message and the logs of all ranks; `ups doctor` tries each step of the start alone.",

@@ -95,7 +95,8 @@ def test_the_card_says_what_is_there(burgers: Path, tmp_path: Path) -> None:
     card = make_card(StoreReader(tmp_path / "b.zarr"), [str(tmp_path / "b.zarr")])
     assert card["splits"] == {"train": 8, "valid": 2, "test": 2}
     assert card["axes"][0] == {
-        "name": "x", "points": 32, "first": 1 / 64, "last": 63 / 64, "extent": 1.0, "unit": "1", "boundary": "periodic"
+        "name": "x", "points": 32, "first": 1 / 64, "last": 63 / 64, "extent": 1.0, "unit": "1", "boundary": "periodic",
+        "uniform": True,
     }  # fmt: skip
     assert card["parameters"][0]["found_maximum"] == pytest.approx(0.01)
     field = card["fields"][0]
