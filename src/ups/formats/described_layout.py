@@ -36,6 +36,7 @@ NOT_PARAMETERS = frozenset(
     {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
     | {"actual_range", "_ChunkSizes", "least_significant_digit", "flag_values", "flag_masks"}
 )
+FLOAT32 = float(np.finfo(np.float32).eps)
 _HINT = "correct the task.yaml, or let `ups init DIR --data FILE` write one"
 
 
@@ -72,6 +73,20 @@ class DescribedLayout:
 def understand(container: Container, description: TaskDescription, name: str) -> DescribedLayout:
     """The layout of a file by its description. Raises DataError that names file, array and what does not fit."""
     return _Understanding(container, description).layout(description.name or name)
+
+
+def same_points(a: Float64, b: Float64) -> bool:
+    """Whether two axes have the same points, but for the rounding of float32."""
+    return bool(np.allclose(a, b, rtol=4 * FLOAT32, atol=1e-6 * float(np.ptp(b))))
+
+
+def equal_steps(times: Float64, dt: float) -> bool:
+    """Whether frames (..., T) are dt apart, to a thousandth and to the rounding of float32 where times are such."""
+    steps = np.diff(times, axis=-1)
+    rounding = 0.0
+    if np.array_equal(times, times.astype(np.float32)):
+        rounding = min(4 * FLOAT32 * float(np.abs(times).max()), 0.5 * abs(dt))
+    return bool(np.allclose(steps, dt, rtol=1e-3, atol=rounding))
 
 
 class _Understanding:
@@ -218,7 +233,7 @@ class _Understanding:
         if axis.repeated_end:  # the reader leaves out the last point of the file
             values, size = values[1:] if falls else values[:-1], size - 1
         extent = axis.extent if axis.extent is not None else float((values[-1] - values[0]) * size / (size - 1))
-        if not np.allclose(steps, steps.mean(), rtol=1e-3):
+        if not np.allclose(steps, steps.mean(), rtol=1e-3, atol=1e-6 * float(np.ptp(values))):
             self.assumptions.append(f"the points of axis '{axis.name}' are not at equal distances")
         return self._axis(axis, extent), values, falls
 
@@ -226,7 +241,7 @@ class _Understanding:
         for number, length in enumerate(variable.shape):
             if length == size:
                 rows = np.moveaxis(values, number, -1).reshape(-1, size)
-                if np.allclose(rows, rows[0], rtol=1e-6, atol=0):
+                if np.allclose(rows, rows[0], rtol=1e-6, atol=1e-6 * float(np.ptp(rows[0]))):
                     return np.asarray(rows[0])
         raise self._refuse(f"the coordinates '{variable.name}' of axis '{axis}' differ between rows or trajectories")
 
@@ -255,12 +270,13 @@ class _Understanding:
         steps = np.diff(rows, axis=1)
         dt = float(steps.mean())
         if said.dt is not None:
-            if not np.allclose(steps, said.dt, rtol=1e-3):
-                spread = f"{steps.min():g} to {steps.max():g}" if not np.allclose(steps, dt, rtol=1e-3) else f"{dt:g}"
+            if not equal_steps(rows, said.dt):
+                spread = f"{dt:g}" if equal_steps(rows, dt) else f"{steps.min():g} to {steps.max():g}"
                 self.assumptions.append(f"dt is {said.dt:g} by the description, and {spread} by '{name}'")
             return said.dt, float(rows[0, 0])
-        if dt <= 0 or not np.allclose(steps, dt, rtol=1e-3):
-            what = "trajectories" if np.allclose(steps, steps[:, :1], rtol=1e-3) and len(rows) > 1 else "frames"
+        if dt <= 0 or not equal_steps(rows, dt):
+            each = all(equal_steps(row, float(np.diff(row).mean())) for row in rows)
+            what = "trajectories" if each and len(rows) > 1 else "frames"
             raise self._refuse(
                 f"the time step of '{name}' differs between {what}: {steps.min():g} to {steps.max():g}",
                 hint="windows need frames at equal distances: interpolate them, or leave trajectories out",
