@@ -105,13 +105,19 @@ class _Understanding:
         grid = [self._coordinate(axis) for axis in said.axes]
         dt, start = (0.0, 0.0) if said.steady else self._times(num_frames, count)
         columns = [self._parameter(parameter, count) for parameter in said.parameters]
+        for parameter, column in zip(said.parameters, columns, strict=True):
+            if parameter.scale == "log" and column.min() <= 0:
+                raise self._refuse(
+                    f"parameter '{parameter.name}' has the value {column.min():g}, and its scale is log",
+                    hint="only numbers above 0 have a logarithm: set its scale to linear",
+                )
         parameters = np.stack(columns, axis=1) if columns else np.zeros((count, 0))
         task = TaskSpec(
             name=name,
             fields=tuple(FieldSpec(f.name, f.role, f.unit, f.tensor_rank) for f in said.fields),
             axes=tuple(axis for axis, _, _ in grid),
             parameters=tuple(
-                ParameterSpec(p.name, p.unit, float(c.min()), float(c.max()), p.scale if c.min() > 0 else "linear")
+                ParameterSpec(p.name, p.unit, float(c.min()), float(c.max()), p.scale)
                 for p, c in zip(said.parameters, columns, strict=True)
             ),
             dt=dt,
@@ -197,8 +203,10 @@ class _Understanding:
                 hint="add dims to the task.yaml, one entry for each: trajectory, time, or an axis",
             )
         found = tuple(known[dim] for dim in variable.dims)
-        if set(axes.values()) - set(found) or (field.role == "state" and TIME not in found):
-            raise self._refuse(f"array '{variable.name}' has the dimensions {', '.join(found)}: an axis or time lacks")
+        try:
+            self.description.check_dims(f"array '{variable.name}' ({', '.join(found)})", list(found), field)
+        except ValueError as error:
+            raise self._refuse(str(error)) from None
         return found
 
     def _size(self, dim: str, default: int) -> int:
@@ -232,7 +240,12 @@ class _Understanding:
             raise self._refuse(f"the coordinates '{name}' of axis '{axis.name}' neither rise nor fall")
         if axis.repeated_end:  # the reader leaves out the last point of the file
             values, size = values[1:] if falls else values[:-1], size - 1
-        extent = axis.extent if axis.extent is not None else float((values[-1] - values[0]) * size / (size - 1))
+        by_points = float((values[-1] - values[0]) * size / (size - 1))
+        extent = axis.extent if axis.extent is not None else by_points
+        if axis.extent is not None and not 0.999 * float(np.ptp(values)) <= extent <= 1.001 * (by_points + steps.max()):
+            self.assumptions.append(
+                f"extent of axis '{axis.name}' is {extent:g} by the description, and {by_points:g} by '{name}'"
+            )
         if not np.allclose(steps, steps.mean(), rtol=1e-3, atol=1e-6 * float(np.ptp(values))):
             self.assumptions.append(f"the points of axis '{axis.name}' are not at equal distances")
         return self._axis(axis, extent), values, falls

@@ -519,3 +519,47 @@ def test_times_of_a_long_run_in_single_precision_are_taken() -> None:
     assert reader.task.dt == pytest.approx(0.01, rel=1e-5)
     with pytest.raises(DataError, match="differs between frames"):
         in_memory({"u": np.zeros((10, 40_000, 2), np.float32), "t": np.delete(np.append(times, 1400.0), 7)})
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "fields", "words"),
+    [
+        (("trajectory", "time", "x", "channel"), (NX, 3), [{"name": "u"}], "must say which"),
+        (("trajectory", "time", "x"), (NX,), [{"name": "u", "tensor_rank": 1}], "'component' must stand there 1 times"),
+        (("trajectory", "time", "component", "x"), (1, NX), [{"name": "u"}], "'component' must stand there 0 times"),
+        (("trajectory", "time", "x"), (NX,), [{"name": "u", "channel": 1}], "has no 'channel'"),
+        (
+            ("trajectory", "time", "x"),
+            (NX,),
+            [{"name": "u"}, {"name": "k", "dataset": "u", "role": "static"}],
+            "has 'time', and its role is static",
+        ),
+    ],
+)
+def test_dimensions_that_the_file_names_are_checked_as_those_of_a_description(
+    dims: tuple[str, ...], shape: tuple[int, ...], fields: list[dict[str, Any]], words: str
+) -> None:
+    dataset = xarray.Dataset({"u": (dims, np.zeros((COUNT, FRAMES, *shape)))})
+    values = {"fields": fields, "axes": [{"name": "x"}], "dt": 1.0}
+    with pytest.raises(DataError, match=words):
+        DescribedReader([MemoryContainer(dataset)], describe_values(values))
+
+
+def test_a_channel_of_an_array_without_channels_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no 'channel'"):
+        describe_values(LINE | {"fields": [{"name": "u", "channel": 1}]})
+
+
+def test_a_logarithm_of_zero_is_refused() -> None:
+    arrays = {"u": U[..., 0], "nu": np.arange(COUNT)}
+    with pytest.raises(DataError, match="its scale is log"):
+        in_memory(arrays, dt=1.0, parameters=[{"name": "nu", "scale": "log"}])
+
+
+def test_an_extent_that_the_coordinates_contradict_is_said() -> None:
+    arrays = {"u": U[..., 0], "x": np.arange(NX) * 0.5}
+    wrong = in_memory(arrays, dt=1.0, axes=[{"name": "x", "extent": 100.0}])
+    assert "extent of axis 'x' is 100 by the description, and 6 by 'x'" in wrong.assumptions
+    for extent in (5.5, 6.0):
+        right = in_memory(arrays, dt=1.0, axes=[{"name": "x", "extent": extent}])
+        assert not any("extent" in text for text in right.assumptions)
