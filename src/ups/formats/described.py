@@ -73,7 +73,8 @@ class DescribedReader(GridReader):
         self._ends = np.cumsum(rows).tolist()
         counts = [layout.num_trajectories for layout in layouts]
         self._rows, whole = _split(counts, self._pieces, valid_fraction, test_fraction)
-        self._description = description.model_dump_json()
+        # Without defaults: a field that a later version adds changes nothing.
+        self._description = description.model_dump_json(exclude_defaults=True)
         parameters = tuple(
             replace(
                 p,
@@ -224,12 +225,13 @@ def _check_same(containers: Sequence[Container], layouts: Sequence[DescribedLayo
 
 def _check_distinct(containers: Sequence[Container]) -> None:
     """A file that is listed twice would be trained on and held out."""
-    seen: dict[str, str] = {}
+    seen: set[str] = set()
     for path in (container.path for container in containers):
         if os.path.exists(path):
-            known = seen.setdefault(os.path.realpath(path), path)
-            if known is not path:
-                raise DataError(f"{path} is listed twice, or is the same file as {known}", hint="list each file once")
+            real = os.path.realpath(path)
+            if real in seen:
+                raise DataError(f"{path} is the same file as another of the list", hint="list each file once")
+            seen.add(real)
 
 
 def _split(
