@@ -193,13 +193,14 @@ class TaskDescription(Section):
 
     @model_validator(mode="after")
     def _dims_are_known(self) -> Self:
-        self._check_dims("dims", self.dims, None)
+        self.check_dims("dims", self.dims, None)
         for number, field in enumerate(self.fields):
             dims = field.dims if field.dims is not None else self.dims
-            self._check_dims(f"fields.{number}.dims" if field.dims is not None else "dims", dims, field)
+            self.check_dims(f"fields.{number}.dims" if field.dims is not None else "dims", dims, field)
         return self
 
-    def _check_dims(self, where: str, dims: Dims | None, field: DescribedField | None) -> None:
+    def check_dims(self, where: str, dims: Dims | None, field: DescribedField | None) -> None:
+        """Raises ValueError where dims cannot be those of a field."""
         if dims is None:
             return
         axes = [axis.name for axis in self.axes]
@@ -231,6 +232,8 @@ class TaskDescription(Section):
             raise ValueError(
                 f"{where} has 'channel', so field '{field.name}' must say which: give its channel (0, ...)"
             )
+        if CHANNEL not in dims and field.channel is not None:
+            raise ValueError(f"{where} has no 'channel', and field '{field.name}' is channel {field.channel} of it")
 
     def dims_of(self, field: DescribedField) -> Dims | None:
         """What the dimensions of a field's array are, if that is said."""

@@ -36,12 +36,14 @@ from ups.data.names_in_files import (
 from ups.errors import DataError
 from ups.formats.container import Container, Variable
 from ups.formats.described import DescribedReader
-from ups.formats.described_layout import NOT_PARAMETERS
+from ups.formats.described_layout import NOT_PARAMETERS, equal_steps
 
 MAX_COLUMNS = 16
 FEW_TRAJECTORIES = 10
 WANTED_PIECES = 20
 LEAST_PIECE = 8
+# What a reader assumes that a person who looks at the guesses should know.
+_TOLD = ("arrays", "attributes", "not read", "dt is", "extent of")
 
 
 @dataclass
@@ -58,14 +60,23 @@ class Guess:
     uncertain: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Number:
+    """where: in words. same: whether all files have it."""
+
+    where: str
+    value: float
+    same: bool
+
+
 def guess_description(containers: Sequence[Container], name: str) -> Guess:
     """What a file seems to hold. Raises DataError if it has no array that could be a field."""
-    return _Guesser(containers[0], name).guess(containers)
+    return _Guesser(containers, name).guess()
 
 
 class _Guesser:
-    def __init__(self, container: Container, name: str) -> None:
-        self.container, self.name = container, name
+    def __init__(self, containers: Sequence[Container], name: str) -> None:
+        self.containers, self.container, self.name = containers, containers[0], name
         self.reasons: dict[str, str] = {}
         self.sure: set[str] = set()
         self.notes: list[str] = []
@@ -73,23 +84,27 @@ class _Guesser:
         self.used: set[str] = set()
         self.used_attributes: set[tuple[str, str]] = set()
         self.field_names: set[str] = set()
+        self.spacing: dict[str, _Number] = {}
         self.values: dict[str, Any] = {"name": name}
 
-    def guess(self, containers: Sequence[Container]) -> Guess:
+    def guess(self) -> Guess:
         main = self._main()
         dims = guess_dims(self.container, main)
         names = self._axes(main, dims)
-        self._fields(main, dims, names)
         count = main.shape[dims.role.index(TRAJECTORY)] if TRAJECTORY in dims.role else 1
+        times = self._times(main, dims, count) if TIME in dims.role else ""  # before fields: times are none
+        self._fields(main, dims, names)
         if not self.values.get("steady"):
-            self._time(main, dims, count)
-            self._pieces(main, dims, count * len(containers))
-        frames = main.shape[dims.role.index(TIME)] if TIME in dims.role else 0
-        self._parameters(count, frames)
-        self._measure(containers)
+            self._time(times, main.shape[dims.role.index(TIME)])
+            self._pieces(main, dims, count * len(self.containers))
+        self._parameters(count, main, dims)
+        self._measure()
         description = describe_values(self.values, "the guessed description")
-        unused = DescribedReader(containers, description, name=self.name).assumptions
-        self.notes += [text for text in unused if text.startswith(("arrays", "attributes", "not read"))]
+        reader = DescribedReader(self.containers, description, name=self.name)
+        self.notes += [text for text in reader.assumptions if text.startswith(_TOLD)]
+        if reader.task.dt_range is not None and "dt" not in self.values:
+            low, high = reader.task.dt_range
+            self._say("times", f"time steps {low:g} to {high:g}: each file has its own", sure=True)
         for path in self.uncertain:
             self.sure.discard(path)
         return Guess(description, self.reasons, self.sure, self.notes, self.uncertain)
@@ -153,36 +168,50 @@ class _Guesser:
             self.notes.append(f"the units of '{variable.name}' have more than 32 characters and are left out")
 
     def _extent(self, axis: dict[str, Any], path: str, name: str, size: int) -> None:
-        lengths = {f"l{name}", f"{name}_length", f"length_{name}", f"extent_{name}", f"{name}_max", f"{name}max"}
-        found = self._number({*LENGTH_NAMES, *lengths}) if name == "x" or len(name) > 1 else self._number(lengths)
-        if found is not None and found[1] > 0:
-            axis["extent"] = found[1]
-            self._say(f"{path}.extent", f"from {found[0]}", sure=True)
+        lengths = {f"l{name}", f"{name}_length", f"length_{name}", f"extent_{name}"}
+        found = self._number({*LENGTH_NAMES, *lengths} if name == "x" or len(name) > 1 else lengths)
+        if found is not None and found.value > 0:
+            axis["extent"] = found.value
+            self._say_number(f"{path}.extent", "from {}", found)
             return
         spacing = self._number({f"d{name}", *(SPACING_NAMES if name == "x" else ())})
-        if spacing is not None and spacing[1] > 0:
-            axis["extent"] = spacing[1] * size
-            self._say(f"{path}.extent", f"{size} points times {spacing[0]}", sure=True)
+        if spacing is not None and spacing.value > 0:
+            axis["extent"] = spacing.value * size
+            self._say_number(f"{path}.extent", f"{size} points times {{}}", spacing)
+            self.spacing[path] = spacing
+            return
+        last = self._number({f"{name}_max", f"{name}max"})
+        first = self._number({f"{name}_min", f"{name}min"})
+        if last is not None and last.value > (first.value if first else 0):
+            axis["extent"] = last.value - (first.value if first else 0)
+            if first is not None:
+                both = _Number(f"{first.where} to {last.where}", last.value, first.same and last.same)
+                self._say_number(f"{path}.extent", "from {}", both)
+            else:
+                self._say(f"{path}.extent", f"from {last.where}, if the axis begins at 0", look=True)
             return
         axis["extent"] = 1.0
         self._say(f"{path}.extent", "the file has no coordinates and no length", look=True)
 
-    def _number(self, names: set[str] | frozenset[str]) -> tuple[str, float] | None:
-        """A number of the file that is called so: where it is, and its value."""
-        for key, value in self.container.attributes.items():
-            if key.split("/")[-1].lower() in names and isinstance(value, float):
-                self.used_attributes.add(("", key))
-                return f"attribute '{key}'", value
-        for key, variable in self.container.variables.items():
-            if variable.size == 1 and key.split("/")[-1].lower() in names:
-                self.used.add(key)
-                return f"'{key}'", float(self.container.whole(key).reshape(-1)[0])
-        for key, variable in self.container.variables.items():
-            for name, value in variable.attributes.items():
-                if name.lower() in names and isinstance(value, float):
-                    self.used_attributes.add((key, name))
-                    return f"attribute '{name}' of '{key}'", value
-        return None
+    def _say_number(self, path: str, words: str, number: _Number) -> None:
+        """Where a number is from; it stands in the description for all files, so that files must agree on it."""
+        other = "" if number.same else "; other files say otherwise"
+        self._say(path, words.format(number.where) + other, sure=number.same, look=not number.same)
+
+    def _number(self, names: set[str] | frozenset[str]) -> _Number | None:
+        """A number of the first file that is called so."""
+        found = _find_number(self.container, names)
+        if found is None:
+            return None
+        owner, key, value = found
+        if key:
+            self.used_attributes.add((owner, key))
+        else:
+            self.used.add(owner)
+        where = f"attribute '{key}'" + (f" of '{owner}'" if owner else "") if key else f"'{owner}'"
+        others = [_find_number(container, names) for container in self.containers[1:]]
+        same = all(o is not None and bool(np.isclose(o[2], value, rtol=1e-6, atol=0)) for o in others)
+        return _Number(where, value, same)
 
     def _fields(self, main: Variable, dims: Dims, names: dict[int, str]) -> None:
         labels = [names.get(i, role) for i, role in enumerate(dims.role)]
@@ -192,6 +221,8 @@ class _Guesser:
             found = labels if variable is main else labels_of(variable, main, labels)
             if found is None or variable.name in self.used or any(a not in found for a in names.values()):
                 continue
+            if variable is not main and self._may_be_parameter(variable, main, dims):
+                continue
             self.used.add(variable.name)
             fields += self._fields_of(variable, found, labels, steady, len(fields), len(names))
         if steady:
@@ -200,6 +231,12 @@ class _Guesser:
         self.values["dims"] = labels
         why = "; ".join(f"{label}: {text}" for label, text in zip(labels, dims.why, strict=True))
         self._say("dims", why, sure=not dims.seen, look=bool(dims.seen))
+
+    def _may_be_parameter(self, variable: Variable, main: Variable, dims: Dims) -> bool:
+        """Whether an array is a row of numbers without names, as long as there are trajectories."""
+        if len(variable.shape) != 1 or variable.dims[0] or TRAJECTORY not in dims.role:
+            return False
+        return variable.shape[0] == main.shape[dims.role.index(TRAJECTORY)]
 
     def _fields_of(
         self, variable: Variable, dims: list[str], usual: list[str], steady: bool, first: int, num_axes: int
@@ -245,7 +282,8 @@ class _Guesser:
                 f"fields.{number}.role", "of the arrays without time all but the last are taken as given", look=True
             )
 
-    def _time(self, main: Variable, dims: Dims, count: int) -> None:
+    def _times(self, main: Variable, dims: Dims, count: int) -> str:
+        """The array of the times, or ''."""
         place = dims.role.index(TIME)
         frames = main.shape[place]
         name = dims.coordinate[place]
@@ -259,6 +297,10 @@ class _Guesser:
             name = candidates[0] if candidates else ""
         if name:
             self.used.add(name)
+        return name
+
+    def _time(self, name: str, frames: int) -> None:
+        if name:
             self.values["times"] = name
             self._say("times", "", sure=True)
             unit = self.container.variables[name].attributes.get("units")
@@ -266,36 +308,46 @@ class _Guesser:
                 self.values["time_unit"] = unit.split(" since ")[0].strip()
                 self._say("time_unit", f"units of '{name}'", sure=True)
             values = self.container.whole(name)
-            steps = np.diff(values.reshape(-1, values.shape[-1])[:, :frames], axis=1)
-            if steps.size and np.isfinite(steps).all():
-                if not np.allclose(steps, steps.mean(), rtol=1e-3) or steps.mean() <= 0:
-                    return  # left open: the reader says in words what is wrong with the times
-                self.values["dt"] = _short_float(float(steps.mean()))
-                self._say("dt", f"spacing of '{name}'", sure=True)
+            values = values.reshape(-1, values.shape[-1])[:, :frames]
+            if values.shape[1] > 1 and np.isfinite(values).all():
+                # dt is left open, so that each file has that of its own times; the reader says what is wrong with them.
+                step = float(np.diff(values, axis=1).mean())
+                if step > 0 and equal_steps(values, step):
+                    self._say("times", f"time step {_short_float(step):g}: spacing of '{name}'", sure=True)
                 return
-        step = self._number(STEP_NAMES)
-        if step is not None and step[1] > 0:
-            self.values["dt"] = step[1]
-            self._say("dt", f"from {step[0]}", sure=True)
+        number, end = self._number(STEP_NAMES), self._number(END_NAMES)
+        by_end = end.value / (frames - 1) if end is not None and end.value > 0 and frames > 1 else None
+        if number is not None and number.value > 0:
+            self.values["dt"] = number.value
+            self._say_number("dt", "from {}", number)
+            if end is not None and by_end is not None and not _fits(number.value, end.value, frames):
+                words = f"from {number.where}, but {end.where} over {frames - 1} steps is {_short_float(by_end):g}"
+                self._say("dt", words, look=True)
             return
-        end = self._number(END_NAMES)
-        if end is not None and end[1] > 0 and frames > 1:
-            self.values["dt"] = end[1] / (frames - 1)
-            self._say("dt", f"{end[0]} over {frames - 1} steps, if the first frame is at time 0", look=True)
+        if end is not None and by_end is not None:
+            self.values["dt"] = by_end
+            self._say("dt", f"{end.where} over {frames - 1} steps, if the first frame is at time 0", look=True)
             return
         self.values["dt"] = 1.0
         self._say("dt", "the file has no times and no time step: time is counted in frames", look=True)
 
     def _pieces(self, main: Variable, dims: Dims, count: int) -> None:
-        frames = main.shape[dims.role.index(TIME)]
+        place = dims.role.index(TIME)
+        known = [container.variables.get(main.name) for container in self.containers]
+        frames = min(v.shape[place] for v in known if v and len(v.shape) == len(main.shape))  # of the shortest file
         if count >= FEW_TRAJECTORIES or frames * count < FEW_TRAJECTORIES * LEAST_PIECE:
             return
         piece = max(LEAST_PIECE, frames * count // WANTED_PIECES)
         if piece < frames:
             self.values["cut_frames"] = piece
-            self._say("cut_frames", f"{count} trajectories of {frames} frames are too few to hold some out", look=True)
+            self._say(
+                "cut_frames",
+                f"{count} trajectories of {frames} frames are few: pieces count as trajectories",
+                look=True,
+            )
 
-    def _parameters(self, count: int, frames: int) -> None:
+    def _parameters(self, count: int, main: Variable, dims: Dims) -> None:
+        frames = main.shape[dims.role.index(TIME)] if TIME in dims.role else 0
         found: list[dict[str, Any]] = []
         for name, variable in self.container.variables.items():
             short = name.split("/")[-1].removeprefix("*@")
@@ -306,6 +358,9 @@ class _Guesser:
                 if role_of_name(short) == TRAJECTORY or _counts(self.container, variable):
                     continue  # a number for each trajectory that only counts them; named as not used
                 self._parameter(found, short, {"dataset": name}, self.container.whole(name), variable)
+                if variable.size > 1 and not variable.dims[0] and main.shape.count(count) > 1 and found:
+                    path = f"parameters.{len(found) - 1}.name"
+                    self._say(path, f"{self.reasons[path]}; it also fits another dimension of {count}", look=True)
             elif (
                 len(variable.shape) == 2
                 and per_row
@@ -349,7 +404,7 @@ class _Guesser:
         low, high = float(values.min()), float(values.max())
         if variable is not None:
             self._unit(entry, path, variable)
-        if low > 0 and high / low >= 20:
+        if low > 0 and high / low >= 20 and self._above_zero(source):
             entry["scale"] = "log"
             self._say(f"{path}.scale", f"from {low:g} to {high:g}")
         entry |= source
@@ -358,9 +413,21 @@ class _Guesser:
         self._say(f"{path}.name", f"{where}: {spread}", sure=True)
         found.append(entry)
 
-    def _measure(self, containers: Sequence[Container]) -> None:
+    def _above_zero(self, source: dict[str, Any]) -> bool:
+        """Whether a parameter of the first file is above 0 in the others, too."""
+        for container in self.containers[1:]:
+            variable = container.variables.get(source.get("dataset", ""))
+            if "attribute" in source:
+                value = (variable.attributes if variable else container.attributes).get(source["attribute"])
+                if not isinstance(value, float) or value <= 0:
+                    return False
+            elif variable is None or not (container.whole(variable.name) > 0).all():
+                return False
+        return True
+
+    def _measure(self) -> None:
         description = describe_values(self.values, "the guessed description")
-        reader = DescribedReader(containers, description, name=self.name)
+        reader = DescribedReader(self.containers, description, name=self.name)
         sample = take_sample(reader)
         reader.close()
         if not sample.finite:
@@ -375,8 +442,10 @@ class _Guesser:
             if guess.repeated_end:
                 axis["repeated_end"] = True
                 self._say(f"axes.{number}.repeated_end", guess.why)
-                if "extent" in axis and f"axes.{number}.extent" not in self.sure:
-                    axis["extent"] = 1.0
+                if f"axes.{number}" in self.spacing:
+                    points, spacing = reader.space[number] - 1, self.spacing[f"axes.{number}"]
+                    axis["extent"] = spacing.value * points
+                    self._say_number(f"axes.{number}.extent", f"{points} points times {{}}", spacing)
             self._say(f"axes.{number}.boundary", guess.why, look=guess.boundary == "unknown")
         if self.values.get("steady") or uneven:
             return
@@ -396,12 +465,32 @@ class _Guesser:
             self._say("conserved", f"the mean changes by {worst:.1g} of the field's variation at most")
 
 
+def _find_number(container: Container, names: set[str] | frozenset[str]) -> tuple[str, str, float] | None:
+    """(array or '', attribute or '', value) of a number that is called so."""
+    for key, value in container.attributes.items():
+        if key.split("/")[-1].lower() in names and isinstance(value, float):
+            return "", key, value
+    for key, variable in container.variables.items():
+        if variable.size == 1 and key.split("/")[-1].lower() in names:
+            return key, "", float(container.whole(key).reshape(-1)[0])
+    for owner, variable in container.variables.items():
+        for key, value in variable.attributes.items():
+            if key.lower() in names and isinstance(value, float):
+                return owner, key, value
+    return None
+
+
 def _counts(container: Container, variable: Variable) -> bool:
     """Whether an array only counts its entries: 0, 1, 2, ..."""
     if len(variable.shape) != 1 or variable.size < 2:
         return False
     values = container.whole(variable.name)
     return bool((np.diff(values) == 1).all() and values[0] in (0, 1))
+
+
+def _fits(dt: float, end: float, frames: int) -> bool:
+    """Whether so many frames end at a time, or one step before it."""
+    return any(abs(dt * steps / end - 1) < 0.01 for steps in (frames - 1, frames))
 
 
 def _short_float(value: float) -> float:

@@ -92,7 +92,7 @@ def guess_dims(container: Container, variable: Variable) -> Dims:
     if unknown:
         found.rough = roughness(container, variable)
         _by_coordinates(container, variable, vectors, found)
-        found.seen = {i for i in range(rank) if not found.role[i]}
+        found.seen |= {i for i in range(rank) if not found.role[i]}
         _by_values(variable, vectors, found)
     return found
 
@@ -128,9 +128,13 @@ def _by_coordinates(container: Container, variable: Variable, vectors: Mapping[s
                 places = [i for i in places if found.rough.get(i, 0) < UNRELATED] or places
             if not places or (wanted == TIME and TIME in found.role) or not _rises(container, name):
                 continue
-            exact = [i for i in places if variable.shape[i] == size] or places
-            found.role[exact[0]], found.coordinate[exact[0]] = wanted, name
-            found.why[exact[0]] = f"'{name}' has as many entries"
+            place = next((i for i in places if variable.shape[i] == size), places[0])
+            found.role[place], found.coordinate[place] = wanted, name
+            found.why[place] = f"'{name}' has as many entries"
+            others = [str(i + 1) for i in places if i != place]
+            if others:
+                found.seen.add(place)
+                found.why[place] += f", and also fits dimension {' and '.join(others)}"
 
 
 def _role_of_vector(variable: Variable) -> str:

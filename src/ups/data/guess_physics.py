@@ -63,7 +63,8 @@ def take_sample(reader: Reader) -> Sample:
             window = reader.read("train", int(trajectory), 0, 0)
             parts.append(window.target[None])  # what is given obeys no boundary
             continue
-        chosen = np.unique(np.linspace(0, reader.num_frames - 1, frames).astype(int))
+        # As many of each, so that they can be stacked; of a short one some twice.
+        chosen = np.linspace(0, reader.frames_in("train", int(trajectory)) - 1, frames).astype(int)
         states = [reader.read("train", int(trajectory), int(frame), 1).state[0] for frame in chosen]
         parts.append(np.stack(states))
     return Sample(np.stack(parts).astype(np.float64))

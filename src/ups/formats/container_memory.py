@@ -27,8 +27,10 @@ class MemoryContainer(Container):
             array = value if dataset else np.asarray(value)
             attributes = _numbers_and_texts(value.attrs, left_out, name) if dataset else {}
             if np.dtype(array.dtype).kind in "mM" and array.size:
-                # Dates, as xarray decodes them: seconds since the first.
-                array = (np.asarray(array) - np.asarray(array).reshape(-1)[0]) / np.timedelta64(1, "s")
+                # As xarray decodes them: dates become seconds since the first, durations seconds.
+                array = np.asarray(array)
+                since = array.reshape(-1)[0] if array.dtype.kind == "M" else np.timedelta64(0, "s")
+                array = (array - since) / np.timedelta64(1, "s")
                 attributes["units"] = "s"
             if np.dtype(array.dtype).kind not in "fiu":
                 left_out.append(f"'{name}', which does not hold numbers ({array.dtype})")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from ups.config.description import CHANNEL, COMPONENT, TIME, TRAJECTORY, TaskDes
 from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
 from ups.formats.container import Container, decoded
-from ups.formats.described_layout import DescribedLayout, FieldSource, understand
+from ups.formats.described_layout import DescribedLayout, FieldSource, same_points, understand
 from ups.formats.open_container import open_container
 from ups.spec.task import Role
 
@@ -37,6 +38,7 @@ class DescribedReader(GridReader):
 
     Trajectories are split as everywhere: the first go to train, then valid, the last to test. Of several files with
     many trajectories each is split, so that every split sees every file; files of one trajectory are split as a whole.
+    Trajectories that are cut into pieces are held out whole, unless there are too few of them.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class DescribedReader(GridReader):
         valid_fraction: float = 0.1,
         test_fraction: float = 0.1,
     ) -> None:
+        _check_distinct(containers)
         layouts = [understand(container, description, name) for container in containers]
         for container in containers:
             container.close()  # opened for coordinates and parameters; nothing stays open before a fork
@@ -68,7 +71,10 @@ class DescribedReader(GridReader):
         self._pieces = [layout.num_frames // self._piece if self._piece else 1 for layout in layouts]
         rows = [layout.num_trajectories * pieces for layout, pieces in zip(layouts, self._pieces, strict=True)]
         self._ends = np.cumsum(rows).tolist()
-        self._rows = _split(rows, valid_fraction, test_fraction)
+        counts = [layout.num_trajectories for layout in layouts]
+        self._rows, whole = _split(counts, self._pieces, valid_fraction, test_fraction)
+        # Without defaults: a field that a later version adds changes nothing.
+        self._description = description.model_dump_json(exclude_defaults=True)
         parameters = tuple(
             replace(
                 p,
@@ -81,9 +87,12 @@ class DescribedReader(GridReader):
         rest = max(layout.num_frames % self._piece for layout in layouts) if self._piece else 0
         if rest:
             assumptions += (f"cut_frames {self._piece} leaves out up to {rest} frames at the end of each trajectory",)
+        if not whole:
+            few = f"too few simulations ({sum(counts)}) to hold some out whole"
+            assumptions += (f"{few}: train, valid and test have pieces of the same",)
         lengths = [self._piece or layout.num_frames for layout in layouts]
         steps = [layout.task.dt for layout in layouts]
-        same_step = first.task.steady or np.allclose(steps, steps[0], rtol=1e-3)
+        same_step = first.task.steady or np.allclose(steps, steps[0], rtol=1e-3, atol=0)
         source = Source(
             replace(first.task, parameters=parameters),
             first.coordinates,
@@ -122,7 +131,8 @@ class DescribedReader(GridReader):
         return np.asarray(file.parameters[row])
 
     def _source_identity(self) -> str:
-        digest = hashlib.sha256()
+        # The description says which of the arrays are read: two of one file are two sources.
+        digest = hashlib.sha256(self._description.encode())
         for file in self._files:
             digest.update(file.container.identity().encode())
         return digest.hexdigest()
@@ -205,9 +215,7 @@ def _check_same(containers: Sequence[Container], layouts: Sequence[DescribedLayo
     first = layouts[0]
     for container, layout in zip(containers[1:], layouts[1:], strict=True):
         same = [len(c) for c in layout.coordinates] == [len(c) for c in first.coordinates]
-        same = same and all(
-            np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(layout.coordinates, first.coordinates, strict=True)
-        )
+        same = same and all(same_points(a, b) for a, b in zip(layout.coordinates, first.coordinates, strict=True))
         if not same:
             raise DataError(
                 f"{container.path} and {containers[0].path} have different grids",
@@ -215,8 +223,38 @@ def _check_same(containers: Sequence[Container], layouts: Sequence[DescribedLayo
             )
 
 
-def _split(counts: list[int], valid_fraction: float, test_fraction: float) -> dict[str, range | list[int]]:
-    """Which trajectories, counted over all files, each split has."""
+def _check_distinct(containers: Sequence[Container]) -> None:
+    """A file that is listed twice would be trained on and held out."""
+    seen: set[str] = set()
+    for path in (container.path for container in containers):
+        if os.path.exists(path):
+            real = os.path.realpath(path)
+            if real in seen:
+                raise DataError(f"{path} is the same file as another of the list", hint="list each file once")
+            seen.add(real)
+
+
+def _split(
+    counts: list[int], pieces: list[int], valid_fraction: float, test_fraction: float
+) -> tuple[dict[str, range | list[int]], bool]:
+    """Which pieces of trajectories, counted over all files, each split has; and whether trajectories stay whole.
+
+    Pieces of one simulation resemble each other, so that simulations are held out whole where there are enough.
+    """
+    whole = _split_rows(counts, valid_fraction, test_fraction)
+    if max(pieces) == 1:
+        return whole, True
+    lacking = [s for s, part in (("valid", valid_fraction), ("test", test_fraction)) if part > 0 and not whole[s]]
+    if lacking:
+        rows = [count * number for count, number in zip(counts, pieces, strict=True)]
+        return _split_rows(rows, valid_fraction, test_fraction), False
+    ends = np.cumsum(np.repeat(pieces, counts))
+    begins = np.concatenate([[0], ends[:-1]])
+    return {split: [n for row in rows for n in range(begins[row], ends[row])] for split, rows in whole.items()}, True
+
+
+def _split_rows(counts: list[int], valid_fraction: float, test_fraction: float) -> dict[str, range | list[int]]:
+    """Which rows, counted over all files, each split has."""
     if max(counts) == 1:
         counts = [sum(counts)]
     starts, numbers = split_counts(counts, valid_fraction, test_fraction)

@@ -36,6 +36,7 @@ NOT_PARAMETERS = frozenset(
     {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
     | {"actual_range", "_ChunkSizes", "least_significant_digit", "flag_values", "flag_masks"}
 )
+FLOAT32 = float(np.finfo(np.float32).eps)
 _HINT = "correct the task.yaml, or let `ups init DIR --data FILE` write one"
 
 
@@ -74,6 +75,20 @@ def understand(container: Container, description: TaskDescription, name: str) ->
     return _Understanding(container, description).layout(description.name or name)
 
 
+def same_points(a: Float64, b: Float64) -> bool:
+    """Whether two axes have the same points, but for the rounding of float32."""
+    return bool(np.allclose(a, b, rtol=4 * FLOAT32, atol=1e-6 * float(np.ptp(b))))
+
+
+def equal_steps(times: Float64, dt: float) -> bool:
+    """Whether frames (..., T) are dt apart, to a thousandth and to the rounding of float32 where times are such."""
+    steps = np.diff(times, axis=-1)
+    rounding = 0.0
+    if np.array_equal(times, times.astype(np.float32)):
+        rounding = min(4 * FLOAT32 * float(np.abs(times).max()), 0.5 * abs(dt))
+    return bool(np.allclose(steps, dt, rtol=1e-3, atol=rounding))
+
+
 class _Understanding:
     def __init__(self, container: Container, description: TaskDescription) -> None:
         self.container, self.description = container, description
@@ -90,13 +105,19 @@ class _Understanding:
         grid = [self._coordinate(axis) for axis in said.axes]
         dt, start = (0.0, 0.0) if said.steady else self._times(num_frames, count)
         columns = [self._parameter(parameter, count) for parameter in said.parameters]
+        for parameter, column in zip(said.parameters, columns, strict=True):
+            if parameter.scale == "log" and column.min() <= 0:
+                raise self._refuse(
+                    f"parameter '{parameter.name}' has the value {column.min():g}, and its scale is log",
+                    hint="only numbers above 0 have a logarithm: set its scale to linear",
+                )
         parameters = np.stack(columns, axis=1) if columns else np.zeros((count, 0))
         task = TaskSpec(
             name=name,
             fields=tuple(FieldSpec(f.name, f.role, f.unit, f.tensor_rank) for f in said.fields),
             axes=tuple(axis for axis, _, _ in grid),
             parameters=tuple(
-                ParameterSpec(p.name, p.unit, float(c.min()), float(c.max()), p.scale if c.min() > 0 else "linear")
+                ParameterSpec(p.name, p.unit, float(c.min()), float(c.max()), p.scale)
                 for p, c in zip(said.parameters, columns, strict=True)
             ),
             dt=dt,
@@ -182,8 +203,10 @@ class _Understanding:
                 hint="add dims to the task.yaml, one entry for each: trajectory, time, or an axis",
             )
         found = tuple(known[dim] for dim in variable.dims)
-        if set(axes.values()) - set(found) or (field.role == "state" and TIME not in found):
-            raise self._refuse(f"array '{variable.name}' has the dimensions {', '.join(found)}: an axis or time lacks")
+        try:
+            self.description.check_dims(f"array '{variable.name}' ({', '.join(found)})", list(found), field)
+        except ValueError as error:
+            raise self._refuse(str(error)) from None
         return found
 
     def _size(self, dim: str, default: int) -> int:
@@ -217,8 +240,13 @@ class _Understanding:
             raise self._refuse(f"the coordinates '{name}' of axis '{axis.name}' neither rise nor fall")
         if axis.repeated_end:  # the reader leaves out the last point of the file
             values, size = values[1:] if falls else values[:-1], size - 1
-        extent = axis.extent if axis.extent is not None else float((values[-1] - values[0]) * size / (size - 1))
-        if not np.allclose(steps, steps.mean(), rtol=1e-3):
+        by_points = float((values[-1] - values[0]) * size / (size - 1))
+        extent = axis.extent if axis.extent is not None else by_points
+        if axis.extent is not None and not 0.999 * float(np.ptp(values)) <= extent <= 1.001 * (by_points + steps.max()):
+            self.assumptions.append(
+                f"extent of axis '{axis.name}' is {extent:g} by the description, and {by_points:g} by '{name}'"
+            )
+        if not np.allclose(steps, steps.mean(), rtol=1e-3, atol=1e-6 * float(np.ptp(values))):
             self.assumptions.append(f"the points of axis '{axis.name}' are not at equal distances")
         return self._axis(axis, extent), values, falls
 
@@ -226,7 +254,7 @@ class _Understanding:
         for number, length in enumerate(variable.shape):
             if length == size:
                 rows = np.moveaxis(values, number, -1).reshape(-1, size)
-                if np.allclose(rows, rows[0], rtol=1e-6, atol=0):
+                if np.allclose(rows, rows[0], rtol=1e-6, atol=1e-6 * float(np.ptp(rows[0]))):
                     return np.asarray(rows[0])
         raise self._refuse(f"the coordinates '{variable.name}' of axis '{axis}' differ between rows or trajectories")
 
@@ -255,12 +283,13 @@ class _Understanding:
         steps = np.diff(rows, axis=1)
         dt = float(steps.mean())
         if said.dt is not None:
-            if not np.allclose(steps, said.dt, rtol=1e-3):
-                spread = f"{steps.min():g} to {steps.max():g}" if not np.allclose(steps, dt, rtol=1e-3) else f"{dt:g}"
+            if not equal_steps(rows, said.dt):
+                spread = f"{dt:g}" if equal_steps(rows, dt) else f"{steps.min():g} to {steps.max():g}"
                 self.assumptions.append(f"dt is {said.dt:g} by the description, and {spread} by '{name}'")
             return said.dt, float(rows[0, 0])
-        if dt <= 0 or not np.allclose(steps, dt, rtol=1e-3):
-            what = "trajectories" if np.allclose(steps, steps[:, :1], rtol=1e-3) and len(rows) > 1 else "frames"
+        if dt <= 0 or not equal_steps(rows, dt):
+            each = all(equal_steps(row, float(np.diff(row).mean())) for row in rows)
+            what = "trajectories" if each and len(rows) > 1 else "frames"
             raise self._refuse(
                 f"the time step of '{name}' differs between {what}: {steps.min():g} to {steps.max():g}",
                 hint="windows need frames at equal distances: interpolate them, or leave trajectories out",

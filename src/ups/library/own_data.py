@@ -39,8 +39,9 @@ def import_data(
     """Write arrays of your own as a store, and open it.
 
     source: a file (NumPy, HDF5, NetCDF, Zarr) or a list of files of one task, a mapping of names to arrays, an array,
-    or an xarray.Dataset. task: what the arrays mean, as a task.yaml, its content or a TaskDescription; default the
-    task.yaml next to the file, else a guess (what was guessed stands in the `assumptions` of the card).
+    an xarray.Dataset or an xarray.DataArray. task: what the arrays mean, as a task.yaml, its content or a
+    TaskDescription; default the task.yaml next to the file, else a guess (what was guessed stands in the `assumptions`
+    of the card).
     """
     reader, names = open_own(source, task, valid_fraction=valid_fraction, test_fraction=test_fraction)
     write_store(reader, out, names, compress=compress, overwrite=overwrite)
@@ -111,6 +112,8 @@ def _containers(source: Any) -> tuple[list[Container], list[Path]]:
         return [open_container(path) for path in paths], paths
     if isinstance(source, Mapping) or hasattr(source, "data_vars"):
         return [MemoryContainer(source)], []
+    if hasattr(source, "to_dataset"):  # an xarray.DataArray: its dimensions and coordinates say what it is
+        return [MemoryContainer(source.to_dataset(name=source.name or "u"))], []
     if hasattr(source, "shape") and hasattr(source, "dtype"):
         return [MemoryContainer({"u": source})], []
     raise DataError(
@@ -168,7 +171,7 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike]) -> Starte
 def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None) -> str:
     from ups.config.yaml_subset import scalar_text
 
-    name = task_name(folder.resolve())
+    name = task_name(folder.resolve()).lstrip("_-") or "run"
     listed = [scalar_text(str(path)) for path in paths]
     path = listed[0] if len(listed) == 1 else "\n" + "\n".join(f"        - {one}" for one in listed)
     described = "" if description is None else f"      description: {scalar_text(description)} # next to this file\n"

@@ -183,3 +183,23 @@ def test_trajectories_of_unequal_length_are_refused_in_words(folder: Path, capsy
             file[f"run_{number}/u"] = WAVES[number, : 9 - number]
     assert run(["init", "mine", "--data", "groups.h5"]) == 4
     assert "differs between groups: (6, 64) and (9, 64)" in capsys.readouterr().err
+
+
+def test_durations_of_xarray_stay_durations(tmp_path: Path) -> None:
+    period = np.arange(5, 25).astype("timedelta64[s]").astype("timedelta64[ns]")
+    dataset = xarray.Dataset({"u": (("sample", "time", "x"), WAVES), "period": ("sample", period)}, {"x": X})
+    found = ups.import_data(dataset, tmp_path / "a.zarr").task.parameters[0]
+    assert (found.name, found.unit, found.minimum, found.maximum) == ("period", "s", 5, 24)
+
+
+def test_a_data_array_says_what_its_dimensions_are(tmp_path: Path) -> None:
+    array = xarray.DataArray(WAVES.T, {"x": X, "time": T}, ("x", "time", "sample"), name="q")
+    data = ups.import_data(array, tmp_path / "a.zarr")
+    assert (data.task.fields[0].name, data.task.dt) == ("q", 0.25)
+    assert sum(data.splits.values()) == 20
+
+
+@pytest.mark.parametrize("name", ["_und", "été", "日本", "2d"])
+def test_every_directory_gives_a_recipe_that_is_accepted(folder: Path, name: str) -> None:
+    assert run(["init", name, "--data", "waves.npz"]) == 0
+    assert run(["config", "check", f"{name}/recipe.yaml"]) == 0

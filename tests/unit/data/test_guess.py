@@ -58,11 +58,11 @@ def test_boundary_and_time_step_are_right_in_at_least_18_of_20(
     drawn: list[tuple[Drawn, Guess, DescribedReader]],
 ) -> None:
     wrong = []
-    for file, guess, _ in drawn:
+    for file, guess, reader in drawn:
         found = guess.description
         right = tuple(axis.boundary for axis in found.axes) == file.boundaries
-        right = right and found.dt is not None and abs(found.dt - file.dt) < 1e-3 * file.dt
-        wrong += [] if right else [f"{file.words}: {[axis.boundary for axis in found.axes]}, dt {found.dt}"]
+        right = right and abs(reader.task.dt - file.dt) < 1e-3 * file.dt
+        wrong += [] if right else [f"{file.words}: {[axis.boundary for axis in found.axes]}, dt {reader.task.dt}"]
     assert len(wrong) <= 2, wrong
 
 
@@ -182,3 +182,86 @@ def test_a_boundary_that_is_not_seen_is_a_line_to_edit(tmp_path: Path) -> None:
     rough = np.cumsum(rough, axis=2)
     page = description_page(guess_description([MemoryContainer({"u": rough})], "task"), "rough.npy")
     assert "boundary: unknown # check: " in page
+
+
+def test_each_file_of_a_list_keeps_its_own_time_step() -> None:
+    waves = _waves(12, 41, 64)
+    files = [
+        MemoryContainer({"u": u, "x": np.arange(64), "t": np.arange(41) * (0.05 if i < 6 else 0.1)})
+        for i, u in enumerate(waves)
+    ]
+    guess = guess_description(files, "task")
+    assert guess.description.dt is None
+    assert "0.05 to 0.1" in guess.reasons["times"]
+    reader = DescribedReader(files, guess.description)
+    assert [reader.dt_in("train", 0), reader.dt_in("test", 0)] == pytest.approx([0.05, 0.1])
+
+
+def test_numbers_that_differ_between_files_are_to_be_looked_at() -> None:
+    waves = _waves(12, 41, 64)
+    files = [MemoryContainer({"u": u, "dt": 0.05 if i < 6 else 0.1, "L": 2.0}) for i, u in enumerate(waves)]
+    guess = guess_description(files, "task")
+    assert "dt" in guess.uncertain
+    assert "other files say otherwise" in guess.reasons["dt"]
+    assert "axes.0.extent" in guess.sure
+    zero = [MemoryContainer({"u": u, "t": np.arange(41), "nu": 0.1 * i}) for i, u in reversed(list(enumerate(waves)))]
+    assert guess_description(zero, "task").description.parameters[0].scale == "linear"
+
+
+def test_files_of_different_length_are_looked_at_and_cut_by_the_shortest() -> None:
+    waves = _waves(12, 60, 64)
+    files = [MemoryContainer({"u": u[: 60 if i == 3 else 41]}) for i, u in enumerate(waves)]
+    assert guess_description(files, "task").description.cut_frames is None
+    few = [MemoryContainer({"u": u[: 60 if i == 1 else 30]}) for i, u in enumerate(_waves(3, 60, 64))]
+    found = guess_description(few, "task").description.cut_frames
+    assert found is not None
+    assert found <= 30
+
+
+def test_a_number_for_each_trajectory_is_no_field_where_sizes_agree() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"u": _waves(64, 20, 64), "x": np.arange(64), "t": np.arange(20) * 0.1, "nu": rng.uniform(1, 2, 64)}
+    guess = guess_description([MemoryContainer(arrays)], "task")
+    assert [f.name for f in guess.description.fields] == ["u"]
+    assert [p.name for p in guess.description.parameters] == ["nu"]
+    assert "parameters.0.name" in guess.uncertain
+
+
+def test_times_are_no_field_where_sizes_agree_and_the_choice_is_to_be_looked_at() -> None:
+    arrays = {"u": _waves(12, 64, 64), "x": np.arange(64), "t": np.arange(64) * 0.1}
+    guess = guess_description([MemoryContainer(arrays)], "task")
+    assert [f.name for f in guess.description.fields] == ["u"]
+    assert guess.description.times == "t"
+    assert "dims" in guess.uncertain
+    assert "also fits dimension 3" in guess.reasons["dims"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "extent", "sure"),
+    [
+        ({"xmin": -3.2, "xmax": 3.2}, 6.4, True),
+        ({"xmax": 3.2}, 3.2, False),
+        ({"dx": 0.1}, 6.4, True),
+        ({"x_length": 5.0, "xmax": 3.2}, 5.0, True),
+    ],
+)
+def test_the_length_of_an_axis(numbers: dict[str, float], extent: float, sure: bool) -> None:
+    guess = guess_description([MemoryContainer({"u": _waves(12, 16, 64)} | numbers)], "task")
+    assert guess.description.axes[0].extent == pytest.approx(extent)
+    assert ("axes.0.extent" in guess.sure, "axes.0.extent" in guess.uncertain) == (sure, not sure)
+
+
+def test_the_length_of_an_axis_that_repeats_its_end() -> None:
+    waves = _waves(12, 16, 64)
+    ring = np.concatenate([waves, waves[..., :1]], -1)
+    guess = guess_description([MemoryContainer({"u": ring, "dx": 0.1})], "task")
+    assert guess.description.axes[0].repeated_end
+    assert guess.description.axes[0].extent == pytest.approx(6.4)
+
+
+def test_a_time_step_that_the_end_time_contradicts_is_to_be_looked_at() -> None:
+    waves = _waves(12, 41, 64)
+    for end, look in ((2.0, True), (0.04, False), (0.041, False)):
+        guess = guess_description([MemoryContainer({"u": waves, "dt": 1e-3, "t_end": end})], "task")
+        assert guess.description.dt == 1e-3
+        assert ("dt" in guess.uncertain) == look

@@ -15,10 +15,12 @@ import pytest
 import xarray
 
 from ups.config.description import describe_values
+from ups.data.normalize import ensure_statistics
 from ups.data.open import open_paths
 from ups.errors import ConfigError, DataError
 from ups.formats.base import Subsampling
 from ups.formats.container import Container
+from ups.formats.container_memory import MemoryContainer
 from ups.formats.described import DescribedReader, open_described
 from ups.formats.open_container import open_container
 
@@ -444,3 +446,120 @@ def test_single_numbers_and_strides(tmp_path: Path, kind: str) -> None:
     np.testing.assert_array_equal(window.state[:, 0], U[1, ::3, ::2, ::2])
     assert window.parameters == pytest.approx([9.81, 0.5])
     assert "'count' ()" in " ".join(reader.assumptions)
+
+
+LINE: dict[str, Any] = {"fields": [{"name": "u"}], "axes": [{"name": "x"}], "dims": ["trajectory", "time", "x"]}
+
+
+def in_memory(arrays: dict[str, Any], **changes: Any) -> DescribedReader:
+    return DescribedReader([MemoryContainer(arrays)], describe_values(LINE | changes))
+
+
+def test_statistics_of_one_array_are_not_those_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez(path, data=np.stack([U[..., 0], 1000 + U[..., 1]], axis=-1))
+    dims = ["trajectory", "time", "x", "channel"]
+    means = []
+    for channel in (0, 1):
+        fields = [{"name": "u", "dataset": "data", "channel": channel}]
+        reader = open_described([path], describe_values(LINE | {"fields": fields, "dims": dims, "dt": 1.0}))
+        means.append(float(ensure_statistics(reader, [path]).state_mean[0]))
+    assert abs(means[0]) < 1
+    assert means[1] == pytest.approx(1000, abs=1)
+
+
+def simulations(reader: DescribedReader, split: str) -> set[str]:
+    return {reader.where(split, i).split(" from frame")[0] for i in range(reader.splits[split])}
+
+
+def test_simulations_that_are_cut_are_held_out_whole(tmp_path: Path) -> None:
+    long = RNG.normal(size=(15, 100, 8))
+    reader = in_memory({"u": long}, dt=1.0, cut_frames=20)
+    assert dict(reader.splits) == {"train": 55, "valid": 10, "test": 10}
+    np.testing.assert_allclose(reader.read("test", 9, 0, 20).state[:, 0], long[14, 80:], rtol=1e-6)
+    paths = [tmp_path / f"run_{i}.npy" for i in range(10)]
+    for i, path in enumerate(paths):
+        np.save(path, long[i, : 100 - 20 * (i % 2)])
+    of_files = open_described(paths, describe_values(LINE | {"dims": ["time", "x"], "dt": 1.0, "cut_frames": 20}))
+    assert dict(of_files.splits) == {"train": 36, "valid": 5, "test": 4}
+    for found in (reader, of_files):
+        train, valid, test = (simulations(found, split) for split in ("train", "valid", "test"))
+        assert not train & valid
+        assert not (train | valid) & test
+        assert "too few simulations" not in " ".join(found.assumptions)
+    few = in_memory({"u": long[:2]}, dt=1.0, cut_frames=20)
+    assert dict(few.splits) == {"train": 8, "valid": 1, "test": 1}
+    assert "too few simulations (2)" in " ".join(few.assumptions)
+
+
+def test_a_file_that_is_listed_twice_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", U[..., 0])
+    (tmp_path / "b.npy").symlink_to(tmp_path / "a.npy")
+    for other in ("a.npy", "b.npy"):
+        with pytest.raises(DataError, match="same file"):
+            open_described([tmp_path / "a.npy", tmp_path / other], describe_values(LINE | {"dt": 1.0}))
+
+
+def test_small_steps_are_told_apart() -> None:
+    uneven = np.append(np.arange(FRAMES - 1), FRAMES + 3) * 1e-9
+    with pytest.raises(DataError, match="differs between frames"):
+        in_memory({"u": U[..., 0], "t": uneven})
+    said = in_memory({"u": U[..., 0], "t": np.arange(FRAMES) * 1e-9}, dt=5e-9)
+    assert "dt is 5e-09 by the description, and 1e-09 by 't'" in said.assumptions
+    containers = [MemoryContainer({"u": U[..., 0], "x": np.arange(NX) * step}) for step in (1e-9, 2e-9)]
+    with pytest.raises(DataError, match="different grids"):
+        DescribedReader(containers, describe_values(LINE | {"dt": 1.0}))
+    containers = [MemoryContainer({"u": U[..., 0], "t": np.arange(FRAMES) * step}) for step in (1e-9, 2e-9)]
+    assert DescribedReader(containers, describe_values(LINE)).differing == ("dt",)
+
+
+def test_times_of_a_long_run_in_single_precision_are_taken() -> None:
+    times = (np.arange(40_000) * 0.01 + 1000).astype(np.float32)
+    reader = in_memory({"u": np.zeros((10, 40_000, 2), np.float32), "t": times})
+    assert reader.task.dt == pytest.approx(0.01, rel=1e-5)
+    with pytest.raises(DataError, match="differs between frames"):
+        in_memory({"u": np.zeros((10, 40_000, 2), np.float32), "t": np.delete(np.append(times, 1400.0), 7)})
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape", "fields", "words"),
+    [
+        (("trajectory", "time", "x", "channel"), (NX, 3), [{"name": "u"}], "must say which"),
+        (("trajectory", "time", "x"), (NX,), [{"name": "u", "tensor_rank": 1}], "'component' must stand there 1 times"),
+        (("trajectory", "time", "component", "x"), (1, NX), [{"name": "u"}], "'component' must stand there 0 times"),
+        (("trajectory", "time", "x"), (NX,), [{"name": "u", "channel": 1}], "has no 'channel'"),
+        (
+            ("trajectory", "time", "x"),
+            (NX,),
+            [{"name": "u"}, {"name": "k", "dataset": "u", "role": "static"}],
+            "has 'time', and its role is static",
+        ),
+    ],
+)
+def test_dimensions_that_the_file_names_are_checked_as_those_of_a_description(
+    dims: tuple[str, ...], shape: tuple[int, ...], fields: list[dict[str, Any]], words: str
+) -> None:
+    dataset = xarray.Dataset({"u": (dims, np.zeros((COUNT, FRAMES, *shape)))})
+    values = {"fields": fields, "axes": [{"name": "x"}], "dt": 1.0}
+    with pytest.raises(DataError, match=words):
+        DescribedReader([MemoryContainer(dataset)], describe_values(values))
+
+
+def test_a_channel_of_an_array_without_channels_is_refused() -> None:
+    with pytest.raises(ConfigError, match="has no 'channel'"):
+        describe_values(LINE | {"fields": [{"name": "u", "channel": 1}]})
+
+
+def test_a_logarithm_of_zero_is_refused() -> None:
+    arrays = {"u": U[..., 0], "nu": np.arange(COUNT)}
+    with pytest.raises(DataError, match="its scale is log"):
+        in_memory(arrays, dt=1.0, parameters=[{"name": "nu", "scale": "log"}])
+
+
+def test_an_extent_that_the_coordinates_contradict_is_said() -> None:
+    arrays = {"u": U[..., 0], "x": np.arange(NX) * 0.5}
+    wrong = in_memory(arrays, dt=1.0, axes=[{"name": "x", "extent": 100.0}])
+    assert "extent of axis 'x' is 100 by the description, and 6 by 'x'" in wrong.assumptions
+    for extent in (5.5, 6.0):
+        right = in_memory(arrays, dt=1.0, axes=[{"name": "x", "extent": extent}])
+        assert not any("extent" in text for text in right.assumptions)
