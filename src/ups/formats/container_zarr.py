@@ -1,14 +1,16 @@
 """Zarr groups that others wrote (versions 2 and 3) as named arrays, local files only.
 
 All metadata is looked at before the library sees it: it would follow links, and version 2 has codecs that run code
-(pickle). Dimensions are named as xarray writes them.
+(pickle). The library opens arrays one by one, never a group: a group may carry a second copy of the metadata of its
+arrays ("consolidated"), which would count instead. Dimensions are named as xarray writes them.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable
 from ups.formats.hdf5_arrays import Region
 from ups.formats.shards import ProcessCache
-from ups.record.untrusted_files import load_object
+from ups.record.untrusted_files import is_number, load_object
 
 MAX_ARRAYS = 4096
 MAX_ENTRIES = 5_000_000
@@ -31,25 +33,39 @@ _CODECS = frozenset(
 _HINT = "write it again with xarray's to_zarr"
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An array, where it is in the directory, and in which version of the format."""
+
+    variable: Variable
+    inside: str
+    version: Literal[2, 3]
+
+
 class ZarrContainer(Container):
-    """The arrays of one group, and of the groups in it."""
+    """The arrays of one group, and of the groups in it; one array, called 'array', if the directory is one itself."""
+
+    def __init__(self, path: str, arrays: dict[str, _Place], attributes: dict[str, Attribute], left_out: list[str]):
+        super().__init__(path, {name: place.variable for name, place in arrays.items()}, attributes, left_out)
+        self._places = arrays
 
     def read(self, name: str, region: Region) -> Array:
-        group = _groups.get((self.path, ()), lambda: _open(self.path))
+        place = self._places[name]
         try:
-            values = np.asarray((group[name] if name else group)[region])
+            array = _arrays.get((f"{self.path}/{place.inside}", ()), lambda: _open(self.path, place))
+            values = np.asarray(array[region])
         except Exception as error:  # codecs raise nearly every type for damaged chunks
             raise DataError(f"{self.path}: array '{name}' cannot be read: {str(error)[:200]}") from error
         return values
 
     def close(self) -> None:
-        _groups.drop(self.path)
+        _arrays.drop(self.path)
 
 
 def open_zarr(path: Path) -> ZarrContainer:
     """The arrays of a directory. Raises DataError for one that is no Zarr group, or holds what is not read."""
     left_out: list[str] = []
-    variables: dict[str, Variable] = {}
+    arrays: dict[str, _Place] = {}
     attributes: dict[str, Attribute] = {}
     _refuse_links(path)
     for folder, names, files in os.walk(path):
@@ -64,14 +80,14 @@ def open_zarr(path: Path) -> ZarrContainer:
             attributes |= values if not name else {f"{name}/{key}": value for key, value in values.items()}
             continue
         names.clear()
-        variable = _variable(name, metadata, found, values, left_out)
+        variable = _variable(name or "array", metadata, found, values, left_out)
         if variable is not None:
-            variables[name or "array"] = variable
-        if len(variables) > MAX_ARRAYS:
+            arrays[variable.name] = _Place(variable, name, 3 if "zarr.json" in files else 2)
+        if len(arrays) > MAX_ARRAYS:
             raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
-    if not variables:
+    if not arrays:
         raise DataError(f"{path} is no Zarr group with arrays of numbers", hint="; ".join(left_out[:3]) or _HINT)
-    return ZarrContainer(str(path), variables, attributes, left_out)
+    return ZarrContainer(str(path), arrays, attributes, left_out)
 
 
 def _refuse_links(path: Path) -> None:
@@ -167,9 +183,9 @@ def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[s
     for key, value in list(found.items())[:256]:
         if isinstance(value, str):
             values[key] = value[:1000]
-        elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+        elif is_number(value):
             values[key] = float(value)
-        elif isinstance(value, list) and 0 < len(value) <= 64 and all(type(v) in (int, float) for v in value):
+        elif isinstance(value, list) and 0 < len(value) <= 64 and all(is_number(v) for v in value):
             values |= (
                 {f"{key}[{i}]": float(v) for i, v in enumerate(value)} if len(value) > 1 else {key: float(value[0])}
             )
@@ -178,10 +194,12 @@ def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[s
     return values
 
 
-def _open(path: str) -> Any:
+def _open(path: str, place: _Place) -> Any:
     import zarr
+    from zarr.storage import LocalStore
 
-    return zarr.open(path, mode="r")
+    store = LocalStore(path, read_only=True)
+    return zarr.open_array(store, path=place.inside, mode="r", zarr_format=place.version)
 
 
-_groups: ProcessCache[Any] = ProcessCache(16)
+_arrays: ProcessCache[Any] = ProcessCache(64)

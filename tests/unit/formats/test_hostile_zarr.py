@@ -1,0 +1,74 @@
+"""Zarr groups of others that are damaged, half written or planted: never code, never zeros in silence."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from ups.errors import DataError
+from ups.formats.container import Container
+from ups.formats.open_container import open_container
+
+U = np.random.default_rng(0).normal(size=(12, 5, 8)).astype(np.float32)
+
+
+class Planted:
+    """What runs when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("planted"),))
+
+
+def _all(container: Container, name: str) -> Any:
+    return container.read(name, tuple(slice(0, n, 1) for n in container.variables[name].shape))
+
+
+def _group(path: Path, version: Any = 2, **options: Any) -> Path:
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    group.create_array("u", shape=U.shape, dtype="f4", chunks=(1, 5, 8), **options)[:] = U
+    return path
+
+
+def _change(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_consolidated_metadata_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("numcodecs.pickles.ALLOW_UNSAFE_PICKLE_DECODE", True, raising=False)
+    path = _group(tmp_path / "a.zarr")
+    planted = json.loads((path / "u" / ".zarray").read_text()) | {"dtype": "|O", "chunks": [12, 5, 8]}
+    planted |= {"compressor": {"id": "pickle"}, "filters": [{"id": "pickle"}], "fill_value": ""}
+    entries = {".zgroup": {"zarr_format": 2}, ".zattrs": {}, "u/.zarray": planted, "u/.zattrs": {}}
+    (path / ".zmetadata").write_text(json.dumps({"metadata": entries, "zarr_consolidated_format": 1}))
+    (path / "u" / "0.0.0").write_bytes(pickle.dumps(Planted()))
+    with pytest.raises(DataError, match="cannot be read"):
+        _all(open_container(path), "u")
+    assert not (tmp_path / "planted").exists()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_array_is_read_without_a_group_around_it(tmp_path: Path, version: Any) -> None:
+    zarr.create_array(tmp_path / "one.zarr", data=U, zarr_format=version)
+    np.testing.assert_array_equal(_all(open_container(tmp_path / "one.zarr"), "array"), U)
+    path = _group(tmp_path / "a.zarr", version)
+    (path / (".zgroup" if version == 2 else "zarr.json")).unlink()
+    if version == 2:
+        np.testing.assert_array_equal(_all(open_container(path), "u"), U)
+    else:
+        with pytest.raises(DataError, match="no Zarr group"):
+            open_container(path)
+
+
+def test_an_attribute_that_is_no_number_of_this_machine_is_left_out(tmp_path: Path) -> None:
+    path = _group(tmp_path / "a.zarr")
+    (path / ".zattrs").write_text(json.dumps({"a": [1, 10**400], "b": 10**400, "c": 2}))
+    container = open_container(path)
+    assert container.attributes == {"c": 2.0}
+    assert container.left_out == ("attribute 'a'", "attribute 'b'")
