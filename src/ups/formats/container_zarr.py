@@ -7,7 +7,10 @@ arrays ("consolidated"), which would count instead. Dimensions are named as xarr
 
 from __future__ import annotations
 
+import base64
+import math
 import os
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -81,7 +84,7 @@ def open_zarr(path: Path) -> ZarrContainer:
             continue
         names.clear()
         variable = _variable(name or "array", metadata, found, values, left_out)
-        if variable is not None:
+        if variable is not None and _is_stored(Path(folder), variable, metadata, left_out):
             arrays[variable.name] = _Place(variable, name, 3 if "zarr.json" in files else 2)
         if len(arrays) > MAX_ARRAYS:
             raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
@@ -135,17 +138,14 @@ def _variable(
     except (TypeError, SyntaxError, ValueError):
         dtype = np.dtype(object)
     shape = metadata.get("shape")
-    if (
-        dtype.kind not in "fiu"
-        or not isinstance(shape, list)
-        or not all(type(n) is int and 0 < n < 1 << 40 for n in shape)
-    ):
+    sound = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape) and math.prod(shape) < 1 << 60
+    if dtype.kind not in "fiu" or not isinstance(shape, list) or not sound:
         left_out.append(f"'{name}', which holds no array of numbers ({str(kind)[:40]})")
         return None
-    grid = metadata["chunks"] if "chunks" in metadata else _chunk_shape(metadata)
-    whole = isinstance(grid, list) and all(type(n) is int and n > 0 for n in grid)
-    if not whole or np.prod([float(n) for n in grid or ()]) * dtype.itemsize > MAX_CHUNK_BYTES:
-        left_out.append(f"'{name}', whose chunks have more than {MAX_CHUNK_BYTES >> 20} MiB")
+    grid = _chunk_shape(metadata)
+    whole = isinstance(grid, list) and len(grid) == len(shape) and all(type(n) is int and n > 0 for n in grid)
+    if not whole or math.prod(grid) * dtype.itemsize > MAX_CHUNK_BYTES:
+        left_out.append(f"'{name}', whose chunks do not fit its shape or have more than {MAX_CHUNK_BYTES >> 20} MiB")
         return None
     named = found.get("_ARRAY_DIMENSIONS", metadata.get("dimension_names"))
     dims = (
@@ -153,11 +153,46 @@ def _variable(
         if isinstance(named, list) and len(named) == len(shape)
         else [""] * len(shape)
     )
-    return Variable(name, tuple(shape), tuple(dims), values)
+    return Variable(name, tuple(shape), tuple(dims), values | _fill_value(metadata, found, dtype))
+
+
+def _fill_value(metadata: dict[str, Any], found: dict[str, Any], dtype: np.dtype[Any]) -> dict[str, Attribute]:
+    """The number for what is missing where xarray keeps it: in version 2 it is what the library fills chunks with, in
+    version 3 an attribute, for floats the bytes of a float64 in base64."""
+    mark = found.get("_FillValue")
+    if "_ARRAY_DIMENSIONS" in found and "dtype" in metadata:
+        mark = metadata.get("fill_value")
+    if isinstance(mark, str) and dtype.kind == "f":
+        try:
+            (mark,) = struct.unpack("<d", base64.standard_b64decode(mark))
+        except (ValueError, struct.error):
+            return {}
+    if not isinstance(mark, int | float) or not is_number(mark):
+        return {}
+    with np.errstate(over="ignore"):
+        return {"_FillValue": float(np.float64(mark).astype(dtype) if dtype.kind == "f" else mark)}
+
+
+def _is_stored(folder: Path, variable: Variable, metadata: dict[str, Any], left_out: list[str]) -> bool:
+    """Whether chunks are there; those that are not are named: the library takes them for the fill value in silence."""
+    expected = math.prod(-(-n // chunk) for n, chunk in zip(variable.shape, _chunk_shape(metadata), strict=True))
+    stored = sum(not name.startswith(".") and name != "zarr.json" for _, _, files in os.walk(folder) for name in files)
+    if stored >= expected:
+        return True
+    if stored == 0 and len(variable.shape) > 1:
+        left_out.append(f"'{variable.name}', of which no chunk is stored")
+        return False
+    left_out.append(
+        f"{expected - stored} of {expected} chunks of '{variable.name}', which are not stored: not written, or all "
+        f"of it the fill value {str(metadata.get('fill_value'))[:40]}, which is taken"
+    )
+    return True
 
 
 def _chunk_shape(metadata: dict[str, Any]) -> Any:
-    """Of version 3, where the metadata is of the usual form."""
+    """The shape of what one file holds, where the metadata is of the usual form."""
+    if "chunks" in metadata:
+        return metadata["chunks"]
     grid = metadata.get("chunk_grid")
     configuration = grid.get("configuration") if isinstance(grid, dict) else None
     return configuration.get("chunk_shape") if isinstance(configuration, dict) else None

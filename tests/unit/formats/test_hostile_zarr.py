@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray
 import zarr
 
 from ups.errors import DataError
@@ -72,3 +73,43 @@ def test_an_attribute_that_is_no_number_of_this_machine_is_left_out(tmp_path: Pa
     container = open_container(path)
     assert container.attributes == {"c": 2.0}
     assert container.left_out == ("attribute 'a'", "attribute 'b'")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i2"])
+def test_missing_values_are_those_of_xarray(tmp_path: Path, version: Any, dtype: str) -> None:
+    values = U.astype(np.float64)
+    values[0, 0, :3] = np.nan
+    encoding: dict[str, Any] = {"dtype": dtype, "_FillValue": np.dtype(dtype).type(-32767 if dtype == "i2" else 1e20)}
+    encoding |= {"scale_factor": 0.001} if dtype == "i2" else {}
+    dataset = xarray.Dataset({"u": (("trajectory", "time", "x"), values)})
+    dataset.to_zarr(tmp_path / "a.zarr", zarr_format=version, encoding={"u": encoding}, consolidated=False)
+    with xarray.open_zarr(tmp_path / "a.zarr", chunks=None, consolidated=False) as opened:
+        expected = opened["u"].values
+    container = open_container(tmp_path / "a.zarr")
+    np.testing.assert_allclose(container.whole("u"), expected, rtol=1e-6)
+    assert np.isnan(container.whole("u")).sum() == 3
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_that_are_not_there_are_named(tmp_path: Path, version: Any) -> None:
+    path = tmp_path / "a.zarr"
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    group.create_array("u", shape=U.shape, dtype="f4", chunks=(1, 5, 8))[:6] = U[:6]
+    group.create_array("v", shape=U.shape, dtype="f4", chunks=(1, 5, 8))
+    group.create_array("zero", shape=(), dtype="f4")
+    container = open_container(path)
+    assert set(container.variables) == {"u", "zero"}
+    words = sorted(container.left_out)
+    assert words[0] == "'v', of which no chunk is stored"
+    assert words[1].startswith("1 of 1 chunks of 'zero'")
+    assert words[2].startswith("6 of 12 chunks of 'u', which are not stored")
+    assert open_container(_group(tmp_path / "b.zarr", version)).left_out == ()
+
+
+def test_a_shape_beyond_all_bounds_is_left_out(tmp_path: Path) -> None:
+    path = _group(tmp_path / "a.zarr")
+    for change in ({"shape": [1 << 39, 1 << 39, 32]}, {"chunks": [12]}):
+        _change(path / "u" / ".zarray", **change)
+        with pytest.raises(DataError, match="no Zarr group with arrays"):
+            open_container(path)
