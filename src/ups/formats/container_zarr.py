@@ -8,9 +8,15 @@ arrays ("consolidated"), which would count instead. Dimensions are named as xarr
 from __future__ import annotations
 
 import base64
+import bz2
+import gzip
+import io
+import lzma
 import math
 import os
 import struct
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -33,16 +39,28 @@ _CODECS = frozenset(
     | {"bitround", "bytes", "endian", "transpose", "sharding_indexed", "crc32c", "crc32", "adler32", "fletcher32"}
     | {f"numcodecs.{n}" for n in ("blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "delta", "fixedscaleoffset")}
 )
+# Codecs that unpack whatever they are given: others keep the size in front.
+_UNPACK: dict[str, Callable[[bytes, int], bytes]] = {
+    "gzip": lambda data, most: gzip.GzipFile(fileobj=io.BytesIO(data)).read(most),
+    "zlib": lambda data, most: zlib.decompressobj().decompress(data, most),
+    "bz2": lambda data, most: bz2.BZ2File(io.BytesIO(data)).read(most),
+    "lzma": lambda data, most: lzma.LZMAFile(io.BytesIO(data)).read(most),  # noqa: SIM115 - of bytes in memory
+}
 _HINT = "write it again with xarray's to_zarr"
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An array, where it is in the directory, and in which version of the format."""
+    """An array, where it is in the directory, and in which version of the format.
+
+    packed: the codec of its chunks, if they may unpack to any size; then not to more than `limit` bytes.
+    """
 
     variable: Variable
     inside: str
     version: Literal[2, 3]
+    packed: str
+    limit: int
 
 
 class ZarrContainer(Container):
@@ -85,7 +103,11 @@ def open_zarr(path: Path) -> ZarrContainer:
         names.clear()
         variable = _variable(name or "array", metadata, found, values, left_out)
         if variable is not None and _is_stored(Path(folder), variable, metadata, left_out):
-            arrays[variable.name] = _Place(variable, name, 3 if "zarr.json" in files else 2)
+            packed, limit = (
+                _packed(metadata) or "",
+                min(16 * math.prod(_chunk_shape(metadata)), 2 * MAX_CHUNK_BYTES) + 1024,
+            )
+            arrays[variable.name] = _Place(variable, name, 3 if "zarr.json" in files else 2, packed, limit)
         if len(arrays) > MAX_ARRAYS:
             raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
     if not arrays:
@@ -127,10 +149,12 @@ def _metadata(folder: Path, files: list[str]) -> tuple[dict[str, Any] | None, di
 def _variable(
     name: str, metadata: dict[str, Any], found: dict[str, Any], values: dict[str, Attribute], left_out: list[str]
 ) -> Variable | None:
-    codecs = _codecs(metadata)
-    unknown = sorted(codecs - _CODECS)
+    unknown = sorted(_codecs(_stages(metadata)) - _CODECS)
     if unknown:
         left_out.append(f"'{name}', whose codec '{unknown[0][:40]}' is not read")
+        return None
+    if _packed(metadata) is None:
+        left_out.append(f"'{name}', whose chunks are packed with {' or '.join(_UNPACK)} inside of another codec")
         return None
     kind = metadata.get("dtype", metadata.get("data_type"))
     try:
@@ -198,19 +222,46 @@ def _chunk_shape(metadata: dict[str, Any]) -> Any:
     return configuration.get("chunk_shape") if isinstance(configuration, dict) else None
 
 
-def _codecs(metadata: dict[str, Any]) -> set[str]:
-    """Names of all codecs that the metadata asks for, at any depth."""
+def _stages(metadata: dict[str, Any]) -> list[Any]:
+    """The codecs of either version, the outermost last."""
+    stages: list[Any] = []
+    for key in ("filters", "compressor", "codecs"):
+        value = metadata.get(key)
+        stages += value if isinstance(value, list) else [] if value is None else [value]
+    return stages
+
+
+def _codecs(stages: list[Any]) -> set[str]:
+    """Names of all codecs among them, at any depth."""
     found: set[str] = set()
-    waiting: list[Any] = [metadata.get("compressor"), metadata.get("filters"), metadata.get("codecs")]
+    waiting = list(stages)
     while waiting:
         item = waiting.pop()
         if isinstance(item, list):
             waiting += item
         elif isinstance(item, dict):
-            if "id" in item or "name" in item:
-                found.add(str(item.get("id", item.get("name"))))
+            # Each version goes by one of the two keys: the other must not hide it.
+            found |= {str(item[key]) for key in ("id", "name") if key in item}
             waiting += [value for value in item.values() if isinstance(value, dict | list)]
+        elif isinstance(item, str):
+            found.add(item)
     return found
+
+
+def _packed(metadata: dict[str, Any]) -> str | None:
+    """The codec of _UNPACK that chunks are packed with, '' without one; None if it is not the outermost alone."""
+    stages = _stages(metadata)
+    if not _UNPACK.keys() & _plain(_codecs(stages)):
+        return ""
+    last = stages[-1]
+    named = _plain({str(last.get("id", last.get("name")))} if isinstance(last, dict) else set())
+    found = _UNPACK.keys() & _plain(_codecs([last]))
+    alone = len(found) == 1 and found == named and not _UNPACK.keys() & _plain(_codecs(stages[:-1]))
+    return found.pop() if alone else None
+
+
+def _plain(names: set[str]) -> set[str]:
+    return {name.removeprefix("numcodecs.") for name in names}
 
 
 def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[str, Attribute]:
@@ -233,7 +284,18 @@ def _open(path: str, place: _Place) -> Any:
     import zarr
     from zarr.storage import LocalStore
 
-    store = LocalStore(path, read_only=True)
+    class Limited(LocalStore):
+        """Chunks whose codec has no limit of its own are unpacked here first, up to what they may hold."""
+
+        async def get(self, key: str, *args: Any, **options: Any) -> Any:
+            found = await super().get(key, *args, **options)
+            if found is None or key.rpartition("/")[2] in _METADATA:
+                return found
+            if len(_UNPACK[place.packed](found.to_bytes(), place.limit + 1)) > place.limit:
+                raise ValueError(f"chunk '{key}' unpacks to more than it may hold")
+            return found
+
+    store = (Limited if place.packed else LocalStore)(path, read_only=True)
     return zarr.open_array(store, path=place.inside, mode="r", zarr_format=place.version)
 
 

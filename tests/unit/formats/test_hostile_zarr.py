@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import pickle
+import zlib
 from pathlib import Path
 from typing import Any
 
+import numcodecs
 import numpy as np
 import pytest
 import xarray
 import zarr
+import zarr.codecs
 
 from ups.errors import DataError
 from ups.formats.container import Container
@@ -113,3 +119,40 @@ def test_a_shape_beyond_all_bounds_is_left_out(tmp_path: Path) -> None:
         _change(path / "u" / ".zarray", **change)
         with pytest.raises(DataError, match="no Zarr group with arrays"):
             open_container(path)
+
+
+@pytest.mark.parametrize(
+    ("codec", "pack"),
+    [
+        (numcodecs.GZip(), gzip.compress),
+        (numcodecs.Zlib(), zlib.compress),
+        (numcodecs.BZ2(), bz2.compress),
+        (numcodecs.LZMA(), lzma.compress),
+        (zarr.codecs.GzipCodec(), gzip.compress),
+    ],
+    ids=["gzip", "zlib", "bz2", "lzma", "gzip of version 3"],
+)
+def test_a_chunk_cannot_unpack_beyond_its_declared_size(tmp_path: Path, codec: Any, pack: Any) -> None:
+    version = 3 if isinstance(codec, zarr.codecs.GzipCodec) else 2
+    path = _group(tmp_path / "a.zarr", version, compressors=codec)
+    np.testing.assert_array_equal(_all(open_container(path), "u"), U)
+    (path / "u" / ("0.0.0" if version == 2 else "c/0/0/0")).write_bytes(pack(bytes(1 << 24)))
+    container = open_container(path)
+    container.close()
+    with pytest.raises(DataError, match="unpacks to more than it may hold"):
+        _all(container, "u")
+
+
+def test_codecs_that_hide_are_found(tmp_path: Path) -> None:
+    twice = {"compressor": {"id": "gzip", "level": 1}, "filters": [{"id": "gzip", "level": 1}]}
+    path = _group(tmp_path / "a.zarr")
+    _change(path / "u" / ".zarray", **twice)
+    with pytest.raises(DataError) as caught:
+        open_container(path)
+    assert "inside of another codec" in caught.value.hint
+    path = _group(tmp_path / "b.zarr", 3)
+    codecs = json.loads((path / "u" / "zarr.json").read_text())["codecs"]
+    _change(path / "u" / "zarr.json", codecs=[*codecs, {"id": "gzip", "name": "numcodecs.pickle"}])
+    with pytest.raises(DataError) as caught:
+        open_container(path)
+    assert "'numcodecs.pickle' is not read" in caught.value.hint
