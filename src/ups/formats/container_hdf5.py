@@ -13,7 +13,7 @@ import numpy as np
 from ups.errors import DataError
 from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable
-from ups.formats.group_families import ambiguous, find_families, parents
+from ups.formats.group_families import ambiguous, find_families, listed, parents
 from ups.formats.hdf5_arrays import Region, drop_hdf5, read_region
 from ups.formats.hdf5_guard import FileKey, survey_tree_file
 from ups.formats.hdf5_survey import ArraySurvey
@@ -56,11 +56,9 @@ class Hdf5Container(Container):
         for names in ambiguous({name: len(variable.shape) for name, variable in variables.items()}):
             for name in names:
                 del variables[name], self._arrays[name]
-            more = f" and {len(names) - 2} more" if len(names) > 2 else ""
             left_out.append(
-                " and ".join(f"'{name}'" for name in names[:2]) + f"{more}: whether groups that hold an array of the "
-                "same name are trajectories, fields or splits is not known (groups of trajectories have names that "
-                "differ by a number, and the same arrays)"
+                f"{listed(names)}: whether groups that hold an array of the same name are trajectories, fields or "
+                "splits is not known (groups of trajectories have names that differ by a number, and the same arrays)"
             )
         super().__init__(key[0], variables, attributes, left_out)
 

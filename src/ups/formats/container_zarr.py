@@ -26,6 +26,7 @@ import numpy as np
 from ups.errors import DataError
 from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable
+from ups.formats.group_families import ambiguous, listed
 from ups.formats.hdf5_arrays import Region
 from ups.formats.shards import ProcessCache
 from ups.record.untrusted_files import is_number, load_object
@@ -110,6 +111,12 @@ def open_zarr(path: Path) -> ZarrContainer:
             arrays[variable.name] = _Place(variable, name, 3 if "zarr.json" in files else 2, packed, limit)
         if len(arrays) > MAX_ARRAYS:
             raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
+    for same in ambiguous({name: len(place.variable.shape) for name, place in arrays.items()}):
+        for name in same:
+            del arrays[name]
+        left_out.append(
+            f"{listed(same)}: arrays of the same name in groups, which Zarr does not say how to put together"
+        )
     if not arrays:
         raise DataError(f"{path} is no Zarr group with arrays of numbers", hint="; ".join(left_out[:3]) or _HINT)
     return ZarrContainer(str(path), arrays, attributes, left_out)

@@ -52,6 +52,11 @@ def ambiguous(ranks: Mapping[str, int]) -> list[list[str]]:
     return found
 
 
+def listed(names: list[str]) -> str:
+    """The first of many names, for a message."""
+    return " and ".join(f"'{name}'" for name in names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
 def parents(path: str) -> list[str]:
     """The groups that a path leads through, the outermost first."""
     parts = path.split("/")

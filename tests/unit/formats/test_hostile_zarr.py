@@ -156,3 +156,13 @@ def test_codecs_that_hide_are_found(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         open_container(path)
     assert "'numcodecs.pickle' is not read" in caught.value.hint
+
+
+def test_groups_do_not_become_fields_in_silence(tmp_path: Path) -> None:
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2)
+    for i in range(4):
+        group.create_array(f"run_{i}/u", data=U[i])
+    group.create_array("w", data=U)
+    container = open_container(tmp_path / "a.zarr")
+    assert set(container.variables) == {"w"}
+    assert "and 2 more: arrays of the same name in groups" in container.left_out[0]
