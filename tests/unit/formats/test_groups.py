@@ -104,3 +104,12 @@ def test_groups_may_be_called_by_digits_that_are_no_numbers(tmp_path: Path) -> N
             file[f"{name}/u"] = U[0] * (name == "9")
     container = open_container(tmp_path / "a.h5")
     np.testing.assert_array_equal(_all(container, "*/u"), [U[0], 0 * U[0]])
+
+
+def test_a_group_that_contains_itself_is_read_once(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["u"] = U
+        file.create_group("g")["loop"] = file["/"]
+    container = open_container(tmp_path / "a.h5")
+    assert set(container.variables) == {"u"}
+    assert container.left_out == ("'g/loop', a group that it lies in itself",)
