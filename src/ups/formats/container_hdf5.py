@@ -1,24 +1,27 @@
 """HDF5 and NetCDF-4 files as named arrays, behind the guard. Groups of equal content are one array with one more
-dimension: a file with a group for each trajectory has `*/u` of shape (groups, ...).
+dimension: a file with a group for each trajectory has `*/u` of shape (groups, ...), and `*@nu`, `*/u@nu` of shape
+(groups,) for numbers among the attributes of the groups, and for those of their arrays that differ.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ups.errors import DataError
 from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable
+from ups.formats.group_families import ambiguous, find_families, listed, parents
 from ups.formats.hdf5_arrays import Region, drop_hdf5, read_region
 from ups.formats.hdf5_guard import FileKey, survey_tree_file
 from ups.formats.hdf5_survey import ArraySurvey
 from ups.formats.hdf5_tree import TreeSurvey
 
 MAX_COMMON_VALUES = 1 << 16
+# Attributes that say what the numbers of an array mean: it cannot be read as one where they differ.
+_MEANING = frozenset({"scale_factor", "add_offset", "_FillValue", "missing_value", "units"})
 # How xarray and netCDF call a dimension that has no name.
 _NAMELESS = re.compile(r"phony_dim_\d+|dim_\d+")
 
@@ -30,56 +33,108 @@ class Hdf5Container(Container):
         self._key = key
         self._arrays: dict[str, ArraySurvey | tuple[ArraySurvey, ...] | Array] = {}
         variables: dict[str, Variable] = {}
+        attributes: dict[str, Attribute] = dict(survey.attributes.get("", {}))
         left_out = list(survey.left_out)
-        families = _families(survey)
+        families = find_families(survey)
         inside = {member for members in families.values() for member in members}
         for name, array in survey.arrays.items():
-            if not inside.isdisjoint(_parents(name)):
+            if not inside.isdisjoint(parents(name)):
                 continue
             self._arrays[name] = array
             variables[name] = Variable(name, array.shape, _names(survey.dims[name]), survey.attributes[name])
-        for parent, groups in families.items():
-            left_out += self._add_family(survey, parent, groups, variables)
-        attributes: dict[str, Attribute] = dict(survey.attributes.get("", {}))
         for path, found in survey.attributes.items():
-            if path and path not in survey.arrays and inside.isdisjoint((path, *_parents(path))):
+            if path and path not in survey.arrays and inside.isdisjoint((path, *parents(path))):
                 attributes |= {f"{path}/{name}": value for name, value in found.items()}
+        content: dict[str, list[str]] = {group: [] for group in inside}
+        for path in survey.attributes:
+            for group in inside.intersection((path, *parents(path))):
+                content[group].append(path.removeprefix(group))
+        for parent, groups in families.items():
+            prefix = f"{parent}/*" if parent else "*"
+            left_out += self._add_arrays(survey, prefix, groups, content, variables)
+            left_out += self._add_attributes(survey, prefix, groups, content, variables, attributes)
+        for names in ambiguous({name: len(variable.shape) for name, variable in variables.items()}):
+            for name in names:
+                del variables[name], self._arrays[name]
+            left_out.append(
+                f"{listed(names)}: whether groups that hold an array of the same name are trajectories, fields or "
+                "splits is not known (groups of trajectories have names that differ by a number, and the same arrays)"
+            )
         super().__init__(key[0], variables, attributes, left_out)
 
-    def _add_family(
-        self, survey: TreeSurvey, parent: str, groups: list[str], variables: dict[str, Variable]
+    def _add_arrays(
+        self,
+        survey: TreeSurvey,
+        prefix: str,
+        groups: list[str],
+        content: dict[str, list[str]],
+        variables: dict[str, Variable],
     ) -> list[str]:
-        """Arrays and attributes that all groups have, as arrays over the groups; returns what differs, in words."""
+        """Arrays of the groups as arrays over them; returns what differs, in words."""
         left_out: list[str] = []
-        prefix = f"{parent}/*" if parent else "*"
-        members = [name.removeprefix(f"{groups[0]}/") for name in survey.arrays if name.startswith(f"{groups[0]}/")]
-        for member in members:
-            found = tuple(survey.arrays[f"{group}/{member}"] for group in groups)
-            name = f"{prefix}/{member}"
+        for member in content[groups[0]]:
+            if f"{groups[0]}{member}" not in survey.arrays:
+                continue
+            found = tuple(survey.arrays[f"{group}{member}"] for group in groups)
+            name = f"{prefix}{member}"
             if any(array.shape != found[0].shape for array in found):
                 lengths = sorted({array.shape for array in found})
                 left_out.append(f"'{name}', whose shape differs between groups: {lengths[0]} and {lengths[-1]}")
                 continue
-            first = f"{groups[0]}/{member}"
-            common = self._common(found)
-            if common is not None:
-                self._arrays[name] = common
-                variables[name] = Variable(name, common.shape, _names(survey.dims[first]), survey.attributes[first])
+            equal, differing = _over_groups([survey.attributes[f"{group}{member}"] for group in groups])
+            decisive = sorted(_MEANING.intersection(differing))
+            if decisive:
+                left_out.append(f"'{name}', whose attribute '{decisive[0]}' differs between groups")
                 continue
-            self._arrays[name] = found
-            dims = ("", *_names(survey.dims[first]))
-            variables[name] = Variable(name, (len(groups), *found[0].shape), dims, survey.attributes[first])
-        everywhere: dict[str, list[Any]] = {}
-        for group in groups:
-            for key, value in survey.attributes.get(group, {}).items():
-                everywhere.setdefault(key, []).append(value)
-        for key, values in everywhere.items():
-            if len(values) == len(groups) and all(isinstance(value, float) for value in values):
-                name = f"{prefix}@{key}"
+            common = self._common(found)
+            values: ArraySurvey | tuple[ArraySurvey, ...] | Array = found if common is None else common
+            dims = _names(survey.dims[f"{groups[0]}{member}"])
+            shape = found[0].shape
+            if common is None:
+                shape, dims = (len(groups), *shape), ("", *dims)
+            self._arrays[name] = values
+            variables[name] = Variable(name, shape, dims, equal)
+            left_out += self._add_differing(name, differing, variables)
+        return left_out
+
+    def _add_attributes(
+        self,
+        survey: TreeSurvey,
+        prefix: str,
+        groups: list[str],
+        content: dict[str, list[str]],
+        variables: dict[str, Variable],
+        attributes: dict[str, Attribute],
+    ) -> list[str]:
+        """Numbers among the attributes of the groups, and of the groups in them, as arrays over them."""
+        left_out: list[str] = []
+        for owner in dict.fromkeys(path for group in groups for path in content[group]):
+            if f"{groups[0]}{owner}" in survey.arrays:
+                continue
+            name = f"{prefix}{owner}"
+            equal, differing = _over_groups([survey.attributes.get(f"{group}{owner}", {}) for group in groups])
+            for key, value in equal.items():
+                if isinstance(value, float):
+                    differing[key] = [value] * len(groups)  # a number of each trajectory, though it is the same
+                else:
+                    attributes[f"{name}@{key}"] = value
+            left_out += self._add_differing(name, differing, variables)
+        return left_out
+
+    def _add_differing(
+        self, owner: str, differing: dict[str, list[Attribute | None]], variables: dict[str, Variable]
+    ) -> list[str]:
+        """Numbers of each group as an array over the groups; returns the others, in words."""
+        left_out: list[str] = []
+        for key, values in differing.items():
+            name = f"{owner}@{key}"
+            if all(isinstance(value, float) for value in values):
                 self._arrays[name] = np.array(values, np.float64)
-                variables[name] = Variable(name, (len(groups),), ("",))
+                variables[name] = Variable(name, (len(values),), ("",))
             elif any(isinstance(value, float) for value in values):
-                left_out.append(f"attribute '{key}', which only some of the groups '{prefix}' have as a number")
+                left_out.append(f"attribute '{key}', which only some of the groups '{owner}' have as a number")
+            else:
+                left_out.append(f"attribute '{key}' of '{owner}', a text that differs between groups")
         return left_out
 
     def _common(self, found: tuple[ArraySurvey, ...]) -> Array | None:
@@ -111,9 +166,11 @@ def open_hdf5(path: Path) -> Hdf5Container:
     """The arrays of a file. Raises DataError for one that HDF5 cannot open."""
     key, survey = survey_tree_file(path)
     drop_hdf5(key[0])
-    if not survey.arrays:
-        raise DataError(f"{path} has no arrays of numbers", hint="; ".join(survey.left_out[:3]))
-    return Hdf5Container(key, survey)
+    container = Hdf5Container(key, survey)
+    if not container.variables:
+        reasons = "; ".join(container.left_out[:3])
+        raise DataError(f"{path} has no arrays of numbers that can be read" + (f": {reasons}" if reasons else ""))
+    return container
 
 
 def _region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
@@ -125,28 +182,16 @@ def _names(dims: tuple[str, ...]) -> tuple[str, ...]:
     return tuple("" if _NAMELESS.fullmatch(name) else name for name in dims)
 
 
-def _families(survey: TreeSurvey) -> dict[str, list[str]]:
-    """Parent -> its groups, where it has at least two and all of them hold arrays of the same names."""
-    contents: dict[str, set[str]] = {}
-    for name in survey.arrays:
-        for parent in _parents(name):
-            contents.setdefault(parent, set()).add(name.removeprefix(f"{parent}/"))
-    children: dict[str, list[str]] = {}
-    for group in contents:
-        children.setdefault(group.rpartition("/")[0], []).append(group)
-    found: dict[str, list[str]] = {}
-    for parent, groups in sorted(children.items()):
-        alike = all(contents[group] == contents[groups[0]] for group in groups)
-        if len(groups) > 1 and alike and not any(parent == p or parent.startswith(f"{p}/") or not p for p in found):
-            found[parent] = sorted(groups, key=_natural)
-    return found
-
-
-def _parents(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """run_2 before run_10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+def _over_groups(
+    found: list[dict[str, Attribute]],
+) -> tuple[dict[str, Attribute], dict[str, list[Attribute | None]]]:
+    """(attributes that are equal in all groups, the others with their value in each group: None where it lacks)."""
+    keys = {key: None for attributes in found for key in attributes}
+    values = {key: [attributes.get(key) for attributes in found] for key in keys}
+    equal: dict[str, Attribute] = {}
+    for key in keys:
+        first = values[key][0]
+        if first is not None and all(value == first for value in values[key]):
+            equal[key] = first
+            del values[key]
+    return equal, values

@@ -7,9 +7,12 @@ compressed one has to be unpacked into memory, up to a limit.
 from __future__ import annotations
 
 import io
+import lzma
 import os
 import struct
+import tokenize
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,6 +32,11 @@ MAX_MEMBERS = 4096
 MAX_UNPACKED_BYTES = 1 << 30
 MAX_DIMS = 8
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
+# What the parsers of the archive and of the header raise.
+_DAMAGE = (
+    *(OSError, ValueError, EOFError, NotImplementedError, RuntimeError, OverflowError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError),
+)
 _HINT = "save it again with np.save or np.savez"
 
 
@@ -53,7 +61,11 @@ class NumpyContainer(Container):
 
     def read(self, name: str, region: Region) -> Array:
         place = self._places[name]
-        data = _unpacked.get((self.path, ()), lambda: _Members(self._key)).get(name, place) if place.packed else None
+        try:
+            members = _unpacked.get((self.path, ()), lambda: _Members(self._key)) if place.packed else None
+            data = members.get(name, place) if members is not None else None
+        except _DAMAGE as error:
+            raise DataError(f"{self.path}: array '{name}' is damaged: {str(error)[:200]}", hint=_HINT) from error
         if data is None:
             mapped = _maps.get((self.path, ()), lambda: _map_unchanged(self._key))
             size = int(np.prod(place.shape, dtype=np.int64)) * np.dtype(place.dtype).itemsize
@@ -78,13 +90,14 @@ def open_numpy(path: Path) -> NumpyContainer:
                     raise DataError(f"{path} {place}", hint=_HINT)
                 return NumpyContainer(key, {path.name.split(".")[0] or "array": place}, [])
         return _open_archive(path, key)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except (*_DAMAGE, MemoryError) as error:  # Python's parser calls an expression too deep a lack of memory
         raise DataError(f"{path} is no sound NumPy file: {str(error)[:200]}", hint=_HINT) from error
 
 
 def _open_archive(path: Path, key: FileKey) -> NumpyContainer:
     places: dict[str, _Place] = {}
     left_out: list[str] = []
+    unpacked = 0
     with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
         members = archive.infolist()
         if len(members) > MAX_MEMBERS:
@@ -102,14 +115,16 @@ def _open_archive(path: Path, key: FileKey) -> NumpyContainer:
                 place = _header(raw, begin + member.file_size) if magic == b"PK\x03\x04" else "is damaged"
                 if not isinstance(place, str) and begin + member.file_size > key[1]:
                     place = "ends beyond the file"
+            elif unpacked + member.file_size > MAX_UNPACKED_BYTES:
+                place = (
+                    f"has {member.file_size >> 20} MiB compressed in an .npz, which must be unpacked into memory, "
+                    f"where all arrays of a file together may have {MAX_UNPACKED_BYTES >> 20} MiB; "
+                    "save it with np.savez or np.save"
+                )
             else:
                 with archive.open(member) as stream:
                     place = _header(stream, member.file_size, packed=member.filename)
-                if not isinstance(place, str) and member.file_size > MAX_UNPACKED_BYTES:
-                    place = (
-                        f"has {member.file_size >> 20} MiB compressed in an .npz, which must be unpacked into memory; "
-                        "save it with np.savez or np.save"
-                    )
+                unpacked += 0 if isinstance(place, str) else member.file_size
             if isinstance(place, str):
                 left_out.append(f"array '{name[:80]}', which {place}")
             else:
@@ -130,7 +145,8 @@ def _header(file: IO[bytes], end: int, packed: str = "") -> _Place | str:
         return f"does not hold real numbers ({dtype})"
     offset = file.tell()
     size = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize if shape else dtype.itemsize
-    if len(shape) > MAX_DIMS or min(shape, default=1) < 0 or offset + size > end:
+    absurd = len(shape) > MAX_DIMS or min(shape, default=1) < 0 or max(shape, default=1) >= 1 << 62
+    if absurd or offset + size > end:
         return f"has the shape {shape}, which the file does not hold"
     return _Place(tuple(int(n) for n in shape), dtype.str, bool(fortran), offset, packed)
 

@@ -1,23 +1,35 @@
 """Zarr groups that others wrote (versions 2 and 3) as named arrays, local files only.
 
 All metadata is looked at before the library sees it: it would follow links, and version 2 has codecs that run code
-(pickle). Dimensions are named as xarray writes them.
+(pickle). The library opens arrays one by one, never a group: a group may carry a second copy of the metadata of its
+arrays ("consolidated"), which would count instead. Dimensions are named as xarray writes them.
 """
 
 from __future__ import annotations
 
+import base64
+import bz2
+import gzip
+import io
+import lzma
+import math
 import os
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ups.errors import DataError
 from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable
+from ups.formats.group_families import ambiguous, listed
 from ups.formats.hdf5_arrays import Region
 from ups.formats.shards import ProcessCache
-from ups.record.untrusted_files import load_object
+from ups.record.untrusted_files import is_number, load_object
 
 MAX_ARRAYS = 4096
 MAX_ENTRIES = 5_000_000
@@ -28,28 +40,54 @@ _CODECS = frozenset(
     | {"bitround", "bytes", "endian", "transpose", "sharding_indexed", "crc32c", "crc32", "adler32", "fletcher32"}
     | {f"numcodecs.{n}" for n in ("blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "delta", "fixedscaleoffset")}
 )
+# Codecs that unpack whatever they are given: others keep the size in front.
+_UNPACK: dict[str, Callable[[bytes, int], bytes]] = {
+    "gzip": lambda data, most: gzip.GzipFile(fileobj=io.BytesIO(data)).read(most),
+    "zlib": lambda data, most: zlib.decompressobj().decompress(data, most),
+    "bz2": lambda data, most: bz2.BZ2File(io.BytesIO(data)).read(most),
+    "lzma": lambda data, most: lzma.LZMAFile(io.BytesIO(data)).read(most),  # noqa: SIM115 - of bytes in memory
+}
 _HINT = "write it again with xarray's to_zarr"
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An array, where it is in the directory, and in which version of the format.
+
+    packed: the codec of its chunks, if they may unpack to any size; then not to more than `limit` bytes.
+    """
+
+    variable: Variable
+    inside: str
+    version: Literal[2, 3]
+    packed: str
+    limit: int
+
+
 class ZarrContainer(Container):
-    """The arrays of one group, and of the groups in it."""
+    """The arrays of one group, and of the groups in it; one array, called 'array', if the directory is one itself."""
+
+    def __init__(self, path: str, arrays: dict[str, _Place], attributes: dict[str, Attribute], left_out: list[str]):
+        super().__init__(path, {name: place.variable for name, place in arrays.items()}, attributes, left_out)
+        self._places = arrays
 
     def read(self, name: str, region: Region) -> Array:
-        group = _groups.get((self.path, ()), lambda: _open(self.path))
+        place = self._places[name]
         try:
-            values = np.asarray((group[name] if name else group)[region])
+            array = _arrays.get((f"{self.path}/{place.inside}", ()), lambda: _open(self.path, place))
+            values = np.asarray(array[region])
         except Exception as error:  # codecs raise nearly every type for damaged chunks
             raise DataError(f"{self.path}: array '{name}' cannot be read: {str(error)[:200]}") from error
         return values
 
     def close(self) -> None:
-        _groups.drop(self.path)
+        _arrays.drop(self.path)
 
 
 def open_zarr(path: Path) -> ZarrContainer:
     """The arrays of a directory. Raises DataError for one that is no Zarr group, or holds what is not read."""
     left_out: list[str] = []
-    variables: dict[str, Variable] = {}
+    arrays: dict[str, _Place] = {}
     attributes: dict[str, Attribute] = {}
     _refuse_links(path)
     for folder, names, files in os.walk(path):
@@ -64,14 +102,24 @@ def open_zarr(path: Path) -> ZarrContainer:
             attributes |= values if not name else {f"{name}/{key}": value for key, value in values.items()}
             continue
         names.clear()
-        variable = _variable(name, metadata, found, values, left_out)
-        if variable is not None:
-            variables[name or "array"] = variable
-        if len(variables) > MAX_ARRAYS:
+        variable = _variable(name or "array", metadata, found, values, left_out)
+        if variable is not None and _is_stored(Path(folder), variable, metadata, left_out):
+            packed, limit = (
+                _packed(metadata) or "",
+                min(16 * math.prod(_chunk_shape(metadata)), 2 * MAX_CHUNK_BYTES) + 1024,
+            )
+            arrays[variable.name] = _Place(variable, name, 3 if "zarr.json" in files else 2, packed, limit)
+        if len(arrays) > MAX_ARRAYS:
             raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
-    if not variables:
+    for same in ambiguous({name: len(place.variable.shape) for name, place in arrays.items()}):
+        for name in same:
+            del arrays[name]
+        left_out.append(
+            f"{listed(same)}: arrays of the same name in groups, which Zarr does not say how to put together"
+        )
+    if not arrays:
         raise DataError(f"{path} is no Zarr group with arrays of numbers", hint="; ".join(left_out[:3]) or _HINT)
-    return ZarrContainer(str(path), variables, attributes, left_out)
+    return ZarrContainer(str(path), arrays, attributes, left_out)
 
 
 def _refuse_links(path: Path) -> None:
@@ -108,10 +156,12 @@ def _metadata(folder: Path, files: list[str]) -> tuple[dict[str, Any] | None, di
 def _variable(
     name: str, metadata: dict[str, Any], found: dict[str, Any], values: dict[str, Attribute], left_out: list[str]
 ) -> Variable | None:
-    codecs = _codecs(metadata)
-    unknown = sorted(codecs - _CODECS)
+    unknown = sorted(_codecs(_stages(metadata)) - _CODECS)
     if unknown:
         left_out.append(f"'{name}', whose codec '{unknown[0][:40]}' is not read")
+        return None
+    if _packed(metadata) is None:
+        left_out.append(f"'{name}', whose chunks are packed with {' or '.join(_UNPACK)} inside of another codec")
         return None
     kind = metadata.get("dtype", metadata.get("data_type"))
     try:
@@ -119,17 +169,14 @@ def _variable(
     except (TypeError, SyntaxError, ValueError):
         dtype = np.dtype(object)
     shape = metadata.get("shape")
-    if (
-        dtype.kind not in "fiu"
-        or not isinstance(shape, list)
-        or not all(type(n) is int and 0 < n < 1 << 40 for n in shape)
-    ):
+    sound = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape) and math.prod(shape) < 1 << 60
+    if dtype.kind not in "fiu" or not isinstance(shape, list) or not sound:
         left_out.append(f"'{name}', which holds no array of numbers ({str(kind)[:40]})")
         return None
-    grid = metadata["chunks"] if "chunks" in metadata else _chunk_shape(metadata)
-    whole = isinstance(grid, list) and all(type(n) is int and n > 0 for n in grid)
-    if not whole or np.prod([float(n) for n in grid or ()]) * dtype.itemsize > MAX_CHUNK_BYTES:
-        left_out.append(f"'{name}', whose chunks have more than {MAX_CHUNK_BYTES >> 20} MiB")
+    grid = _chunk_shape(metadata)
+    whole = isinstance(grid, list) and len(grid) == len(shape) and all(type(n) is int and n > 0 for n in grid)
+    if not whole or math.prod(grid) * dtype.itemsize > MAX_CHUNK_BYTES:
+        left_out.append(f"'{name}', whose chunks do not fit its shape or have more than {MAX_CHUNK_BYTES >> 20} MiB")
         return None
     named = found.get("_ARRAY_DIMENSIONS", metadata.get("dimension_names"))
     dims = (
@@ -137,29 +184,91 @@ def _variable(
         if isinstance(named, list) and len(named) == len(shape)
         else [""] * len(shape)
     )
-    return Variable(name, tuple(shape), tuple(dims), values)
+    return Variable(name, tuple(shape), tuple(dims), values | _fill_value(metadata, found, dtype))
+
+
+def _fill_value(metadata: dict[str, Any], found: dict[str, Any], dtype: np.dtype[Any]) -> dict[str, Attribute]:
+    """The number for what is missing where xarray keeps it: in version 2 it is what the library fills chunks with, in
+    version 3 an attribute, for floats the bytes of a float64 in base64."""
+    mark = found.get("_FillValue")
+    if "_ARRAY_DIMENSIONS" in found and "dtype" in metadata:
+        mark = metadata.get("fill_value")
+    if isinstance(mark, str) and dtype.kind == "f":
+        try:
+            (mark,) = struct.unpack("<d", base64.standard_b64decode(mark))
+        except (ValueError, struct.error):
+            return {}
+    if not isinstance(mark, int | float) or not is_number(mark):
+        return {}
+    with np.errstate(over="ignore"):
+        return {"_FillValue": float(np.float64(mark).astype(dtype) if dtype.kind == "f" else mark)}
+
+
+def _is_stored(folder: Path, variable: Variable, metadata: dict[str, Any], left_out: list[str]) -> bool:
+    """Whether chunks are there; those that are not are named: the library takes them for the fill value in silence."""
+    expected = math.prod(-(-n // chunk) for n, chunk in zip(variable.shape, _chunk_shape(metadata), strict=True))
+    stored = sum(not name.startswith(".") and name != "zarr.json" for _, _, files in os.walk(folder) for name in files)
+    if stored >= expected:
+        return True
+    if stored == 0 and len(variable.shape) > 1:
+        left_out.append(f"'{variable.name}', of which no chunk is stored")
+        return False
+    left_out.append(
+        f"{expected - stored} of {expected} chunks of '{variable.name}', which are not stored: not written, or all "
+        f"of it the fill value {str(metadata.get('fill_value'))[:40]}, which is taken"
+    )
+    return True
 
 
 def _chunk_shape(metadata: dict[str, Any]) -> Any:
-    """Of version 3, where the metadata is of the usual form."""
+    """The shape of what one file holds, where the metadata is of the usual form."""
+    if "chunks" in metadata:
+        return metadata["chunks"]
     grid = metadata.get("chunk_grid")
     configuration = grid.get("configuration") if isinstance(grid, dict) else None
     return configuration.get("chunk_shape") if isinstance(configuration, dict) else None
 
 
-def _codecs(metadata: dict[str, Any]) -> set[str]:
-    """Names of all codecs that the metadata asks for, at any depth."""
+def _stages(metadata: dict[str, Any]) -> list[Any]:
+    """The codecs of either version, the outermost last."""
+    stages: list[Any] = []
+    for key in ("filters", "compressor", "codecs"):
+        value = metadata.get(key)
+        stages += value if isinstance(value, list) else [] if value is None else [value]
+    return stages
+
+
+def _codecs(stages: list[Any]) -> set[str]:
+    """Names of all codecs among them, at any depth."""
     found: set[str] = set()
-    waiting: list[Any] = [metadata.get("compressor"), metadata.get("filters"), metadata.get("codecs")]
+    waiting = list(stages)
     while waiting:
         item = waiting.pop()
         if isinstance(item, list):
             waiting += item
         elif isinstance(item, dict):
-            if "id" in item or "name" in item:
-                found.add(str(item.get("id", item.get("name"))))
+            # Each version goes by one of the two keys: the other must not hide it.
+            found |= {str(item[key]) for key in ("id", "name") if key in item}
             waiting += [value for value in item.values() if isinstance(value, dict | list)]
+        elif isinstance(item, str):
+            found.add(item)
     return found
+
+
+def _packed(metadata: dict[str, Any]) -> str | None:
+    """The codec of _UNPACK that chunks are packed with, '' without one; None if it is not the outermost alone."""
+    stages = _stages(metadata)
+    if not _UNPACK.keys() & _plain(_codecs(stages)):
+        return ""
+    last = stages[-1]
+    named = _plain({str(last.get("id", last.get("name")))} if isinstance(last, dict) else set())
+    found = _UNPACK.keys() & _plain(_codecs([last]))
+    alone = len(found) == 1 and found == named and not _UNPACK.keys() & _plain(_codecs(stages[:-1]))
+    return found.pop() if alone else None
+
+
+def _plain(names: set[str]) -> set[str]:
+    return {name.removeprefix("numcodecs.") for name in names}
 
 
 def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[str, Attribute]:
@@ -167,9 +276,9 @@ def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[s
     for key, value in list(found.items())[:256]:
         if isinstance(value, str):
             values[key] = value[:1000]
-        elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
+        elif is_number(value):
             values[key] = float(value)
-        elif isinstance(value, list) and 0 < len(value) <= 64 and all(type(v) in (int, float) for v in value):
+        elif isinstance(value, list) and 0 < len(value) <= 64 and all(is_number(v) for v in value):
             values |= (
                 {f"{key}[{i}]": float(v) for i, v in enumerate(value)} if len(value) > 1 else {key: float(value[0])}
             )
@@ -178,10 +287,23 @@ def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[s
     return values
 
 
-def _open(path: str) -> Any:
+def _open(path: str, place: _Place) -> Any:
     import zarr
+    from zarr.storage import LocalStore
 
-    return zarr.open(path, mode="r")
+    class Limited(LocalStore):
+        """Chunks whose codec has no limit of its own are unpacked here first, up to what they may hold."""
+
+        async def get(self, key: str, *args: Any, **options: Any) -> Any:
+            found = await super().get(key, *args, **options)
+            if found is None or key.rpartition("/")[2] in _METADATA:
+                return found
+            if len(_UNPACK[place.packed](found.to_bytes(), place.limit + 1)) > place.limit:
+                raise ValueError(f"chunk '{key}' unpacks to more than it may hold")
+            return found
+
+    store = (Limited if place.packed else LocalStore)(path, read_only=True)
+    return zarr.open_array(store, path=place.inside, mode="r", zarr_format=place.version)
 
 
-_groups: ProcessCache[Any] = ProcessCache(16)
+_arrays: ProcessCache[Any] = ProcessCache(64)

@@ -53,11 +53,11 @@ def survey_tree(path: str) -> TreeSurvey:
 
     found = TreeSurvey()
     with h5py.File(path, "r", locking=False) as file:
-        _walk(file, file, "", os.path.getsize(path), found, 0)
+        _walk(file, file, "", os.path.getsize(path), found, {_address(file)})
     return found
 
 
-def _walk(file: Any, group: Any, prefix: str, size: int, found: TreeSurvey, depth: int) -> None:
+def _walk(file: Any, group: Any, prefix: str, size: int, found: TreeSurvey, above: set[int]) -> None:
     import h5py
 
     found.attributes[prefix.removesuffix("/")] = _attributes(group, prefix.removesuffix("/"), found)
@@ -69,14 +69,23 @@ def _walk(file: Any, group: Any, prefix: str, size: int, found: TreeSurvey, dept
             _leave_out(found, f"'{path}', a link to somewhere else")
             continue
         kind = group.get(name, getclass=True)
-        if kind is h5py.Group and depth < MAX_DEPTH:
-            _walk(file, group[name], f"{path}/", size, found, depth + 1)
+        if kind is h5py.Group and (address := _address(group[name])) in above:
+            _leave_out(found, f"'{path}', a group that it lies in itself")
+        elif kind is h5py.Group and len(above) <= MAX_DEPTH:
+            _walk(file, group[name], f"{path}/", size, found, above | {address})
         elif kind is not h5py.Dataset:
             _leave_out(found, f"'{path}', which is no array or nested too deep")
         elif len(found.arrays) >= MAX_ARRAYS:
             raise DataError(f"it has more than {MAX_ARRAYS} arrays")
         else:
             _take(file, group[name], path, size, found)
+
+
+def _address(group: Any) -> int:
+    """What tells a group from others of the file: it may be linked from several places, even from inside."""
+    import h5py
+
+    return int(h5py.h5o.get_info(group.id).addr)
 
 
 def _take(file: Any, dataset: Any, path: str, size: int, found: TreeSurvey) -> None:
