@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import math
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from in_process import Costs, train_and_score
+from in_process import Job, file_name, run_jobs
 
 BASE = "unchanged"
 Recipe = dict[str, Any]
@@ -117,9 +113,17 @@ def recipe_of(variant: str, seed: int, data: Path, cpu_seconds: float) -> Recipe
     return recipe
 
 
-def place_of(out: Path, variant: str, seed: int) -> Path:
-    name = "".join(c if c.isalnum() else "_" for c in variant)
-    return out / f"{name}_{seed}.json"
+def job_of(options: argparse.Namespace, variant: str, seed: int) -> Job:
+    """The training of one variant. Seeds cost alike."""
+    return Job(
+        f"{variant}, seed {seed}",
+        options.out / f"{file_name(variant)}_{seed}.json",
+        recipe_of(variant, seed, options.data, options.cpu_seconds),
+        options.trajectories,
+        options.out / "costs",
+        variant,
+        part=PARTS.get(variant, ""),
+    )
 
 
 def ratio(result: dict[str, Any], base: dict[str, Any], key: str) -> float:
@@ -131,14 +135,14 @@ def ratio(result: dict[str, Any], base: dict[str, Any], key: str) -> float:
     return math.exp(statistics.fmean(logs))
 
 
-def table(out: Path, variants: list[str], seeds: list[int]) -> list[str]:
+def table(options: argparse.Namespace, variants: list[str], seeds: list[int]) -> list[str]:
     lines = ["| variant | one step | rollout | steps | blown up | worst task (one step) |", "|---|---|---|---|---|---|"]
     for variant in variants:
         found = []
         for seed in seeds:
-            place, base = place_of(out, variant, seed), place_of(out, BASE, seed)
-            if place.exists() and base.exists():
-                found.append((json.loads(place.read_text()), json.loads(base.read_text())))
+            result, base = (job_of(options, name, seed).finished() for name in (variant, BASE))
+            if result is not None and base is not None:
+                found.append((result, base))
         if not found:
             continue
         one, roll = ([ratio(r, b, key) for r, b in found] for key in ("one_step", "rollout"))
@@ -170,37 +174,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--variant", action="append", choices=list(VARIANTS))
-    parser.add_argument("--one", nargs=2, metavar=("VARIANT", "SEED"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.one:
-        variant, seed = options.one[0], int(options.one[1])
-        recipe = recipe_of(variant, seed, options.data, options.cpu_seconds)
-        if variant in PARTS:
-            import other_parts
-
-            getattr(other_parts, PARTS[variant])()
-        recipe = Costs(options.out / "costs").with_steps(variant, recipe)
-        result = train_and_score(recipe, options.trajectories)
-        place_of(options.out, variant, seed).write_text(
-            json.dumps(result | {"variant": variant, "recipe": recipe}, indent=1)
-        )
-        return
     seeds = [int(seed) for seed in options.seeds.split(",")]
     variants = [BASE, *(v for v in (options.variant or VARIANTS) if v != BASE)]
-
-    def run(job: tuple[str, int]) -> None:
-        variant, seed = job
-        if place_of(options.out, variant, seed).exists():
-            return
-        passed = ["--data", str(options.data), "--out", str(options.out), "--cpu-seconds", str(options.cpu_seconds)]
-        passed += ["--trajectories", str(options.trajectories), "--one", variant, str(seed)]
-        code = subprocess.run([sys.executable, __file__, *passed], check=False).returncode
-        print(f"{variant}, seed {seed}: {'done' if code == 0 else f'failed with exit code {code}'}", flush=True)
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, [(variant, seed) for seed in seeds for variant in variants]))
-    print("\n".join(table(options.out, variants, seeds)))
+    run_jobs([job_of(options, variant, seed) for seed in seeds for variant in variants], options.jobs)
+    print("\n".join(table(options, variants, seeds)))
 
 
 if __name__ == "__main__":

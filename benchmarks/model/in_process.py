@@ -6,6 +6,7 @@ with the scores on the valid split (and on the test split if asked), the CPU-sec
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -22,16 +23,20 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """One training. trajectories: how many of a split are scored. start: bundle whose weights it starts from. keep:
-    where its bundle goes. test: also score the test split."""
+    """One training. trajectories: how many of a split are scored. costs: where the costs of a step are kept, and cost:
+    their name, which jobs of equal costs share. start: bundle whose weights it starts from. keep: where its bundle
+    goes. test: also score the test split. part: of `other_parts`, in place of the network's own."""
 
     title: str
     result: Path
     recipe: Recipe
     trajectories: int
+    costs: Path
+    cost: str
     start: Path | None = None
     keep: Path | None = None
     test: bool = False
+    part: str = ""
 
     def finished(self) -> Result | None:
         """What an earlier call left. A result of another recipe is no result of this one, and ends the program."""
@@ -43,25 +48,31 @@ class Job:
         return found
 
 
-class Costs:
-    """How many steps CPU-seconds pay for (`ups.run.step_cost`), measured once for each name and kept in a directory."""
+def with_steps(recipe: Recipe, place: Path, name: str) -> Recipe:
+    """The recipe with numbers of steps in place of CPU-seconds (`ups.run.step_cost`).
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    A cost is measured once for each name, and the yardstick once for all, in this process, which has one thread.
+    """
+    from ups.run import step_cost
 
-    def with_steps(self, name: str, recipe: Recipe) -> Recipe:
-        """The recipe with numbers of steps in place of budgets. The yardstick is one for all names."""
-        from ups.run.step_cost import step_costs, with_steps, yardstick_seconds
+    costs = _kept(place / f"{file_name(name)}.json", lambda: step_cost.step_costs(recipe))
+    return step_cost.with_steps(recipe, costs, _kept(place / "yardstick.json", step_cost.yardstick_seconds))
 
-        costs = self._kept("".join(c if c.isalnum() else "_" for c in name), lambda: step_costs(recipe))
-        return with_steps(recipe, costs, self._kept("yardstick", yardstick_seconds))
 
-    def _kept(self, name: str, measure: Callable[[], Any]) -> Any:
-        file = self._place / f"{name}.json"
-        if not file.is_file():
-            self._place.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(measure()))
-        return json.loads(file.read_text())
+def file_name(text: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in text)
+
+
+def _kept(file: Path, measure: Callable[[], Any]) -> Any:
+    """What stands in a file, or is measured and put there. Of jobs that measure at the same time the first counts."""
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        own = file.with_suffix(f".{os.getpid()}")
+        own.write_text(json.dumps(measure()))
+        with contextlib.suppress(FileExistsError):
+            os.link(own, file)
+        own.unlink()
+    return json.loads(file.read_text())
 
 
 def run_jobs(jobs: Iterable[Job], at_once: int) -> None:
@@ -133,7 +144,7 @@ def _scores(stepper: Any, readers: Any, split: str, trajectories: int) -> dict[s
 
     scores = {}
     for reader in readers:
-        plan = RolloutPlan.whole(reader, stepper.context_frames)
+        plan = RolloutPlan.whole(reader, stepper.context_frames, split=split)
         common: dict[str, Any] = {"split": split, "max_trajectories": trajectories}
         rolled = score_task({"model": stepper}, reader, Place(0, 1), plan, **common)["model"]
         stepped = score_task({"model": stepper}, reader, Place(0, 1), plan, kind="one_step", **common)["model"]
@@ -150,7 +161,12 @@ def main() -> None:
     """The child: a job from standard input, its result to where it says, in one instant."""
     job = json.load(sys.stdin)
     places = {name: Path(job[name]) if job[name] else None for name in ("start", "keep")}
-    result = train_and_score(job["recipe"], job["trajectories"], test=job["test"], **places)
+    if job["part"]:
+        import other_parts
+
+        getattr(other_parts, job["part"])()
+    recipe = with_steps(job["recipe"], Path(job["costs"]), job["cost"])
+    result = train_and_score(recipe, job["trajectories"], test=job["test"], **places)
     target = Path(job["result"])
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(".unfinished")

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from in_process import Costs, Job, Recipe, Result, run_jobs
+from in_process import Job, Recipe, Result, run_jobs
 
 LEFT_OUT = ("burgers1d", "diffreact2d")
 WARM, SCRATCH, FNO = "ups, warm", "ups, scratch", "fno+"
@@ -65,8 +65,6 @@ class Study:
         self.sources = self.seeds[: options.sources]
         self.counts = [int(count) for count in options.trajectories.split(",")]
         self.left_out, self.scored = options.left_out.split(","), options.score
-        # Budgets become numbers of steps, so that others on the machine do not change the result.
-        self.costs = Costs(self.out / "costs")
         self.cases = [Case(t, n, model) for t in self.left_out for n in self.counts for model in ENTRY]
 
     def source(self, seed: int) -> Job:
@@ -77,10 +75,10 @@ class Study:
         others = [task for task in BENCH_TASKS if task not in self.left_out]
         recipe = copy.deepcopy(entries(["ups"], others, str(self.data), self.cpu_seconds)[0].recipe)
         recipe["run"]["seed"] = seed
-        recipe = self.costs.with_steps("source", recipe)
         place = self.out / f"source_{seed}"
         title = f"joint model without {', '.join(self.left_out)}, seed {seed}"
-        return Job(title, place / "result.json", recipe, SCORED_SOURCE, keep=place / "bundle")
+        costs = self.out / "costs"
+        return Job(title, place / "result.json", recipe, SCORED_SOURCE, costs, "source", keep=place / "bundle")
 
     def tuned(self, case: Case, factor: float, seed: int) -> Job:
         """One model on one task."""
@@ -91,8 +89,6 @@ class Study:
         recipe["run"]["seed"] = seed
         for name in ("learning_rate", "matrix_learning_rate"):
             recipe["stages"][-1]["optim"][name] *= factor
-        # Rates and weights at the start cost nothing.
-        recipe = self.costs.with_steps(f"{ENTRY[case.model]} {case.task}", recipe)
         model = "".join(c for c in case.model if c.isalnum())
         name = f"{case.task}_{case.trajectories}_{model}_{factor:g}_{seed}.json"
         start = None
@@ -100,7 +96,9 @@ class Study:
             source = self.sources[self.seeds.index(seed) % len(self.sources)]
             start = self.out / f"source_{source}" / "bundle"
         title = f"{case.task}, {case.trajectories} trajectories, {case.model}, rates x {factor:g}, seed {seed}"
-        return Job(title, self.out / name, recipe, self.scored, start=start, test=True)
+        # Rates and weights at the start change no costs.
+        cost = f"{ENTRY[case.model]} {case.task}"
+        return Job(title, self.out / name, recipe, self.scored, self.out / "costs", cost, start=start, test=True)
 
     def run(self, at_once: int) -> None:
         """Everything that is not there yet."""

@@ -5,7 +5,6 @@ Generating is in `data_generate`, data of one's own in `data_import`.
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ import typer
 
 from ups.cli.data_generate import generate
 from ups.cli.data_import import import_data
+from ups.cli.new_store import check_fractions, write_store
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, styled, table
 
@@ -155,14 +155,9 @@ def pack(
 ) -> None:
     """Convert files of any format that ups reads to a store; also thins or compresses a store."""
     from ups.data.open import open_paths
-    from ups.data.pack import pack as write_store
-    from ups.errors import ConfigError
     from ups.formats.base import Subsampling
-    from ups.formats.zarr_store import StoreReader
-    from ups.run.progress_line import ProgressLine
 
-    if valid_fraction + test_fraction >= 1:
-        raise ConfigError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")
+    check_fractions(valid_fraction, test_fraction)
     reader = open_paths(
         paths,
         Subsampling(time_stride, space_stride, antialias),
@@ -172,27 +167,5 @@ def pack(
         format=format,
         description=task,
     )
-    started = time.monotonic()
-    with ProgressLine(quiet=json) as line:
-        manifest = write_store(
-            reader,
-            output,
-            compression="zstd" if compress else None,
-            overwrite=overwrite,
-            generator={"source": [Path(p).name for p in paths]},
-            progress=lambda done, total: line.count("packing", done, total, "trajectories"),
-        )
-    facts = {
-        "path": str(output),
-        "task": reader.task.name,
-        "splits": dict(reader.splits),
-        "assumptions": list(reader.assumptions),
-        "bytes": manifest.total_bytes,
-        "identity": StoreReader(output).identity(),
-        "seconds": round(time.monotonic() - started, 3),
-    }
-    if json:
-        report(facts)
-    else:
-        rows = [(key, str(value)) for key, value in facts.items() if key != "assumptions"]
-        say(table(rows + [("assumed", text) for text in reader.assumptions]))
+    names = [Path(p).name for p in paths]
+    write_store(reader, output, names, "packing", compress=compress, overwrite=overwrite, json=json)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ups.cli.new_store import check_fractions, write_store
 from ups.cli.options import JsonOption
-from ups.cli.output import report, say, table
 
 
 def import_data(
@@ -33,35 +32,8 @@ def import_data(
     json: JsonOption = False,
 ) -> None:
     """Make a store of data of your own, a few frames at a time. What is assumed about it is printed, and kept in it."""
-    from ups.errors import ConfigError
-    from ups.formats.zarr_store import StoreReader
-    from ups.library.own_data import open_own, write_store
-    from ups.run.progress_line import ProgressLine
+    from ups.library.own_data import open_own
 
-    if valid_fraction + test_fraction >= 1:
-        raise ConfigError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")
+    check_fractions(valid_fraction, test_fraction)
     reader, names = open_own(paths, task, valid_fraction=valid_fraction, test_fraction=test_fraction)
-    started = time.monotonic()
-    with ProgressLine(quiet=json) as line:
-        manifest = write_store(
-            reader,
-            output,
-            names,
-            compress=compress,
-            overwrite=overwrite,
-            progress=lambda done, total: line.count("importing", done, total, "trajectories"),
-        )
-    facts = {
-        "path": str(output),
-        "task": reader.task.name,
-        "splits": dict(reader.splits),
-        "assumptions": list(reader.assumptions),
-        "bytes": manifest.total_bytes,
-        "identity": StoreReader(output).identity(),
-        "seconds": round(time.monotonic() - started, 3),
-    }
-    if json:
-        report(facts)
-        return
-    rows = [(key, str(value)) for key, value in facts.items() if key != "assumptions"]
-    say(table(rows + [("assumed", text) for text in reader.assumptions]))
+    write_store(reader, output, names, "importing", compress=compress, overwrite=overwrite, json=json)

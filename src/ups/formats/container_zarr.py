@@ -104,11 +104,9 @@ def open_zarr(path: Path) -> ZarrContainer:
         names.clear()
         variable = _variable(name or "array", metadata, found, values, left_out)
         if variable is not None and _is_stored(Path(folder), variable, metadata, left_out):
-            packed, limit = (
-                _packed(metadata) or "",
-                min(16 * math.prod(_chunk_shape(metadata)), 2 * MAX_CHUNK_BYTES) + 1024,
-            )
-            arrays[variable.name] = _Place(variable, name, 3 if "zarr.json" in files else 2, packed, limit)
+            limit = min(16 * math.prod(_chunk_shape(metadata)), 2 * MAX_CHUNK_BYTES) + 1024
+            version: Literal[2, 3] = 3 if "zarr.json" in files else 2
+            arrays[variable.name] = _Place(variable, name, version, _packed(metadata) or "", limit)
         if len(arrays) > MAX_ARRAYS:
             raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
     for same in ambiguous({name: len(place.variable.shape) for name, place in arrays.items()}):

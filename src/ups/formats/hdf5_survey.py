@@ -331,3 +331,16 @@ def _attribute_value(owner: Any, name: str, handle: Any) -> float | str | None:
     if len(text) > MAX_TEXT_BYTES:
         raise DataError(f"attribute '{name[:80]}' of '{owner.name}' is absurdly long")
     return text
+
+
+def short_text(dataset: Any, name: str) -> str:
+    """A short text attribute; '' if there is none."""
+    import h5py
+
+    if name not in dataset.attrs:
+        return ""
+    handle = dataset.attrs.get_id(name)
+    if not isinstance(handle.get_type(), h5py.h5t.TypeStringID) or handle.shape or handle.get_storage_size() > 1024:
+        return ""
+    value = dataset.attrs[name]
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ups.errors import DataError
-from ups.formats.hdf5_survey import MAX_ATTRIBUTE_VALUES, MAX_TEXT_BYTES, ArraySurvey, survey_dataset
+from ups.formats.hdf5_survey import MAX_ATTRIBUTE_VALUES, MAX_TEXT_BYTES, ArraySurvey, short_text, survey_dataset
 
 MAX_ARRAYS = 50_000
 MAX_DEPTH = 5
@@ -91,7 +91,7 @@ def _address(group: Any) -> int:
 def _take(file: Any, dataset: Any, path: str, size: int, found: TreeSurvey) -> None:
     import h5py
 
-    if _text(dataset, "NAME").startswith(_ONLY_A_DIMENSION):
+    if short_text(dataset, "NAME").startswith(_ONLY_A_DIMENSION):
         return
     if not isinstance(dataset.id.get_type(), h5py.h5t.TypeFloatID | h5py.h5t.TypeIntegerID):
         _leave_out(found, f"'{path}', which does not hold numbers")
@@ -116,7 +116,7 @@ def _dims(file: Any, dataset: Any, path: str) -> tuple[str, ...]:
 
     rank = len(dataset.shape)
     names = [""] * rank
-    if rank == 1 and _text(dataset, "CLASS") == "DIMENSION_SCALE":
+    if rank == 1 and short_text(dataset, "CLASS") == "DIMENSION_SCALE":
         return (path.split("/")[-1],)
     if "DIMENSION_LIST" in dataset.attrs:
         handle = dataset.attrs.get_id("DIMENSION_LIST")
@@ -165,16 +165,3 @@ def _attributes(owner: Any, path: str, found: TreeSurvey) -> dict[str, Any]:
         else:
             _leave_out(found, f"attribute '{name[:80]}'{where}, which is neither a number nor a text")
     return values
-
-
-def _text(dataset: Any, name: str) -> str:
-    """A short text attribute; '' if there is none."""
-    import h5py
-
-    if name not in dataset.attrs:
-        return ""
-    handle = dataset.attrs.get_id(name)
-    if not isinstance(handle.get_type(), h5py.h5t.TypeStringID) or handle.shape or handle.get_storage_size() > 1024:
-        return ""
-    value = dataset.attrs[name]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -23,6 +23,7 @@ from ups.formats.hdf5_survey import (
     check_kind,
     check_link,
     entries_of,
+    short_text,
     survey_dataset,
 )
 
@@ -77,7 +78,7 @@ def survey_netcdf(path: str) -> NetcdfSurvey:
                 continue
             check_kind(kind, name)
             dataset = file[name]
-            if _text(dataset, "NAME").startswith(_ONLY_A_DIMENSION):
+            if short_text(dataset, "NAME").startswith(_ONLY_A_DIMENSION):
                 continue
             number = dataset.id.get_type()
             if not isinstance(number, h5py.h5t.TypeFloatID | h5py.h5t.TypeIntegerID):
@@ -108,19 +109,6 @@ def _refuse_storage_elsewhere(dataset: Any, name: str) -> None:
         raise DataError(f"dataset '{name[:80]}' keeps its data in other files", hint=ELSEWHERE_HINT)
 
 
-def _text(dataset: Any, name: str) -> str:
-    """A short text attribute; '' if there is none."""
-    import h5py
-
-    if name not in dataset.attrs:
-        return ""
-    handle = dataset.attrs.get_id(name)
-    if not isinstance(handle.get_type(), h5py.h5t.TypeStringID) or handle.shape or handle.get_storage_size() > 1024:
-        return ""
-    value = dataset.attrs[name]
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
 def _dims_of(file: Any, dataset: Any, name: str, names: list[str]) -> tuple[str, ...]:
     """Names of a variable's dimensions: those it refers to, its own name for a coordinate, else 'phony_dim_0', ..."""
     import h5py
@@ -138,7 +126,7 @@ def _dims_of(file: Any, dataset: Any, name: str, names: list[str]) -> tuple[str,
             if target not in names or file[target].shape != (dataset.shape[i],):
                 raise DataError(f"dimension {i} of variable '{name}' does not refer to a dimension of its length")
             found.append(target)
-    elif rank == 1 and _text(dataset, "CLASS") == "DIMENSION_SCALE":
+    elif rank == 1 and short_text(dataset, "CLASS") == "DIMENSION_SCALE":
         found = [name]
     else:
         found = [f"phony_dim_{i}" for i in range(rank)]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ups.config.description import TaskDescription, describe_values, description_next_to, read_description
 from ups.data.guess import Guess, guess_description
-from ups.data.guess_page import description_page
+from ups.data.guess_page import description_page, guess_lines
 from ups.data.pack import pack
 from ups.errors import ConfigError, DataError
 from ups.formats.base import GridReader
@@ -44,7 +44,13 @@ def import_data(
     of the card).
     """
     reader, names = open_own(source, task, valid_fraction=valid_fraction, test_fraction=test_fraction)
-    write_store(reader, out, names, compress=compress, overwrite=overwrite)
+    pack(
+        reader,
+        Path(out),
+        compression="zstd" if compress else None,
+        overwrite=overwrite,
+        generator={"source": names},
+    )
     return open_data(out)
 
 
@@ -53,47 +59,38 @@ def open_own(
 ) -> tuple[GridReader, list[str]]:
     """The reader of data of one's own, and the names of its files."""
     containers, paths = _containers(source)
-    name = task_name(paths[0]) if paths else "data"
     found = task if task is not None else description_next_to(paths)
-    guess = None
-    if found is None:
-        guess = guess_description(containers, name)
-        description = guess.description
-    elif isinstance(found, TaskDescription):
-        description = found
-    else:
-        description = describe_values(dict(found)) if isinstance(found, Mapping) else read_description(found)
-    reader = DescribedReader(
-        containers, description, name=name, valid_fraction=valid_fraction, test_fraction=test_fraction
-    )
+    reader, guess = _reader(containers, paths, found, valid_fraction=valid_fraction, test_fraction=test_fraction)
     if guess is not None:
         reader.assume(_guessed(guess))
     return reader, [path.name for path in paths]
 
 
-def write_store(
-    reader: GridReader,
-    out: PathLike,
-    names: Sequence[str],
+def _reader(
+    containers: Sequence[Container],
+    paths: Sequence[Path],
+    task: TaskLike | None,
     *,
-    compress: bool = False,
-    overwrite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> Any:
-    """Stream everything into a store; returns its manifest."""
-    return pack(
-        reader,
-        Path(out),
-        compression="zstd" if compress else None,
-        overwrite=overwrite,
-        generator={"source": list(names)},
-        progress=progress,
+    valid_fraction: float = 0.1,
+    test_fraction: float = 0.1,
+) -> tuple[DescribedReader, Guess | None]:
+    """The reader by a description; by a guess, and the guess, where there is none."""
+    name = task_name(paths[0]) if paths else "data"
+    guess = guess_description(containers, name) if task is None else None
+    if guess is not None:
+        description = guess.description
+    elif isinstance(task, TaskDescription):
+        description = task
+    else:
+        assert task is not None
+        description = describe_values(dict(task)) if isinstance(task, Mapping) else read_description(task)
+    reader = DescribedReader(
+        containers, description, name=name, valid_fraction=valid_fraction, test_fraction=test_fraction
     )
+    return reader, guess
 
 
 def _guessed(guess: Guess) -> list[str]:
-    from ups.data.guess_page import guess_lines
-
     return [
         f"{field} {value} ({why})" for field, value, why in guess_lines(guess) if why.startswith(("guess", "check"))
     ]
@@ -150,11 +147,7 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike]) -> Starte
             description = Path(beside)
         elif page.exists():
             description = page
-        if description is not None:
-            reader = DescribedReader(containers, read_description(description), name=task_name(paths[0]))
-        else:
-            guess = guess_description(containers, task_name(paths[0]))
-            reader = DescribedReader(containers, guess.description, name=task_name(paths[0]))
+        reader, guess = _reader(containers, paths, description)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if guess is not None:

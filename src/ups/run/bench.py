@@ -125,7 +125,11 @@ class Bench:
     def _with_steps(self, wanted: list[Entry], line: ProgressLine) -> list[Entry]:
         """The entries with numbers of steps in place of budgets. What is measured once is kept, for later calls."""
         found = self._read_costs()
-        missing = [entry for entry in wanted if found["costs"].get(entry.name, {}).get("of") != _what_costs(entry)]
+
+        def known(entry: Entry) -> bool:
+            return bool(found["costs"].get(entry.name, {}).get("of") == _what_costs(entry))
+
+        missing = [entry for entry in wanted if not known(entry)]
         if missing:
             command = [sys.executable, "-m", "ups.run.step_cost"]
             recipes = "".join(json.dumps(entry.recipe) + "\n" for entry in missing)
@@ -149,7 +153,7 @@ class Bench:
                     found["costs"][entry.name] = {"of": _what_costs(entry), "stages": json.loads(text)}
                     write_file_atomically(self.costs, (json.dumps(found, indent=1) + "\n").encode())
                     line.count("costs of a step", number, len(missing), "trainings")
-            if process.returncode or any(found["costs"].get(e.name, {}).get("of") != _what_costs(e) for e in missing):
+            if process.returncode or not all(known(entry) for entry in missing):
                 raise TrainingError("the costs of a step could not be measured", hint="see the message above")
         seconds = found["yardstick_seconds"]
         return [
@@ -164,8 +168,8 @@ class Bench:
             found = json.loads(self.costs.read_text())
         except (OSError, ValueError):
             return nothing
-        known = isinstance(found, dict) and found.get("machine") == machine()
-        return found if known and {"costs", "yardstick_seconds"} <= found.keys() else nothing
+        same = isinstance(found, dict) and found.get("machine") == nothing["machine"]
+        return found if same and {"costs", "yardstick_seconds"} <= found.keys() else nothing
 
     def _train_all(self, wanted: list[Entry], jobs: int, line: ProgressLine) -> list[int]:
         """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave."""

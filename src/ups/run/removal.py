@@ -17,7 +17,7 @@ from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
 from ups.record.untrusted_files import read_object
 from ups.run.identity import STATISTICS_NAME
 from ups.run.stage_starts import FOLDER
-from ups.supervise.run_file import find_run, is_unreadable, read_run, was_started
+from ups.supervise.run_file import find_run, read_run, was_started
 from ups.supervise.run_lock import LOCK_NAME, hold_run
 
 ENVIRONMENT_NAME = "env.json"
@@ -90,7 +90,7 @@ def remove_run(name: str) -> tuple[Path, list[str]]:
     Raises RunHeldError if the run is alive, or may be: on another host.
     """
     run_dir = _find(name)
-    if not is_unreadable(run_dir) and was_started(run_dir):
+    if was_started(run_dir):
         document = read_run(run_dir)
         if document["state"] == "running":
             raise RunHeldError(

@@ -28,7 +28,7 @@ def test_a_step_of_more_windows_costs_more(recipe: dict[str, Any], monkeypatch: 
     many = step_cost.step_costs(recipe)
     assert len(few) == len(recipe["stages"]) == 2
     assert few[1] > few[0] > 0  # the linear part alone is cheap
-    assert many[1] > 1.1 * few[1]
+    assert many[1] > 1.5 * few[1]
 
 
 def test_a_budget_pays_for_as_many_steps_as_it_can(recipe: dict[str, Any]) -> None:
