@@ -259,7 +259,8 @@ def _read_input(
         frames = window.state[:context]
         static = window.static if window.static.size else None
         arguments = {"state": frames if context > 1 else frames[0], "static": static}
-        truth, time = window.state[context:], (first + context - 1) * window.dt
+        truth, time = window.state[context:], float(reader.times_in(split, trajectory)[first + context - 1])
+        arguments["time"] = time
         arguments |= {"dt": window.dt} if spec.dt_range is not None or "dt" in reader.differing else {}
     arguments["parameters"] = dict(zip(parameters, window.parameters.tolist(), strict=True))
     notes = tuple(f"assumed about '{Path(source).name}': {text}" for text in reader.assumptions)
@@ -347,7 +348,7 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
     if start.truth is not None:
         kept = start.truth if spec.steady else start.truth[every - 1 :: every]
         truth = kept[: len(prediction)].astype(np.float64) if len(kept) >= len(prediction) else None
-    first = 0.0 if spec.steady else start.time + float(result["time"][0])
+    first = 0.0 if spec.steady else float(result["time"][0])
     return Example(
         task=spec,
         trajectory=start.trajectory,

@@ -83,7 +83,7 @@ class _Guesser:
         self.uncertain: list[str] = []
         self.used: set[str] = set()
         self.used_attributes: set[tuple[str, str]] = set()
-        self.field_names: set[str] = set()
+        self.names: set[str] = set()  # of axes, fields and parameters: no two may be called alike
         self.spacing: dict[str, _Number] = {}
         self.values: dict[str, Any] = {"name": name}
 
@@ -115,6 +115,13 @@ class _Guesser:
             self.sure.add(path)
         if look:
             self.uncertain.append(path)
+
+    def _free(self, name: str) -> str:
+        """The name, or the next one that nothing else has."""
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
 
     def _main(self) -> Variable:
         arrays = [v for v in self.container.variables.values() if len(v.shape) >= 2 and v.size > 16]
@@ -157,6 +164,7 @@ class _Guesser:
                 self._extent(axis, path, names[i], main.shape[i])
             axes.append(axis)
         self.values["axes"] = axes
+        self.names |= set(called)
         return names
 
     def _unit(self, entry: dict[str, Any], path: str, variable: Variable) -> None:
@@ -252,9 +260,7 @@ class _Guesser:
         for channel in range(max(1, size)):
             path = f"fields.{first + len(found)}"
             entry: dict[str, Any] = {"name": base if size < 2 else f"{base}_{channel}", "role": role}
-            while entry["name"] in self.field_names:
-                entry["name"] += "_"
-            self.field_names.add(entry["name"])
+            entry["name"] = self._free(entry["name"])
             if entry["name"] != variable.name:
                 entry["dataset"] = variable.name
             if size:
@@ -397,9 +403,7 @@ class _Guesser:
         if not np.isfinite(values).all() or len(found) == 64:
             self.notes.append(f"'{name}' is no parameter: its values are not finite, or there are more than 64")
             return
-        entry: dict[str, Any] = {"name": plain_name(name, "parameter")}
-        while entry["name"] in [other["name"] for other in found]:
-            entry["name"] += "_"
+        entry: dict[str, Any] = {"name": self._free(plain_name(name, "parameter"))}
         path = f"parameters.{len(found)}"
         low, high = float(values.min()), float(values.max())
         if variable is not None:

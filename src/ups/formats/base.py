@@ -130,6 +130,10 @@ class Reader(Protocol):
         """Time between two frames of one trajectory after time_stride."""
         ...
 
+    def times_in(self, split: str, trajectory: int) -> Float64:
+        """(frames,) times of the frames of one trajectory, in the unit of the task."""
+        ...
+
     @property
     def space(self) -> tuple[int, ...]:
         """Grid points per axis after space_stride: (X,), (X, Y) or (X, Y, Z)."""

@@ -57,18 +57,20 @@ def read_start(
     coordinates: Any = None,
     rescale: bool = False,
     dt: float | None = None,
+    time: float | None = None,
 ) -> Start:
     """Checks and converts everything a rollout starts from.
 
     trained: the coordinates of the training grid; coordinates: those of the input, where it has none of its own;
-    rescale: see `ups.inference.domain`; dt: the time step, None for the task's.
+    rescale: see `ups.inference.domain`; dt: the time step, None for the task's. time: of the last given frame, None for
+    what a dataset says, else 0.
     """
     step = _time_step(task, dt)
     given_axes = given_coordinates(task, coordinates, {"state": state, "static": static})
     notes: list[str] = []
-    time = 0.0
     if is_dataset(state):
-        time = _dataset_time(task, state, context_frames, step, notes)
+        found = _dataset_time(task, state, context_frames, step, notes)
+        time = found if time is None else time
         if static is None and task.fields_of("static"):
             static = state
         if parameters is None and task.parameters:
@@ -106,7 +108,7 @@ def read_start(
     return Start(
         batch=batch,
         domain=domain,
-        time=time,
+        time=0.0 if time is None else _number("time", time),
         dt=step,
         batched=batched,
         notes=tuple(notes),
@@ -270,13 +272,18 @@ def _time_step(task: TaskSpec, dt: float | None) -> float:
         return task.dt
     if task.steady:
         raise BundleError(f"task '{task.name}' is steady: it has no time step")
-    if isinstance(dt, bool) or not isinstance(dt, int | float | np.number) or not np.isfinite(dt):
-        raise BundleError(f"dt must be a number, not {str(dt)[:40]!r}")
+    dt = _number("dt", dt)
     low, high = task.dt_range or (task.dt, task.dt)
     if not low * (1 - 1e-3) <= dt <= high * (1 + 1e-3):
         trained = f"time steps from {low:g} to {high:g}" if low < high else f"a time step of {low:g}"
         raise BundleError(f"task '{task.name}' was trained with {trained}, not {dt:g}")
-    return float(dt)
+    return dt
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
+        raise BundleError(f"{name} must be a number, not {str(value)[:40]!r}")
+    return float(value)
 
 
 def _dataset_time(task: TaskSpec, dataset: Any, num_frames: int, step: float, notes: list[str]) -> float:

@@ -120,6 +120,7 @@ class Simulator:
         coordinates: Any = None,
         rescale_domain: bool = False,
         dt: float | None = None,
+        time: float | None = None,
         every: int = 1,
         out: str | Path | None = None,
         progress: Callable[[int], None] | None = None,
@@ -131,6 +132,7 @@ class Simulator:
         coordinates: axis -> values, for inputs that are not of xarray; without any the trained domain is assumed.
         rescale_domain: map a domain of another length or origin to the trained one instead of refusing it.
         dt: the time step, for a task that was trained with different ones; without it the usual one is taken.
+        time: of the last given frame, for inputs that are not of xarray; without it the result's time starts at 0.
         out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
         from it: NetCDF if its name ends with .nc, else a Zarr store. progress: called with the number of steps done.
         """
@@ -152,6 +154,7 @@ class Simulator:
             coordinates=coordinates,
             rescale=rescale_domain,
             dt=dt,
+            time=time,
         )
         trust = judge(spec, start, steps, self._bundle.info)
         facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}

@@ -10,19 +10,17 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ups.config.model import ModelConfig
 from ups.config.schema import Recipe
+from ups.data.conserved_grid import check_conserved
 from ups.data.loader import Loader, build_loader
 from ups.data.normalize import ensure_statistics
 from ups.data.open import open_tasks
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, spread
-from ups.errors import ConfigError
 from ups.formats.base import Reader
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
 from ups.record.blackbox import BlackBox
-from ups.spec.grid import uneven_axes
 from ups.spec.keyed import key_of
 from ups.spec.place import Place
 from ups.spec.statistics import Statistics
@@ -69,17 +67,6 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
         recipe.model, tasks, opened.statistics, recipe.data.context_frames, seed=recipe.run.seed, device=device
     )
     return stepper, build_stage(recipe.stages[index], stepper, recipe.run.seed)
-
-
-def check_conserved(model: ModelConfig, reader: Reader) -> None:
-    """Raises ConfigError where the model would keep a sum over points that is not the integral."""
-    uneven = uneven_axes(reader.task.axes, reader.coordinates)
-    if model.conserves and reader.task.conserved and uneven:
-        raise ConfigError(
-            f"task '{reader.task.name}' conserves {', '.join(reader.task.conserved)}, and the points of its grid are "
-            f"not equally spaced along {', '.join(uneven)}: the model can keep an integral on a uniform grid only",
-            hint="set model.conserve: false, or interpolate the data to a uniform grid",
-        )
 
 
 def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:

@@ -194,6 +194,14 @@ class TaskSpec:
         twice = sorted({name for name in channels if channels.count(name) > 1})
         if twice:
             raise DataError(f"task '{self.name}' has two channels called '{twice[0]}': rename one of its fields")
+        # In a result they stand next to each other, by name, and next to the dimension of time.
+        named = [*(f.name for f in self.fields), *(a.name for a in self.axes), *(p.name for p in self.parameters)]
+        shared = sorted({name for name in [*named, "time"] if [*named, "time"].count(name) > 1})
+        if shared:
+            raise DataError(
+                f"task '{self.name}' calls two things '{shared[0]}': fields, axes, parameters and time need names of "
+                "their own"
+            )
         if not _is_text(self.equation, 1000):
             raise DataError(f"equation of task '{self.name}' must be a text of at most 1000 characters")
         self._check_time()

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xarray
 
 import ups
 from tests.unit.inference.bundles.make import HERE
@@ -82,10 +83,12 @@ def test_a_picture_shows_the_time_of_the_data(desk: Path, monkeypatch: pytest.Mo
     drawn = []
     real = figures.fields_png
     monkeypatch.setattr(figures, "fields_png", lambda example, channel: drawn.append(example) or real(example, channel))
-    options = ["--start-frame", "3", "--picture", "p.png"]
+    options = ["--start-frame", "3", "--picture", "p.png", "-o", "w.nc"]
     assert run(["rollout", "mine", "wave.zarr", "--task", "advection", *options]) == 0
     assert (desk / "p.png").read_bytes().startswith(b"\x89PNG")
     assert drawn[0].time_of(0) == pytest.approx(4 * ADVECTION.dt)
+    with xarray.open_dataset(desk / "w.nc", engine="h5netcdf") as written:
+        assert written["time"].values.tolist() == pytest.approx([n * ADVECTION.dt for n in (4, 5, 6)])
     assert len(drawn[0].truth) == 3
     assert drawn[0].parameters == {"beta": 1.0}
 

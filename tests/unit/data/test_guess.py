@@ -265,3 +265,12 @@ def test_a_time_step_that_the_end_time_contradicts_is_to_be_looked_at() -> None:
         guess = guess_description([MemoryContainer({"u": waves, "dt": 1e-3, "t_end": end})], "task")
         assert guess.description.dt == 1e-3
         assert ("dt" in guess.uncertain) == look
+
+
+def test_a_parameter_called_like_a_field_or_an_axis_has_a_name_of_its_own() -> None:
+    drift = np.array([1.0, 1.7, 1.2, 3.0, 2.0, 5.0, 4.0, 2.2])
+    place = np.arange(32) / 32 - 0.01 * drift[:, None, None] * np.arange(12)[:, None]
+    fields = np.sin(2 * np.pi * place)
+    container = MemoryContainer({"u": fields, "run/u": drift, "run/x": 3 * drift})
+    found = guess_description([container], "task").description
+    assert [(p.name, p.dataset) for p in found.parameters] == [("u_", "run/u"), ("x_", "run/x")]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ups.config.model import FnoConfig, MultiscaleConfig
+from ups.data.conserved_grid import check_conserved
 from ups.data.inspect import card_lines, make_card
 from ups.data.validate import validate_paths
 from ups.errors import ConfigError, DataError
@@ -23,7 +24,6 @@ from ups.formats.base import Subsampling
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
 from ups.models.references import persistence
-from ups.run.assemble import check_conserved
 from ups.spec.grid import point_weights
 from ups.spec.place import Place
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec

@@ -56,6 +56,9 @@ def test_channels_of_vectors_and_tensors_are_named_by_axis() -> None:
         {"conserved": ("a",)},
         {"symmetries": ("time",)},
         {"equation": "x" * 1001},
+        {"parameters": (ParameterSpec("x"),)},
+        {"parameters": (ParameterSpec("rho"),)},
+        {"parameters": (ParameterSpec("time"),)},
     ],
 )
 def test_a_task_that_makes_no_sense_is_refused(change: dict[str, Any]) -> None:

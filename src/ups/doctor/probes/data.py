@@ -56,13 +56,27 @@ def check(assignment: Assignment, report: Report) -> None:
 
 def check_fit(reader: Reader, recipe: Recipe) -> None:
     """What the recipe asks of the data: something to train on, and trajectories that are long enough."""
+    from ups.data.conserved_grid import check_conserved
     from ups.data.windows import WindowIndex
 
+    check_conserved(recipe.model, reader)
     name = reader.task.name
     if reader.splits.get("train", 0) < 1:
         raise CheckFailed(f"task '{name}' has no trajectories to train on", hint="check its splits")
     for stage in recipe.stages:
-        WindowIndex.of(reader, "train", stage.window_frames(recipe.data.context_frames))
+        frames = stage.window_frames(recipe.data.context_frames)
+        if not len(WindowIndex.of(reader, "train", frames)):
+            raise CheckFailed(
+                f"task '{name}' has no trajectory of {frames} frames to train on",
+                hint="use fewer context frames and unroll steps, or put longer ones into split 'train'",
+            )
+    for split in ("valid", "test"):
+        frames = recipe.data.context_frames + 1
+        if reader.splits.get(split, 0) and not len(WindowIndex.of(reader, split, frames)):
+            raise CheckFailed(
+                f"no trajectory of split '{split}' of task '{name}' has {frames} frames: there is nothing to score",
+                hint="put longer trajectories into it, or leave the split out",
+            )
 
 
 def check_windows(reader: Reader, split: str, trajectory: int) -> None:
