@@ -1,0 +1,71 @@
+"""Learning rates of the baselines that are trained as our own model is (`fno+`, `unet+`): tried on validation.
+
+    python benchmarks/model/tune_baselines.py --data data --out tuning [--cpu-seconds 300] [--jobs 2] [--trajectories 16]
+
+Each model has `cpu-seconds` for all nine tasks together, as a line of `ablations.py` has, and is trained once for each
+factor of its learning rates: as many trials as our own network had. The table shows errors relative to factor 1, as
+the geometric mean over tasks (below 1: better); the best mean of one step and rollout is what `ups bench` uses. What is
+finished is not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from in_process import Job, file_name, run_jobs
+
+MODELS = ("fno+", "unet+")
+FACTORS = (0.5, 1.0, 2.0)
+
+
+def job_of(options: argparse.Namespace, model: str, task: str, factor: float) -> Job:
+    """One training of one task. Learning rates do not change what a step costs."""
+    from ups.evaluation.protocol import entries
+    from ups.solvers.tasks import BENCH_TASKS
+
+    entry = entries([model], [task], str(options.data.resolve()), options.cpu_seconds / len(BENCH_TASKS))[0]
+    recipe: dict[str, Any] = copy.deepcopy(entry.recipe)
+    optim = recipe["stages"][-1]["optim"]
+    for name in ("learning_rate", "matrix_learning_rate"):
+        optim[name] *= factor
+    title = f"{entry.name}, rates x {factor:g}"
+    return Job(
+        title, options.out / f"{file_name(title)}.json", recipe, options.trajectories, options.out / "costs", entry.name
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cpu-seconds", type=float, default=300.0)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--trajectories", type=int, default=16)
+    options = parser.parse_args()
+    from ups.solvers.tasks import BENCH_TASKS
+
+    run_jobs([job_of(options, m, t, f) for m in MODELS for f in FACTORS for t in BENCH_TASKS], options.jobs)
+    print("| model | rates x | one step | rollout | mean |\n|---|---|---|---|---|")
+    for model in MODELS:
+        for factor in FACTORS:
+            logs: dict[str, list[float]] = {"one_step": [], "rollout": []}
+            for task in BENCH_TASKS:
+                found, base = (job_of(options, model, task, f).finished() for f in (factor, 1.0))
+                if found is None or base is None:
+                    continue
+                for key, values in logs.items():
+                    ratio = found["scores"][task][key] / base["scores"][task][key]
+                    values.append(math.log(ratio if math.isfinite(ratio) else 10))
+            if all(logs.values()):
+                one, rolled = (statistics.fmean(values) for values in logs.values())
+                means = [math.exp(value) for value in (one, rolled, (one + rolled) / 2)]
+                print(f"| {model} | {factor:g} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
+
+
+if __name__ == "__main__":
+    main()
