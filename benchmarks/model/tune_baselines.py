@@ -1,6 +1,7 @@
 """Learning rates of the baselines that are trained as our own model is (`fno+`, `unet+`): tried on validation.
 
-    python benchmarks/model/tune_baselines.py --data data --out tuning [--cpu-seconds 300] [--jobs 2] [--trajectories 16]
+    python benchmarks/model/tune_baselines.py --data data --out tuning [--cpu-seconds 300] [--jobs 2]
+                                              [--trajectories 16]
 
 Each model has `cpu-seconds` for all nine tasks together, as a line of `ablations.py` has, and is trained once for each
 factor of its learning rates: as many trials as our own network had. The table shows errors relative to factor 1, as
