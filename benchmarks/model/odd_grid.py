@@ -1,15 +1,16 @@
 """A periodic grid that halving does not divide, compared with one that it divides: the same physics, the same network.
 
     python benchmarks/model/odd_grid.py [--task burgers1d] [--points 100] [--reference 128] [--steps 400]
-                                        [--seeds 0] [--directory DIR]
+                                        [--seeds 0] [--resample] [--directory DIR]
 
-The network has four levels, so that 8 must divide the points. Both trainings see the same trajectories, stored with as
-many points, and have the same number of steps (not of CPU-seconds: on a busy machine those buy unequal numbers). Scores
-are of whole rollouts and of single steps of the test split, relative to the trajectory, as the geometric mean over
-seeds. `roll`: how much a step changes if the given frame
-is rolled and the result rolled back, relative to the field, over many rolls; `ends`: the same within 4 points of the
-first and last one, where a seam would be. Bar: the rollout's error is at most 1.05 times that of the reference; next to
-it stands its 95 % interval over trajectories (bootstrap), which does not know how much another seed would change.
+The network has four levels, so that 8 must divide the points. Both trainings see the same trajectories, stored with
+as many points (with `--resample` the reference has the fewer points of the other, resampled by their waves, as a
+person would do who wants to go around an odd grid), and have the same number of steps (not of CPU-seconds: on a busy
+machine those buy unequal numbers). Scores are of whole rollouts and of single steps of the test split, relative to
+the trajectory, as the geometric mean over seeds. `roll`: how much a step changes if the given frame is rolled and the
+result rolled back, relative to the field, over many rolls; `ends`: the same within 4 points of the first and last
+one, where a seam would be. Bar: the rollout's error is at most 1.05 times that of the reference; next to it stands
+its 95 % interval over trajectories (bootstrap), which does not know how much another seed would change.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def main() -> int:
     parser.add_argument("--reference", type=int, default=128)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", default="0")
+    parser.add_argument("--resample", action="store_true", help="make the reference from the points, by waves")
     parser.add_argument("--directory", type=Path, help="keeps data and runs; what is there is not made again")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -102,12 +104,14 @@ def measure(asked: argparse.Namespace, directory: Path, points: int) -> dict[str
     import ups
     from ups.evaluation.results import trajectory_means
 
-    folder = directory / f"data-{points}"
-    ups.generate_data(asked.task, folder, trajectories=(256, 8, 64), resolution=points, processes=1)
+    made = asked.points if asked.resample else points
+    store = directory / f"data-{made}" / f"{asked.task}.zarr"
+    ups.generate_data(asked.task, store.parent, trajectories=(256, 8, 64), resolution=made, processes=1)
+    if made != points:
+        store = resampled(store, directory / f"data-{made}-as-{points}" / store.name, points)
     rows, errors = [], []
     for seed in (int(text) for text in asked.seeds.split(",")):
-        run_dir = directory / f"{asked.task}-{points}-{seed}"
-        store = folder / f"{asked.task}.zarr"
+        run_dir = directory / f"{asked.task}-{store.parent.name}-{seed}"
         run = ups.fit(recipe_of(asked.task, store, run_dir, seed, asked.steps), progress=False)
         model = ups.evaluate(run).results[0]["predictors"]["model"]
         summary = model["summary"]
@@ -115,6 +119,34 @@ def measure(asked: argparse.Namespace, directory: Path, points: int) -> dict[str
         rows.append({"rollout": summary["trmse"], "one_step": summary["one_step_trmse"], **rolls(run)})
     means = {name: math.exp(sum(math.log(row[name]) for row in rows) / len(rows)) for name in rows[0]}
     return {**means, "rows": np.mean(errors, axis=0)}
+
+
+def resampled(source: Path, target: Path, points: int) -> Path:
+    """The store of a 1D task with more points around its axis, by the waves of each frame."""
+    import contextlib
+
+    import numpy as np
+
+    from ups.config.schema import TaskConfig
+    from ups.data.open import open_task
+    from ups.formats.store_writer import StoreWriter
+
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(open_task(TaskConfig(name=source.stem, path=str(source)))) as reader:
+        (axis,), (old,) = reader.task.axes, reader.coordinates
+        x = old[0] + axis.extent * np.arange(points) / points
+        with StoreWriter(target, reader.task, [x], reader.num_frames) as writer:
+            for split, count in reader.splits.items():
+                for number in range(count):
+                    window = reader.read(split, number, 0, reader.num_frames)
+                    waves = np.fft.rfft(window.state.astype(np.float64), norm="forward")
+                    if len(old) % 2 == 0:
+                        waves[..., -1] /= 2  # one wave there, and two of both signs on more points
+                    state = np.fft.irfft(waves, points, norm="forward").astype(np.float32)
+                    writer.append(split, state=state, parameters=window.parameters)
+    return target
 
 
 if __name__ == "__main__":
