@@ -72,10 +72,24 @@ def test_three_commands_and_one_line_make_a_film(
     recipe = tmp_path / "mine" / "recipe.yaml"
     (line,) = [one for one in recipe.read_text().splitlines() if "budget_seconds" in one]
     recipe.write_text(recipe.read_text().replace(line, "    steps: 2"))
-    assert "VERDICT state=completed" in ups(tmp_path, "train", "mine/recipe.yaml")
-    shown = ups(tmp_path, "rollout", "mine", name, "--film", "film.mp4")
+    assert "VERDICT state=completed" in ups(tmp_path, "train", "mine")
+    shown = ups(tmp_path, "rollout", "mine", "--film", "film.mp4")
+    assert "from test trajectory 0" in shown
     assert "relative to the RMS of the trajectory" in shown, "there is a truth to compare with"
     assert (tmp_path / "film.mp4").stat().st_size > 3_000
+
+
+def test_a_file_for_each_simulation(tmp_path: Path) -> None:
+    """Of unequal lengths; what is rolled out is one of the files that were held out."""
+    for number, frames in enumerate([9, 12, 10, 12, 11, 12, 9, 10, 12, 12]):
+        np.save(tmp_path / f"run_{number}.npy", _waves(1, frames, 32)[0] * (1 + number))
+    ups(tmp_path, "init", "mine", "--data", "run_*.npy")
+    recipe = tmp_path / "mine" / "recipe.yaml"
+    recipe.write_text(re.sub(r"budget_seconds: 300.*", "steps: 2", recipe.read_text()))
+    ups(tmp_path, "train", "mine")
+    shown = ups(tmp_path, "rollout", "mine", "-o", "out.nc")
+    assert "11 steps from test trajectory 0" in shown
+    assert "relative to the RMS of the trajectory" in shown
 
 
 def test_the_page_can_be_followed(tmp_path: Path) -> None:

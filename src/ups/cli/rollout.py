@@ -13,7 +13,9 @@ from ups.cli.output import note, report, say
 from ups.record.places import find_bundle
 
 if TYPE_CHECKING:
-    from ups.config.description import TaskDescription
+    from collections.abc import Mapping
+
+    from ups.config.schema import TaskConfig
     from ups.evaluation.gallery import Example
     from ups.inference.simulator import Simulator
     from ups.spec.task import TaskSpec
@@ -28,7 +30,14 @@ MEAN_TRAJECTORIES = 64
 @app.command()
 def rollout(
     bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
-    source: Annotated[str, typer.Argument(metavar="INPUT", help="Where to start: a store, PDEBench or NetCDF file.")],
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="INPUT",
+            help="Where to start: a store, or a NumPy, HDF5, NetCDF or Zarr file; default the data of the run.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE", help="Write the result: NetCDF for FILE.nc, else Zarr.")
     ] = None,
@@ -60,6 +69,8 @@ def rollout(
 ) -> None:
     """Simulate step by step from a state of INPUT, and write the result, a picture or a film.
 
+    Without INPUT it starts from the data that was trained on, from a trajectory of the test split.
+
     Where INPUT has the frames that follow, truth, prediction and error stand side by side.
     """
     from ups import Simulator
@@ -78,8 +89,7 @@ def rollout(
     simulator = Simulator.load(found, device=device)
     spec = simulator.task(task)
     channel = _channel(spec, field)
-    described = _description(found, spec, source)
-    start = _read_input(simulator, spec, source, split, trajectory, start_frame, problem, described)
+    start = _read_input(simulator, spec, _data(found, spec, source, problem), split, trajectory, start_frame)
     start = _with_parameters(spec, start, parameter)
     count = steps if steps is not None else 1 if spec.steady else start.num_true_steps or DEFAULT_STEPS
     with ProgressLine(quiet=json) as line:
@@ -214,24 +224,30 @@ class _Input:
         return found
 
 
-def _read_input(
-    simulator: Simulator,
-    spec: TaskSpec,
-    source: str,
-    split: str,
-    trajectory: int,
-    start_frame: int | None,
-    problem: str | None,
-    described: TaskDescription | None,
-) -> _Input:
+def _data(bundle: Path, spec: TaskSpec, source: str | None, problem: str | None) -> TaskConfig:
+    """The data to start from: what was asked for, or that of the run."""
     from ups.config.schema import TaskConfig
+    from ups.run.known_data import description_for, own_data
+
+    if source is None:
+        known = own_data(bundle, spec.name)
+        if known.description is not None or not isinstance(known.path, str):
+            return known
+        return known.model_copy(update={"description": description_for(bundle, known.path, spec.name)})
+    described = description_for(bundle, source, spec.name)
+    return TaskConfig(name=spec.name, path=source, problem=problem, description=described)
+
+
+def _read_input(
+    simulator: Simulator, spec: TaskSpec, config: TaskConfig, split: str, trajectory: int, start_frame: int | None
+) -> _Input:
     from ups.data.open import open_task
     from ups.errors import DataError
     from ups.evaluation.references import mean_field
 
-    config = TaskConfig(name=spec.name, path=source, problem=problem, description=described)
+    source = config.path if isinstance(config.path, str) else config.path[0]
     netcdf = Path(source).suffix in (".nc", ".nc4", ".cdf")
-    if netcdf and described is None:
+    if netcdf and config.description is None:
         return _read_netcdf(spec, source)
     try:
         reader = open_task(config)
@@ -241,11 +257,12 @@ def _read_input(
         return _read_netcdf(spec, source)  # not laid out as the data that was trained on: fields to start from
     stride = _time_stride(spec, reader.task, source)
     if stride > 1:
-        reader = open_task(config.model_copy(update={"time_stride": stride}))
+        reader = open_task(config.model_copy(update={"time_stride": stride * config.time_stride}))
         note(f"the time step of the simulator is {spec.dt:g}: one in {stride} frames of '{source}' is used")
     if reader.splits.get(split, 0) <= trajectory:
         raise DataError(
-            f"'{source}' has {reader.splits.get(split, 0)} trajectories in split '{split}', so there is no {trajectory}"
+            f"'{source}' has {reader.splits.get(split, 0)} trajectories in split '{split}', and so no {trajectory}",
+            hint=f"it has {_counts(reader.splits)}: choose with --split and --trajectory",
         )
     parameters = [p.name for p in reader.task.parameters]
     if spec.steady:
@@ -270,24 +287,8 @@ def _read_input(
     return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, mean, notes)
 
 
-def _description(bundle: Path, spec: TaskSpec, source: str) -> TaskDescription | None:
-    """What the arrays of the input mean: by the task.yaml next to it, else by what the run was told about its data."""
-    from ups.config.description import description_next_to, read_description
-    from ups.errors import ConfigError
-    from ups.formats.zarr_store import is_own_store
-    from ups.run.directory import read_run_recipe
-
-    if not Path(source).exists() or is_own_store(source):
-        return None
-    beside = description_next_to([source])
-    if beside is not None:
-        return read_description(beside)
-    try:
-        tasks = read_run_recipe(bundle).recipe.data.tasks
-    except ConfigError:  # a bundle needs no recipe that this version reads
-        return None
-    known = next((task.description for task in tasks if task.name == spec.name), None)
-    return known if not isinstance(known, str) else read_description(known)
+def _counts(splits: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} in {name}" for name, count in splits.items() if count) or "none at all"
 
 
 def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:

@@ -42,15 +42,15 @@ def first_difference(old: Recipe, new: Recipe) -> str:
     return f"{field} was {shown_value(before)} and is {shown_value(now)}"
 
 
-def longer_last_stage(old: Recipe, new: Recipe) -> tuple[str, float, float] | None:
-    """(field, length before, length now) if `new` differs from `old` in a longer last stage only, else None."""
+def other_length(old: Recipe, new: Recipe) -> tuple[str, float, float] | None:
+    """(field, length before, length now) if only the length of the last stage differs, else None."""
     changes = changes_between(learned(old), learned(new))
     if len(changes) != 1:
         return None
     field, before, now = changes[0]
     last = len(old.stages) - 1
     numbers = all(isinstance(value, int | float) for value in (before, now))
-    if field not in (f"stages.{last}.steps", f"stages.{last}.budget_seconds") or not numbers or now <= before:
+    if field not in (f"stages.{last}.steps", f"stages.{last}.budget_seconds") or not numbers:
         return None
     return field, before, now
 

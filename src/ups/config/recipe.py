@@ -101,9 +101,10 @@ def text_hash(text: str) -> str:
 
 
 def recipe_file(path: str | os.PathLike[str]) -> Path:
-    """The recipe a person means: a file, or the resolved one of a run directory."""
+    """The recipe a person means: a file, the resolved one of a run directory, or that of `ups init`."""
     given = Path(path)
-    return given / CONFIG_NAME if (given / CONFIG_NAME).is_file() else given
+    inside = (given / name for name in (CONFIG_NAME, "recipe.yaml"))
+    return next((file for file in inside if file.is_file()), given)
 
 
 @dataclass

@@ -61,7 +61,7 @@ class StageLength(PartSection):
     @model_validator(mode="after")
     def _one_length(self) -> Self:
         if (self.steps is None) == (self.budget_seconds is None):
-            raise ValueError("give either steps or budget_seconds, and not both")
+            raise ValueError("give either steps or budget_seconds, and not both; null takes one away")
         return self
 
     @property

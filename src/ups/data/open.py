@@ -64,7 +64,10 @@ def open_paths(
         raise DataError("no file is named")
     for one in paths:
         if not one.exists():
-            raise DataError(f"{one} does not exist", hint="make it with `ups data generate`, or correct the path")
+            hint = (
+                "correct the path" if one.suffix != ".zarr" else "make it with `ups data generate`, or correct the path"
+            )
+            raise DataError(f"{one} does not exist", hint=hint)
     described = _description_of(paths, description, problem, format)
     if described is not None:
         fractions = {"valid_fraction": valid_fraction, "test_fraction": test_fraction}
@@ -103,7 +106,8 @@ def _description_of(
     if format == DESCRIBED or any(needs_description(path) for path in paths):
         raise DataError(
             f"{paths[0]} does not say what its arrays mean, and no task.yaml lies next to it",
-            hint=f"`ups init DIR --data {paths[0]}` writes one, which commands take as --task DIR/task.yaml",
+            hint=f"`ups init DIR --data {paths[0]}` writes DIR/task.yaml: put it next to the data, or name it "
+            "(`description` of the task in a recipe, --task of `ups data`)",
         )
     return None
 

@@ -25,6 +25,8 @@ WELL_EPSILON = 1e-7
 BAND_EDGES = (0, 4, 12)
 BAND_NAMES = ("low", "mid", "high")
 CORRELATION_LIMIT = 0.8
+# A channel that varies by less than this part of its size is constant but for rounding.
+CONSTANT = 1e-5
 
 
 def _space(x: Tensor) -> tuple[int, ...]:
@@ -133,17 +135,21 @@ def band_rmse(prediction: Tensor, truth: Tensor) -> Tensor:
 
 
 def correlation(prediction: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:
-    """(B, T): Pearson correlation over all channels and points; 0 where it is undefined or not finite."""
-    p, y = prediction.double().flatten(2), truth.double().flatten(2)
-    if weights is None:
-        p, y = p - p.mean(dim=2, keepdim=True), y - y.mean(dim=2, keepdim=True)
-    else:
-        # Means with the weights, and their roots in each factor: sums of products are then weighted sums.
-        w = weights.to(p).flatten().repeat(truth.shape[2])
-        p, y = ((z - (z * w).mean(dim=2, keepdim=True)) * w.sqrt() for z in (p, y))
-    scale = (p.pow(2).sum(dim=2) * y.pow(2).sum(dim=2)).sqrt()
-    values = (p * y).sum(dim=2) / scale.clamp_min(TINY)
-    return torch.where(torch.isfinite(values), values, torch.zeros_like(values))
+    """(B, T): Pearson correlation over the points, mean over channels; 0 where it is undefined or not finite.
+
+    Over channels together it would be that of their means: near 1 for a temperature of 290 K next to a height of 1 m,
+    whatever is predicted. A channel that is constant in the truth has none, and is left out.
+    """
+    p, y = prediction.double().flatten(3), truth.double().flatten(3)  # (B, T, C, points)
+    w = torch.ones_like(y[0, 0, 0]) if weights is None else weights.to(p).flatten()
+    # Means with the weights, and their roots in each factor: sums of products are then weighted sums.
+    size = (y * y * w).sum(dim=3)
+    p, y = ((z - (z * w).mean(dim=3, keepdim=True)) * w.sqrt() for z in (p, y))
+    variance = y.pow(2).sum(dim=3)
+    values = (p * y).sum(dim=3) / (p.pow(2).sum(dim=3) * variance).sqrt().clamp_min(TINY)
+    values = torch.where(torch.isfinite(values), values, torch.zeros_like(values))
+    varies = (variance > CONSTANT**2 * size).double()
+    return (values * varies).sum(dim=2) / varies.sum(dim=2).clamp_min(1)
 
 
 def correlation_time(prediction: Tensor, truth: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -25,7 +25,7 @@ from ups.formats.base import SPLITS
 from ups.formats.shards import encode_index
 from ups.formats.zarr_metadata import MAX_CHUNK_BYTES, ArrayLayout, array_json, group_json
 from ups.formats.zarr_store import DIFFERING, DIFFERING_VERSION, FORMAT, VERSION
-from ups.record.manifest import Manifest, commit_directory, make_temporary
+from ups.record.manifest import Manifest, check_replaceable, commit_directory, make_temporary
 from ups.spec.task import Role, TaskSpec
 
 TARGET_SHARD_BYTES = 256 << 20
@@ -65,7 +65,12 @@ class StoreWriter:
             raise DataError(f"compression must be none or zstd, not {compression!r}")
         self.path = Path(path).absolute()
         if self.path.exists() and not overwrite:
-            raise DataError(f"{self.path} exists already", hint="choose another name, or allow it to be replaced")
+            raise DataError(
+                f"{self.path} exists already",
+                hint="choose another name, or allow it to be replaced",
+                command_hint="choose another name, or replace it with --overwrite",
+            )
+        check_replaceable(self.path)
         self.task, self.num_frames = task, num_frames
         self._coordinates = tuple(np.asarray(c, np.float64) for c in coordinates)
         self._times = np.asarray(np.arange(num_frames) * task.dt if times is None else times, np.float64)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ups.config.description import TaskDescription
 from ups.config.recipe import ResolvedRecipe, plain_data, resolve_data
 from ups.config.schema import Recipe
 from ups.errors import BundleError, ConfigError
@@ -50,6 +51,7 @@ def resolve_finetuning(
 ) -> ResolvedRecipe:
     """The same with its canonical text and hash; changes as `ups train --set` takes them."""
     from ups.run.directory import read_run_recipe
+    from ups.run.known_data import description_for
 
     source = find_bundle(os.fspath(bundle))
     if not is_bundle(source):
@@ -57,14 +59,15 @@ def resolve_finetuning(
             f"there is no bundle at '{bundle}'", hint="give a bundle, or a run that is completed, such as runs/NAME"
         )
     trained = plain_data(read_run_recipe(source).recipe)
-    name = task or _name_for(source, os.fspath(data))
+    described = description_for(source, os.fspath(data))
+    name = task or _name_for(source, os.fspath(data), described)
     section: Any = trained["data"]
     engine: Any = trained["engine"]
     document: dict[str, Any] = {
         **{key: trained[key] for key in ("version", "model", "evaluate")},
         "run": {"name": f"{name}-finetuned"},
         "data": {
-            "tasks": [{"name": name, "path": os.fspath(data)}],
+            "tasks": [{"name": name, "path": os.fspath(data), **_described(described)}],
             **{key: section[key] for key in ("block_size", "context_frames")},
         },
         # Devices, ranks and precision are of the machine that made the bundle.
@@ -85,11 +88,15 @@ def _stage(stages: Any, source: str, budget_seconds: float) -> dict[str, Any]:
     return {**stage, "optim": {**optim, **rates}}
 
 
-def _name_for(source: Path, data: str) -> str:
+def _described(description: TaskDescription | None) -> dict[str, Any]:
+    return {} if description is None else {"description": description.model_dump(exclude_none=True, mode="json")}
+
+
+def _name_for(source: Path, data: str, description: TaskDescription | None) -> str:
     """The name of the bundle's task that the data fits; that of the data where there is none, or more than one."""
     from ups.data.open import open_paths
 
-    reader = open_paths(data)
+    reader = open_paths(data, description=description)
     found = reader.task
     reader.close()
     known = _tasks_of(source)

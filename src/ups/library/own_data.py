@@ -168,7 +168,6 @@ def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, descri
     listed = [scalar_text(str(path)) for path in paths]
     path = listed[0] if len(listed) == 1 else "\n" + "\n".join(f"        - {one}" for one in listed)
     described = "" if description is None else f"      description: {scalar_text(description)} # next to this file\n"
-    first = printable(str(paths[0]))
     return _RECIPE.format(
         source=printable(", ".join(p.name for p in paths[:3])),
         folder=printable(str(folder)),
@@ -177,7 +176,6 @@ def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, descri
         task=scalar_text(reader.task.name),
         path=path,
         description=described,
-        first=first,
         block_size=_block_size(reader),
     )
 
@@ -199,7 +197,7 @@ def _block_size(reader: GridReader) -> int:
 _RECIPE = """\
 # A simulator of {source}. Look at the lines marked "check" in task.yaml first, then
 #   ups train {folder}/recipe.yaml
-#   ups rollout {plain} {first} --film {plain}.mp4
+#   ups rollout {plain} --film {plain}.mp4
 # Every field: docs/recipes.md, or `ups config show {folder}/recipe.yaml`.
 version: 1
 

@@ -52,6 +52,7 @@ __all__ = [
     "MAX_MANIFEST_BYTES",
     "FileHash",
     "Manifest",
+    "check_replaceable",
     "clean_temporaries",
     "commit_directory",
     "hash_files",
@@ -188,7 +189,7 @@ def commit_directory(
     """
     try:
         _recover(final)
-        replacing = _check_replaceable(final)
+        replacing = check_replaceable(final)
         (temporary / COMMITTED_NAME).unlink(missing_ok=True)
         clean_temporaries(temporary)  # a killed earlier attempt may have left a half-written MANIFEST to be hashed
         manifest = write_manifest(temporary, threads=threads, known_hashes=known_hashes)
@@ -418,7 +419,7 @@ def _aside_name(final: Path) -> Path:
     return final.with_name(f"{_ASIDE_PREFIX}{final.name}")
 
 
-def _check_replaceable(final: Path) -> bool:
+def check_replaceable(final: Path) -> bool:
     """Whether `final` is an older commit to be replaced; refuses what cannot be one."""
     if final.is_symlink() or (final.exists() and not final.is_dir()):
         raise IntegrityError(f"{final} exists and is not a directory", hint="move it away or choose another name")
@@ -461,7 +462,7 @@ def _recover(final: Path) -> None:
     if not aside.is_dir():
         return
     if is_committed(aside) and not is_committed(final):
-        if _check_replaceable(final):
+        if check_replaceable(final):
             remove_directory(final)
         os.rename(aside, final)
         sync_path(final.parent)

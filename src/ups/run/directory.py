@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ups.config.identity import first_difference, longer_last_stage, recipe_identity
+from ups.config.identity import first_difference, other_length, recipe_identity
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import DataConfig, Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
@@ -38,7 +38,7 @@ def run_dir_of(resolved: ResolvedRecipe, argument: str, overrides: Sequence[str]
     `run.dir` of the recipe, or runs/<name>.
     """
     moved = any(override.partition("=")[0].strip() == "run.dir" for override in overrides)
-    if argument and Path(argument).is_dir() and not moved:
+    if argument and (Path(argument) / CONFIG_NAME).is_file() and not moved:
         return Path(argument).resolve()
     run = resolved.recipe.run
     return Path(run.dir or Path(RUNS) / run.name).resolve()
@@ -105,9 +105,14 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
 
 def _extended(run_dir: Path, recipe: Recipe) -> bool:
     """Whether `recipe` is that of the completed run in `run_dir` with a longer last stage; writes down that it is."""
-    longer = longer_last_stage(read_run_recipe(run_dir).recipe, recipe)
+    longer = other_length(read_run_recipe(run_dir).recipe, recipe)
     if longer is None or not was_started(run_dir):
         return False
+    if longer[2] < longer[1]:
+        raise ConfigError(
+            f"{run_dir} can be trained longer, and not shorter: {longer[0]} was {longer[1]:g} and is {longer[2]:g}",
+            hint="give the shorter one its own place: --set run.name=NAME or --set run.dir=PATH",
+        )
     if read_run(run_dir)["state"] != "completed":
         raise ConfigError(
             f"{run_dir} is not completed, and is to be longer: {longer[0]} was {longer[1]:g} and is {longer[2]:g}",

@@ -105,9 +105,13 @@ def remove_run(name: str) -> tuple[Path, list[str]]:
 
 def _find(name: str) -> Path:
     """A run that was started, or what is left of one: only what carries the marks of a run is ever removed."""
-    for path in meant_by(name):
+    given, named = meant_by(name)
+    for path in (given, named):
         if is_ours(path):
             return path.resolve()
+        if path == given and name.endswith("/") and given.is_dir():
+            # Who writes a slash means that directory, and not a run of this name somewhere else.
+            raise ConfigError(f"{name} is a directory without a run", hint="a run is named without the slash")
     found = find_run(name)  # raises if there is none
     raise ConfigError(
         f"{found} has a run*.json, but was not made by ups train", hint="remove it by hand if nobody needs it"

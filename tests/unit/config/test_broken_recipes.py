@@ -168,7 +168,7 @@ CASES: dict[str, Broken] = {
         edited("width: 32", "width: 32\n  num_heads: 5"),
     ),
     "two lengths of a stage": Broken(
-        "config: r.yaml:11: stages.0: give either steps or budget_seconds, and not both",
+        "config: r.yaml:11: stages.0: give either steps or budget_seconds, and not both; null takes one away",
         edited("steps: 10", "steps: 10\n    budget_seconds: 5"),
     ),
     "latent stage without an autoencoder": Broken(

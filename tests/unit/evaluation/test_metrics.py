@@ -92,6 +92,16 @@ def test_closed_forms():
     assert metrics.conservation_drift(prediction, truth[:, 0]).item() == pytest.approx(0.25)
 
 
+def test_correlation_is_that_of_each_channel():
+    """Fields of very different means are correlated by these alone; a constant one says nothing."""
+    wave = torch.sin(torch.arange(64) / 5.0)
+    truth = torch.stack([290 + wave, 1 + 0.1 * wave, torch.full((64,), 1e5)])[None, None]
+    wrong = torch.stack([290 + wave.roll(31), 1 + 0.1 * wave, torch.full((64,), 1e5)])[None, None]
+    expected = (float(torch.corrcoef(torch.stack([wave, wave.roll(31)]))[0, 1]) + 1) / 2
+    assert metrics.correlation(wrong, truth).tolist() == [[pytest.approx(expected, abs=1e-4)]]
+    assert metrics.correlation(truth, truth).tolist() == [[pytest.approx(1)]]
+
+
 def test_correlation_time_is_the_first_step_below_the_limit():
     truth = torch.randn(1, 5, 1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     prediction = truth.clone()

@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ups
@@ -64,6 +65,36 @@ def test_data_with_another_field_keeps_its_name_and_its_rows_are_new(
     with pytest.raises(ConfigError, match="calls its task 'wave1d'"):
         ups.finetune_recipe("base", "clash.zarr")
     assert ups.finetune_recipe("base", "clash.zarr", task="other").data.tasks[0].name == "other"
+
+
+def test_a_file_is_read_as_the_run_read_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundle knows what the arrays mean; so does `ups rollout`, with and without an input."""
+    monkeypatch.chdir(tmp_path)
+    place = 2 * np.pi * (np.arange(32) / 32 - 0.02 * np.arange(6)[:, None] + np.linspace(0, 1, 12)[:, None, None])
+    np.savez("first.npz", hoehe=np.sin(place))
+    np.savez("second.npz", hoehe=0.5 * np.sin(place))
+    words = {
+        "fields": [{"name": "height", "dataset": "hoehe"}],
+        "axes": [{"name": "x", "extent": 2.0}],
+        "dims": ["trajectory", "time", "x"],
+        "dt": 0.1,
+    }
+    task = {"name": "sea", "path": "first.npz", "description": words}
+    base = {
+        "version": 1,
+        "run": {"name": "sea"},
+        "data": {"tasks": [task], "block_size": 4},
+        "model": {"type": "fno", "width": 4, "modes": 4, "depth": 1},
+        "stages": [{"type": "operator", "steps": 1}],
+    }
+    ups.fit(base, progress=False)
+    recipe = ups.finetune_recipe("sea", "second.npz", stages__0__steps=1, stages__0__budget_seconds=None)
+    assert (recipe.data.tasks[0].name, recipe.data.tasks[0].description.axes[0].extent) == ("sea", 2.0)
+    assert ups.fit(recipe, progress=False).state == "completed"
+    assert command(["rollout", "sea", "second.npz", "-o", "a.nc"]) == 0
+    assert command(["rollout", "sea", "-o", "b.nc"]) == 0
+    Path("first.npz").unlink()
+    assert command(["rollout", "sea", "-o", "c.nc"]) == 4
 
 
 def test_what_is_no_bundle_is_refused(base: ups.Run) -> None:

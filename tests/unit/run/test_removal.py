@@ -113,6 +113,9 @@ def test_a_run_that_may_have_learned_something_is_not_replaced(tmp_path: Path, t
 
 def test_a_removed_run_is_gone_and_its_name_free(recipe: ups.Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     ups.fit(recipe, progress=False)
+    Path("small").mkdir()  # such as `ups init small` makes it
+    assert run(["runs", "remove", "small/"]) == 3
+    assert "small/ is a directory without a run -> a run is named without the slash" in capsys.readouterr().err
     assert run(["runs", "remove", "small"]) == 0
     assert "removed" in capsys.readouterr().out
     assert not Path("runs/small").exists()
