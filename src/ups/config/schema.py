@@ -239,5 +239,16 @@ class Recipe(Section):
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no latents to train on")
             if stage.needs_linear_part and not self.model.has_linear_part:
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no linear part to fit")
+            if stage.needs_start and not number and stage.start_from is None:
+                raise ValueError(
+                    f"stages.0: '{stage.type}' trains on from learned weights: put a stage before it, or say with "
+                    "start_from where they are"
+                )
+            if stage.num_members and not self.model.noise_numbers:
+                able = [name for name, kind in ModelConfig.kinds().items() if "noise_size" in kind.model_fields]
+                raise ValueError(
+                    f"stages.{number}: the members of '{stage.type}' differ by noise, and the model takes none; set "
+                    f"model.noise_size, such as 16 (model.type {' or '.join(able)})"
+                )
             trained_before = trained_before or stage.trains_latents
         return self

@@ -74,12 +74,14 @@ class StageConfig(StageLength):
     """Base of the settings of a stage. What a stage needs is declared here, where checks need no torch.
 
     trains_latents: leaves an encoder and a decoder behind that later stages can stand on. needs_linear_part: trains the
-    linear part of a network that has one.
+    linear part of a network that has one. needs_start: trains on from weights that an earlier stage, or start_from,
+    gives it.
     """
 
     registry = STAGES
     trains_latents: ClassVar[bool] = False
     needs_linear_part: ClassVar[bool] = False
+    needs_start: ClassVar[bool] = False
 
     type: str = setting(REQUIRED, "Which stage this is.")
     start_from: str | None = setting(
@@ -98,6 +100,11 @@ class StageConfig(StageLength):
     def needs_trained_latents(self) -> bool:
         """Whether a stage that trains the latents must come before."""
         return False
+
+    @property
+    def num_members(self) -> int:
+        """Members of the ensemble that this stage trains, for which the model must take noise; 0 if it trains none."""
+        return 0
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
@@ -235,3 +242,44 @@ class OperatorStageConfig(StageConfig):
                 f"pushforward_steps ({self.pushforward_steps}) must be below unroll_steps ({self.unroll_steps})"
             )
         return self
+
+
+class CorrectorOptimConfig(OptimConfig):
+    """Optimizer and schedule of a stage that trains on from what has been learned."""
+
+    learning_rate: float = setting(5e-4, "Peak learning rate, after warm-up.", gt=0, le=10)
+    weight_decay: float = setting(0.0, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
+
+
+class CorrectorStageConfig(StageConfig):
+    """Train the operator on as an ensemble, whose members cover what a single prediction leaves open."""
+
+    needs_start = True
+
+    type: Literal["corrector"] = setting("corrector", "Which stage this is.")
+    kind: Literal["ensemble"] = setting(
+        "ensemble", "ensemble: noise in the condition makes members, which are judged together by almost fair CRPS."
+    )
+    optim: CorrectorOptimConfig = section(CorrectorOptimConfig, "Optimizer and schedule of this stage.")
+    members: int = setting(
+        2, "Members of a training sample: each costs a forward and backward pass.", unit="members", ge=2, le=16
+    )
+    unroll_steps: int = setting(2, "Model steps in a training sample.", unit="steps", ge=1, le=64)
+    balance: float = setting(
+        0.5,
+        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike.",
+        ge=0,
+        le=1,
+    )
+    augment: bool = setting(
+        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
+    )
+
+    @property
+    def num_members(self) -> int:
+        """Members of the ensemble that this stage trains."""
+        return self.members
+
+    def window_frames(self, context_frames: int) -> int:
+        """Frames that a sample of a transient task needs."""
+        return context_frames + self.unroll_steps
