@@ -47,11 +47,12 @@ def test_a_run_killed_in_each_stage_continues_bitwise(tmp_path: Path, recipe: Pa
     assert all((row["loss"], row["grad_norm"]) == said[row["step"]] for row in rows(result))
 
 
-def test_a_step_that_is_no_number_on_one_rank_is_skipped_by_all(tmp_path: Path, recipe: Path) -> None:
-    result = run(tmp_path / "run", fault("nan", 1, 9, "forward"), fault("nan", 0, 23, "forward"), recipe=recipe)
+@pytest.mark.parametrize("step", [9, 23])
+def test_a_step_that_is_no_number_on_one_rank_is_skipped_by_all(tmp_path: Path, recipe: Path, step: int) -> None:
+    result = run(tmp_path / "run", fault("nan", 1, step, "forward"), recipe=recipe)
     assert result.code == 0, result.output
     assert result.failed_lines == []
-    assert {row["step"]: row["skipped"] for row in rows(result)}[28] == 2
+    assert {row["step"]: row["skipped"] for row in rows(result)}[28] == 1
 
 
 def test_lack_of_memory_halves_the_micro_batch_and_learns_the_same(tmp_path: Path, recipe: Path, clean: Result) -> None:
