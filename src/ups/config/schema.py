@@ -229,7 +229,7 @@ class Recipe(Section):
             )
         trained_before = False
         for number, stage in enumerate(self.stages):
-            if stage.needs_trained_latents and not trained_before:
+            if stage.needs_trained_latents and not trained_before and stage.start_from is None:
                 able = [name for name, kind in StageConfig.kinds().items() if kind.trains_latents]
                 raise ValueError(
                     f"stages.{number}: '{stage.type}' on latents needs a stage before it that trains them: "
