@@ -95,7 +95,7 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
     model = MODELS["multiscale" if joint else variant.get("model", "latent_operator")]
     stage: dict[str, Any] = {
         "type": variant.get("stage", "operator"),
-        "steps": steps,
+        "steps": variant.get("steps", steps),
         "unroll_steps": 2,
         "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
     }
