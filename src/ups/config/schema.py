@@ -250,5 +250,21 @@ class Recipe(Section):
                     f"stages.{number}: the members of '{stage.type}' differ by noise, and the model takes none; set "
                     f"model.noise_size, such as 16 (model.type {' or '.join(able)})"
                 )
+            unknown = sorted(set(stage.tasks or ()) - {task.name for task in self.data.tasks})
+            if unknown:
+                raise ValueError(f"stages.{number}.tasks: data has no task '{unknown[0]}'")
             trained_before = trained_before or stage.trains_latents
         return self
+
+    def data_of(self, index: int) -> DataConfig:
+        """What stage `index` trains on: its tasks in the order of `data`, with its blocks."""
+        stage = self.stages[index]
+        if stage.tasks is None and stage.block_size is None:
+            return self.data
+        tasks = [task for task in self.data.tasks if stage.tasks is None or task.name in stage.tasks]
+        if stage.block_size is not None:
+            tasks = [task.model_copy(update={"block_size": stage.block_size}) for task in tasks]
+        per_step = self.data.tasks_per_step
+        return self.data.model_copy(
+            update={"tasks": tasks, "tasks_per_step": None if per_step is None else min(per_step, len(tasks))}
+        )

@@ -90,6 +90,16 @@ class StageConfig(StageLength):
         "checkpoint. Weights only; tasks and fields may differ.",
         min_length=1,
     )
+    tasks: list[str] | None = setting(
+        None, "Tasks of the data that this stage trains on, by name; default all of them.", min_length=1
+    )
+    block_size: int | None = setting(
+        None,
+        "Windows of each task in a step of this stage, over all ranks together; default what data says.",
+        unit="windows",
+        ge=1,
+        le=10**6,
+    )
 
     @property
     def needs_latents(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ups.config.model import ModelConfig
-from ups.config.schema import Recipe
+from ups.config.schema import DataConfig, Recipe
 from ups.data.loader import Loader, build_loader
 from ups.data.normalize import ensure_statistics
 from ups.data.open import open_tasks
@@ -38,6 +38,11 @@ class OpenData:
 
     readers: Sequence[Reader]
     statistics: Mapping[str, Statistics]
+
+    def readers_of(self, recipe: Recipe, data: DataConfig) -> list[Reader]:
+        """Those of the tasks of one stage, in their order."""
+        names = {task.name for task in data.tasks}
+        return [r for r, task in zip(self.readers, recipe.data.tasks, strict=True) if task.name in names]
 
 
 @dataclass(frozen=True)
@@ -84,9 +89,10 @@ def check_conserved(model: ModelConfig, reader: Reader) -> None:
 
 def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:
     """The loader of one rank for stage `index`."""
+    data = recipe.data_of(index)
     return build_loader(
-        recipe.data,
-        opened.readers,
+        data,
+        opened.readers_of(recipe, data),
         place,
         seed=key_of(recipe.run.seed, "stage", index) >> 1,
         window_frames=stage.window_frames(recipe.data.context_frames),
