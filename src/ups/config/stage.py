@@ -257,8 +257,21 @@ class OperatorStageConfig(StageConfig):
 class CorrectorOptimConfig(OptimConfig):
     """Optimizer and schedule of a stage that trains on from what has been learned."""
 
+    type: Literal["adamw", "sgd", "muon"] = setting(
+        "muon", "Update rule; muon is for the matrices of a network, with adamw for everything else."
+    )
     learning_rate: float = setting(5e-4, "Peak learning rate, after warm-up.", gt=0, le=10)
+    matrix_learning_rate: float = setting(
+        1.25e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
+    )
     weight_decay: float = setting(0.0, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
+    clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
+    clip_ratio: float = setting(
+        3.0,
+        "Largest global gradient norm relative to its moving average, after 20 updates; 0 turns this limit off.",
+        ge=0,
+        le=1000,
+    )
 
 
 class CorrectorStageConfig(StageConfig):
