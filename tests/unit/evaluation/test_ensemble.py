@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from ups.evaluation.ensemble import EnsembleScores
 from ups.evaluation.ensemble_metrics import (
     fair_crps,
     gaussian_crps,
@@ -15,6 +16,7 @@ from ups.evaluation.ensemble_metrics import (
     spread_skill,
     spread_square,
 )
+from ups.evaluation.rollout import RolloutPlan
 
 
 def ensemble(*values: float) -> torch.Tensor:
@@ -75,6 +77,24 @@ def test_points_count_by_their_weights() -> None:
     weights = torch.tensor([0.5, 1.5])
     assert fair_crps(members, wanted).item() == pytest.approx(0.5)
     assert fair_crps(members, wanted, weights).item() == pytest.approx(0.75)
+
+
+def test_scores_are_relative_to_the_trajectory_and_means_over_samples_and_steps() -> None:
+    scores = EnsembleScores.empty(2, 7, RolloutPlan(1, 0, 2), ("u",), None)
+    center, wanted, scale = torch.zeros(2, 1, 1), torch.full((2, 1, 1), 4.0), torch.full((2, 1), 2.0)
+    # in units of the trajectory the truth is 2: members 1 and 4 first, then 2 and 2
+    for step, values in enumerate(([2.0, 8.0], [4.0, 4.0])):
+        scores.add(step, torch.tensor(values).reshape(1, 2, 1, 1).expand(2, 2, 1, 1), center, wanted, scale)
+    scores.rows = {0: 0.0, 1: 0.0}
+    found = scores.result()
+    summary = found["summary"]
+    assert summary["crps"] == pytest.approx(((1 + 2) / 2 - 3 / 2) / 2)
+    assert summary["absolute_error"] == pytest.approx(2.0)
+    assert summary["mean_rmse"] == pytest.approx((0.5 + 0.0) / 2)
+    assert found["curves"]["spread"] == pytest.approx([math.sqrt(4.5), 0.0])
+    assert summary["spread_skill"] == pytest.approx(math.sqrt(1.5) * math.sqrt(4.5 / 0.25))
+    # between both members, then equal to both
+    assert found["ranks"] == pytest.approx([1 / 6, 4 / 6, 1 / 6])
 
 
 def test_a_member_that_blew_up_is_not_left_out() -> None:
