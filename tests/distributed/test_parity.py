@@ -19,6 +19,7 @@ KINDS: list[dict[str, Any]] = [
     {"precision": "float64", "optimizer": "adamw"},
     {"precision": "float32", "optimizer": "sgd"},
     {"precision": "float64", "optimizer": "adamw", "joint": True},
+    {"precision": "float64", "optimizer": "adamw", "joint": True, "stage": "corrector", "steps": 8},
 ]
 ARRANGEMENTS = [
     Arrangement(2, "ddp", 1),

@@ -1,4 +1,5 @@
-"""Faults in a run of the joint model: grouped tasks, unequal blocks, Muon, balance, a linear part fitted first."""
+"""Faults in a run of the joint model: grouped tasks, unequal blocks, Muon, balance, a linear part fitted first, and a
+corrector after it."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ OPTIM = {"type": "muon", "learning_rate": 2e-3, "matrix_learning_rate": 5e-3, "c
 STAGES = [
     {"type": "linear", "steps": 6},
     {"type": "operator", "steps": 14, "loss": "nrmse", "balance": 0.5, "noise": 0.005, "optim": OPTIM},
+    {"type": "corrector", "steps": 8, "optim": OPTIM | {"learning_rate": 5e-4, "matrix_learning_rate": 1e-3}},
 ]
 
 
@@ -24,7 +26,7 @@ STAGES = [
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     tasks = [task | {"block_size": 4 if number else 8} for number, task in enumerate(write_mixture(folder))]
-    return write_recipe(folder, tasks, save_every=4, model=MODELS["multiscale"], stages=STAGES)
+    return write_recipe(folder, tasks, save_every=4, model=MODELS["multiscale"] | {"noise_size": 4}, stages=STAGES)
 
 
 @pytest.fixture(scope="module")
@@ -34,27 +36,29 @@ def clean(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Result:
     return result
 
 
-def test_a_run_killed_in_either_stage_continues_bitwise(tmp_path: Path, recipe: Path, clean: Result) -> None:
-    kills = [fault("kill", 1, 5, "forward", signal="SIGKILL"), fault("kill", 0, 14, "backward", signal="SIGKILL")]
-    result = run(tmp_path / "run", *kills, restarts=2, recipe=recipe)
+def test_a_run_killed_in_each_stage_continues_bitwise(tmp_path: Path, recipe: Path, clean: Result) -> None:
+    places = [(1, 5, "forward"), (0, 14, "backward"), (1, 26, "forward")]
+    kills = [fault("kill", rank, step, phase, signal="SIGKILL") for rank, step, phase in places]
+    result = run(tmp_path / "run", *kills, restarts=3, recipe=recipe)
     assert result.code == 0, result.output
-    assert len(result.faults) == 2
+    assert len(result.faults) == 3
     assert weights(result) == weights(clean)  # model, both optimizers, average, and the averages of tasks
     said = {row["step"]: (row["loss"], row["grad_norm"]) for row in rows(clean)}
     assert all((row["loss"], row["grad_norm"]) == said[row["step"]] for row in rows(result))
 
 
-def test_a_step_that_is_no_number_on_one_rank_is_skipped_by_all(tmp_path: Path, recipe: Path) -> None:
-    result = run(tmp_path / "run", fault("nan", 1, 9, "forward"), recipe=recipe)
+@pytest.mark.parametrize("step", [9, 23])
+def test_a_step_that_is_no_number_on_one_rank_is_skipped_by_all(tmp_path: Path, recipe: Path, step: int) -> None:
+    result = run(tmp_path / "run", fault("nan", 1, step, "forward"), recipe=recipe)
     assert result.code == 0, result.output
     assert result.failed_lines == []
-    assert {row["step"]: row["skipped"] for row in rows(result)}[20] == 1
+    assert {row["step"]: row["skipped"] for row in rows(result)}[28] == 1
 
 
 def test_lack_of_memory_halves_the_micro_batch_and_learns_the_same(tmp_path: Path, recipe: Path, clean: Result) -> None:
-    memory = fault("out_of_memory", 1, 9, "forward", fits=2)
-    result = run(tmp_path / "run", memory, restarts=2, micro_batch=4, recipe=recipe)
+    memory = [fault("out_of_memory", 1, 9, "forward", fits=2), fault("out_of_memory", 0, 23, "forward", fits=1)]
+    result = run(tmp_path / "run", *memory, restarts=3, micro_batch=4, recipe=recipe)
     assert result.code == 0, result.output
-    assert reported(result) == [(1, "forward", "out_of_memory")]
-    assert result.document["overrides"] == {"engine.micro_batch": 2}
+    assert reported(result) == [(1, "forward", "out_of_memory"), (0, "forward", "out_of_memory")]
+    assert result.document["overrides"] == {"engine.micro_batch": 1}
     assert rows(result)[-1]["loss"] == pytest.approx(rows(clean)[-1]["loss"], rel=0.02)

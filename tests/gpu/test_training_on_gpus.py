@@ -40,26 +40,30 @@ def run(folder: Path, tasks: list[dict[str, Any]], ranks: int, strategy: str, la
     return launch(run_variants, ranks, deadline=300, arguments=arguments | {"label": label, "variants": [given]})
 
 
-each_model = pytest.mark.parametrize("model", MODELS)
+KINDS: dict[str, dict[str, Any]] = {
+    **{model: {"model": model} for model in MODELS},
+    "corrector": {"joint": True, "stage": "corrector"},
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @one_gpu
-@each_model
-def test_a_gpu_trains_like_a_cpu(folder: Path, tasks: list[dict[str, Any]], model: str) -> None:
-    cpu = run(folder, tasks, 1, "single", "cpu", device="cpu", model=model)
-    gpu = run(folder, tasks, 1, "single", "gpu", model=model)
+@each_kind
+def test_a_gpu_trains_like_a_cpu(folder: Path, tasks: list[dict[str, Any]], kind: str) -> None:
+    cpu = run(folder, tasks, 1, "single", "cpu", device="cpu", **KINDS[kind])
+    gpu = run(folder, tasks, 1, "single", "gpu", **KINDS[kind])
     assert distance(cpu[0][0]["weights"], gpu[0][0]["weights"]) <= 1e-8
 
 
 @two_gpus
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("micro_batch", [4, 2])
-@each_model
+@each_kind
 def test_two_gpus_train_like_one(
-    folder: Path, tasks: list[dict[str, Any]], strategy: str, micro_batch: int, model: str
+    folder: Path, tasks: list[dict[str, Any]], strategy: str, micro_batch: int, kind: str
 ) -> None:
-    one = run(folder, tasks, 1, "single", "one", model=model)
-    two = run(folder, tasks, 2, strategy, f"two_{strategy}", micro_batch=micro_batch, model=model)
+    one = run(folder, tasks, 1, "single", "one", **KINDS[kind])
+    two = run(folder, tasks, 2, strategy, f"two_{strategy}", micro_batch=micro_batch, **KINDS[kind])
     assert global_windows(one, 0, STEPS) == global_windows(two, 0, STEPS)
     assert distance(one[0][0]["weights"], two[0][0]["weights"]) <= LIMITS["float64", "adamw"]
 
@@ -103,12 +107,12 @@ def test_a_nan_on_one_gpu_makes_all_ranks_skip_the_step(strategy: str) -> None:
 
 @one_gpu
 @pytest.mark.parametrize("option", ["compile", "activation_checkpointing"])
-@each_model
+@each_kind
 def test_compiled_and_recomputed_blocks_train_alike(
-    folder: Path, tasks: list[dict[str, Any]], option: str, model: str
+    folder: Path, tasks: list[dict[str, Any]], option: str, kind: str
 ) -> None:
-    plain = run(folder, tasks, 1, "single", "plain", precision="float32", model=model)
-    other = run(folder, tasks, 1, "single", option, precision="float32", model=model, **{option: True})
+    plain = run(folder, tasks, 1, "single", "plain", precision="float32", **KINDS[kind])
+    other = run(folder, tasks, 1, "single", option, precision="float32", **KINDS[kind], **{option: True})
     assert distance(plain[0][0]["weights"], other[0][0]["weights"]) <= 1e-3
 
 

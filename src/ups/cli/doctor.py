@@ -49,7 +49,7 @@ def doctor(
         from ups.run.directory import check_ranks, run_dir_of
 
         resolved = resolve(recipe_file(recipe), set)
-        check_ranks(resolved.recipe.data, number)
+        check_ranks(resolved.recipe, number)
         examination = Examination(number, run_dir_of(resolved, recipe), resolved.text)
     verdicts = examine(examination, None if json else show)
     failed = next((v for v in verdicts if not v.ok), None)

@@ -55,6 +55,10 @@ def rollout(
         int | None, typer.Option(help="How many steps; default as many as the input has, else 40.")
     ] = None,
     every: Annotated[int, typer.Option(help="Keep every n-th frame.", min=1)] = 1,
+    members: Annotated[
+        int | None, typer.Option(help="Members of an ensemble; pictures and errors are of their mean.", min=1)
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the noise that makes members differ.", min=0)] = 0,
     split: Annotated[str, typer.Option(help="Split of the input to take the trajectory from.")] = "test",
     trajectory: Annotated[int, typer.Option(help="Which trajectory of the split.", min=0)] = 0,
     start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
@@ -99,6 +103,8 @@ def rollout(
             task=spec.name,
             rescale_domain=rescale_domain,
             every=every,
+            members=members,
+            seed=seed,
             out=out,
             progress=lambda done: line.count("rollout", done, count, "steps"),
         )
@@ -112,7 +118,7 @@ def rollout(
         facts = {"task": spec.name, "steps": count, "errors": errors, "written": written, "notes": list(start.notes)}
         report(facts | {"samples": _judged(result), "attributes": dict(result.attrs)})
         return
-    say(_summary(spec, start, count, errors))
+    say(_summary(spec, start, count, errors, members))
     for text in start.notes:
         note(f"note: {text}")
     for kind in ("warnings", "blew_up"):
@@ -169,7 +175,9 @@ def _judged(result: Any) -> list[dict[str, Any]]:
 
     from ups.inference.trust import kinds_of
 
-    flags, blown = (np.atleast_1d(result[name].values) for name in ("warnings", "blew_up"))
+    flags = np.atleast_1d(result["warnings"].values)
+    blown = result["blew_up"]
+    blown = np.atleast_1d((blown.any("member") if "member" in blown.dims else blown).values)
     return [{"warnings": kinds_of(int(f)), "blew_up": bool(b)} for f, b in zip(flags, blown, strict=True)]
 
 
@@ -340,6 +348,7 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
     for field in spec.fields_of(role):
         values = result[field.name]
         values = values.isel(sample=0) if "sample" in values.dims else values
+        values = values.mean("member") if "member" in values.dims else values
         array = values.values[None] if spec.steady else values.values
         array = array if field.tensor_rank else array[:, None]  # (T, c, *S)
         parts.append(array)
@@ -392,9 +401,10 @@ def _errors(example: Example, start: _Input) -> dict[str, float]:
     return {name: float(trmse(p, truth, scale, weights).mean()) for name, p in predictions.items()}
 
 
-def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]) -> str:
+def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float], members: int | None) -> str:
     values = ", ".join(f"{name} = {value:.3g}" for name, value in start.parameters.items())
     what = spec.name if spec.steady else f"{spec.name}, {steps} steps"
+    what += "" if members is None else f", mean of {members} members"
     text = f"{what} from {start.source}" + (f" ({values})" if values else "")
     if not errors:
         return text

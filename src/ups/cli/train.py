@@ -17,18 +17,29 @@ app = new_app()
 def train(
     recipe: RecipeArgument,
     ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
+    stage: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Train this stage alone, from where the one before it ended in the run."),
+    ] = None,
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Train a recipe on one or many ranks, supervised; an interrupted run goes on where its last checkpoint is.
 
-    A completed run is left as it is; with more steps in its last stage it is trained longer.
+    A completed run is left as it is; with more steps in its last stage it is trained longer. A stage that is trained
+    alone is a run of its own next to the first one, such as runs/NAME-corrector.
     """
     from ups.config.recipe import recipe_file, resolve
     from ups.run.directory import run_dir_of
 
-    resolved = resolve(recipe_file(recipe), set)
-    raise typer.Exit(start(resolved, run_dir_of(resolved, recipe, set), ranks, json=json))
+    if stage is None:
+        resolved = resolve(recipe_file(recipe), set)
+        raise typer.Exit(start(resolved, run_dir_of(resolved, recipe, set), ranks, json=json))
+    from ups.library.stage_alone import stage_alone, without_place
+
+    whole = resolve(recipe_file(recipe), without_place(set))
+    alone = stage_alone(whole, run_dir_of(whole, recipe), stage, set)
+    raise typer.Exit(start(alone, run_dir_of(alone, ""), ranks, json=json))
 
 
 def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool) -> int:

@@ -41,6 +41,11 @@ class ModelConfig(PartSection):
         return False
 
     @property
+    def noise_numbers(self) -> int:
+        """Random numbers that make a member of an ensemble (a setting `noise_size`); 0 where there are no members."""
+        return int(getattr(self, "noise_size", 0))
+
+    @property
     def conserves(self) -> bool:
         """Whether the integrals of conserved fields are kept."""
         return self.can_conserve and bool(getattr(self, "conserve", True))
@@ -109,6 +114,13 @@ class MultiscaleConfig(ModelConfig):
     attention: bool = setting(True, "Attention between all points of the coarsest level, after each of its blocks.")
     propagator: bool = setting(True, "Adds what is linear in the equation, as learned multipliers of Fourier modes.")
     amplitude: bool = setting(True, "Divides the given frames by the size of the last one, and the result back.")
+    noise_size: int = setting(
+        0,
+        "Random numbers that modulate the blocks, for a corrector of kind 'ensemble' (16 is enough); 0 takes none.",
+        unit="numbers",
+        ge=0,
+        le=1024,
+    )
     conserve: bool = setting(
         True, "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
     )

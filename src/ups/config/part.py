@@ -34,13 +34,13 @@ class PartSection(Section):
         found = {}
         for name in sorted(cls.registry.names(), key=lambda name: name != cls.default_type):
             try:
-                found[name] = cls.kind(name)
+                found[name] = cls.settings_of(name)
             except PluginError:  # a broken package disturbs only who names its part
                 continue
         return found
 
     @classmethod
-    def kind(cls, name: str) -> type[Self]:
+    def settings_of(cls, name: str) -> type[Self]:
         """The settings of one part. Raises ConfigError for an unknown name, PluginError for a part that is broken."""
         config = cls.registry.config(name)
         if config is None:  # announced without an entry point of its own: a decorated factory may carry it
@@ -88,7 +88,7 @@ class PartSection(Section):
                 "union_tag_invalid", {"discriminator": "'type'", "tag": str(name)[:100], "expected_tags": expected}
             )
         # Strict, as a recipe is: "96" is not 96.
-        return cls.kind(name).model_validate({**value, "type": name}, strict=True)
+        return cls.settings_of(name).model_validate({**value, "type": name}, strict=True)
 
 
 def _types(config: type[PartSection]) -> tuple[Any, ...]:

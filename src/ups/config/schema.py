@@ -229,7 +229,7 @@ class Recipe(Section):
             )
         trained_before = False
         for number, stage in enumerate(self.stages):
-            if stage.needs_trained_latents and not trained_before:
+            if stage.needs_trained_latents and not trained_before and stage.start_from is None:
                 able = [name for name, kind in StageConfig.kinds().items() if kind.trains_latents]
                 raise ValueError(
                     f"stages.{number}: '{stage.type}' on latents needs a stage before it that trains them: "
@@ -239,5 +239,32 @@ class Recipe(Section):
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no latents to train on")
             if stage.needs_linear_part and not self.model.has_linear_part:
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no linear part to fit")
+            if stage.needs_start and not number and stage.start_from is None:
+                raise ValueError(
+                    f"stages.0: '{stage.type}' trains on from learned weights: put a stage before it, or say with "
+                    "start_from where they are"
+                )
+            if stage.num_members and not self.model.noise_numbers:
+                able = [name for name, kind in ModelConfig.kinds().items() if "noise_size" in kind.model_fields]
+                raise ValueError(
+                    f"stages.{number}: the members of '{stage.type}' differ by noise, and the model takes none; set "
+                    f"model.noise_size, such as 16 (model.type {' or '.join(able)})"
+                )
+            unknown = sorted(set(stage.tasks or ()) - {task.name for task in self.data.tasks})
+            if unknown:
+                raise ValueError(f"stages.{number}.tasks: data has no task '{unknown[0]}'")
             trained_before = trained_before or stage.trains_latents
         return self
+
+    def data_of(self, index: int) -> DataConfig:
+        """What stage `index` trains on: its tasks in the order of `data`, with its blocks."""
+        stage = self.stages[index]
+        if stage.tasks is None and stage.block_size is None:
+            return self.data
+        tasks = [task for task in self.data.tasks if stage.tasks is None or task.name in stage.tasks]
+        if stage.block_size is not None:
+            tasks = [task.model_copy(update={"block_size": stage.block_size}) for task in tasks]
+        per_step = self.data.tasks_per_step
+        return self.data.model_copy(
+            update={"tasks": tasks, "tasks_per_step": None if per_step is None else min(per_step, len(tasks))}
+        )

@@ -74,12 +74,14 @@ class StageConfig(StageLength):
     """Base of the settings of a stage. What a stage needs is declared here, where checks need no torch.
 
     trains_latents: leaves an encoder and a decoder behind that later stages can stand on. needs_linear_part: trains the
-    linear part of a network that has one.
+    linear part of a network that has one. needs_start: trains on from weights that an earlier stage, or start_from,
+    gives it.
     """
 
     registry = STAGES
     trains_latents: ClassVar[bool] = False
     needs_linear_part: ClassVar[bool] = False
+    needs_start: ClassVar[bool] = False
 
     type: str = setting(REQUIRED, "Which stage this is.")
     start_from: str | None = setting(
@@ -87,6 +89,16 @@ class StageConfig(StageLength):
         "Weights to start from instead of those of the stage before: the type of an earlier stage, or a run, bundle or "
         "checkpoint. Weights only; tasks and fields may differ.",
         min_length=1,
+    )
+    tasks: list[str] | None = setting(
+        None, "Tasks of the data that this stage trains on, by name; default all of them.", min_length=1
+    )
+    block_size: int | None = setting(
+        None,
+        "Windows of each task in a step of this stage, over all ranks together; default what data says.",
+        unit="windows",
+        ge=1,
+        le=10**6,
     )
 
     @property
@@ -98,6 +110,11 @@ class StageConfig(StageLength):
     def needs_trained_latents(self) -> bool:
         """Whether a stage that trains the latents must come before."""
         return False
+
+    @property
+    def num_members(self) -> int:
+        """Members of the ensemble that this stage trains, for which the model must take noise; 0 if it trains none."""
+        return 0
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
@@ -235,3 +252,57 @@ class OperatorStageConfig(StageConfig):
                 f"pushforward_steps ({self.pushforward_steps}) must be below unroll_steps ({self.unroll_steps})"
             )
         return self
+
+
+class CorrectorOptimConfig(OptimConfig):
+    """Optimizer and schedule of a stage that trains on from what has been learned."""
+
+    type: Literal["adamw", "sgd", "muon"] = setting(
+        "muon", "Update rule; muon is for the matrices of a network, with adamw for everything else."
+    )
+    learning_rate: float = setting(5e-4, "Peak learning rate, after warm-up.", gt=0, le=10)
+    matrix_learning_rate: float = setting(
+        1.25e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
+    )
+    weight_decay: float = setting(0.0, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
+    clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
+    clip_ratio: float = setting(
+        3.0,
+        "Largest global gradient norm relative to its moving average, after 20 updates; 0 turns this limit off.",
+        ge=0,
+        le=1000,
+    )
+
+
+class CorrectorStageConfig(StageConfig):
+    """Train the operator on as an ensemble, whose members cover what a single prediction leaves open."""
+
+    needs_start = True
+
+    type: Literal["corrector"] = setting("corrector", "Which stage this is.")
+    kind: Literal["ensemble"] = setting(
+        "ensemble", "ensemble: noise in the condition makes members, which are judged together by almost fair CRPS."
+    )
+    optim: CorrectorOptimConfig = section(CorrectorOptimConfig, "Optimizer and schedule of this stage.")
+    members: int = setting(
+        2, "Members of a training sample: each costs a forward and backward pass.", unit="members", ge=2, le=16
+    )
+    unroll_steps: int = setting(2, "Model steps in a training sample.", unit="steps", ge=1, le=64)
+    balance: float = setting(
+        0.5,
+        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike.",
+        ge=0,
+        le=1,
+    )
+    augment: bool = setting(
+        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
+    )
+
+    @property
+    def num_members(self) -> int:
+        """Members of the ensemble that this stage trains."""
+        return self.members
+
+    def window_frames(self, context_frames: int) -> int:
+        """Frames that a sample of a transient task needs."""
+        return context_frames + self.unroll_steps

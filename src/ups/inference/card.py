@@ -95,6 +95,7 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
         "| task | protocol | score | model | reference | reference / model | |",
         "|---|---|---|---|---|---|---|",
     ]
+    members = [(task, result["ensemble"]) for task, result in scores.items() if "ensemble" in result]
     for task, result in scores.items():
         for line in result.get("headline", ()):
             reference = f"{_number(line['reference'])} ({line['reference_name']})"
@@ -108,6 +109,9 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
             ours = f"{_number(blown['model'])} of {_number(total)}"
             words = (task, str(result["protocol"]), "blown up", ours, others)
             lines.append(f"| {' | '.join(plain(word) for word in words)} | | |")
+    if members:
+        head = "It is an ensemble; scores above are of its central member, without noise (`members=` gives others)."
+        lines += ["", head, "", *(f"- {plain(task)}: {plain(str(words))}" for task, words in members)]
     return lines
 
 

@@ -1,9 +1,10 @@
 """Where the frames of a rollout go: into memory, or streamed to a file. Either way an xarray.Dataset comes out.
 
-Variables are fields by name with dimensions (sample, time, [component,] *axes); `sample` only where the input had it.
-Two more, one value for each sample: `warnings` (bit flags, see `ups.inference.trust`) and `blew_up`. The attributes of
-these names say the same in words, and are empty where there is nothing to say. Further attributes are those of the CF
-conventions (`ups.spec.labels`). Files: `ups.inference.streamed`.
+Variables are fields by name with dimensions (sample, member, time, [component,] *axes); `sample` only where the input
+had it, `member` only in an ensemble. Two more, one value for each sample: `warnings` (bit flags, see
+`ups.inference.trust`) and `blew_up`, which each member has of its own. The attributes of these names say the same in
+words, and are empty where there is nothing to say. Further attributes are those of the CF conventions
+(`ups.spec.labels`). Files: `ups.inference.streamed`.
 """
 
 from __future__ import annotations
@@ -39,12 +40,14 @@ def open_sink(
     trust: Trust,
     facts: dict[str, str],
     out: str | Path | None,
+    members: int | None = None,
 ) -> FrameSink:
     """A sink for `num_frames` frames, `every` steps apart. facts: further attributes of the result.
 
+    members: how many a sample has, if the result is an ensemble.
     out: a new file; NetCDF if its name ends so (.nc, .nc4, .cdf), else a Zarr store.
     """
-    layout = Layout(task, start, num_frames, every, trust, facts)
+    layout = Layout(task, start, num_frames, every, trust, facts, members)
     if out is None:
         if layout.num_bytes > MAX_MEMORY_BYTES:
             raise BundleError(
@@ -62,7 +65,7 @@ class MemorySink:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         channels = sum(layout.components(f) for f in layout.fields)
-        self.frames = np.empty((layout.num_samples, layout.num_frames, channels, *layout.space), np.float32)
+        self.frames = np.empty((layout.num_rows, layout.num_frames, channels, *layout.space), np.float32)
         self.count = 0
         self.blew_up = BlewUp(layout)
 

@@ -20,18 +20,30 @@ from ups.spec.labels import (
 from ups.spec.task import FieldSpec, TaskSpec
 
 Frame = npt.NDArray[np.float32]
+MEMBER = "member"
 
 
 class Layout:
-    """Names, dimensions, coordinates and units of a result."""
+    """Names, dimensions, coordinates and units of a result.
+
+    members: of an ensemble, which has an axis of its own then; frames hold those of a sample one behind the other.
+    """
 
     def __init__(
-        self, task: TaskSpec, start: Start, num_frames: int, every: int, trust: Trust, facts: dict[str, str]
+        self,
+        task: TaskSpec,
+        start: Start,
+        num_frames: int,
+        every: int,
+        trust: Trust,
+        facts: dict[str, str],
+        members: int | None = None,
     ) -> None:
         self.task = task
         self.fields = task.fields_of(task.predicted)
         self.space = start.batch.space
         self.num_samples = start.batch.num_samples
+        self.members = members
         self.num_frames = num_frames
         self.batched = start.batched
         self.attributes = {"Conventions": CONVENTIONS, **facts, **trust.attributes()}
@@ -46,6 +58,9 @@ class Layout:
             )
             self.labels["time"] = time_attributes(task)
         self.labels |= {field.name: field_attributes(field) for field in self.fields}
+        if members is not None:
+            self.coordinates[MEMBER] = np.arange(members)
+            self.labels[MEMBER] = {"standard_name": "realization", "long_name": "member of the ensemble"}
         named = {tuple(component_labels(task, field)) for field in self.fields} - {()}
         if len(named) == 1 and COMPONENT not in self.labels:
             self.coordinates[COMPONENT] = np.array(named.pop(), dtype=object)
@@ -54,30 +69,50 @@ class Layout:
         self.parameters = {p.name: (field_attributes(p), values[:, i]) for i, p in enumerate(task.parameters)}
 
     @property
+    def num_rows(self) -> int:
+        """Trajectories in a frame: samples, or all members of all samples."""
+        return self.num_samples * (self.members or 1)
+
+    @property
+    def lead(self) -> tuple[str, ...]:
+        """Dimensions before time."""
+        return (("sample",) if self.batched else ()) + (() if self.members is None else (MEMBER,))
+
+    @property
     def num_bytes(self) -> int:
         channels = self.task.num_channels(self.task.predicted)
-        return 4 * self.num_samples * self.num_frames * channels * int(np.prod(self.space))
+        return 4 * self.num_rows * self.num_frames * channels * int(np.prod(self.space))
 
     def components(self, field: FieldSpec) -> int:
         return field.num_channels(self.task.num_spatial_dims)
 
     def dims(self, field: FieldSpec) -> tuple[str, ...]:
-        lead: tuple[str, ...] = ("sample",) if self.batched else ()
+        lead = self.lead
         lead += () if self.task.steady else ("time",)
         lead += ("component",) if field.tensor_rank else ()
         return (*lead, *(a.name for a in self.task.axes))
 
     def shape(self, field: FieldSpec, num_frames: int) -> tuple[int, ...]:
-        """Shape with all leading axes: (sample, time, component, *S)."""
-        return (self.num_samples, num_frames, self.components(field), *self.space)
+        """The shape that `dims` names."""
+        sizes = {"sample": self.num_samples, MEMBER: self.members or 1}
+        lead = tuple(sizes[name] for name in self.lead)
+        lead += () if self.task.steady else (num_frames,)
+        lead += (self.components(field),) if field.tensor_rank else ()
+        return (*lead, *self.space)
 
     def squeeze(self, field: FieldSpec, values: Frame) -> Frame:
-        """(sample, time, component, *S) -> the shape that `dims` names."""
+        """(row, time, component, *S) -> the shape that `dims` names."""
         if not field.tensor_rank:
             values = values[:, :, 0]
         if self.task.steady:
             values = values[:, 0]
-        return values if self.batched else values[0]
+        return self.by_sample(values)
+
+    def by_sample(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """(row, ...) -> with the dimensions of `lead` in front."""
+        if self.members is not None:
+            values = values.reshape(-1, self.members, *values.shape[1:])
+        return values if self.batched else np.asarray(values[0])
 
     def split(self, frames: Frame) -> dict[str, Frame]:
         """(B, T, C, *S) -> field name -> (B, T, c, *S)."""
@@ -90,44 +125,47 @@ class Layout:
 
     def per_sample(self, blew_up: BlewUp) -> dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]]:
         """Name -> (dimensions, values, attributes) of what is said about each sample."""
-        values: dict[str, tuple[Any, dict[str, Any]]] = {
-            "warnings": (self.trust.flags, self.trust.flag_attributes()),
-            "blew_up": (blew_up.samples, {}),
+        flags = self.trust.flags if self.batched else np.asarray(self.trust.flags[0])
+        values: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {
+            "warnings": (("sample",) if self.batched else (), flags, self.trust.flag_attributes()),
+            "blew_up": (self.lead, self.by_sample(blew_up.rows), {}),
         }
         taken = {*self.parameters, *(f.name for f in self.fields), *self.coordinates}
         found: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {}
-        for name, (array, attributes) in values.items():
+        for name, what in values.items():
             free = name
             while free in taken:  # a field of that name keeps it
                 free += "_"
-            found[free] = (("sample",), array, attributes) if self.batched else ((), array[0], attributes)
+            found[free] = what
         return found
 
 
 class BlewUp:
-    """Which samples have a value that is not finite, and from which kept frame on."""
+    """Which samples (or members of them) have a value that is not finite, and from which kept frame on."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.first_frame = np.full(layout.num_samples, -1)
+        self.first_frame = np.full(layout.num_rows, -1)
 
     @property
-    def samples(self) -> npt.NDArray[np.bool_]:
+    def rows(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.first_frame >= 0)
 
     def look(self, frames: Frame, first_frame: int = 0) -> None:
         """frames: (B, T, C, *S), the first of them number `first_frame` of the result."""
         bad = np.asarray(~np.isfinite(frames).reshape(frames.shape[0], frames.shape[1], -1).all(axis=2))
-        new = bad.any(axis=1) & ~self.samples
+        new = bad.any(axis=1) & ~self.rows
         self.first_frame[new] = first_frame + bad[new].argmax(axis=1)
 
     def words(self) -> str:
         """'' if all is finite, else each sample with the time from which on it is not."""
-        numbers = np.flatnonzero(self.samples)
+        numbers = np.flatnonzero(self.rows)
+        members = self.layout.members
         times = self.layout.coordinates.get("time")
         lines = []
         for number in numbers[:MAX_NAMED_SAMPLES]:
             when = "" if times is None else f" at time {times[self.first_frame[number]]:g}"
-            lines.append(f"sample {number} is not finite{when}")
+            who = f"sample {number}" if members is None else f"sample {number // members}, member {number % members},"
+            lines.append(f"{who} is not finite{when}")
         more = len(numbers) - len(lines)
         return "; ".join([*lines, *([f"and {more} more"] if more > 0 else [])])

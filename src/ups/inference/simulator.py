@@ -1,7 +1,7 @@
 """`ups.Simulator`: load a bundle, step it, roll it out; results are xarray datasets with names, units and time.
 
-Deterministic: the same bundle, input, device and thread count give the same numbers. What a result cannot be trusted
-for is part of it, for each sample (`ups.inference.trust`); another domain than the trained one is refused
+Deterministic: the same bundle, input, seed, device and thread count give the same numbers. What a result cannot be
+trusted for is part of it, for each sample (`ups.inference.trust`); another domain than the trained one is refused
 (`ups.inference.domain`).
 """
 
@@ -21,14 +21,17 @@ from torch import Tensor
 from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, load_bundle
 from ups.inference.frames import FrameSink, open_sink
-from ups.inference.inputs import Start, read_start, suggestion
+from ups.inference.inputs import read_start, suggestion
 from ups.inference.module import SimulatorModule
 from ups.inference.trust import judge
-from ups.models.rollout import rollout
+from ups.models.ensemble import Ensemble, has_members, repeated
+from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
 
 MAX_STEPS = 10**8
+MAX_MEMBERS = 10_000
+MAX_SEED = 2**63 - 1
 
 
 class Simulator:
@@ -60,6 +63,11 @@ class Simulator:
     def context_frames(self) -> int:
         """Frames that have to be given before the first step."""
         return self._bundle.info.context_frames
+
+    @functools.cached_property
+    def is_ensemble(self) -> bool:
+        """Whether it was trained as an ensemble: `rollout(members=...)` then gives members that differ."""
+        return has_members(self._stepper)
 
     @functools.cached_property
     def module(self) -> SimulatorModule:
@@ -122,6 +130,8 @@ class Simulator:
         dt: float | None = None,
         time: float | None = None,
         every: int = 1,
+        members: int | None = None,
+        seed: int = 0,
         out: str | Path | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Any:
@@ -133,6 +143,10 @@ class Simulator:
         rescale_domain: map a domain of another length or origin to the trained one instead of refusing it.
         dt: the time step, for a task that was trained with different ones; without it the usual one is taken.
         time: of the last given frame, for inputs that are not of xarray; without it the result's time starts at 0.
+        members: of a simulator that is an ensemble, so many trajectories of each sample, along an axis `member`: where
+        they differ, the future is not known. Without it the one trajectory whose noise is zero, which is the same
+        each time and no mean of the members. seed: of the noise; equal seeds give equal members, and a member is the
+        same however many there are.
         out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
         from it: NetCDF if its name ends with .nc, else a Zarr store. progress: called with the number of steps done.
         """
@@ -141,6 +155,11 @@ class Simulator:
         _check_count("every", every, MAX_STEPS)
         if spec.steady and steps != 1:
             raise BundleError(f"task '{spec.name}' is steady: it has one solution, not {steps} steps")
+        if members is not None:
+            _check_count("members", members, MAX_MEMBERS)
+            self._check_ensemble()
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= MAX_SEED:
+            raise BundleError(f"seed must be a whole number from 0 to {MAX_SEED}, not {str(seed)[:40]!r}")
         if steps < every:
             raise BundleError(f"every={every} keeps no frame of {steps} steps")
         trained = self._bundle.info.coordinates[spec.name]
@@ -158,8 +177,14 @@ class Simulator:
         )
         trust = judge(spec, start, steps, self._bundle.info)
         facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}
-        sink = open_sink(spec, start, steps // every, every, trust, facts, out)
-        return self._run(start, steps, every, sink, progress)
+        if members is not None:
+            facts |= {"ensemble": f"{members} members, seed {seed}"}
+        sink = open_sink(spec, start, steps // every, every, trust, facts, out, members)
+        batch = start.batch.to(self._device)
+        if members is None:
+            return self._run(self._stepper, batch, steps, every, sink, progress)
+        predictor = Ensemble(self._stepper, int(members), int(seed))
+        return self._run(predictor, repeated(batch, int(members)), steps, every, sink, progress)
 
     def query(self, points: Any, times: Any) -> Any:
         """Values at any points and times: needs a point decoder, which this bundle does not have."""
@@ -168,20 +193,37 @@ class Simulator:
             hint="use rollout() and interpolate: result.interp(x=..., time=...)",
         )
 
+    def _check_ensemble(self) -> None:
+        if not self.is_ensemble:
+            raise BundleError(
+                "this simulator was not trained as an ensemble: its members would all be the same",
+                hint="leave members out, or train one: stage corrector, kind ensemble (docs/stages.md)",
+                command_hint="leave --members out, or train one: stage corrector, kind ensemble (docs/stages.md)",
+            )
+
     @torch.inference_mode()
     def _run(
-        self, start: Start, steps: int, every: int, sink: FrameSink, progress: Callable[[int], None] | None
+        self,
+        predictor: Predictor,
+        batch: Batch,
+        steps: int,
+        every: int,
+        sink: FrameSink,
+        progress: Callable[[int], None] | None,
     ) -> Any:
-        for number, frame in enumerate(rollout(self._predict, start.batch.to(self._device), steps), start=1):
+        def predict(given: Batch) -> Tensor:
+            return self._predict(predictor, given)
+
+        for number, frame in enumerate(rollout(predict, batch, steps), start=1):
             if number % every == 0:
                 sink.add(_host(frame))
             if progress is not None:
                 progress(number)
         return sink.finish()
 
-    def _predict(self, batch: Batch) -> Tensor:
+    def _predict(self, predictor: Predictor, batch: Batch) -> Tensor:
         try:
-            frame: Tensor = self._stepper(batch)
+            frame = predictor(batch)
         except DataError as error:
             # Its hint is for who trains a model; a bundle is what it is.
             grid = " x ".join(str(size) for size in self._bundle.info.space(batch.task.name))

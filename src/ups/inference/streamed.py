@@ -50,7 +50,7 @@ class StreamedSink(ABC):
             dims = ("sample",) if layout.batched else ()
             self.small(name, dims, values if layout.batched else values[0], labels)
         channels = sum(layout.components(field) for field in layout.fields)
-        self.buffer = np.empty((layout.num_samples, self.chunk, channels, *layout.space), np.float32)
+        self.buffer = np.empty((layout.num_rows, self.chunk, channels, *layout.space), np.float32)
         self.buffered = self.written = 0
         self.blew_up = BlewUp(layout)
 
@@ -84,7 +84,7 @@ class StreamedSink(ABC):
         place = slice(self.written, self.written + count)
         for name, part in layout.split(self.buffer[:, :count]).items():
             field = next(f for f in layout.fields if f.name == name)
-            index = (slice(None),) if layout.batched else ()
+            index = (slice(None),) * len(layout.lead)
             self.arrays[name][(*index, place) if not layout.task.steady else index or ...] = layout.squeeze(field, part)
         self.written += count
         self.buffered = 0
@@ -94,15 +94,6 @@ class StreamedSink(ABC):
         for name, (dims, values, attributes) in self.layout.per_sample(self.blew_up).items():
             self.small(name, dims, values, attributes)
         return self.close(self.blew_up.words())
-
-    def shape(self, field: FieldSpec, num_frames: int) -> tuple[int, ...]:
-        """The shape that `Layout.dims` names."""
-        layout = self.layout
-        samples, frames, components, *space = layout.shape(field, num_frames)
-        lead: tuple[int, ...] = (samples,) if layout.batched else ()
-        lead += () if layout.task.steady else (frames,)
-        lead += (components,) if field.tensor_rank else ()
-        return (*lead, *space)
 
     def check_free(self) -> None:
         """Raises BundleError if somebody else has taken the name meanwhile."""
@@ -122,8 +113,8 @@ class ZarrSink(StreamedSink):
     def create(self, field: FieldSpec) -> Any:
         return self.group.create_array(
             field.name,
-            shape=self.shape(field, self.layout.num_frames),
-            chunks=self.shape(field, self.chunk),
+            shape=self.layout.shape(field, self.layout.num_frames),
+            chunks=self.layout.shape(field, self.chunk),
             dtype=np.float32,
             fill_value=np.nan,
             dimension_names=self.layout.dims(field),
@@ -171,14 +162,14 @@ class NetcdfSink(StreamedSink):
             raise machine_error(f"cannot write {self.path}", error) from error
         sizes = {name: len(values) for name, values in layout.coordinates.items()}
         for field in layout.fields:
-            sizes |= dict(zip(layout.dims(field), self.shape(field, layout.num_frames), strict=True))
+            sizes |= dict(zip(layout.dims(field), layout.shape(field, layout.num_frames), strict=True))
         self.file.dimensions = sizes
         for name, value in layout.attributes.items():
             self.file.attrs[name] = value
 
     def create(self, field: FieldSpec) -> Any:
         dims = self.layout.dims(field)
-        chunks = self.shape(field, self.chunk)
+        chunks = self.layout.shape(field, self.chunk)
         variable = self.file.create_variable(field.name, dims, np.float32, chunks=chunks, fillvalue=np.float32(np.nan))
         return self._labeled(variable, self.layout.labels[field.name])
 

@@ -71,7 +71,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
     from ups.supervise.run_lock import hold_run
 
     recipe = resolved.recipe
-    check_ranks(recipe.data, ranks)
+    check_ranks(recipe, ranks)
     for warning in check_machine(recipe, ranks, run_dir):
         logger.warning("%s", warning)
     with contextlib.ExitStack() as stack:
@@ -101,7 +101,7 @@ def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity
     from ups.supervise.options import Options
     from ups.supervise.supervisor import supervise_held
 
-    share = max(recipe.data.block_sizes) // ranks
+    share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).block_sizes) // ranks
     threads = recipe.engine.threads or (1 if ranks > 1 else None)
     environment = {"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {}
     options = Options(

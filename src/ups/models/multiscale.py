@@ -59,7 +59,8 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         moving = config.propagator and not all(task.steady for task in tasks)
         self.propagator = Propagator(tasks) if moving else None
         self._modulated = [m for m in self.modules() if isinstance(m, ResidualBlock | CoarseAttention)]
-        self.condition = MultiscaleCondition(tasks, widths[-1], sum(m.num_modulations for m in self._modulated))
+        modulations = sum(m.num_modulations for m in self._modulated)
+        self.condition = MultiscaleCondition(tasks, widths[-1], modulations, config.noise_size)
         self._constants = Constants()
         # Halving, and a kernel that must not be longer than the axis twice, ask for a grid of their own.
         self._fit = GridFit(2 ** len(self.shrink), least=config.kernel_size // 2)
@@ -107,6 +108,10 @@ class MultiscaleNetwork(NetworkWithLinearPart):
     def linear_rows(self) -> list[tuple[nn.Parameter, list[str]]]:
         """The propagator's table, and the task of each row."""
         return [] if self.propagator is None else [(self.propagator.table, [n[0] for n in self.propagator.row_names])]
+
+    def noise_weights(self) -> list[Tensor]:
+        """The modulations by noise, if there are any."""
+        return [] if self.condition.noise is None else [self.condition.noise.weight]
 
     def fix_weights(self, fixed: bool = True) -> None:
         """Kernels are made once for each number of dimensions from now on, or each time again."""

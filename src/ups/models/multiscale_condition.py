@@ -1,6 +1,7 @@
-"""What modulates the blocks of the multiscale network: parameters, task, dt, boundaries and amplitude of each sample.
+"""What modulates the blocks of the multiscale network: parameters, task, dt, boundaries and amplitude of each sample,
+and the noise that makes it a member of an ensemble.
 
-B samples of all tasks of a group, P parameters of a task, D width, M modulations of all blocks.
+B samples of all tasks of a group, P parameters of a task, D width, M modulations of all blocks, K numbers of noise.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Scalars(NamedVectors):
 class MultiscaleCondition(nn.Module):
     """Scalars and names of all samples -> scales and shifts of all blocks."""
 
-    def __init__(self, tasks: Sequence[TaskSpec], width: int, num_modulations: int) -> None:
+    def __init__(self, tasks: Sequence[TaskSpec], width: int, num_modulations: int, noise_size: int = 0) -> None:
         super().__init__()
         self.tasks = _Tasks(tasks, width, std=0.5)
         self.boundaries = _Boundaries(tasks, width, std=0.1)
@@ -58,12 +59,24 @@ class MultiscaleCondition(nn.Module):
         self.out = nn.Linear(width, num_modulations)
         nn.init.normal_(self.out.weight, std=0.02)
         nn.init.zeros_(self.out.bias)
+        self.noise = nn.Linear(noise_size, num_modulations, bias=False) if noise_size else None
+        if self.noise is not None:
+            nn.init.zeros_(self.noise.weight)  # until a stage trains them, all members are the same
 
     def forward(self, group: Sequence[NetworkInput], log_amplitudes: Sequence[Tensor]) -> Tensor:
         """log_amplitudes (B,) of each task -> (B, M) for the samples of the group, one task after the other."""
         entry = torch.cat([self._entry(g, a) for g, a in zip(group, log_amplitudes, strict=True)])
         modulations: Tensor = self.out(F.silu(self.hidden(F.silu(entry))))
-        return modulations
+        return modulations if self.noise is None else modulations + self.noise(self._noise(group, self.noise))
+
+    def _noise(self, group: Sequence[NetworkInput], linear: nn.Linear) -> Tensor:
+        """(B, K): zeros where none is given, so that every parameter is in every graph."""
+        weight = linear.weight
+        given = [
+            weight.new_zeros(g.dt.shape[0], weight.shape[1]) if g.noise is None else g.noise.to(weight.dtype)
+            for g in group
+        ]
+        return torch.cat(given)
 
     def _entry(self, given: NetworkInput, log_amplitude: Tensor) -> Tensor:
         task = given.task

@@ -22,6 +22,7 @@ class NetworkInput:
     axis; channels says what the F channels are, outputs names the C channels that are asked for.
     relative_parameters (B, P): each in units of the largest magnitude of its range, for laws that are linear in it.
     change_gain (C,): normalized change -> scaled change, for a part of a network that works in normalized units.
+    noise (B, K): of each sample as a member of an ensemble, for a network with `noise_size`; None means zeros.
     """
 
     task: TaskSpec
@@ -33,6 +34,7 @@ class NetworkInput:
     dt: Tensor
     coordinates: Sequence[Tensor]
     change_gain: Tensor
+    noise: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,10 @@ class Network(nn.Module, ABC):
         """
         inside = {id(p): p for unit in self.shard_units() for p in unit.parameters() if p.ndim >= 2}
         return [p for p in self.parameters() if id(p) in inside]
+
+    def noise_weights(self) -> list[Tensor]:
+        """Parameters that noise is multiplied by: zeros until a stage trains them. None in a network without noise."""
+        return []
 
     def fix_weights(self, fixed: bool = True) -> None:
         """Whether weights stay as they are from now on, so that what follows from them may be kept. By default none is.

@@ -7,6 +7,7 @@ noise and cuts gradients between steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,7 +20,10 @@ Predictor = Callable[[Batch], Tensor]
 
 
 def rollout(predictor: Predictor, batch: Batch, num_steps: int) -> Iterator[Tensor]:
-    """Yields (B, C, *S) for each of `num_steps` steps after the frames in `batch.state`; once for a steady task."""
+    """Yields (B, C, *S) for each of `num_steps` steps after the frames in `batch.state`; once for a steady task.
+
+    `batch.stage_step` counts the steps, for a predictor that draws.
+    """
     if batch.task.steady:
         yield predictor(batch)
         return
@@ -28,4 +32,5 @@ def rollout(predictor: Predictor, batch: Batch, num_steps: int) -> Iterator[Tens
         yield frame
         # with one context frame there is nothing to join, and so nothing to copy
         new = frame[:, None]
-        batch = batch.with_state(new if batch.state.shape[1] == 1 else torch.cat([batch.state[:, 1:], new], dim=1))
+        state = new if batch.state.shape[1] == 1 else torch.cat([batch.state[:, 1:], new], dim=1)
+        batch = replace(batch, state=state, stage_step=batch.stage_step + 1)

@@ -97,6 +97,7 @@ class Stepper(nn.Module):
             dt=batch.dt,
             coordinates=self.fit.coordinates(batch.coordinates, task),
             change_gain=self.normalization.change_gain(task, fields),
+            noise=batch.noise,
         )
 
     def encode(self, fields: Tensor, channels: Channels, task: TaskSpec) -> Tensor:

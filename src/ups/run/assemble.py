@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ups.config.schema import Recipe
+from ups.config.schema import DataConfig, Recipe
 from ups.data.conserved_grid import check_conserved
 from ups.data.loader import Loader, build_loader
 from ups.data.normalize import ensure_statistics
@@ -36,6 +36,11 @@ class OpenData:
 
     readers: Sequence[Reader]
     statistics: Mapping[str, Statistics]
+
+    def readers_of(self, recipe: Recipe, data: DataConfig) -> list[Reader]:
+        """Those of the tasks of one stage, in their order."""
+        names = {task.name for task in data.tasks}
+        return [r for r, task in zip(self.readers, recipe.data.tasks, strict=True) if task.name in names]
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,10 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
 
 def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:
     """The loader of one rank for stage `index`."""
+    data = recipe.data_of(index)
     return build_loader(
-        recipe.data,
-        opened.readers,
+        data,
+        opened.readers_of(recipe, data),
         place,
         seed=key_of(recipe.run.seed, "stage", index) >> 1,
         window_frames=stage.window_frames(recipe.data.context_frames),

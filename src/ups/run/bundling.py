@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.run.scoring import MODEL, Progress
+from ups.run.scoring import MODEL, Progress, ensemble_words
 
 # Enough for a card; `ups eval` scores the whole split.
 SCORED_TRAJECTORIES = 64
@@ -60,7 +60,8 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
     words = f"{result['split']}, {plan['num_trajectories']} trajectories"
     if not result["steady"]:
         words += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
-    return {
+    members = {"ensemble": ensemble_words(result["ensemble"])} if "ensemble" in result else {}
+    return members | {
         "protocol": words,
         "num_steps": plan["num_steps"],
         "headline": [line.to_json() for line in headlines(result, MODEL)],

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ups.config.identity import first_difference, other_length, recipe_identity
 from ups.config.recipe import ResolvedRecipe, resolve
-from ups.config.schema import DataConfig, Recipe
+from ups.config.schema import Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
 from ups.record.manifest import write_file_atomically
 from ups.record.places import CONFIG_NAME, RUNS
@@ -55,13 +55,20 @@ def last_step_of(recipe: Recipe) -> int | None:
     return None if None in lengths else sum(length or 0 for length in lengths)
 
 
-def check_ranks(data: DataConfig, ranks: int) -> None:
+def check_ranks(recipe: Recipe, ranks: int) -> None:
     """Raises ConfigError, before anything starts, if a block cannot be cut evenly over the ranks."""
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks cannot train", hint="use 1 or more")
-    for number, (task, size) in enumerate(zip(data.tasks, data.block_sizes, strict=True)):
+    data = recipe.data
+    blocks = {
+        "data.block_size" if task.block_size is None else f"data.tasks.{number}.block_size": size
+        for number, (task, size) in enumerate(zip(data.tasks, data.block_sizes, strict=True))
+        # of no meaning where every stage has its own
+        if any(stage.block_size is None for stage in recipe.stages)
+    }
+    blocks |= {f"stages.{n}.block_size": s.block_size for n, s in enumerate(recipe.stages) if s.block_size}
+    for setting, size in blocks.items():
         if size % ranks:
-            setting = "data.block_size" if task.block_size is None else f"data.tasks.{number}.block_size"
             raise ConfigError(
                 f"{setting} ({size}) cannot be cut evenly over {ranks} ranks",
                 hint=f"use --set {setting}={-(-size // ranks) * ranks}, or a number of ranks that divides it",

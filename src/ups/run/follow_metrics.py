@@ -111,6 +111,7 @@ def _validation(scores: dict[str, float]) -> list[str]:
     for task in tasks:
         own = {name.rpartition("/")[2]: value for name, value in scores.items() if name.rpartition("/")[0] == task}
         better_on, trajectories = own.pop("better_on", None), own.pop("trajectories", None)
+        crps = own.pop("crps", None)  # of an ensemble
         if "one_step" not in own or len(own) < 2:
             parts += [f"{task}/{name} {value:.3g}" if task else f"{name} {value:.3g}" for name, value in own.items()]
             continue
@@ -121,7 +122,7 @@ def _validation(scores: dict[str, float]) -> list[str]:
             text += ", not better"
         elif better_on is not None and trajectories is not None and not _beyond_chance(better_on, trajectories):
             text += f", not significantly better: on {better_on:.0f} of {trajectories:.0f} trajectories"
-        parts.append(text + ")")
+        parts.append(text + ")" + ("" if crps is None else f", crps {crps:.3g}"))
     return parts
 
 

@@ -22,7 +22,7 @@ from ups.record.failure import Recorder
 from ups.record.identity import RunIdentity
 from ups.run.assemble import OpenData, assemble
 from ups.run.directory import read_statistics
-from ups.run.stage_starts import check_start, earlier_stage, named_stages
+from ups.run.stage_starts import check_start, earlier_stage, stages_to_keep
 from ups.run.validation import build_validation
 from ups.run.warm_start import take_weights
 from ups.tracking.build import build_trackers
@@ -78,8 +78,8 @@ def run_stages(
         if path is not None and progress.stage_index == len(recipe.stages) - 1 and _by_another_recipe(path, identity):
             progress = progress.lengthened(recipe.stages[-1])
         progress.check([stage.steps for stage in recipe.stages])
-        needed = named_stages(recipe)
-        ends = [checkpointer.find_end(index) for index in sorted(needed)]
+        needed = stages_to_keep(recipe)
+        ends = [checkpointer.find_end(index) for index in needed]
         checkpointer.needed |= {end[0] for end in ends if end is not None}
         known = identity.data if identity is not None else {}
         stages = _Stages(recipe, runtime, opened, checkpointer, tracker, stop_requests, box, known)
@@ -146,7 +146,8 @@ class _Stages:
         ) as parts:
             parts.loader.start()
             engine, stage_type = parts.engine, recipe.stages[index].type
-            validate = build_validation(recipe.evaluate, self.opened.readers, parts.stepper)
+            members = recipe.stages[index].num_members
+            validate = build_validation(recipe.evaluate, self.opened.readers, parts.stepper, members)
             engine.hooks += in_order(
                 SaveHook(self.checkpointer, recipe.checkpoint),
                 EvaluateHook(validate, recipe.evaluate.interval_steps, self.tracker),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MODEL = "model"
 NUM_WORST = 5
+# Of an ensemble. With so many, what is left of chance in a score of 64 trajectories is far below its differences.
+NUM_MEMBERS = 8
 # what is done, how much of it, of how much
 Progress = Callable[[str, int, int], None]
 
@@ -31,12 +33,14 @@ def score(
 ) -> list[dict[str, Any]]:
     """A result (see `ups.evaluation.results`) for each task with such a split: whole rollouts from the start frame.
 
+    Scores of a model that is an ensemble are those of its central member; its members are scored together next to it.
     solver_cost: also measure what the same error costs the solver that made the data (takes minutes).
     """
     from ups.data.leakage import trajectories_in_train
     from ups.evaluation.references import references
     from ups.evaluation.results import task_result
     from ups.evaluation.rollout import RolloutPlan
+    from ups.models.ensemble import has_members
 
     results = []
     for reader in trained.readers:
@@ -47,6 +51,8 @@ def score(
         scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories, progress)
         shared = trajectories_in_train(reader, split)
         result = task_result(reader, plan, split, scores, MODEL, steps, shared)
+        if has_members(trained.stepper):
+            result["ensemble"] = _ensemble(trained, reader, plan, split, max_trajectories, progress)
         if solver_cost:
             result["solver_cost"] = _solver_cost(trained, reader, plan, result, progress)
         results.append(result)
@@ -80,6 +86,55 @@ def _rollouts_and_steps(
         rollouts = score_task(predictors, reader, runtime.place, plan, **common)
         steps = score_task(predictors, reader, runtime.place, plan, kind="one_step", **common)
     return rollouts, steps
+
+
+def _ensemble(
+    trained: Trained,
+    reader: Reader,
+    plan: RolloutPlan,
+    split: str,
+    max_trajectories: int | None,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Scores of whole rollouts of `NUM_MEMBERS` members, as `ups.evaluation.ensemble` gives them."""
+    from ups.evaluation.ensemble import score_ensemble
+    from ups.run.trained import single_process_runtime
+
+    total, done = min(reader.splits[split], max_trajectories or reader.splits[split]), 0
+
+    def add(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(f"scoring {NUM_MEMBERS} members on {reader.task.name}", done, total)
+
+    with single_process_runtime() as runtime:
+        found = score_ensemble(
+            trained.stepper,
+            reader,
+            runtime.place,
+            plan,
+            members=NUM_MEMBERS,
+            split=split,
+            max_trajectories=max_trajectories,
+            progress=add,
+        )
+    return found.result()
+
+
+def ensemble_words(ensemble: Mapping[str, Any]) -> str:
+    """The scores of an ensemble in a line."""
+    summary = ensemble["summary"]
+    return (
+        f"{ensemble['members']} members: CRPS {_number(summary['crps'])}, absolute error of the central one "
+        f"{_number(summary['absolute_error'])}, with Gaussian noise of equal spread {_number(summary['gaussian'])}; "
+        f"rollout error of their mean {_number(summary['mean_rmse'])}; spread / skill "
+        f"{_number(summary['spread_skill'])}, {_number(summary['spread_skill_second_half'])} in the second half"
+    )
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)[:20]
 
 
 def _solver_cost(

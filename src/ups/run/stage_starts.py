@@ -24,10 +24,9 @@ def earlier_stage(recipe: Recipe, index: int) -> int | None:
     return found[-1] if found else None
 
 
-def named_stages(recipe: Recipe) -> set[int]:
-    """Stages whose last checkpoint is needed later."""
-    found = {earlier_stage(recipe, index) for index in range(len(recipe.stages))}
-    return {number for number in found if number is not None}
+def stages_to_keep(recipe: Recipe) -> range:
+    """Stages whose last checkpoint stays: a later one may start from it, in this run or when it is trained alone."""
+    return range(len(recipe.stages) - 1)
 
 
 def from_outside(recipe: Recipe) -> list[int]:

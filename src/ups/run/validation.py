@@ -6,12 +6,14 @@ Composes `ups.evaluation` with the engine, which do not know each other. Scores 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ups.config.schema import EvaluateConfig
 from ups.distributed.precision import autocast, weight_dtype
+from ups.evaluation.ensemble import score_ensemble
 from ups.evaluation.references import mean_field
 from ups.evaluation.results import trajectory_means
 from ups.evaluation.rollout import RolloutPlan, score_task
@@ -22,16 +24,18 @@ from ups.models.stepper import Stepper
 from ups.training.engine import Engine
 
 MODEL = "one_step"
+CRPS = "crps"
 
 
 def build_validation(
-    config: EvaluateConfig, readers: Sequence[Reader], stepper: Stepper
+    config: EvaluateConfig, readers: Sequence[Reader], stepper: Stepper, members: int = 0
 ) -> Callable[[Engine], Mapping[str, float]]:
     """A validation of `stepper` on the valid split of each task that has one. Collective: all ranks call it together.
 
     Per task: `valid/<task>/one_step`, the error of every frame predicted from the true ones before it, relative to the
     RMS of the trajectory, and the same of the references (see `_bar`); `better_on` of `trajectories`: on how many the
-    model is better than the best of them.
+    model is better than the best of them. With `members`, for a stage that trains an ensemble: `crps` of so many, where
+    one_step is the error of the central one.
     """
     context = stepper.context_frames
     held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0 and _long_enough(reader, context)]
@@ -49,18 +53,22 @@ def build_validation(
             if task not in bars:
                 bars[task] = _bar(reader, stepper)
             predictors: dict[str, Predictor] = {MODEL: stepper, **bars[task]}
+            place, plan = engine.runtime.place, plans[task]
+            common: dict[str, Any] = {
+                "split": "valid",
+                "max_trajectories": config.max_trajectories,
+                "device": device,
+                "dtype": weight_dtype(engine.config.precision),
+                "kind": "one_step",
+            }
             with autocast(engine.precision, device):
-                scores = score_task(
-                    predictors,
-                    reader,
-                    engine.runtime.place,
-                    plans[task],
-                    split="valid",
-                    max_trajectories=config.max_trajectories,
-                    device=device,
-                    dtype=weight_dtype(engine.config.precision),
-                    kind="one_step",
-                )
+                scores = score_task(predictors, reader, place, plan, **common)
+                if members:
+                    rows = score_ensemble(stepper, reader, place, plan, members=members, **common).rows
+                    names.append(f"valid/{task}/{CRPS}")
+                    sums.append(sum(rows.values()))
+                    wins.append(0.0)
+                    counts.append(float(len(rows)))
             ours = trajectory_means(scores[MODEL].rows)
             for name in predictors:
                 theirs = trajectory_means(scores[name].rows)
@@ -77,7 +85,8 @@ def build_validation(
         scored = dict(zip(names, packed[2].tolist(), strict=True))
         found: dict[str, float] = {}
         for task, bar in bars.items():
-            found |= {f"valid/{task}/{name}": means[f"valid/{task}/{name}"] for name in (MODEL, *bar)}
+            shown = (MODEL, *([CRPS] if members else []), *bar)
+            found |= {f"valid/{task}/{name}": means[f"valid/{task}/{name}"] for name in shown}
             best = min((f"valid/{task}/{name}" for name in bar), key=lambda name: means[name])
             found |= {f"valid/{task}/better_on": won[best], f"valid/{task}/trajectories": scored[best]}
         return found

@@ -57,6 +57,7 @@ class Batch:
     stage_step: the optimizer step this batch belongs to; with `numbers` it keys randomness.
     sample_weight: of each sample in the loss of that step. Blocks count alike whatever their size, and the weights of a
     global batch add up to 1.
+    noise (B, K): what makes each sample a member of an ensemble (`ups.models.ensemble`); None is the central one.
     """
 
     task: TaskSpec
@@ -69,6 +70,7 @@ class Batch:
     numbers: torch.Tensor
     stage_step: int = 0
     sample_weight: float = 1.0
+    noise: torch.Tensor | None = None
 
     @property
     def num_samples(self) -> int:
@@ -93,6 +95,7 @@ class Batch:
             parameters=move(self.parameters),
             dt=move(self.dt),
             coordinates=tuple(move(c) for c in self.coordinates),
+            noise=None if self.noise is None else move(self.noise),
         )
 
     def with_state(self, state: torch.Tensor) -> Batch:
@@ -121,4 +124,5 @@ class Batch:
             parameters=self.parameters[start:stop],
             dt=self.dt[start:stop],
             numbers=self.numbers[start:stop],
+            noise=None if self.noise is None else self.noise[start:stop],
         )

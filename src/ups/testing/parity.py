@@ -74,7 +74,8 @@ def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     with Runtime.start(first.engine) as runtime:
         for number, variant in enumerate(arguments["variants"]):
             recipe = _recipe(folder, tasks, arguments["strategy"], arguments["steps"], variant)
-            with open_data(recipe) as opened, assemble(recipe, opened, runtime, Progress()) as parts:
+            at = Progress(stage_index=len(recipe.stages) - 1)
+            with open_data(recipe) as opened, assemble(recipe, opened, runtime, at) as parts:
                 parts.engine.loader = loader = Watched(parts.loader)
                 before = whole_weights(parts.engine)
                 parts.engine.run()
@@ -91,21 +92,24 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
     joint = variant.get("joint", False)
     if joint:  # tasks share a micro-batch, have blocks of unequal size, and are weighed by what they have reached
         tasks = [task | ({"block_size": BLOCK_SIZE // 2} if number else {}) for number, task in enumerate(tasks)]
+    model = MODELS["multiscale" if joint else variant.get("model", "latent_operator")]
+    stage: dict[str, Any] = {
+        "type": variant.get("stage", "operator"),
+        "steps": variant.get("steps", steps),
+        "unroll_steps": 2,
+        "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
+    }
+    stages = [stage | ({"loss": "nrmse", "balance": 0.5} if joint else {})]
+    if stage["type"] == "corrector":  # trains on; what is compared is the last stage alone
+        model = model | {"noise_size": 4}
+        stages = [{"type": "operator", "steps": 1}, stage]
     return Recipe.model_validate(
         mixture_recipe(
             folder,
             tasks,
             data={"tasks": tasks, "block_size": BLOCK_SIZE},
-            model=MODELS["multiscale" if joint else variant.get("model", "latent_operator")],
-            stages=[
-                {
-                    "type": "operator",
-                    "steps": steps,
-                    "unroll_steps": 2,
-                    **({"loss": "nrmse", "balance": 0.5} if joint else {}),
-                    "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
-                }
-            ],
+            model=model,
+            stages=stages,
             engine={
                 "device": variant.get("device", "cpu"),
                 "compile": variant.get("compile", False),

@@ -1,12 +1,13 @@
-"""A small bundle with untrained weights: four kinds of task, two given frames or one."""
+"""A small bundle with untrained weights: three kinds of task, two given frames or one, alone or as an ensemble."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from ups.config.model import LatentOperatorConfig
+from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.inference.bundle import BundleInfo, write_bundle
 from ups.models.build import build_model
 from ups.spec.statistics import Statistics
@@ -44,10 +45,18 @@ def grid(task: TaskSpec) -> tuple[np.ndarray, ...]:
 
 
 def make_bundle(
-    directory: Path, context_frames: int = 1, tasks: tuple[TaskSpec, ...] = (ADVECTION, FLOW, DARCY)
+    directory: Path,
+    context_frames: int = 1,
+    tasks: tuple[TaskSpec, ...] = (ADVECTION, FLOW, DARCY),
+    ensemble: bool = False,
 ) -> Path:
-    config = LatentOperatorConfig(width=16, depth=1, num_heads=2)
+    config: ModelConfig = LatentOperatorConfig(width=16, depth=1, num_heads=2)
+    if ensemble:
+        config = MultiscaleConfig(widths=[8, 8], blocks=[1, 1], num_heads=2, noise_size=4)
     statistics = {t.name: statistics_of(t) for t in tasks}
     stepper = build_model(config, tasks, statistics, context_frames, seed=1)
+    if ensemble:  # as if it had been trained: gates that start at zero would hide that members differ
+        for parameter in stepper.parameters():
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
     info = BundleInfo(stepper.configs, context_frames, tasks, statistics, {t.name: grid(t) for t in tasks})
     return write_bundle(directory, stepper, info, config_text="run:\n  name: small\n", card="# small\n")

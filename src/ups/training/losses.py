@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+# Errors of members that are nearer to each other than this, in usual sizes of a field, count as equal.
+_EQUAL = 1e-6
+
 LossKind = Literal["relative_l2", "nrmse", "mse"]
 
 
@@ -55,6 +58,30 @@ def nrmse(error: Tensor, fields: Tensor, floor: Tensor) -> Tensor:
     dims = tuple(range(2, error.ndim))
     size = fields.square().mean((1, *(d + 1 for d in dims)))  # (B, C)
     return torch.sqrt(error.square().mean(dims) / (size + floor * floor) + 1e-16).mean(1)
+
+
+def almost_fair_crps(errors: Tensor, fields: Tensor, floor: Tensor, fairness: float = 0.95) -> Tensor:
+    """(B, M, C, *S) errors of the members and (B, T, C, *S) fields in one unit -> (B,): continuous ranked probability
+    score of each point, relative to the root mean square of the field, mean over points and channels.
+
+    floor (C,): as for `nrmse`. fairness: 1 is the fair score, which two members can make arbitrarily small by moving
+    apart in a way that cancels; 0 the plain one, which rewards too little spread (arXiv 2412.15832). As a sum over
+    pairs no large numbers cancel.
+    """
+    num_members = errors.shape[1]
+    kept = 1.0 - (1.0 - fairness) / num_members
+    dims = tuple(range(2, errors.ndim - 1))  # of one member's error: (B, C, *S)
+    size = torch.sqrt(fields.square().mean((1, *(d + 1 for d in dims))) + floor * floor)  # (B, C)
+    each = errors.unbind(1)
+    total = torch.zeros_like(each[0])
+    for first in range(num_members):
+        for second in range(first + 1, num_members):
+            apart = each[first] - each[second]
+            # Rounded at zero: members start equal but for rounding, whose sign must not decide where they go.
+            distance = torch.sqrt(apart.square() + _EQUAL**2) - _EQUAL
+            total = total + (each[first].abs() + each[second].abs() - kept * distance)
+    score = total.mean(dims) / (num_members * (num_members - 1))  # (B, C)
+    return (score / size).mean(1)
 
 
 def mean_square(error: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ from ups.training.noise import noisy
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
-_BALANCE_MEMORY = 0.98
+BALANCE_MEMORY = 0.98
 
 
 class Stage(nn.Module, ABC):
@@ -172,7 +172,7 @@ class OperatorStage(Stage):
             names = [task.name for task in stepper.tasks]
             fields = config.loss == "nrmse"
             start = {task.name: loss_of_nothing(stepper, task) if fields else 1.0 for task in stepper.tasks}
-            self._averages = TaskAverages(names, start, memory=_BALANCE_MEMORY)
+            self._averages = TaskAverages(names, start, memory=BALANCE_MEMORY)
 
     def trained_modules(self) -> list[nn.Module]:
         return [self.stepper.network]
@@ -309,11 +309,16 @@ class LatentOperatorStage(OperatorStage):
 
 def field_errors(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tensor) -> Tensor:
     """(B,): error (B, C, *S) in scaled units, relative to the fields (B, T, C, *S), which are in physical units."""
-    # In units of the usual size of each field: squares of physical units may not be numbers in float32.
+    return nrmse(*in_field_units(stepper, task, error, fields))
+
+
+def in_field_units(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Error (..., C, *S) in scaled units and fields (B, T, C, *S) in physical ones, both in units of the usual size of
+    each field (squares of physical units may not be numbers in float32); and the smallest size that counts, (C,)."""
     size = stepper.normalization.field_size(task, error)  # (C,)
     each = size.reshape(-1, *[1] * task.num_spatial_dims)
     unit = stepper.normalization.error_scale(task, error) / each  # (C, 1, ...)
-    return nrmse(error * unit, wide(fields) / each, torch.full_like(size, _FIELD_FLOOR))
+    return error * unit, wide(fields) / each, torch.full_like(size, _FIELD_FLOOR)
 
 
 def loss_of_nothing(stepper: Stepper, task: TaskSpec) -> float:

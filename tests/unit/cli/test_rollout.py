@@ -252,3 +252,20 @@ def test_who_has_only_a_bundle_gets_no_advice_about_recipes(desk: Path, capsys: 
         text = capsys.readouterr().err
         assert "model." not in text
         assert "16 points" in text
+
+
+def test_members_of_an_ensemble_are_written_and_their_mean_is_judged(
+    desk: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_bundle(desk / "members", ensemble=True)
+    command = ["rollout", "members", "wave.zarr", "--task", "advection", "--members", "3", "--seed", "1"]
+    assert run([*command, "-o", "out.nc"]) == 0
+    assert capsys.readouterr().out.startswith("advection, 6 steps, mean of 3 members from test trajectory 0")
+    import xarray
+
+    with xarray.open_dataset("out.nc") as result:
+        assert result["u"].sizes == {"member": 3, "time": 6, "x": 16}
+    assert run([*command, "-o", "again.nc", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"] == [{"warnings": [], "blew_up": False}]
+    assert run(["rollout", "mine", "wave.zarr", "--task", "advection", "--members", "3", "-o", "x.nc"]) != 0
+    assert "leave --members out" in capsys.readouterr().err

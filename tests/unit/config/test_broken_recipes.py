@@ -117,11 +117,11 @@ CASES: dict[str, Broken] = {
         edited("float32", "bfloat_16"),
     ),
     "unknown stage": Broken(
-        "config: r.yaml:10: stages.0.type = \"operater\": expected one of autoencode, linear, operator -> did you mean 'operator'?",
+        "config: r.yaml:10: stages.0.type = \"operater\": expected one of autoencode, corrector, linear, operator -> did you mean 'operator'?",
         edited("type: operator", "type: operater"),
     ),
     "stage without a type": Broken(
-        "config: r.yaml:10: stages.0.type: is missing: expected one of autoencode, linear, operator -> say which kind this is",
+        "config: r.yaml:10: stages.0.type: is missing: expected one of autoencode, corrector, linear, operator -> say which kind this is",
         edited("type: operator\n    steps", "steps"),
     ),
     "field of another stage": Broken(
@@ -174,6 +174,16 @@ CASES: dict[str, Broken] = {
     "latent stage without an autoencoder": Broken(
         "config: r.yaml:10: stages.0: 'operator' on latents needs a stage before it that trains them: autoencode",
         edited("steps: 10", "steps: 10\n    space: latent"),
+    ),
+    "corrector of nothing": Broken(
+        "config: r.yaml:10: stages.0: 'corrector' trains on from learned weights: put a stage before it, or say with "
+        "start_from where they are",
+        edited("type: operator", "type: corrector"),
+    ),
+    "ensemble of a model without noise": Broken(
+        "config: r.yaml:10: stages.0: the members of 'corrector' differ by noise, and the model takes none; set "
+        "model.noise_size, such as 16 (model.type multiscale)",
+        edited("steps: 10", "steps: 10\n    start_from: runs/old").replace("type: operator", "type: corrector"),
     ),
     "two tasks of one name": Broken(
         "config: r.yaml:4: data: two tasks are called 'heat'; give each its own name",

@@ -8,7 +8,9 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
+from ups.evaluation.ensemble import EnsembleScores
 from ups.evaluation.gallery import Example, examples
 from ups.evaluation.references import references
 from ups.evaluation.results import paired_difference, task_result, to_json
@@ -37,6 +39,10 @@ def page() -> str:
         steps = score_task({"model": almost, **references(reader, plan)}, reader, Place(0, 1), plan, kind="one_step")
         results.append(task_result(reader, plan, "test", scores, "model", steps))
         pictures[reader.task.name] = examples(almost, reader, plan, scores["model"].worst(2))
+    members = EnsembleScores.empty(2, 0, RolloutPlan(1, 0, 5), ("u",), None)
+    for step in range(5):
+        members.add(step, torch.ones(1, 2, 1, 4), torch.ones(1, 1, 4), torch.zeros(1, 1, 4), torch.ones(1, 1))
+    results[0]["ensemble"] = members.result()
     json.dumps(to_json(results), allow_nan=False)
     return write_report(
         results, pictures, title="A <run>", model="model", identity={"recipe": "abc"}, config_text="run:\n  name: <x>"
@@ -65,6 +71,11 @@ def test_the_page_draws_errors_over_time_and_spectra_with_the_truth(page):
     for text in titles:
         assert text in page
     assert page.index(titles[0]) < page.index(titles[1])
+
+
+def test_the_page_shows_an_ensemble_with_ranks_and_spread(page):
+    for text in ("Ensemble of 2 members", ">Spread and skill<", ">Rank of the truth among the members<"):
+        assert page.count(text) == 1
 
 
 def test_a_chart_of_nothing_finite_is_drawn():

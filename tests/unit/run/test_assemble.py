@@ -45,6 +45,21 @@ def test_every_part_is_of_the_stage_at_which_the_run_stands(recipe: Recipe) -> N
     assert numbers[0] != numbers[1]  # each stage has its own order
 
 
+def test_a_stage_trains_on_its_own_tasks_with_its_own_blocks(recipe: Recipe) -> None:
+    own = recipe.stages[1].model_copy(update={"tasks": ["flow2d"], "block_size": 6})
+    changed = recipe.model_copy(update={"stages": [recipe.stages[0], own]})
+    assert changed.data_of(0) is changed.data
+    with Runtime.start(recipe.engine, RankEnvironment()) as runtime, open_data(recipe) as opened:
+        with assemble(changed, opened, runtime, Progress(stage_index=1)) as parts:
+            assert {b.task.name for _ in range(3) for b in next(parts.loader)} == {"flow2d"}
+            assert next(parts.loader)[0].num_samples == 6
+            parts.engine.run()
+        with assemble(changed, opened, runtime, Progress()) as parts:
+            assert len({b.task.name for _ in range(4) for b in next(parts.loader)}) == 3
+    with pytest.raises(ValueError, match=r"stages\.0\.tasks: data has no task 'moon'"):
+        Recipe.model_validate({**recipe.model_dump(), "stages": [{"type": "operator", "steps": 1, "tasks": ["moon"]}]})
+
+
 def test_weights_are_changed_before_they_are_spread(recipe: Recipe) -> None:
     seen: list[Stage] = []
 

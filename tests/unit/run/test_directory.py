@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from ups.config.recipe import recipe_file, resolve
-from ups.config.schema import DataConfig, Recipe
+from ups.config.schema import Recipe
 from ups.data.open import open_tasks
 from ups.errors import ConfigError, DataError
 from ups.run.directory import check_ranks, ensure_run_statistics, prepare, read_statistics, run_dir_of
@@ -138,11 +138,17 @@ def test_checkpoints_without_a_recipe_are_not_taken_over(recipe: Path, tmp_path:
 
 
 def test_ranks_that_cannot_share_a_block_are_refused_before_anything_starts() -> None:
-    data = DataConfig.model_validate({"tasks": [{"name": "a", "path": "a.zarr"}], "block_size": 12})
-    check_ranks(data, 4)
+    document: dict[str, Any] = {
+        "run": {"name": "a"},
+        "data": {"tasks": [{"name": "a", "path": "a.zarr"}], "block_size": 12},
+        "stages": [{"type": "operator", "steps": 1}, {"type": "operator", "steps": 1, "block_size": 8}],
+    }
+    check_ranks(Recipe.model_validate(document), 4)
     with pytest.raises(ConfigError, match="cannot be cut evenly over 5 ranks") as caught:
-        check_ranks(data, 5)
+        check_ranks(Recipe.model_validate(document), 5)
     assert "data.block_size=15" in caught.value.hint
+    with pytest.raises(ConfigError, match=r"stages\.1\.block_size \(8\) cannot be cut evenly over 6 ranks"):
+        check_ranks(Recipe.model_validate(document), 6)
 
 
 def test_a_run_directory_with_another_place_is_a_new_run(recipe: Path, tmp_path: Path) -> None:

@@ -42,6 +42,12 @@ def test_validation_stands_next_to_its_best_reference(ours: float, better_on: in
     assert line == f"valid step 9  a one_step {ours} (channel_mean 1{words})"
 
 
+def test_the_score_of_an_ensemble_is_no_reference() -> None:
+    row = {"one_step": 0.2, "crps": 0.1, "persistence": 1.5, "better_on": 8, "trajectories": 8}
+    line = describe({"step": 9, **{f"valid/a/{name}": value for name, value in row.items()}}, ["x"])
+    assert line == "valid step 9  a one_step 0.2 (persistence 1.5), crps 0.1"
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

@@ -94,7 +94,7 @@ def train_alone(assignment: Assignment, report: Report) -> None:
                 if index == len(recipe.stages) - 1:
                     facts["scores"] = validation_scores(recipe, opened, parts)
                 run_steps(parts)
-            counts = {"blocks in a step": recipe.data.blocks_per_step}
+            counts = {"blocks in a step": recipe.data_of(index).blocks_per_step}
             check_equal(capture.gradients, plain, f"the gradient of one rank in {stage_name(recipe, index)}", counts)
             keep_alone(assignment.work_dir, index, weights, plain)
             facts[f"rates_{index}"] = capture.rates

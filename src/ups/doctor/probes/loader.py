@@ -31,7 +31,7 @@ def check(assignment: Assignment, report: Report) -> None:
     recipe = assignment.run
     with open_run_data(assignment) as opened:
         expected = read(recipe, opened, assignment.ranks, workers=0)
-        workers = workers_to_try(recipe.data.loader.workers, recipe.data.blocks_per_step)
+        workers = workers_to_try(recipe.data.loader.workers, recipe.data_of(0).blocks_per_step)
         started = time.monotonic()
         found = read(recipe, opened, assignment.ranks, workers=workers)
         seconds = time.monotonic() - started

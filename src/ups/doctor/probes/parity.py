@@ -67,7 +67,7 @@ def check_parity(
             "ranks": runtime.world_size,
             "micro-batches of a rank in a step": parts.loader.batches_in_step(0),
             "micro-batches of a rank in a block": parts.loader.source.cuts[0].batches_per_block,
-            "blocks in a step": recipe.data.blocks_per_step,
+            "blocks in a step": recipe.data_of(index).blocks_per_step,
         }
         what = f"the gradient of {counted(runtime.world_size, 'rank')} in {where}"
         report.facts[f"distance_{index}"] = check_equal(found, gradients, what, counts)

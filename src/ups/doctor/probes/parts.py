@@ -44,7 +44,9 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
     share = min(4, max(1, recipe.data.block_size // ranks))
     micro = share // 2 if share % 2 == 0 else share
     unlimited = {"clip_norm": 0.0, "clip_ratio": 0.0}
-    stages = [s.model_copy(update={"optim": s.optim.model_copy(update=unlimited)}) for s in recipe.stages]
+    stages = [
+        s.model_copy(update={"optim": s.optim.model_copy(update=unlimited), "block_size": None}) for s in recipe.stages
+    ]
     data = recipe.data.model_copy(
         update={
             "tasks": [task.model_copy(update={"block_size": None}) for task in recipe.data.tasks],

@@ -32,10 +32,13 @@ def check_machine(recipe: Recipe, ranks: int, run_dir: Path) -> list[str]:
 
 def check_data(recipe: Recipe, readers: Sequence[Reader]) -> None:
     """Look into every task. Raises DataError for what no attempt could survive."""
-    if any(stage.needs_linear_part for stage in recipe.stages) and all(reader.task.steady for reader in readers):
-        raise DataError(
-            "a stage fits what is linear in time, and all tasks are steady", hint="leave the stage 'linear' out"
-        )
+    for stage in recipe.stages:
+        named = zip(recipe.data.tasks, readers, strict=True)
+        own = [reader for task, reader in named if stage.tasks is None or task.name in stage.tasks]
+        if stage.needs_linear_part and all(reader.task.steady for reader in own):
+            raise DataError(
+                "a stage fits what is linear in time, and all tasks are steady", hint="leave the stage 'linear' out"
+            )
     for reader in readers:
         try:
             check_fit(reader, recipe)

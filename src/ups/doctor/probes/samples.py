@@ -54,15 +54,16 @@ def check(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report
     with stage_loader(recipe, opened, Place(0, 1), index, stage) as alone:
         reference = planned(alone, stage.seed)
         sizes = [len(window_index) for window_index in alone.source.indexes]
+        names = [reader.task.name for reader in alone.source.readers]
         sampler = alone.source.sampler
     if delivered != loader.source.plan(0).numbers.tolist():
         raise CheckFailed(
             f"rank {runtime.rank} was to read windows {loader.source.plan(0).numbers}, and read {delivered}"
         )
     everyone: list[Seen] = from_all(mine, runtime.control_group)
-    check_batch(recipe, everyone, reference)
+    check_batch(recipe.data_of(index).block_sizes, everyone, reference)
     check_draws(everyone, reference)
-    check_order(sampler, [reader.task.name for reader in opened.readers], sizes)
+    check_order(sampler, names, sizes)
     total = sum(sampler.block_sizes[task] for task in sampler.tasks_of_step(0))
     report.facts[f"stage_{index}"] = {"windows": sizes, "global_batch": total, "fingerprint": sampler.fingerprint}
     report.says = (
@@ -85,11 +86,11 @@ def planned(loader: Loader, seed: int) -> Seen:
     return found
 
 
-def check_batch(recipe: Recipe, everyone: Sequence[Seen], reference: Seen) -> None:
+def check_batch(block_sizes: Sequence[int], everyone: Sequence[Seen], reference: Seen) -> None:
     """Same task on all ranks, no overlap, and together exactly the block that one rank alone would read."""
     world = len(everyone)
     for (step, slot), (task, expected, _) in reference.items():
-        size = recipe.data.block_sizes[task]
+        size = block_sizes[task]
         parts = [seen[step, slot] for seen in everyone]
         if any(part[0] != task for part in parts):
             raise CheckFailed(f"ranks have different tasks at step {step}, slot {slot}: {[part[0] for part in parts]}")

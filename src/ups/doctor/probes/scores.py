@@ -30,7 +30,8 @@ class _Keep:
 def validation_scores(recipe: Recipe, opened: OpenData, parts: Assembled) -> dict[str, float]:
     """Scores of the present weights by the hook that training uses. Collective: all ranks."""
     sink = _Keep()
-    validate = build_validation(recipe.evaluate, opened.readers, parts.stepper)
+    members = recipe.stages[parts.engine.progress.stage_index].num_members
+    validate = build_validation(recipe.evaluate, opened.readers, parts.stepper, members)
     EvaluateHook(validate, None, sink).at_end(parts.engine)
     return {name: float(value) for name, value in sink.row.items() if name not in _NO_SCORES}
 

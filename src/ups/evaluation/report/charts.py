@@ -49,6 +49,17 @@ def spectrum_figure(truth: Sequence[float], predicted: Mapping[str, Sequence[flo
     return _finish(figure, axes, columns=len(lines))
 
 
+def rank_figure(shares: Sequence[float], title: str) -> str:
+    """How often the truth is above so many members, as SVG, with the line that chance would give."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=SIZE)
+    axes.bar(np.arange(len(shares)), np.asarray(shares, np.float64), color=LINE_COLORS[0], width=0.9)
+    axes.axhline(1 / len(shares), color="#000000", linewidth=1)
+    axes.set(xlabel="members below the truth", ylabel="share of the points", title=title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    return svg_text(figure)
+
+
 def cost_figure(
     settings: Sequence[tuple[float, float, str]], model: tuple[float, float], model_name: str, title: str
 ) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ups.evaluation.gallery import Example
 from ups.evaluation.headline import headlines, significant
-from ups.evaluation.report.charts import cost_figure, curve_figure, spectrum_figure
+from ups.evaluation.report.charts import cost_figure, curve_figure, rank_figure, spectrum_figure
 from ups.evaluation.report.figures import data_address, fields_png, film
 from ups.evaluation.results import best_predictor, leak_words
 from ups.record.text import counted
@@ -127,6 +127,8 @@ def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str) ->
     if result.get("in_train"):
         parts.insert(1, f"<p class='warning'>Warning: {html.escape(leak_words(result))}.</p>")
     parts.append(f"<div class='plots'>{''.join(_plots(result))}</div>")
+    if "ensemble" in result:
+        parts.append(_ensemble(result["ensemble"]))
     if "solver_cost" in result:
         parts.append(_solver_cost(result, model))
     parts.append(_bands(result))
@@ -206,6 +208,36 @@ def _spectra(result: Mapping[str, Any]) -> list[str]:
         title = f"Spectrum of {channels[channel]}" + ("" if result["steady"] else f", step {steps[place]}")
         plots.append(f"<div>{spectrum_figure(truth, predicted, title)}</div>")
     return plots
+
+
+def _ensemble(ensemble: Mapping[str, Any]) -> str:
+    """Members scored together: CRPS next to what has to be beaten, spread against skill, ranks of the truth."""
+    summary, curves, count = ensemble["summary"], ensemble["curves"], ensemble["members"]
+    rows = "".join(
+        f"<tr><td>{words}</td><td>{number(float(summary[key]))}</td></tr>"
+        for words, key in (
+            ("CRPS of the members", "crps"),
+            ("absolute error of the central member, which is the CRPS of one prediction", "absolute_error"),
+            ("CRPS of Gaussian noise of equal spread around the central member", "gaussian"),
+            ("rollout error of the mean of the members", "mean_rmse"),
+            ("spread / skill, where 1 is right", "spread_skill"),
+            ("spread / skill in the second half of the rollout", "spread_skill_second_half"),
+        )
+    )
+    scores = {"members": curves["crps"], "central member": curves["absolute_error"], "Gaussian": curves["gaussian"]}
+    skill = {"spread": curves["spread"], "error of the mean": curves["error"]}
+    plots = [
+        curve_figure(scores, "CRPS", "relative to the trajectory", "predicted step"),
+        curve_figure(skill, "Spread and skill", "relative to the trajectory", "predicted step"),
+        rank_figure(ensemble["ranks"], "Rank of the truth among the members"),
+    ]
+    return (
+        f"<h3>Ensemble of {count} members</h3><div class='wide'><table>{rows}</table></div>"
+        "<p class='soft'>Relative to the trajectory's RMS. Spread with the factor of so many members, "
+        "&radic;((M + 1) / M), in the ratio alone. Ranks are flat where members cover the truth; a hollow is too "
+        "little spread.</p>"
+        f"<div class='plots'>{''.join(f'<div>{plot}</div>' for plot in plots)}</div>"
+    )
 
 
 def _solver_cost(result: Mapping[str, Any], model: str) -> str:

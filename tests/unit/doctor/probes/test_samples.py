@@ -27,11 +27,11 @@ def seen(numbers: list[int], drawn: list[int] | None = None) -> dict:
 
 
 def test_a_fair_cut_is_accepted(recipe: Recipe) -> None:
-    check_batch(recipe, [seen([0, 1, 2, 3]), seen([4, 5, 6, 7])], seen(list(range(8))))
+    check_batch(recipe.data.block_sizes, [seen([0, 1, 2, 3]), seen([4, 5, 6, 7])], seen(list(range(8))))
 
 
 def test_ranks_may_read_the_same_windows_if_there_are_no_others(recipe: Recipe) -> None:
-    check_batch(recipe, [seen([0, 0, 0, 0]), seen([0, 0, 0, 0])], seen([0] * 8))
+    check_batch(recipe.data.block_sizes, [seen([0, 0, 0, 0]), seen([0, 0, 0, 0])], seen([0] * 8))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_ranks_may_read_the_same_windows_if_there_are_no_others(recipe: Recipe) 
 )
 def test_an_unfair_cut_is_refused(recipe: Recipe, ranks: list[list[int]], words: str) -> None:
     with pytest.raises(CheckFailed) as caught:
-        check_batch(recipe, [seen(r) for r in ranks], seen(list(range(8))))
+        check_batch(recipe.data.block_sizes, [seen(r) for r in ranks], seen(list(range(8))))
     assert words in caught.value.message
 
 

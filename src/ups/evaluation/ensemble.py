@@ -1,0 +1,179 @@
+"""Drives an ensemble over held-out trajectories and scores its members together.
+
+Errors are relative to the RMS of the trajectory, as in `ups.evaluation.metrics.trmse`. Memory holds one step of all
+members of a batch. Rank r of W takes trajectories r, r + W, ..., as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ups.evaluation.ensemble_metrics import (
+    fair_crps,
+    gaussian_crps,
+    mean_over_space,
+    mean_square_of_mean,
+    rank_counts,
+    spread_skill,
+    spread_square,
+)
+from ups.evaluation.metrics import shell_energy, trajectory_rms
+from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
+from ups.formats.base import Reader
+from ups.models.ensemble import Ensemble, by_member, repeated
+from ups.models.rollout import rollout
+from ups.models.stepper import Stepper
+from ups.spec.batch import Batch
+from ups.spec.grid import point_weights
+from ups.spec.place import Place
+
+# Of which curves are kept. absolute_error: of the central member, which has no spread; gaussian: with noise of the
+# members' spread around it; mean_rmse: of the mean of the members.
+SCORES = ("crps", "absolute_error", "gaussian", "mean_rmse")
+_SQUARES = ("spread_square", "error_square")
+
+
+@dataclass
+class EnsembleScores:
+    """Sums of the scores of one ensemble on one task, over samples.
+
+    sums: name -> (T, C). rows: trajectory -> its CRPS, a mean over steps and channels. ranks: (M + 1,) points. energy:
+    of members, central member and truth at the last step, (C, shells); none on a grid that is not uniform.
+    """
+
+    members: int
+    seed: int
+    channels: tuple[str, ...]
+    sums: dict[str, Tensor]
+    counts: Tensor  # (T,) samples that have a step
+    ranks: Tensor
+    weights: Tensor | None = None
+    rows: dict[int, float] = field(default_factory=dict)
+    energy: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def empty(
+        cls, members: int, seed: int, plan: RolloutPlan, channels: tuple[str, ...], weights: Tensor | None
+    ) -> EnsembleScores:
+        sums = {name: torch.zeros(plan.num_steps, len(channels), dtype=torch.float64) for name in (*SCORES, *_SQUARES)}
+        counts, ranks = torch.zeros(plan.num_steps), torch.zeros(members + 1, dtype=torch.float64)
+        return cls(members, seed, channels, sums, counts, ranks, weights)
+
+    def add(self, step: int, members: Tensor, center: Tensor, truth: Tensor, scale: Tensor) -> Tensor:
+        """Adds step `step` (from 0) of some samples; returns their CRPS (B,).
+
+        members (B, M, C, *S), center and truth (B, C, *S) in physical units; scale (B, C) of the trajectory.
+        """
+        size = scale.clamp_min(1e-12).reshape(*scale.shape, *[1] * (truth.ndim - 2))
+        ensemble, single, wanted = members.double() / size[:, None], center.double() / size, truth.double() / size
+        spread, error = spread_square(ensemble, self.weights), mean_square_of_mean(ensemble, wanted, self.weights)
+        score = fair_crps(ensemble, wanted, self.weights)
+        found = {
+            "crps": score,
+            "absolute_error": mean_over_space((single - wanted).abs(), self.weights),
+            "gaussian": gaussian_crps(single, wanted, spread.sqrt(), self.weights),
+            "mean_rmse": error.sqrt(),
+            "spread_square": spread,
+            "error_square": error,
+        }
+        for name, values in found.items():
+            self.sums[name][step] += values.sum(0).cpu()
+        self.counts[step] += len(truth)
+        self.ranks += rank_counts(ensemble, wanted).cpu()
+        return score.mean(1).cpu()
+
+    def add_energy(self, members: Tensor, center: Tensor, truth: Tensor) -> None:
+        """Adds the spectra of the last step of some samples."""
+        count = members.shape[1]
+        parts = {"members": members.flatten(0, 1), "central": center, "truth": truth}
+        for name, frames in parts.items():
+            total = shell_energy(frames[:, None]).sum((0, 1)).cpu() / (count if name == "members" else 1)
+            self.energy[name] = self.energy[name] + total if name in self.energy else total
+
+    def result(self) -> dict[str, Any]:
+        """As plain data: summary, curves over steps, rank histogram, spectra."""
+        counts = self.counts.clamp_min(1)[:, None]
+        means = {name: total / counts for name, total in self.sums.items()}
+        there = self.counts > 0
+        summary = {name: float(means[name][there].mean()) for name in SCORES}
+        half = len(self.counts) // 2
+        for name, part in (("spread_skill", slice(None)), ("spread_skill_second_half", slice(half, None))):
+            spread, error = (means[key][part].mean(0) for key in _SQUARES)
+            summary[name] = float(spread_skill(spread, error, self.members).mean())
+        curves = {name: means[name].mean(1).tolist() for name in SCORES}
+        curves["spread"] = means["spread_square"].sqrt().mean(1).tolist()
+        curves["error"] = means["error_square"].sqrt().mean(1).tolist()
+        return {
+            "members": self.members,
+            "seed": self.seed,
+            "num_trajectories": len(self.rows),
+            "summary": summary,
+            "curves": curves,
+            "ranks": (self.ranks / self.ranks.sum().clamp_min(1e-300)).tolist(),
+            "spectra": {name: (total / max(len(self.rows), 1)).tolist() for name, total in self.energy.items()},
+            "rows": {str(t): value for t, value in sorted(self.rows.items())},
+        }
+
+
+@torch.no_grad()
+def score_ensemble(
+    stepper: Stepper,
+    reader: Reader,
+    place: Place,
+    plan: RolloutPlan,
+    *,
+    members: int,
+    seed: int = 0,
+    split: str = "test",
+    batch_size: int = 8,
+    max_trajectories: int | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    kind: Literal["rollout", "one_step"] = "rollout",
+    progress: Callable[[int], None] | None = None,
+) -> EnsembleScores:
+    """This rank's share of the scores of `members` members on one task; kind: as in `score_task`."""
+    device = device or torch.device("cpu")
+    task = reader.task
+    ensemble = Ensemble(stepper, members, seed)
+    weights = point_weights(task.axes, reader.coordinates)
+    counts = None if weights is None else torch.from_numpy(weights)
+    scores = EnsembleScores.empty(members, seed, plan, task.channel_names(task.predicted), counts)
+    number = reader.splits[split] if max_trajectories is None else min(max_trajectories, reader.splits[split])
+    for part, its_plan in batches_of(reader, split, range(place.rank, number, place.world_size), plan, batch_size):
+        batch, truth = read_inputs(reader, split, part, its_plan, device, dtype)
+        scale = trajectory_rms(truth if task.steady else torch.cat([batch.state, truth], dim=1), counts)
+        frames = _rollouts(ensemble, batch, its_plan) if kind == "rollout" else _one_steps(ensemble, batch, truth)
+        total = torch.zeros(len(part), dtype=torch.float64)
+        for step, (together, center) in enumerate(frames):
+            found = by_member(together, members)
+            total += scores.add(step, found, center, truth[:, step], scale)
+            if step + 1 == plan.num_steps and counts is None:
+                scores.add_energy(found, center, truth[:, step])
+        for trajectory, value in zip(part, (total / truth.shape[1]).tolist(), strict=True):
+            scores.rows[int(trajectory)] = value
+        if progress is not None:
+            progress(len(part))
+    return scores
+
+
+def _rollouts(ensemble: Ensemble, batch: Batch, plan: RolloutPlan) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each step the frames (B * M, C, *S) of all members, and those of the central one (B, C, *S)."""
+    all_members = rollout(ensemble, repeated(batch, ensemble.members), plan.num_steps)
+    return zip(all_members, rollout(ensemble.stepper, batch, plan.num_steps), strict=True)
+
+
+def _one_steps(ensemble: Ensemble, batch: Batch, truth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """As `_rollouts`, each frame from the true ones before it."""
+    context = batch.state.shape[1]
+    frames = truth if batch.task.steady else torch.cat([batch.state, truth], dim=1)
+    for step in range(truth.shape[1]):
+        given = batch
+        if not batch.task.steady:
+            given = replace(batch, state=frames[:, step : step + context], stage_step=step)
+        yield ensemble(repeated(given, ensemble.members)), ensemble.stepper(given)

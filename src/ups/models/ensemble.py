@@ -1,0 +1,77 @@
+"""Members of an ensemble: the same step under different noise in its condition.
+
+A batch of an ensemble holds every sample `members` times, one behind the other. The noise of a member is a function of
+(seed, task, step, sample, member): it is new at each step, no member depends on how many others there are, and equal
+seeds give equal ensembles. Without noise a network gives its central member.
+
+B samples, M members, K numbers of noise, C channels, S space.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ups.errors import ConfigError
+from ups.models.keyed_normal import keyed_normal
+from ups.models.stepper import Stepper
+from ups.spec.batch import Batch
+from ups.spec.keyed import key_of
+
+
+class Ensemble:
+    """A predictor (`ups.models.rollout.Predictor`) of members, for batches that `repeated` made."""
+
+    def __init__(self, stepper: Stepper, members: int, seed: int = 0) -> None:
+        if not stepper.config.noise_numbers:
+            raise ConfigError(
+                f"this model of type '{stepper.config.type}' takes no noise: it has no members",
+                hint="train one with a stage of type corrector and kind ensemble (docs/stages.md)",
+            )
+        self.stepper, self.members, self.seed = stepper, members, seed
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The next frame (B * M, C, *S) of each member; `batch.stage_step` counts the steps of a rollout."""
+        frame: Tensor = self.stepper(self.with_noise(batch))
+        return frame
+
+    def with_noise(self, batch: Batch, step: int = 0) -> Batch:
+        """The batch, whose samples are repeated, with the noise of each member. step: inside of a training sample."""
+        size, numbers = self.stepper.config.noise_numbers, batch.numbers[:: self.members].numpy()
+        task, at = batch.task.name, batch.stage_step
+        draws = [
+            keyed_normal(key_of(self.seed, "member", member, task, at, step), numbers, size, batch.dt)
+            for member in range(self.members)
+        ]
+        return replace(batch, noise=torch.stack(draws, dim=1).flatten(0, 1))
+
+
+def repeated(batch: Batch, members: int) -> Batch:
+    """The batch with each sample `members` times, one behind the other."""
+
+    def each(x: Tensor) -> Tensor:
+        return x.repeat_interleave(members, dim=0)
+
+    return replace(
+        batch,
+        state=each(batch.state),
+        static=each(batch.static),
+        target=each(batch.target),
+        parameters=each(batch.parameters),
+        dt=each(batch.dt),
+        numbers=each(batch.numbers),
+    )
+
+
+def by_member(x: Tensor, members: int) -> Tensor:
+    """(B * M, ...) -> (B, M, ...)."""
+    return x.reshape(-1, members, *x.shape[1:])
+
+
+def has_members(stepper: Stepper) -> bool:
+    """Whether the members of a model differ: it takes noise, and was trained to use it."""
+    if not stepper.config.noise_numbers:
+        return False
+    return any(bool(p.count_nonzero()) for p in stepper.network.noise_weights())
