@@ -239,5 +239,10 @@ class Recipe(Section):
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no latents to train on")
             if stage.needs_linear_part and not self.model.has_linear_part:
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no linear part to fit")
+            if stage.cache_place and stage.start_from in [earlier.type for earlier in self.stages[:number]]:
+                raise ValueError(
+                    f"stages.{number}: a cache is written before the run, and weights of stage '{stage.start_from}' "
+                    "are known only in it; start from a run, bundle or checkpoint"
+                )
             trained_before = trained_before or stage.trains_latents
         return self

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ups.config.model import ModelConfig
 from ups.config.schema import Recipe
+from ups.data.latent_cache import CacheKey, open_cache
 from ups.data.loader import Loader, build_loader
 from ups.data.normalize import ensure_statistics
 from ups.data.open import open_tasks
@@ -83,7 +84,11 @@ def check_conserved(model: ModelConfig, reader: Reader) -> None:
 
 
 def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:
-    """The loader of one rank for stage `index`."""
+    """The loader of one rank for stage `index`; with a cache, which is checked, fields are read only if they count."""
+    config = recipe.stages[index]
+    cache = (
+        open_cache(config.cache_place, opened.readers, cache_key(recipe, opened, index)) if config.cache_place else None
+    )
     return build_loader(
         recipe.data,
         opened.readers,
@@ -92,6 +97,20 @@ def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, sta
         window_frames=stage.window_frames(recipe.data.context_frames),
         micro_batch=recipe.engine.micro_batch,
         grouped=recipe.model.groups_tasks,
+        cache=cache,
+        fields=bool(getattr(config, "decode_weight", 1.0)),
+    )
+
+
+def cache_key(recipe: Recipe, opened: OpenData, index: int, *, dtype: str = "", encoder: str = "") -> CacheKey:
+    """What decides the latents that stage `index` reads; the weights of the encoder only where they are given."""
+    return CacheKey.of(
+        opened.readers,
+        opened.statistics,
+        dtype=dtype or str(getattr(recipe.stages[index], "cache_dtype", "float32")),
+        model=recipe.model.encoder_settings,
+        context_frames=recipe.data.context_frames,
+        encoder=encoder,
     )
 
 

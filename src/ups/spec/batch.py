@@ -57,6 +57,7 @@ class Batch:
     stage_step: the optimizer step this batch belongs to; with `numbers` it keys randomness.
     sample_weight: of each sample in the loss of that step. Blocks count alike whatever their size, and the weights of a
     global batch add up to 1.
+    latents (B, L, *N, Z): of an encoder, where they were kept (`ups.data.latent_cache`); fields may then be missing.
     """
 
     task: TaskSpec
@@ -69,6 +70,7 @@ class Batch:
     numbers: torch.Tensor
     stage_step: int = 0
     sample_weight: float = 1.0
+    latents: torch.Tensor | None = None
 
     @property
     def num_samples(self) -> int:
@@ -93,6 +95,7 @@ class Batch:
             parameters=move(self.parameters),
             dt=move(self.dt),
             coordinates=tuple(move(c) for c in self.coordinates),
+            latents=None if self.latents is None else move(self.latents),
         )
 
     def with_state(self, state: torch.Tensor) -> Batch:
@@ -109,6 +112,7 @@ class Batch:
             parameters=self.parameters.pin_memory(),
             dt=self.dt.pin_memory(),
             coordinates=tuple(c.pin_memory() for c in self.coordinates),
+            latents=None if self.latents is None else self.latents.pin_memory(),
         )
 
     def cut(self, start: int, stop: int) -> Batch:
@@ -121,4 +125,5 @@ class Batch:
             parameters=self.parameters[start:stop],
             dt=self.dt[start:stop],
             numbers=self.numbers[start:stop],
+            latents=None if self.latents is None else self.latents[start:stop],
         )
