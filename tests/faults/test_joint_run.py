@@ -1,4 +1,5 @@
-"""Faults in a run of the joint model: grouped tasks, unequal blocks, Muon, balance, a linear part fitted first."""
+"""Faults in a run of the joint model (grouped tasks, unequal blocks, Muon, balance, a linear part fitted first), and in
+one that learns from latents of a frozen encoder, which it reads from a cache."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import pytest
 from tests.faults.test_matrix import fault, reported
 from ups.testing.faults.small_run import rows, weights, write_recipe
 from ups.testing.faults.supervised import Result, run
+from ups.testing.latents import prepare_latents
 from ups.testing.mixture import MODELS, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -20,10 +22,13 @@ STAGES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["joint", "latents"])
+def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     tasks = [task | {"block_size": 4 if number else 8} for number, task in enumerate(write_mixture(folder))]
+    if request.param == "latents":
+        stages = [{"type": "operator", "steps": 20, "unroll_steps": 2, **prepare_latents(folder, tasks)}]
+        return write_recipe(folder, tasks, save_every=4, model=MODELS["deep_encoder"], stages=stages)
     return write_recipe(folder, tasks, save_every=4, model=MODELS["multiscale"], stages=STAGES)
 
 
@@ -34,7 +39,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Result:
     return result
 
 
-def test_a_run_killed_in_either_stage_continues_bitwise(tmp_path: Path, recipe: Path, clean: Result) -> None:
+def test_a_run_killed_twice_continues_bitwise(tmp_path: Path, recipe: Path, clean: Result) -> None:
     kills = [fault("kill", 1, 5, "forward", signal="SIGKILL"), fault("kill", 0, 14, "backward", signal="SIGKILL")]
     result = run(tmp_path / "run", *kills, restarts=2, recipe=recipe)
     assert result.code == 0, result.output

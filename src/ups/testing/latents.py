@@ -9,7 +9,7 @@ from ups.config.recipe import resolve_data
 from ups.config.schema import Recipe
 from ups.inference.bundle import BundleInfo, write_bundle
 from ups.models.build import build_model
-from ups.run.assemble import OpenData, cache_key
+from ups.run.assemble import OpenData, cache_key, open_data
 from ups.run.latent_caching import Written, encoder_hash, frozen_stepper, write_cache, writer_for
 from ups.testing.mixture import MODELS, mixture_recipe
 
@@ -36,6 +36,15 @@ def write_encoder(folder: Path, recipe: Recipe, opened: OpenData, seed: int = 11
     info = BundleInfo(stepper.configs, context, tasks, dict(opened.statistics), grids)
     text = resolve_data(recipe.model_dump(mode="json")).text
     return write_bundle(folder / "encoder", stepper, info, config_text=text, card="# encoder\n")
+
+
+def prepare_latents(folder: Path, tasks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Write `folder/encoder` and `folder/latents`; returns the settings of a stage that reads them."""
+    recipe = Recipe.model_validate(latent_recipe(folder, tasks))
+    with open_data(recipe) as opened:
+        write_encoder(folder, recipe, opened)
+        write_latents(recipe, opened, folder / "latents")
+    return {name: getattr(recipe.stages[0], name) for name in ("space", "start_from", "cache")}
 
 
 def write_latents(recipe: Recipe, opened: OpenData, root: Path, dtype: str = "float32", **options: Any) -> Written:

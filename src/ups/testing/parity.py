@@ -103,6 +103,7 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
                     "steps": steps,
                     "unroll_steps": 2,
                     **({"loss": "nrmse", "balance": 0.5} if joint else {}),
+                    **variant.get("stage", {}),
                     "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
                 }
             ],
