@@ -88,6 +88,12 @@ class CacheWriter:
                 ) from error
             yield
 
+    def clean_up(self) -> None:
+        """Remove what a writer left that was killed after its commit, or that had nothing to write yet."""
+        if self.partial.exists():
+            with contextlib.suppress(ConfigError), self.held():  # another writer needs it
+                shutil.rmtree(self.partial, ignore_errors=True)
+
     def check_space(self) -> None:
         """Raises DiskFullError if what is left to write does not fit: before the work, not in the middle of it."""
         there = sum(self._size(job) for job in self._jobs() if self._is_there(job))
@@ -98,6 +104,8 @@ class CacheWriter:
         if _file_system(place) in _IN_MEMORY:
             kind, free = "RAM disk", min(free, _available_memory())
         if needed > free:
+            if not there:
+                shutil.rmtree(self.partial, ignore_errors=True)
             raise DiskFullError(
                 f"{place} ({kind}) has {free / 1e9:.2f} GB free, and {needed / 1e9:.2f} GB are needed",
                 hint="choose another --out, or a --dtype of half the size",

@@ -113,7 +113,9 @@ def write_cache(
     Raises DiskFullError before anything is written if it does not fit.
     """
     say = progress or (lambda done, total: None)
-    if not writer.kept:
+    if writer.kept:
+        writer.clean_up()
+    else:
         with writer.held():
             writer.check_space()
             jobs = writer.open_jobs()

@@ -316,7 +316,7 @@ class TestWriting:
             monkeypatch.setattr(latent_writer, "_available_memory", lambda: 1000)
         with pytest.raises(DiskFullError, match=rf"\({kind}\) has 0.00 GB free"):
             write_latents(recipe, opened, tmp_path / "latents")
-        assert not list(partial_path(tmp_path / "latents").rglob("*.bin"))
+        assert not list(tmp_path.iterdir())
 
     def test_latents_that_float16_cannot_hold(self, recipe: Recipe, opened: OpenData, tmp_path: Path) -> None:
         stepper = frozen_stepper(recipe, opened, 0)
