@@ -24,7 +24,7 @@ from ups.spec.batch import Float32
 
 # A cache that makes steps less than a tenth faster is not worth its place and its care.
 WORTH = 1.1
-_SAMPLES, _REPEATS, _WARM_UP = 8, 9, 2
+_SAMPLES, _REPEATS, _WARM_UP = 16, 9, 2
 
 
 @dataclass(frozen=True)
