@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ups.testing.latents import prepare_latents
 from ups.testing.mixture import write_mixture
 from ups.testing.parity import LIMITS, Arrangement, distance, global_windows, run_variants
 from ups.testing.ranks import launch
@@ -20,6 +21,7 @@ KINDS: list[dict[str, Any]] = [
     {"precision": "float32", "optimizer": "sgd"},
     {"precision": "float64", "optimizer": "adamw", "joint": True},
     {"precision": "float64", "optimizer": "adamw", "joint": True, "stage": "corrector", "steps": 8},
+    {"precision": "float64", "optimizer": "adamw", "model": "deep_encoder", "latents": True},
 ]
 ARRANGEMENTS = [
     Arrangement(2, "ddp", 1),
@@ -29,8 +31,9 @@ ARRANGEMENTS = [
 ]
 
 
-def variants(*micro_batches: int) -> list[dict[str, Any]]:
-    return [kind | {"micro_batch": m} for m in micro_batches for kind in KINDS]
+def variants(latents: dict[str, Any], *micro_batches: int) -> list[dict[str, Any]]:
+    kinds = [kind | ({"settings": latents} if kind.get("latents") else {}) for kind in KINDS]
+    return [kind | {"micro_batch": m} for m in micro_batches for kind in kinds]
 
 
 def limit_of(kind: dict[str, Any]) -> float:
@@ -48,9 +51,15 @@ def tasks(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path, tasks: list[dict[str, Any]]) -> list[Any]:
+def latents(folder: Path, tasks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a stage needs to read latents of a frozen encoder."""
+    return prepare_latents(folder, tasks)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path, tasks: list[dict[str, Any]], latents: dict[str, Any]) -> list[Any]:
     arguments = {"tasks": tasks, "folder": str(folder), "strategy": "single", "steps": STEPS, "label": "alone"}
-    return launch(run_variants, 1, deadline=120, arguments=arguments | {"variants": variants(8, 2)})
+    return launch(run_variants, 1, deadline=120, arguments=arguments | {"variants": variants(latents, 8, 2)})
 
 
 def test_micro_batches_on_one_rank_change_nothing(alone: list[Any]) -> None:
@@ -61,7 +70,11 @@ def test_micro_batches_on_one_rank_change_nothing(alone: list[Any]) -> None:
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS, ids=str)
 def test_many_ranks_train_like_one(
-    arrangement: Arrangement, alone: list[Any], folder: Path, tasks: list[dict[str, Any]]
+    arrangement: Arrangement,
+    alone: list[Any],
+    folder: Path,
+    tasks: list[dict[str, Any]],
+    latents: dict[str, Any],
 ) -> None:
     arguments = {
         "tasks": tasks,
@@ -69,7 +82,7 @@ def test_many_ranks_train_like_one(
         "strategy": arrangement.strategy,
         "steps": STEPS,
         "label": f"{arrangement.strategy}_{arrangement.ranks}_{arrangement.accumulation}",
-        "variants": variants(arrangement.micro_batch),
+        "variants": variants(latents, arrangement.micro_batch),
     }
     results = launch(run_variants, arrangement.ranks, deadline=150, arguments=arguments)
     for number, kind in enumerate(KINDS):

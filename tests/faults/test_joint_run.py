@@ -1,5 +1,5 @@
-"""Faults in a run of the joint model: grouped tasks, unequal blocks, Muon, balance, a linear part fitted first, and a
-corrector after it."""
+"""Faults in a run of the joint model (grouped tasks, unequal blocks, Muon, balance, a linear part fitted first, and a
+corrector after it), and in one that learns from latents of a frozen encoder, which it reads from a cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from tests.faults.test_matrix import fault, reported
 from ups.testing.faults.small_run import rows, weights, write_recipe
 from ups.testing.faults.supervised import Result, run
+from ups.testing.latents import prepare_latents
 from ups.testing.mixture import MODELS, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -22,10 +23,13 @@ STAGES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["joint", "latents"])
+def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     tasks = [task | {"block_size": 4 if number else 8} for number, task in enumerate(write_mixture(folder))]
+    if request.param == "latents":
+        stages = [{"type": "operator", "steps": 28, "unroll_steps": 2, **prepare_latents(folder, tasks)}]
+        return write_recipe(folder, tasks, save_every=4, model=MODELS["deep_encoder"], stages=stages)
     return write_recipe(folder, tasks, save_every=4, model=MODELS["multiscale"] | {"noise_size": 4}, stages=STAGES)
 
 
@@ -36,7 +40,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Result:
     return result
 
 
-def test_a_run_killed_in_each_stage_continues_bitwise(tmp_path: Path, recipe: Path, clean: Result) -> None:
+def test_a_run_killed_three_times_continues_bitwise(tmp_path: Path, recipe: Path, clean: Result) -> None:
     places = [(1, 5, "forward"), (0, 14, "backward"), (1, 26, "forward")]
     kills = [fault("kill", rank, step, phase, signal="SIGKILL") for rank, step, phase in places]
     result = run(tmp_path / "run", *kills, restarts=3, recipe=recipe)

@@ -1,6 +1,6 @@
 """`ups data`: look at data, prove that it is sane, bring it into the store.
 
-Generating is in `data_generate`, data of one's own in `data_import`.
+Generating is in `data_generate`, data of one's own in `data_import`, latents in `data_cache`.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from typing import Annotated
 
 import typer
 
+from ups.cli.data_cache import cache
 from ups.cli.data_generate import generate
 from ups.cli.data_import import import_data
 from ups.cli.new_store import check_fractions, write_store
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, styled, table
 
-app = new_app("Generate, import, inspect, validate or pack data.")
+app = new_app("Generate, import, inspect, validate or pack data; keep latents of it.")
 app.command(short_help="Make benchmark data with reference solvers.")(generate)
 app.command(name="import", short_help="Make a store of data of your own.")(import_data)
+app.command(short_help="Keep latents of a frozen encoder.")(cache)
 
 PathsArgument = Annotated[
     list[str],

@@ -64,7 +64,7 @@ USE = "Use the result"
 
 COMMANDS = (
     Command("config", "ups.cli.config", "show, check or compare recipes; schema for editors", PREPARE),
-    Command("data", "ups.cli.data", "generate, import, inspect, validate or pack data", PREPARE),
+    Command("data", "ups.cli.data", "generate, import, inspect, validate, pack or cache data", PREPARE),
     Command("init", "ups.cli.init", "a recipe and a description for data of your own", PREPARE),
     Command("doctor", "ups.cli.doctor", "probe this machine, with your recipe", PREPARE),
     Command("train", "ups.cli.train", "train a recipe, supervised, on one or many ranks", RUN),

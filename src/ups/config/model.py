@@ -50,6 +50,11 @@ class ModelConfig(PartSection):
         """Whether the integrals of conserved fields are kept."""
         return self.can_conserve and bool(getattr(self, "conserve", True))
 
+    @property
+    def encoder_settings(self) -> dict[str, object]:
+        """The settings that decide what a latent is, by name: all, unless a model knows better."""
+        return self.model_dump(mode="json")
+
 
 class LatentOperatorConfig(ModelConfig):
     """Grid encoder -> latent operator -> decoder: the model of this project."""
@@ -74,7 +79,21 @@ class LatentOperatorConfig(ModelConfig):
         formerly="neighbour_mixing",
     )
     mlp_ratio: float = setting(3.0, "Hidden width of the feed-forward part relative to width.", ge=0.5, le=16)
-
+    encoder_blocks: int = setting(
+        0,
+        "Blocks of the encoder, which let patches see their neighbors; 0: one linear map of each patch alone.",
+        unit="blocks",
+        ge=0,
+        le=64,
+    )
+    latent_channels: int | None = setting(
+        None,
+        "Channels of a token between encoder and operator: what a stage on latents learns, and a cache of latents "
+        "stores; default width.",
+        unit="channels",
+        ge=1,
+        le=16384,
+    )
     conserve: bool = setting(
         True, "Keep the integral of fields that a task declares as conserved exactly as it is, step by step."
     )
@@ -83,6 +102,12 @@ class LatentOperatorConfig(ModelConfig):
     def grid_divisor(self) -> int:
         """What divides the points along every axis of a grid that the network gets: other grids are fitted to it."""
         return self.patch_size
+
+    @property
+    def encoder_settings(self) -> dict[str, object]:
+        """The settings that decide what a latent is, by name."""
+        names = {"type", "patch_size", "encoder_blocks"} | ({"width"} if self.encoder_blocks else set())
+        return {**self.model_dump(mode="json", include=names), "latent_channels": self.latent_channels or self.width}
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:

@@ -253,6 +253,11 @@ class Recipe(Section):
             unknown = sorted(set(stage.tasks or ()) - {task.name for task in self.data.tasks})
             if unknown:
                 raise ValueError(f"stages.{number}.tasks: data has no task '{unknown[0]}'")
+            if stage.cache_place and stage.start_from in [earlier.type for earlier in self.stages[:number]]:
+                raise ValueError(
+                    f"stages.{number}: a cache is written before the run, and weights of stage '{stage.start_from}' "
+                    "are known only in it; start from a run, bundle or checkpoint"
+                )
             trained_before = trained_before or stage.trains_latents
         return self
 

@@ -102,6 +102,11 @@ class StageConfig(StageLength):
     )
 
     @property
+    def cache_place(self) -> str | None:
+        """The directory of latents that this stage reads; None if it reads none."""
+        return None
+
+    @property
     def needs_latents(self) -> bool:
         """Whether only a model with latents can be trained by this stage."""
         return self.trains_latents
@@ -207,6 +212,14 @@ class OperatorStageConfig(StageConfig):
         ge=0,
         le=100,
     )
+    cache: str | None = setting(
+        None,
+        "Directory of the latents of the encoder that the stage starts from, written by `ups data cache`; default: "
+        "they are encoded in every step. Its content is part of the run, its place is not.",
+        min_length=1,
+        may_change=True,
+    )
+    cache_dtype: Literal["float32", "bfloat16", "float16"] = setting("float32", "Numbers of the cache.")
     unroll_steps: int = setting(1, "Model steps in a training sample.", unit="steps", ge=1, le=64)
     pushforward_steps: int = setting(
         0, "Of those, how many leading steps run without gradient (pushforward).", unit="steps", ge=0, le=63
@@ -226,6 +239,11 @@ class OperatorStageConfig(StageConfig):
     )
 
     @property
+    def cache_place(self) -> str | None:
+        """The directory of latents that this stage reads; None if it reads none."""
+        return self.cache
+
+    @property
     def needs_latents(self) -> bool:
         """Whether only a model with latents can be trained by this stage."""
         return self.space == "latent"
@@ -233,7 +251,7 @@ class OperatorStageConfig(StageConfig):
     @property
     def needs_trained_latents(self) -> bool:
         """Whether a stage that trains the latents must come before."""
-        return self.space == "latent"
+        return self.space == "latent" and self.start_from is None
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
@@ -243,6 +261,12 @@ class OperatorStageConfig(StageConfig):
     def _loss_fits_space(self) -> Self:
         if self.space == "latent" and self.loss == "nrmse":
             raise ValueError("loss 'nrmse' compares fields, and space is 'latent'; use relative_l2 or mse")
+        return self
+
+    @model_validator(mode="after")
+    def _cache_has_an_encoder(self) -> Self:
+        if self.cache and (self.space != "latent" or not self.start_from):
+            raise ValueError("cache holds latents of the encoder of start_from: give that too, and space: latent")
         return self
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ups.config.schema import DataConfig, LoaderConfig
+from ups.data.latent_cache import LatentCache
 from ups.data.rank_source import ArrayBatch, RankSource, read_arrays
 from ups.data.sampler import Cut, build_sampler
 from ups.data.windows import WindowIndex
@@ -145,11 +146,14 @@ def build_loader(
     micro_batch: int | None = None,
     grouped: bool = False,
     start_step: int = 0,
+    cache: LatentCache | None = None,
+    fields: bool = True,
 ) -> Loader:
     """The training loader of one rank: windows of `window_frames` frames of the train split.
 
-    readers: one for each of `data.tasks`, in that order. grouped: tasks of equal grids share a micro-batch. Raises
-    ConfigError if blocks cannot be cut evenly, DataError if a task has no window of that length.
+    readers: one for each of `data.tasks`, in that order. grouped: tasks of equal grids share a micro-batch. cache:
+    latents that come with the windows, with or without their fields. Raises ConfigError if blocks cannot be cut evenly,
+    DataError if a task has no window of that length.
     """
     if len(readers) != len(data.tasks):
         raise ConfigError(f"{len(data.tasks)} tasks need as many readers, not {len(readers)}")
@@ -163,7 +167,8 @@ def build_loader(
                 "%d trajectories of task '%s' are shorter than %d frames: unused", short, name, window_frames
             )
     sampler = build_sampler(data, names, [len(index) for index in indexes], seed=seed)
-    return Loader(RankSource(tuple(readers), indexes, sampler, cuts, grouped), place, data.loader, start_step)
+    source = RankSource(tuple(readers), indexes, sampler, cuts, grouped, cache=cache, fields=fields)
+    return Loader(source, place, data.loader, start_step)
 
 
 def evaluation_batches(
@@ -207,4 +212,5 @@ def _to_batch(arrays: Mapping[str, Any], task: TaskSpec, step: int, sample_weigh
         numbers=tensors["numbers"],
         stage_step=step,
         sample_weight=sample_weight,
+        latents=tensors.get("latents"),
     )

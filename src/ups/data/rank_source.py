@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ups.data.latent_cache import LatentCache
 from ups.data.sampler import Cut, Sampler
 from ups.data.windows import WindowIndex
 from ups.errors import DataError, UpsError
@@ -52,6 +53,7 @@ class RankSource:
 
     cuts: one for each task. grouped: whether tasks of equal grids share a micro-batch, for a network that runs them as
     one graph; otherwise each part is a micro-batch. The parts of a step have consecutive numbers from `first(step)`.
+    cache: where latents of the windows are kept; with it fields are read only if `fields` says so.
     """
 
     readers: tuple[Reader, ...]
@@ -60,6 +62,8 @@ class RankSource:
     cuts: tuple[Cut, ...]
     grouped: bool = False
     split: str = "train"
+    cache: LatentCache | None = None
+    fields: bool = True
 
     def first(self, step: int) -> int:
         """The number of the first part of a step. Steps may have unequal numbers of parts: some numbers stay unused."""
@@ -95,7 +99,13 @@ class RankSource:
         planned = self.plan(number)
         reader, index = self.readers[planned.task], self.indexes[planned.task]
         trajectories, starts = index.locate_all(planned.numbers)
-        arrays = read_arrays(reader, self.split, trajectories, starts, index.read_frames)
+        if self.cache is None or self.fields:
+            arrays = read_arrays(reader, self.split, trajectories, starts, index.read_frames)
+        else:
+            arrays = self.cache.given(planned.task, reader, trajectories)
+        if self.cache is not None:
+            count = 2 if index.steady else index.window_frames - self.cache.context_frames + 1
+            arrays["latents"] = self.cache.read(planned.task, trajectories, starts, count)
         arrays["numbers"] = planned.numbers
         return ArrayBatch(planned.task, planned.step, arrays)
 

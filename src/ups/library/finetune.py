@@ -83,6 +83,7 @@ def _stage(stages: Any, source: str, budget_seconds: float) -> dict[str, Any]:
     stage["budget_clock"] = "wall"
     if stage.get("space") == "latent":
         stage["space"] = "physical"  # the fields count now, and the decoder goes along
+        stage.pop("cache", None)
     optim = stage["optim"]
     rates = {key: RATE * optim[key] for key in ("learning_rate", "matrix_learning_rate") if key in optim}
     return {**stage, "optim": {**optim, **rates}}

@@ -9,9 +9,9 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ups.config.recipe import ResolvedRecipe
 from ups.config.schema import Recipe
@@ -20,6 +20,9 @@ from ups.library.output import Output, Printed, messages_shown
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
 from ups.record.identity import RunIdentity
+
+if TYPE_CHECKING:
+    from ups.formats.base import Reader
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
                 prepare(run_dir, resolved, ranks)
                 ensure_run_statistics(run_dir, recipe, readers)
                 keep_starts(run_dir, recipe)
+                check_latents(run_dir, recipe, readers)
                 stack.close()  # ranks open the data themselves
                 identity = identify(run_dir, recipe)
             except BaseException:
@@ -92,6 +96,16 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
                     leave_no_trace(run_dir, before)
                 raise
             yield identity
+
+
+def check_latents(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> None:
+    """Raises DataError if a cache of latents is not of the encoder, data and statistics of the run."""
+    if any(stage.cache_place for stage in recipe.stages):
+        from ups.run.assemble import OpenData
+        from ups.run.directory import read_statistics
+        from ups.run.latent_caching import check_encoders
+
+        check_encoders(run_dir, recipe, OpenData(readers, read_statistics(run_dir, readers)))
 
 
 def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity, output: Output) -> int:

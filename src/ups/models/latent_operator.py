@@ -3,7 +3,8 @@
 The network is encoder, operator and decoder in normalized units. Physical units, contexts and what a prediction means
 for a task are the stepper's business.
 
-B samples, F input channels, C output channels, S space, N tokens along each axis, L all tokens, D width.
+B samples, F input channels, C output channels, S space, N tokens along each axis, L all tokens, D width,
+Z channels of a latent token (D unless the settings say otherwise).
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class LatentOperator(nn.Module):
     def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.config = config
+        channels = config.latent_channels or config.width
+        self.lift = nn.Linear(channels, config.width) if config.latent_channels else None
         self.conditioning = Conditioning(vocabulary, config.width)
         self.positions = Positions(config.width)
         self.entry = NeighborMixing(config.width) if config.neighbor_mixing else None
@@ -49,7 +52,7 @@ class LatentOperator(nn.Module):
             Block(config.width, config.num_heads, config.mlp, config.mlp_ratio) for _ in range(config.depth)
         )
         self.modulation = nn.Linear(config.width, 2 * config.width)
-        self.out = nn.Linear(config.width, config.width)
+        self.out = nn.Linear(config.width, channels)
         for layer in (self.modulation, self.out):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
@@ -57,10 +60,11 @@ class LatentOperator(nn.Module):
     def forward(
         self, tokens: Tensor, task: TaskSpec, parameters: Tensor, dt: Tensor, coordinates: Sequence[Tensor]
     ) -> Tensor:
-        """tokens (B, *N, D), parameters (B, P) normalized, dt (B,) -> update (B, *N, D)."""
+        """tokens (B, *N, Z), parameters (B, P) normalized, dt (B,) -> update (B, *N, Z)."""
         grid = tokens.shape[1:-1]
         condition = self.conditioning(task, parameters, dt, [c.shape[0] for c in coordinates])
-        x = tokens + self.positions(task, grid, coordinates)
+        x = tokens if self.lift is None else self.lift(tokens)
+        x = x + self.positions(task, grid, coordinates)
         if self.entry is not None:
             x = self.entry(x, [axis.periodic for axis in task.axes])
         x = x.flatten(1, -2)  # (B, L, D)
@@ -108,15 +112,21 @@ class LatentNetwork(NetworkWithLatents):
 
     def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary, context_frames: int) -> None:
         super().__init__()
-        self.encoder = GridEncoder(vocabulary, config.patch_size, config.width, context_frames)
+        channels, blocks = config.latent_channels or config.width, config.encoder_blocks
+        self.encoder = GridEncoder(
+            vocabulary, config.patch_size, config.width, context_frames, latent_channels=channels, num_blocks=blocks
+        )
         self.operator = LatentOperator(config, vocabulary)
-        self.decoder = GridDecoder(vocabulary, config.patch_size, config.width)
+        self.decoder = GridDecoder(
+            vocabulary, config.patch_size, config.width, latent_channels=channels, overlapping=blocks > 0
+        )
+        self.patch_size = config.patch_size
 
     def forward(self, given: NetworkInput) -> Tensor:
         """fields (B, F, *S) -> (B, C, *S): the decoded update of the latent, one channel per name in `outputs`."""
-        tokens = self.encoder(given.fields, given.channels)
+        tokens = self.encoder(given.fields, given.channels, given.task)
         update = self.operator(tokens, given.task, given.parameters, given.dt, given.coordinates)
-        decoded: Tensor = self.decoder(update, given.outputs)
+        decoded: Tensor = self.decoder(update, given.outputs, given.task)
         return decoded
 
     def named_rows(self) -> dict[str, NamedRows]:

@@ -120,9 +120,13 @@ class NetworkWithLinearPart(Network):
 class NetworkWithLatents(Network):
     """A network of three modules, for stages that train on latents; its config declares `has_latents`.
 
-    encoder(fields, channels) -> latent; operator(latent, task, parameters, dt, coordinates) -> update of the latent;
-    decoder(update, outputs) -> fields.
+    encoder(fields, channels, task) -> latent; operator(latent, task, parameters, dt, coordinates) -> update of the
+    latent; decoder(update, outputs, task) -> fields.
+    patch_size: if latents (B, *N, Z) are tokens of so many points along each axis that commute with shifts by whole
+    patches along periodic axes; 0 if not, and then latents of moved fields cannot be had from those that were kept.
     """
+
+    patch_size: int = 0
 
     encoder: nn.Module
     operator: nn.Module

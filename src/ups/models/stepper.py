@@ -102,17 +102,17 @@ class Stepper(nn.Module):
 
     def encode(self, fields: Tensor, channels: Channels, task: TaskSpec) -> Tensor:
         """Normalized fields (B, F, *S) -> latent."""
-        latent: Tensor = self.latent.encoder(self.fit.onto(fields, task), channels)
+        latent: Tensor = self.latent.encoder(self.fit.onto(fields, task), channels, task)
         return latent
 
     def decode(self, latent: Tensor, names: Sequence[str], task: TaskSpec, space: Sequence[int]) -> Tensor:
         """Latent -> normalized fields (B, C, *S), one channel per name."""
-        return self.fit.back(self.latent.decoder(latent, names), task, space)
+        return self.fit.back(self.latent.decoder(latent, names, task), task, space)
 
     def decode_update(self, update: Tensor, task: TaskSpec, space: Sequence[int]) -> Tensor:
         """Update of the latent (B, *N, D) -> what `predict` returns."""
         outputs = task.channel_names(task.predicted)
-        return self._gained(self.latent.decoder(update, outputs), task, space)
+        return self._gained(self.latent.decoder(update, outputs, task), task, space)
 
     def _gained(self, raw: Tensor, task: TaskSpec, space: Sequence[int]) -> Tensor:
         x = self.fit.back(wide(raw), task, space)

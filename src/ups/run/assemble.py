@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ups.config.schema import DataConfig, Recipe
 from ups.data.conserved_grid import check_conserved
+from ups.data.latent_cache import CacheKey, open_cache
 from ups.data.loader import Loader, build_loader
 from ups.data.normalize import ensure_statistics
 from ups.data.open import open_tasks
@@ -75,16 +76,33 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
 
 
 def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:
-    """The loader of one rank for stage `index`."""
-    data = recipe.data_of(index)
+    """The loader of one rank for stage `index`; with a cache, which is checked, fields are read only if they count."""
+    data, config = recipe.data_of(index), recipe.stages[index]
+    readers = opened.readers_of(recipe, data)
+    place_of_cache = config.cache_place
+    cache = open_cache(place_of_cache, readers, cache_key(recipe, opened, index)) if place_of_cache else None
     return build_loader(
         data,
-        opened.readers_of(recipe, data),
+        readers,
         place,
         seed=key_of(recipe.run.seed, "stage", index) >> 1,
         window_frames=stage.window_frames(recipe.data.context_frames),
         micro_batch=recipe.engine.micro_batch,
         grouped=recipe.model.groups_tasks,
+        cache=cache,
+        fields=bool(getattr(config, "decode_weight", 1.0)),
+    )
+
+
+def cache_key(recipe: Recipe, opened: OpenData, index: int, *, dtype: str = "", encoder: str = "") -> CacheKey:
+    """What decides the latents that stage `index` reads; the weights of the encoder only where they are given."""
+    return CacheKey.of(
+        opened.readers,
+        opened.statistics,
+        dtype=dtype or str(getattr(recipe.stages[index], "cache_dtype", "float32")),
+        model=recipe.model.encoder_settings,
+        context_frames=recipe.data.context_frames,
+        encoder=encoder,
     )
 
 

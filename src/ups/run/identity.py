@@ -18,7 +18,7 @@ from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.places import CONFIG_NAME
 from ups.run.follow_metrics import read_rows
-from ups.run.stage_starts import check_starts
+from ups.run.stage_starts import check_caches, check_starts
 from ups.supervise.run_file import is_unreadable, read_run, run_identity, was_started
 
 STATISTICS_NAME = "statistics.json"
@@ -64,7 +64,7 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
     times = dict(identity.data_changed_ns)
     for task in recipe.data.tasks:
         data[task.name], times[task.name] = check_data(task, identity)
-    data |= check_starts(run_dir, recipe, data)
+    data |= check_starts(run_dir, recipe, data) | check_caches(recipe, identity.data)
     return replace(
         identity,
         recipes=(*(known for known in identity.recipes if known != found), found),
@@ -85,6 +85,7 @@ def check_inputs(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
         _check_recipe(run_dir, recipe, identity)
     check_statistics(run_dir, identity)
     check_starts(run_dir, recipe, identity.data)
+    check_caches(recipe, identity.data)
     for task in recipe.data.tasks:
         check_data(task, identity)
 

@@ -1,7 +1,7 @@
 """Which stages of a run start from other weights than those of the stage before, and where the run keeps them.
 
 What comes from outside lies in the run (`start/<stage>`, a bundle), put there by `ups.run.warm_start` before any rank
-starts. Its hash is part of the run's identity. No torch.
+starts. Its hash is part of the run's identity, and so is that of a cache of latents, which stays where it is. No torch.
 """
 
 from __future__ import annotations
@@ -59,3 +59,21 @@ def check_start(run_dir: Path, index: int, known: Mapping[str, str]) -> tuple[st
 def check_starts(run_dir: Path, recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
     """Name -> hash of what the stages start from. Raises DataChangedError if one is not what the run began with."""
     return dict(check_start(run_dir, index, known) for index in from_outside(recipe))
+
+
+def check_caches(recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
+    """Name -> hash of the latent caches that stages read. Raises DataChangedError if the run began with other ones.
+
+    known: of a run that has begun, else empty.
+    """
+    caches: dict[str, str] = {}
+    for index, stage in enumerate(recipe.stages):
+        name = f"stages.{index}.cache"
+        if stage.cache_place:
+            caches[name] = file_sha256(Path(stage.cache_place) / MANIFEST_NAME)
+        if known and known.get(name) != caches.get(name):
+            raise DataChangedError(
+                f"{name} ({stage.cache_place or 'none'}) is not what the run was started with",
+                hint="bring the old cache back, or start a new run: --set run.dir=PATH",
+            )
+    return caches

@@ -70,6 +70,14 @@ def _trained(source: Path) -> Trained:
     return load_trained(str(source.parent.parent), checkpoint=source)
 
 
+def stepper_at(name: str) -> Stepper:
+    """The model that a stage with this `start_from` starts from, from where the name leads now."""
+    from ups.inference.bundle import load_bundle
+
+    source = _find(name)
+    return load_bundle(source).stepper if is_bundle(source) else _trained(source).stepper
+
+
 def source_of(run_dir: Path, index: int) -> Stepper:
     """The model that stage `index` starts from, from the run's own copy, whose bytes are verified."""
     from ups.inference.bundle import load_bundle

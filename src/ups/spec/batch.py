@@ -58,6 +58,7 @@ class Batch:
     sample_weight: of each sample in the loss of that step. Blocks count alike whatever their size, and the weights of a
     global batch add up to 1.
     noise (B, K): what makes each sample a member of an ensemble (`ups.models.ensemble`); None is the central one.
+    latents (B, L, *N, Z): of an encoder, where they were kept (`ups.data.latent_cache`); fields may then be missing.
     """
 
     task: TaskSpec
@@ -71,6 +72,7 @@ class Batch:
     stage_step: int = 0
     sample_weight: float = 1.0
     noise: torch.Tensor | None = None
+    latents: torch.Tensor | None = None
 
     @property
     def num_samples(self) -> int:
@@ -96,6 +98,7 @@ class Batch:
             dt=move(self.dt),
             coordinates=tuple(move(c) for c in self.coordinates),
             noise=None if self.noise is None else move(self.noise),
+            latents=None if self.latents is None else move(self.latents),
         )
 
     def with_state(self, state: torch.Tensor) -> Batch:
@@ -112,6 +115,7 @@ class Batch:
             parameters=self.parameters.pin_memory(),
             dt=self.dt.pin_memory(),
             coordinates=tuple(c.pin_memory() for c in self.coordinates),
+            latents=None if self.latents is None else self.latents.pin_memory(),
         )
 
     def cut(self, start: int, stop: int) -> Batch:
@@ -125,4 +129,5 @@ class Batch:
             dt=self.dt[start:stop],
             numbers=self.numbers[start:stop],
             noise=None if self.noise is None else self.noise[start:stop],
+            latents=None if self.latents is None else self.latents[start:stop],
         )

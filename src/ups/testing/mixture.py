@@ -31,6 +31,15 @@ DARCY = TaskSpec(
 # Small networks that learn all three together.
 MODELS: dict[str, dict[str, Any]] = {
     "latent_operator": {"type": "latent_operator", "width": 16, "depth": 2, "num_heads": 2, "patch_size": 2},
+    "deep_encoder": {
+        "type": "latent_operator",
+        "width": 16,
+        "depth": 2,
+        "num_heads": 2,
+        "patch_size": 2,
+        "encoder_blocks": 2,
+        "latent_channels": 3,
+    },
     "multiscale": {"type": "multiscale", "widths": [8, 8], "blocks": [1, 1], "kernel_size": 3, "num_heads": 2},
 }
 COUNTS = {"train": 6, "valid": 3, "test": 2}

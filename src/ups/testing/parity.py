@@ -99,6 +99,7 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
         "unroll_steps": 2,
         "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
     }
+    stage |= variant.get("settings", {})
     stages = [stage | ({"loss": "nrmse", "balance": 0.5} if joint else {})]
     if stage["type"] == "corrector":  # trains on; what is compared is the last stage alone
         model = model | {"noise_size": 4}

@@ -38,6 +38,8 @@ STEADY = TaskSpec(
 TASKS = (LINE, PLANE, CUBE, STEADY)
 SPACE = {"line": (32,), "plane": (16, 8), "cube": (8, 8, 8), "steady": (16, 16)}
 SMALL = {"width": 16, "depth": 2, "num_heads": 2, "patch_size": 4, "window_tokens": 2}
+# An encoder of several blocks, whose latent is smaller than the fields.
+DEEP = {"encoder_blocks": 2, "latent_channels": 3}
 
 
 def statistics_of(task: TaskSpec) -> Statistics:

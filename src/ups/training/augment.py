@@ -9,6 +9,9 @@ copies other problems than the data's: such a task is rolled along axes on which
 mirrored or turned. A steady task is a map from static fields, which move with the target. An axis whose two ends differ
 is not mirrored.
 
+Latents that were kept are moved by whole patches around periodic axes, and the fields with them: nothing else that is
+done to fields can be done to their latents.
+
 B samples, T frames, C channels, S space, A axes, N points of space, E elements of a group.
 """
 
@@ -58,13 +61,25 @@ class Augmentation:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with every sample under its own symmetry; the same batch if the task has none."""
-        key = (batch.task.name, batch.space)
-        if key not in self._moves:
-            self._moves[key] = moves_of(batch.task, batch.coordinates)
-        moves = self._moves[key]
+        moves = self._moves_of(batch)
         if moves is None:
             return batch
         return moved(batch, moves, draws_of(batch.task, batch.numbers.numpy(), batch.stage_step, self._seed))
+
+    def by_patches(self, batch: Batch, patch_size: int) -> Batch:
+        """The batch with its latents, and fields if there are any, rolled by whole patches where the task allows it."""
+        moves = self._moves_of(batch)
+        # Which axes a static field allows is seen in the field, and that may not be there.
+        if moves is None or (not batch.task.steady and batch.task.num_channels("static")):
+            return batch
+        draws = draws_of(batch.task, batch.numbers.numpy(), batch.stage_step, self._seed)
+        return moved_by_patches(batch, moves, draws, patch_size)
+
+    def _moves_of(self, batch: Batch) -> Moves | None:
+        key = (batch.task.name, batch.space)
+        if key not in self._moves:
+            self._moves[key] = moves_of(batch.task, batch.coordinates)
+        return self._moves[key]
 
 
 def draws_of(task: TaskSpec, numbers: npt.NDArray[np.int64], step: int, seed: int) -> npt.NDArray[np.float64]:
@@ -159,6 +174,31 @@ def moved(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64]) -> Batch:
         static=taken(batch.static, "static"),
         target=taken(batch.target, "target"),
     )
+
+
+def moved_by_patches(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64], patch_size: int) -> Batch:
+    """The batch under the drawn shifts (B, A + 1), each rounded down to whole patches; no turn, no reflection.
+
+    An axis that patches do not divide stays as it is: its latents are of another grid than the fields.
+    """
+    if batch.latents is None:
+        raise ValueError("a batch without latents is moved by `moved`")
+    space = np.array(batch.space)
+    patches = np.where((moves.rolled > 0) & (space % patch_size == 0), space // patch_size, 0)  # (A,)
+    steps = (draws[:, :-1] * patches).astype(np.int64)  # (B, A)
+    latents = batch.latents
+    grid = latents.shape[2:-1]
+    index = torch.zeros((), dtype=torch.int64)
+    for axis, count in enumerate(grid):
+        source = (torch.arange(count) - torch.from_numpy(steps[:, axis, None])) % count  # (B, n)
+        shape = [-1] + [count if a == axis else 1 for a in range(len(grid))]
+        index = index * count + source.reshape(shape)
+    flat = latents.flatten(2, -2)  # (B, L, N, Z)
+    chosen = index.flatten(1).to(latents.device, non_blocking=True)[:, None, :, None].expand(flat.shape)
+    rolled = replace(batch, latents=flat.gather(2, chosen).reshape(latents.shape))
+    # The middle of the interval that `moved` takes for this shift; the first element of the group is the identity.
+    shifts = np.divide(steps * patch_size + 0.5, moves.rolled, out=np.zeros(steps.shape), where=moves.rolled > 0)
+    return moved(rolled, moves, np.concatenate([shifts, np.zeros((len(draws), 1))], axis=1))
 
 
 def _constant_along(static: Tensor) -> Tensor:

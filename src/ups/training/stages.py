@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig, StageConfig
-from ups.errors import DataError, PluginError
+from ups.errors import ConfigError, DataError, PluginError
 from ups.models.normalization import wide
 from ups.models.stepper import Stepper
 from ups.models.vocabulary import Channels
@@ -248,7 +248,18 @@ class OperatorStage(Stage):
 
 
 class LatentOperatorStage(OperatorStage):
-    """Trains the operator alone, on latents of a frozen autoencoder; the decoded fields may count too."""
+    """Trains the operator alone, on latents of a frozen autoencoder; the decoded fields may count too.
+
+    Latents are encoded from the fields of a batch, or come with it from where they were kept.
+    """
+
+    def __init__(self, config: OperatorStageConfig, stepper: Stepper, seed: int) -> None:
+        super().__init__(config, stepper, seed)
+        if config.cache and config.augment and not stepper.latent.patch_size:
+            raise ConfigError(
+                f"latents of model type '{stepper.config.type}' cannot be moved, and the stage has a cache and augment",
+                hint="set augment: false of the stage, or leave its cache out",
+            )
 
     def trained_modules(self) -> list[nn.Module]:
         return [self.stepper.latent.operator]
@@ -256,49 +267,75 @@ class LatentOperatorStage(OperatorStage):
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         return [self.task_losses(self.prepare(batch, self.config.augment)) for batch in batches]
 
+    def prepare(self, batch: Batch, augment: bool) -> Batch:
+        """As for fields; a batch that brings its latents is moved by whole patches."""
+        if batch.latents is None:
+            return super().prepare(batch, augment)
+        return self._augmentation.by_patches(batch, self.stepper.latent.patch_size) if augment else batch
+
     def task_losses(self, batch: Batch) -> dict[str, Tensor]:
-        """As `OperatorStage`, with the step fed by its own latents instead of re-encoded fields."""
-        pairs = self.steady_pairs(batch) if batch.task.steady else self.unrolled_pairs(batch)
-        latent = torch.stack([p[0] for p in pairs]).mean(0)
-        decoded = torch.stack([p[1] for p in pairs]).mean(0)
+        """As `OperatorStage`, with the step fed by its own latents instead of re-encoded fields.
+
+        Fields that do not count are not decoded.
+        """
+        in_latent, in_fields = self.steady_errors(batch) if batch.task.steady else self.unrolled_errors(batch)
+        latent = torch.stack(in_latent).mean(0)
+        if not in_fields:
+            return {"loss": latent, "latent": latent}
+        decoded = torch.stack(in_fields).mean(0)
         return {"loss": latent + self.config.decode_weight * decoded, "latent": latent, "decoded": decoded}
 
-    def steady_pairs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """(B,) errors of the latent and of the decoded target."""
-        task, stepper = batch.task, self.stepper
-        given = stepper.encode(*stepper.inputs(batch.state, batch.static, task), task)
-        target, channels = stepper.target_inputs(batch.target, task)
-        wanted = stepper.encode(target, channels, task)
-        found = self._update(given, batch)
-        decoded = stepper.decode_update(found, task, batch.space)
-        return [(self._relative(found - wanted, wanted), self._relative(decoded - target, target))]
-
-    def unrolled_pairs(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """(B,) errors of latent and decoded field for each step that carries a gradient."""
+    def latents(self, batch: Batch) -> list[Tensor]:
+        """(B, *N, Z): of the given frames and of those after each step; of a steady task of given fields and target."""
+        if batch.latents is not None:
+            return list(batch.latents.unbind(1))
         context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
+        if task.steady:
+            given = stepper.encode(*stepper.inputs(batch.state, batch.static, task), task)
+            return [given, stepper.encode(*stepper.target_inputs(batch.target, task), task)]
         frames = range(self.config.unroll_steps + 1)
-        truths = [
+        return [
             stepper.encode(*stepper.inputs(batch.state[:, f : f + context], batch.static, task), task) for f in frames
         ]
+
+    def steady_errors(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+        """(B,) errors of the latent and, if fields count, of the decoded target."""
+        task, stepper = batch.task, self.stepper
+        given, wanted = self.latents(batch)
+        found = self._update(given, batch)
+        in_latent = [self._relative(found - wanted, wanted)]
+        if not self.config.decode_weight:
+            return in_latent, []
+        target, _ = stepper.target_inputs(batch.target, task)
+        decoded = stepper.decode_update(found, task, batch.space)
+        return in_latent, [self._relative(decoded - target, target)]
+
+    def unrolled_errors(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
+        """(B,) errors of latent and, if fields count, decoded field for each step that carries a gradient."""
+        context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
+        decodes = self.config.decode_weight > 0
+        truths = self.latents(batch)
         ratio = stepper.normalization.update_ratio(task, truths[0])
-        latent, last = truths[0], batch.state[:, context - 1]
-        pairs: list[tuple[Tensor, Tensor]] = []
-        for step in frames[:-1]:
+        latent = truths[0]
+        last = batch.state[:, context - 1] if decodes else None
+        in_latent: list[Tensor] = []
+        in_fields: list[Tensor] = []
+        for step in range(self.config.unroll_steps):
             counts = step >= self.config.pushforward_steps
             with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
                 update = self._update(latent, batch)
-                change = stepper.decode_update(update, task, batch.space)
                 if counts:
+                    wanted, usual = truths[step + 1] - latent, truths[step + 1] - truths[step]
+                    in_latent.append(self._relative(update - wanted / ratio, usual / ratio))
+                latent = latent + ratio * update
+                if last is not None:
+                    change = stepper.decode_update(update, task, batch.space)
                     truth, before = batch.state[:, context + step], batch.state[:, context + step - 1]
-                    in_latent = self._relative(
-                        update - (truths[step + 1] - latent) / ratio, (truths[step + 1] - truths[step]) / ratio
-                    )
-                    in_fields = self._relative(
-                        change - stepper.scaled_change(last, truth, task), stepper.scaled_change(before, truth, task)
-                    )
-                    pairs.append((in_latent, in_fields))
-                latent, last = latent + ratio * update, stepper.advance(last, change, task)
-        return pairs
+                    if counts:
+                        error = change - stepper.scaled_change(last, truth, task)
+                        in_fields.append(self._relative(error, stepper.scaled_change(before, truth, task)))
+                    last = stepper.advance(last, change, task)
+        return in_latent, in_fields
 
     def _update(self, latent: Tensor, batch: Batch) -> Tensor:
         parameters = self.stepper.normalization.parameters_of(batch.task, batch.parameters)

@@ -16,6 +16,7 @@ from ups.spec.task import TaskSpec
 from ups.testing.small_model import LINE, PLANE, STEADY, awake, batch_of, statistics_of
 
 LATENT = LatentOperatorConfig(width=16, depth=1, num_heads=2, patch_size=4)
+DEEP = LatentOperatorConfig(width=16, depth=1, num_heads=2, patch_size=4, encoder_blocks=2, latent_channels=3)
 MULTISCALE = MultiscaleConfig(widths=[8, 8], blocks=[1, 1], num_heads=2)
 
 
@@ -23,7 +24,7 @@ def model(config: ModelConfig, tasks: Sequence[TaskSpec], seed: int = 0) -> Step
     return build_model(config, tasks, {t.name: statistics_of(t) for t in tasks}, context_frames=1, seed=seed)
 
 
-@pytest.mark.parametrize("config", [LATENT, MULTISCALE], ids=lambda c: c.type)
+@pytest.mark.parametrize("config", [LATENT, DEEP, MULTISCALE], ids=["linear", "deep", "multiscale"])
 def test_a_model_that_got_all_weights_answers_like_the_other(config: ModelConfig) -> None:
     source, target = awake(model(config, [LINE, PLANE])), model(config, [PLANE, LINE], seed=1)
     taken = transfer(source, target)

@@ -12,9 +12,21 @@ from ups.errors import DataError
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
 from ups.spec.task import TaskSpec
-from ups.testing.small_model import LINE, PLANE, STEADY, TASKS, awake, batch_of, loss_of, small_model, statistics_of
+from ups.testing.small_model import (
+    DEEP,
+    LINE,
+    PLANE,
+    STEADY,
+    TASKS,
+    awake,
+    batch_of,
+    loss_of,
+    small_model,
+    statistics_of,
+)
 from ups.training.stages import Stage, build_stage
 
+each_encoder = pytest.mark.parametrize("encoder", [{}, DEEP], ids=["linear", "deep"])
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
 
 
@@ -31,8 +43,9 @@ def mean_of(pair: torch.Tensor) -> torch.Tensor:
 
 
 @each_task
-def test_every_trained_parameter_has_a_gradient_after_any_task(task: TaskSpec) -> None:
-    stage = operator(small_model(context_frames=2), unroll_steps=2, pushforward_steps=1)
+@each_encoder
+def test_every_trained_parameter_has_a_gradient_after_any_task(task: TaskSpec, encoder: dict[str, int]) -> None:
+    stage = operator(small_model(context_frames=2, **encoder), unroll_steps=2, pushforward_steps=1)
     loss_of(stage, batch_of(task, 4)).backward()
     assert [n for n, p in stage.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
 
@@ -47,9 +60,10 @@ def test_the_loss_is_a_mean_over_samples_however_the_batch_is_cut(task: TaskSpec
 
 
 @each_task
+@each_encoder
 @pytest.mark.parametrize("kind", ["autoencode", "latent"])
-def test_stages_that_train_a_part_freeze_the_rest(task: TaskSpec, kind: str) -> None:
-    stepper = small_model(context_frames=2)
+def test_stages_that_train_a_part_freeze_the_rest(task: TaskSpec, kind: str, encoder: dict[str, int]) -> None:
+    stepper = small_model(context_frames=2, **encoder)
     stage = autoencode(stepper) if kind == "autoencode" else operator(stepper, space="latent", unroll_steps=2)
     loss_of(stage, batch_of(task, 4)).backward()
     inside = [id(p) for m in stage.trained_modules() for p in m.parameters()]
@@ -88,16 +102,16 @@ def test_an_autoencoder_learns_to_give_fields_and_latents_back(context_frames: i
             assert new[name][0] < 0.3 * old[name][0], (name, old[name], new[name])
 
 
-def test_an_update_of_the_latent_decodes_to_the_change_of_the_fields() -> None:
-    stepper = awake(small_model()).double()
+@each_encoder
+def test_an_update_of_the_latent_decodes_to_the_change_of_the_fields(encoder: dict[str, int]) -> None:
+    stepper = awake(small_model(**encoder)).double()
     batch = batch_of(PLANE, 1, dtype=torch.float64)
-    network = stepper.network
-    latent = network.encoder(*stepper.inputs(batch.state, batch.static, PLANE))
+    latent = stepper.encode(*stepper.inputs(batch.state, batch.static, PLANE), PLANE)
     update = torch.randn(latent.shape, dtype=torch.float64)
     ratio = stepper.normalization.update_ratio(PLANE, latent)
     names = PLANE.channel_names("state")
     first, second = (
-        stepper.normalization.restore("state", PLANE, network.decoder(z, names), 1)
+        stepper.normalization.restore("state", PLANE, stepper.decode(z, names, PLANE, batch.space), 1)
         for z in (latent, latent + ratio * update)
     )
     torch.testing.assert_close(
@@ -105,8 +119,9 @@ def test_an_update_of_the_latent_decodes_to_the_change_of_the_fields() -> None:
     )
 
 
-def test_one_step_in_latent_space_is_the_step_in_physical_space() -> None:
-    stepper = awake(small_model()).double()
+@each_encoder
+def test_one_step_in_latent_space_is_the_step_in_physical_space(encoder: dict[str, int]) -> None:
+    stepper = awake(small_model(**encoder)).double()
     batch = batch_of(PLANE, 2, dtype=torch.float64)
     latent = mean_of(operator(stepper, space="latent")([batch]).metrics["train/plane/decoded"])
     torch.testing.assert_close(latent, loss_of(operator(stepper), batch), rtol=1e-10, atol=0)

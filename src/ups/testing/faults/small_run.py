@@ -71,9 +71,11 @@ def prepare_real(run_dir: Path, recipe: str) -> RunIdentity:
     from ups.data.open import open_tasks
     from ups.run.directory import ensure_run_statistics, prepare
     from ups.run.identity import identify
+    from ups.run.warm_start import keep_starts
 
     resolved = resolve(recipe)
     prepare(run_dir, resolved, 2)
     with open_tasks(resolved.recipe.data.tasks) as readers:
         ensure_run_statistics(run_dir, resolved.recipe, readers)
+    keep_starts(run_dir, resolved.recipe)
     return identify(run_dir, resolved.recipe)

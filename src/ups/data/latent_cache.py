@@ -1,0 +1,305 @@
+"""Latents of a frozen encoder on disk: what they are of, where each one lies, and whether they may be used.
+
+A cache is a committed directory (`ups.record.manifest`): `cache.json` says what decides its bytes, and each task has a
+folder of plain arrays, which are mapped into memory. Processes of a host share them in the page cache. Latents are
+those of the train split: of a transient task one for each place of the context frames in a trajectory, of a steady task
+two for each sample (of the given fields and of the target). Parameters are kept too, so that a stage that needs no
+field reads nothing else. Who writes one is `ups.data.latent_writer`; encoders are torch and not known here.
+
+N tokens along each axis, Z channels of a token, B samples, L latents of a sample.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ups.errors import DataError, IntegrityError, UpsError
+from ups.formats.base import Int64, Reader
+from ups.formats.shards import ProcessCache, map_file
+from ups.record.manifest import COMMITTED_NAME, is_committed, verify
+from ups.record.untrusted_files import load_object
+from ups.spec.batch import Float32
+from ups.spec.statistics import Statistics
+
+FORMAT, VERSION = "ups-latent-cache", 1
+CACHE_NAME = "cache.json"
+SPLIT = "train"
+# bfloat16 is no type of numpy: its bits are the upper half of a float32.
+STORED = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+# A file holds whole trajectories up to this size, at least one.
+FILE_BYTES = 64 << 20
+_MAX_OPEN_FILES = 256
+_WRITE = "write it with: ups data cache RECIPE"
+_AGAIN = "write it again: ups data cache RECIPE --overwrite"
+
+
+@dataclass(frozen=True)
+class CacheKey:
+    """Everything that decides the bytes of a cache.
+
+    encoder: hash of the weights; '' where it is not known and not to be compared. model: the settings that decide what
+    a latent is. tasks: name -> (identity of the data, hash of the statistics).
+    """
+
+    dtype: str
+    encoder: str
+    model: Mapping[str, object]
+    context_frames: int
+    tasks: Mapping[str, tuple[str, str]]
+
+    @classmethod
+    def of(
+        cls,
+        readers: Sequence[Reader],
+        statistics: Mapping[str, Statistics],
+        *,
+        dtype: str,
+        model: Mapping[str, object],
+        context_frames: int,
+        encoder: str = "",
+    ) -> CacheKey:
+        """The key of latents of this data."""
+        tasks = {r.task.name: (r.identity(), _hash(statistics[r.task.name].to_json())) for r in readers}
+        return cls(dtype, encoder, dict(model), context_frames, tasks)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "dtype": self.dtype,
+            "encoder": self.encoder,
+            "model": dict(self.model),
+            "context_frames": self.context_frames,
+            "tasks": {name: list(pair) for name, pair in sorted(self.tasks.items())},
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CacheKey:
+        """Reads what `to_json` wrote. Raises ValueError, TypeError or KeyError for anything else."""
+        tasks = {str(name): (str(first), str(second)) for name, (first, second) in data["tasks"].items()}
+        return cls(str(data["dtype"]), str(data["encoder"]), dict(data["model"]), int(data["context_frames"]), tasks)
+
+    @property
+    def hash(self) -> str:
+        """One name for all of it."""
+        return _hash(self.to_json())
+
+    def difference(self, wanted: CacheKey) -> str:
+        """'' if latents of this key are the wanted ones, else what is wrong with them."""
+        if self.dtype != wanted.dtype:
+            return f"has the wrong dtype: it holds {self.dtype}, and {wanted.dtype} is asked for"
+        if self.tasks.keys() != wanted.tasks.keys():
+            mine, theirs = (", ".join(sorted(names)) for names in (self.tasks, wanted.tasks))
+            return f"is foreign: it is of the tasks {mine}, and the recipe has {theirs}"
+        if self.model != wanted.model or self.context_frames != wanted.context_frames:
+            return "is foreign: it is of a model with other settings of the encoder, or of other context frames"
+        for name, (data, numbers) in wanted.tasks.items():
+            if self.tasks[name][0] != data:
+                return f"is stale: it is of other data of task '{name}'"
+            if self.tasks[name][1] != numbers:
+                return f"is stale: the statistics of task '{name}' have changed, by which fields are normalized"
+        if wanted.encoder and self.encoder != wanted.encoder:
+            return "is stale: it is of an encoder with other weights than those that the stage starts from"
+        return ""
+
+
+@dataclass(frozen=True)
+class TaskLatents:
+    """Where the latents of one task lie.
+
+    shape (*N, Z) of one. before (trajectories + 1,): latents of all trajectories before each, in the end of all.
+    per_file: trajectories of a file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    before: Int64
+    per_file: int
+
+    @classmethod
+    def of(
+        cls, reader: Reader, context_frames: int, shape: Sequence[int], dtype: str, per_file: int | None = None
+    ) -> TaskLatents:
+        """The layout for a reader's train split. per_file: as a cache says that is there already."""
+        counts = np.array([latents_in(reader, t, context_frames) for t in range(reader.splits[SPLIT])], np.int64)
+        before = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        largest = int(counts.max(initial=1)) * int(np.prod(shape)) * np.dtype(STORED[dtype]).itemsize
+        return cls(reader.task.name, tuple(shape), before, per_file or max(1, FILE_BYTES // max(1, largest)))
+
+    @property
+    def num_trajectories(self) -> int:
+        return len(self.before) - 1
+
+    @property
+    def num_latents(self) -> int:
+        return int(self.before[-1])
+
+    @property
+    def num_files(self) -> int:
+        return -(-self.num_trajectories // self.per_file)
+
+    def trajectories_of(self, file: int) -> range:
+        """The trajectories whose latents a file holds."""
+        return range(file * self.per_file, min((file + 1) * self.per_file, self.num_trajectories))
+
+    def rows_of(self, file: int) -> int:
+        """Latents of a file."""
+        inside = self.trajectories_of(file)
+        return int(self.before[inside.stop] - self.before[inside.start])
+
+    def file_name(self, file: int) -> str:
+        """Relative to the cache."""
+        return f"{self.name}/{file:07d}.bin"
+
+    @property
+    def parameters_name(self) -> str:
+        """The file of the parameters (trajectories, P), relative to the cache."""
+        return f"{self.name}/parameters.bin"
+
+
+def latents_in(reader: Reader, trajectory: int, context_frames: int) -> int:
+    """Latents of one trajectory of the train split."""
+    return 2 if reader.task.steady else max(0, reader.frames_in(SPLIT, trajectory) - context_frames + 1)
+
+
+@dataclass(frozen=True)
+class LatentCache:
+    """An open cache: tasks in the order of a recipe. Picklable: each process maps files itself.
+
+    manifest: hash of its manifest, which names all bytes.
+    """
+
+    root: str
+    dtype: str
+    context_frames: int
+    tasks: tuple[TaskLatents, ...]
+    manifest: str
+
+    def read(self, task: int, trajectories: Sequence[int], starts: Sequence[int], count: int) -> Float32:
+        """(B, L, *N, Z): `count` latents of each trajectory from a start on, as float32."""
+        layout = self.tasks[task]
+        stored = np.empty((len(trajectories), count, *layout.shape), STORED[self.dtype])
+        for row, (trajectory, start) in enumerate(zip(trajectories, starts, strict=True)):
+            file = trajectory // layout.per_file
+            first = int(layout.before[trajectory] - layout.before[file * layout.per_file]) + start
+            stored[row] = self._mapped(layout, file)[first : first + count]
+        return as_float32(stored, self.dtype)
+
+    def given(self, task: int, reader: Reader, trajectories: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of a batch without a field: parameters, time steps and coordinates. No frame, no given field."""
+        layout, spec, samples = self.tasks[task], reader.task, len(trajectories)
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "state": np.empty((samples, 0, spec.num_channels("state"), *reader.space), np.float32),
+            "static": np.empty((samples, 0, *reader.space), np.float32),
+            "target": np.empty((samples, 0, *reader.space), np.float32),
+            "parameters": np.empty((samples, len(spec.parameters)), np.float32),
+            "dt": np.array([reader.dt_in(SPLIT, t) for t in trajectories], np.float32),
+        }
+        if spec.parameters:
+            table = self._file(layout.parameters_name).view("<f4").reshape(layout.num_trajectories, -1)
+            arrays["parameters"][:] = table[list(trajectories)]
+        for axis, coordinate in enumerate(reader.coordinates):
+            arrays[f"coordinates.{axis}"] = np.asarray(coordinate, np.float64)
+        return arrays
+
+    def _mapped(self, layout: TaskLatents, file: int) -> npt.NDArray[Any]:
+        return self._file(layout.file_name(file)).view(STORED[self.dtype]).reshape(-1, *layout.shape)
+
+    def _file(self, name: str) -> npt.NDArray[np.uint8]:
+        path = f"{self.root}/{name}"
+        # Another cache of that name has other files.
+        return _open_files.get((f"{self.manifest}:{path}", ()), functools.partial(map_file, path))
+
+
+_open_files: ProcessCache[npt.NDArray[np.uint8]] = ProcessCache(_MAX_OPEN_FILES)
+
+
+def open_cache(path: str | Path, readers: Sequence[Reader], wanted: CacheKey) -> LatentCache:
+    """The latents of these readers, after a check of names, sizes and what they are of; reads no latent.
+
+    Raises DataError that says what is wrong: half-written, truncated, foreign, of a wrong dtype or stale.
+    """
+    root = Path(path)
+    document, manifest = read_document(root)
+    try:
+        key = CacheKey.from_json(document["key"])
+        places = {
+            str(name): (tuple(map(int, entry["shape"])), int(entry["per_file"]))
+            for name, entry in document["tasks"].items()
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"latent cache {root} is foreign: its {CACHE_NAME} is not one of ours", hint=_AGAIN) from error
+    problem = key.difference(wanted)
+    if problem:
+        raise DataError(f"latent cache {root} {problem}", hint=f"{_AGAIN}, or name another cache")
+    tasks = []
+    for reader in readers:
+        shape, per_file = places[reader.task.name]
+        tasks.append(TaskLatents.of(reader, wanted.context_frames, shape, key.dtype, per_file))
+    return LatentCache(str(root), key.dtype, wanted.context_frames, tuple(tasks), manifest)
+
+
+def read_document(root: Path, *, deep: bool = False) -> tuple[dict[str, Any], str]:
+    """cache.json and the hash of the manifest, after a check of names and sizes; with `deep` of every byte.
+
+    Raises DataError that says what is wrong.
+    """
+    what = f"latent cache {root}"
+    if not root.is_dir():
+        if partial_path(root).is_dir():
+            raise DataError(
+                f"{what} is half-written: its writer has not finished",
+                hint="wait for it, or run its `ups data cache` again: it continues",
+            )
+        raise DataError(f"{what} does not exist", hint=_WRITE)
+    try:
+        if not (root / CACHE_NAME).is_file():
+            raise DataError(f"{what} is foreign: {root} holds no {CACHE_NAME}", hint=f"name another, or {_WRITE}")
+        if not is_committed(root):
+            raise DataError(
+                f"{what} is half-written: it has no {COMMITTED_NAME} that fits (was it being copied?)", hint=_AGAIN
+            )
+        manifest = verify(root, deep=deep)
+    except IntegrityError as error:
+        raise DataError(f"{what} is truncated or damaged: {error.message}", hint=_AGAIN) from error
+    try:
+        document: dict[str, Any] = load_object(root / CACHE_NAME)
+    except (OSError, ValueError, UpsError) as error:
+        raise DataError(f"{what} is damaged: {CACHE_NAME} cannot be read: {error}", hint=_AGAIN) from error
+    if document.get("format") != FORMAT or document.get("version") != VERSION:
+        raise DataError(f"{what} is foreign: {CACHE_NAME} is not of version {VERSION} of {FORMAT}", hint=_AGAIN)
+    return document, manifest.sha256
+
+
+def partial_path(root: Path) -> Path:
+    """Where a cache is while it is being written."""
+    return root.with_name(f".{root.name}.partial")
+
+
+def as_float32(stored: npt.NDArray[Any], dtype: str) -> Float32:
+    """Stored numbers as float32."""
+    if dtype == "bfloat16":
+        return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return stored.astype(np.float32, copy=False)
+
+
+def as_stored(values: Float32, dtype: str) -> npt.NDArray[Any]:
+    """float32 -> the stored numbers, rounded to the nearest, ties to even."""
+    if dtype != "bfloat16":
+        with np.errstate(over="ignore"):  # found by who checks that all numbers are finite
+            return values.astype(STORED[dtype])
+    bits = values.astype(np.float32, copy=False).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded >> np.uint32(16)).astype(STORED[dtype])
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

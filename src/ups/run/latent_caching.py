@@ -1,0 +1,242 @@
+"""The latent cache of a stage: which encoder, what it would bring, and writing it with several processes.
+
+Every process builds the encoder itself from where `start_from` leads, and compares its weights with those that the
+cache is to be of. Which files, and their commit: `ups.data.latent_writer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ups.config.recipe import plain_data
+from ups.config.schema import Recipe
+from ups.data.latent_cache import SPLIT, CacheKey, LatentCache, TaskLatents, latents_in, open_cache
+from ups.data.latent_writer import CacheWriter, Job, store_file
+from ups.errors import ConfigError, DataError
+from ups.formats.base import Reader
+from ups.models.stepper import Stepper
+from ups.models.transfer import transfer
+from ups.record.job_processes import run_in_processes
+from ups.run.assemble import OpenData, bare_stage, cache_key, open_data
+from ups.run.stage_starts import from_outside, start_path
+from ups.run.warm_start import source_of, stepper_at
+from ups.spec.batch import Float32
+
+# Fields that are encoded at once; the bytes of a latent must not depend on who encodes it.
+_BATCH_BYTES, _MAX_BATCH = 8 << 20, 256
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A finished cache. kept: it was there already."""
+
+    cache: LatentCache
+    num_bytes: int
+    kept: bool
+
+
+def stage_to_cache(recipe: Recipe) -> int:
+    """The stage whose latents are to be kept. Raises ConfigError if there is none."""
+    able = [n for n in from_outside(recipe) if getattr(recipe.stages[n], "space", "") == "latent"]
+    named = [n for n in able if recipe.stages[n].cache_place]
+    if not able:
+        raise ConfigError(
+            "no stage of the recipe learns from latents of an encoder that is there already",
+            hint="give an operator stage space: latent and start_from: a run, bundle or checkpoint with the encoder",
+        )
+    return (named or able)[0]
+
+
+def frozen_stepper(recipe: Recipe, opened: OpenData, index: int) -> Stepper:
+    """The model as stage `index` starts with it, from where its `start_from` leads now."""
+    stepper, _ = bare_stage(recipe, opened, index)
+    transfer(stepper_at(recipe.stages[index].start_from or ""), stepper)
+    return stepper.requires_grad_(False).eval()
+
+
+def encoder_hash(stepper: Stepper) -> str:
+    """Hash of the encoder's weights, and of the names that their rows belong to."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(stepper.latent.encoder.state_dict().items()):
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}\n".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
+    rows = {name: (r.dim, r.names) for name, r in stepper.latent.named_rows().items() if name.startswith("encoder.")}
+    digest.update(repr(sorted(rows.items())).encode())
+    return digest.hexdigest()
+
+
+def check_encoders(run_dir: Path, recipe: Recipe, opened: OpenData) -> None:
+    """Raises DataError if a stage's cache is not of the encoder that the run keeps for it; nothing is trained on it."""
+    for index in from_outside(recipe):
+        place = recipe.stages[index].cache_place
+        if place and start_path(run_dir, index).exists():
+            stepper, _ = bare_stage(recipe, opened, index)
+            transfer(source_of(run_dir, index), stepper)
+            open_cache(place, opened.readers, cache_key(recipe, opened, index, encoder=encoder_hash(stepper)))
+
+
+def writer_for(
+    root: Path, key: CacheKey, stepper: Stepper, opened: OpenData, *, overwrite: bool = False
+) -> CacheWriter:
+    """The writer of this cache. Raises ConfigError if something else has its name."""
+    tasks = [
+        TaskLatents.of(r, key.context_frames, latent_shape(stepper, r, key.context_frames), key.dtype)
+        for r in opened.readers
+    ]
+    return CacheWriter(root, key, tasks, overwrite=overwrite)
+
+
+def write_cache(
+    writer: CacheWriter,
+    stepper: Stepper,
+    opened: OpenData,
+    *,
+    elsewhere: tuple[dict[str, Any], int] | None = None,
+    num_processes: int = 1,
+    facts: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Written:
+    """Write what is missing and commit it. elsewhere: recipe and stage from which other processes build the encoder;
+    without them, and with one process, it is done here.
+
+    Raises DiskFullError before anything is written if it does not fit.
+    """
+    say = progress or (lambda done, total: None)
+    if writer.kept:
+        writer.clean_up()
+    else:
+        with writer.held():
+            writer.check_space()
+            jobs = writer.open_jobs()
+            total = sum(task.num_files for task in writer.tasks)
+            done = [total - len(jobs)]
+            say(done[0], total)
+
+            def on_done(job: Job, result: tuple[str, int]) -> None:
+                writer.done(job, *result)
+                done[0] += 1
+                say(done[0], total)
+
+            if elsewhere is None or num_processes == 1 or len(jobs) < 2:
+                with _one_thread():
+                    for job in jobs:
+                        on_done(job, _write(job, writer.content, writer.tasks, stepper, opened.readers, writer.key))
+            else:
+                setup = _Setup(*elsewhere, writer.content, writer.tasks, writer.key)
+                run_in_processes(
+                    _write_elsewhere, jobs, num_processes, on_done, start=(_start, (setup,)), who="an encoding process"
+                )
+            writer.commit(opened.readers, facts or {})
+    cache = open_cache(writer.root, opened.readers, writer.key)
+    return Written(cache, writer.num_bytes, writer.kept)
+
+
+def latent_shape(stepper: Stepper, reader: Reader, context_frames: int) -> tuple[int, ...]:
+    """(*N, Z) of one latent of a task."""
+    if not latents_in(reader, 0, context_frames):
+        raise DataError(
+            f"the first trajectory of task '{reader.task.name}' is shorter than {context_frames} context frames"
+        )
+    return tuple(next(iter(trajectory_latents(stepper, reader, 0, at_most=1))).shape[1:])
+
+
+@torch.inference_mode()
+def trajectory_latents(
+    stepper: Stepper, reader: Reader, trajectory: int, at_most: int | None = None
+) -> Iterator[Float32]:
+    """(b, *N, Z) pieces of the latents of one trajectory of the train split, in their order."""
+    task, context = reader.task, stepper.context_frames
+    if task.steady:
+        block = reader.read_block(SPLIT, (trajectory,), (0,), 0)
+        state, static, target = (torch.from_numpy(x) for x in (block.state, block.static, block.target))
+        given = stepper.encode(*stepper.inputs(state, static, task), task)
+        yield torch.cat([given, stepper.encode(*stepper.target_inputs(target, task), task)]).float().numpy()
+        return
+    count = latents_in(reader, trajectory, context) if at_most is None else at_most
+    frame_bytes = 4 * int(np.prod(reader.space)) * (task.num_channels("state") * context + task.num_channels("static"))
+    size = max(1, min(_MAX_BATCH, _BATCH_BYTES // frame_bytes))
+    for first in range(0, count, size):
+        number = min(size, count - first)
+        block = reader.read_block(SPLIT, (trajectory,), (first,), number + context - 1)
+        frames = torch.from_numpy(block.state[0])  # (T, C, *S)
+        windows = torch.stack([frames[f : f + number] for f in range(context)], dim=1)  # (b, context, C, *S)
+        static = torch.from_numpy(block.static).expand(number, *block.static.shape[1:])
+        yield stepper.encode(*stepper.inputs(windows, static, task), task).float().numpy()
+
+
+def _write(
+    job: Job, content: Path, tasks: tuple[TaskLatents, ...], stepper: Stepper, readers: Any, key: CacheKey
+) -> tuple[str, int]:
+    number, file = job
+    layout = tasks[number]
+    values = np.empty((layout.rows_of(file), *layout.shape), np.float32)
+    at = 0
+    for trajectory in layout.trajectories_of(file):
+        if layout.before[trajectory + 1] == layout.before[trajectory]:
+            continue
+        for piece in trajectory_latents(stepper, readers[number], trajectory):
+            values[at : at + len(piece)] = piece
+            at += len(piece)
+    return store_file(content, layout, file, values, key.dtype)
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What an encoding process is told; it builds the rest with its first job, where an error can be reported."""
+
+    recipe: dict[str, Any]
+    index: int
+    content: Path
+    tasks: tuple[TaskLatents, ...]
+    key: CacheKey
+
+
+_setups: list[_Setup] = []
+_built: list[tuple[Stepper, OpenData]] = []
+
+
+def _start(setup: _Setup) -> None:
+    _setups.append(setup)
+
+
+def _write_elsewhere(job: Job) -> tuple[str, int]:
+    setup = _setups[0]
+    if not _built:
+        torch.set_num_threads(1)
+        recipe = Recipe.model_validate(setup.recipe)
+        opened = contextlib.ExitStack().enter_context(open_data(recipe))
+        stepper = frozen_stepper(recipe, opened, setup.index)
+        if replace(setup.key, encoder=encoder_hash(stepper)) != setup.key:
+            raise DataError(
+                "the encoder of start_from has changed since the command started", hint="run the same command again"
+            )
+        _built.append((stepper, opened))
+    stepper, opened = _built[0]
+    return _write(job, setup.content, setup.tasks, stepper, opened.readers, setup.key)
+
+
+def for_processes(recipe: Recipe, index: int) -> tuple[dict[str, Any], int]:
+    """What other processes need to build the encoder of stage `index`."""
+    return plain_data(recipe), index
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in a process of its own: sums are taken in one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
