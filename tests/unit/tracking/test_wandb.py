@@ -1,14 +1,19 @@
-"""The tracker `wandb`, offline: its log, read by its own protocol buffers, holds our rows and the verdict."""
+"""The tracker `wandb`: offline its log, read by its own protocol buffers, and online a server, have our rows and the
+verdict.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.unit.tracking import wandb_log
-from ups.supervise.tracker_note import read_note
+from tests.unit.tracking.wandb_server import Server
+from ups.supervise.tracker_note import TrackerNote, read_note
+from ups.supervise.tracker_process import sync
 from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, lead, make_run, row
 
 pytest.importorskip("wandb", reason="needs the client of Weights & Biases (extra: wandb)")
@@ -61,3 +66,44 @@ def test_a_killed_supervisor_and_a_run_that_goes_on(run_dir: Path) -> None:
     path = log_of(run_dir)  # one log with all of it
     assert [r["step"] for r in wandb_log.history(path)] == [*range(1, 9), *range(6, 13)]
     assert wandb_log.exits(path) == [0]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def online(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("KEY_FOR_TESTS", "0123456789" * 4)
+    tracker = {"type": "wandb", "base_url": server.uri, "project": "flow", "entity": "team", "tags": ["first"]}
+    return make_run(tmp_path / "small", [{**tracker, "api_key": "${env:KEY_FOR_TESTS}", "group": "pilot"}])
+
+
+@pytest.mark.parametrize(("ending", "code"), [("completed", 0), ("preempted", 143)])
+def test_the_server_has_every_number_and_the_verdict(online: Path, server: Server, ending: str, code: int) -> None:
+    done = lead(online, range(1, 11), ending)
+    assert "not complete" not in done.stderr, (online / "tracking/wandb.log").read_text()
+    assert [(r["step"], r["loss"], r["_step"]) for r in server.rows] == [
+        (step, row(step)["loss"], step - 1) for step in range(1, 11)
+    ]
+    assert server.exit_codes == [code]
+    assert server.summary["ups/state"] == ending
+    assert (server.uploads["name"], server.uploads["tags"], server.uploads["groupName"]) == (RUN_ID, ["first"], "pilot")
+    assert read_note(online, "wandb").url == f"{server.uri}/team/flow/runs/{RUN_ID}"
+
+
+def test_a_server_that_was_down_is_completed_and_a_run_that_goes_on_is_the_same(online: Path, server: Server) -> None:
+    server.close()
+    said = lead(online, range(1, 5), "completed").stderr
+    assert "tracker 'wandb' is not complete" in said
+    server.open()
+    assert sync(online, ["wandb"], 100) == {"wandb": ""}
+    assert [r["step"] for r in server.rows] == [1, 2, 3, 4]
+    assert server.exit_codes == [0]
+    TrackerNote(run_id=RUN_ID).save(online, "wandb")  # what was sent is forgotten here, but not there
+    assert "not complete" not in lead(online, range(5, 8), "failed").stderr
+    assert [r["step"] for r in server.rows] == list(range(1, 8))
+    assert server.exit_codes == [0, 6]
