@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import field_validator
+from pydantic import model_validator
 
 from ups.config.part import PartSection
 from ups.config.setting import REQUIRED, secret, setting
@@ -42,10 +42,11 @@ class MlflowConfig(TrackerConfig):
     password: str | None = secret(None, "Its password, as ${env:NAME}.")
     token: str | None = secret(None, "A token in place of name and password, as ${env:NAME}.")
 
-    @field_validator("uri")
-    @classmethod
-    def _no_password(cls, value: str | None) -> str | None:
-        return _without_password(value)
+    # For the section, not for the field: the message about a field would repeat its value.
+    @model_validator(mode="after")
+    def _no_password(self) -> Self:
+        _check_address("uri", self.uri)
+        return self
 
 
 class WandbConfig(TrackerConfig):
@@ -62,16 +63,15 @@ class WandbConfig(TrackerConfig):
     base_url: str | None = setting(None, "Address of a server of your own.")
     api_key: str | None = secret(None, "The key, as ${env:NAME}; default what WANDB_API_KEY or ~/.netrc says.")
 
-    @field_validator("base_url")
-    @classmethod
-    def _no_password(cls, value: str | None) -> str | None:
-        return _without_password(value)
+    @model_validator(mode="after")
+    def _no_password(self) -> Self:
+        _check_address("base_url", self.base_url)
+        return self
 
 
-def _without_password(url: str | None) -> str | None:
+def _check_address(name: str, url: str | None) -> None:
     if url is not None and "@" in urlsplit(url).netloc:
-        raise ValueError("an address must not hold a name or a password; there are fields for them")
-    return url
+        raise ValueError(f"{name} must not hold a name or a password; there are fields for them")
 
 
 def by_name(trackers: Sequence[TrackerConfig]) -> dict[str, TrackerConfig]:

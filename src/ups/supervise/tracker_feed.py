@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import select
 import signal
 import sys
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ups.config.recipe import plain_data, resolve
 from ups.config.schema import Recipe
@@ -40,6 +42,8 @@ from ups.tracking.metrics_file import METRICS_NAME, new_rows
 from ups.tracking.tracker import Ending, TrackedRun, Tracker
 
 ATTACHED = ("report/index.html", "report/scores.json")
+# An address that a client has from the environment may hold a password.
+_USER_INFORMATION = re.compile(r"(?<=//)[^\s/]*@")
 _LOOK_SECONDS = 1.0
 _MAX_BACKOFF_SECONDS = 60.0
 _RUN_FAILED = 6  # the exit code of a run whose supervisor left none
@@ -61,7 +65,7 @@ class Feed:
         config = config_of(recipe, self._name)
         tracker: Tracker = TRACKERS.factory(config.type)(config, self._described(recipe))
         note = self._note
-        note.id, note.url = tracker.id, tracker.url
+        note.id, note.url = tracker.id, without_secrets(tracker.url, [])
         note.state, note.ended = "", None
         if tracker.first_row is not None:
             self._go_to(tracker.first_row)
@@ -191,13 +195,11 @@ def secrets_of(config: TrackerConfig) -> list[str]:
 
 
 def without_secrets(text: str, secrets: Sequence[str]) -> str:
-    """`text` with every secret taken out, also as it stands in a URL."""
-    from urllib.parse import quote
-
+    """`text` with every secret taken out, also as it stands in a URL, and without name and password of any URL."""
     for secret in secrets:
         for form in (secret, quote(secret, safe=""), quote(secret)):
             text = text.replace(form, "(redacted)")
-    return text
+    return _USER_INFORMATION.sub("", text)
 
 
 @contextlib.contextmanager

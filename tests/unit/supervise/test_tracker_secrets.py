@@ -22,6 +22,7 @@ CANARIES = {"API_KEY": "canary0" * 6, "PASSWORD": "canary pass/1#word", "TOKEN":
 def test_a_secret_is_taken_out_of_a_text_also_from_a_url() -> None:
     text = "no http://me:canary%20pass%2F1%23word@host, 'canary pass/1#word'"
     assert "canary" not in without_secrets(text, list(CANARIES.values()))
+    assert without_secrets("no route to http://me:p@ss@host:80/x", []) == "no route to http://host:80/x"
 
 
 @pytest.mark.processes

@@ -62,10 +62,14 @@ def test_a_killed_supervisor_and_a_run_that_goes_on(run_dir: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.2)
     assert wandb_log.exits(log_of(run_dir)) == [6]
+    (run_dir / "report").mkdir()
+    (run_dir / "report/index.html").write_text("<html>")
     lead(run_dir, range(6, 13), "completed")
     path = log_of(run_dir)  # one log with all of it
     assert [r["step"] for r in wandb_log.history(path)] == [*range(1, 9), *range(6, 13)]
     assert wandb_log.exits(path) == [0]
+    assert "files" in wandb_log.kinds(path)
+    assert (path.parent / "files/report/index.html").read_text() == "<html>"
 
 
 @pytest.fixture
