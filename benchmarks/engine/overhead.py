@@ -39,7 +39,7 @@ from ups.supervise.options import Options
 from ups.supervise.run_file import read_run
 from ups.supervise.supervisor import supervise
 from ups.testing.mixture import mixture_recipe, write_mixture
-from ups.tracking.tracker import FanOut, JsonlTracker
+from ups.tracking.metrics_file import MetricsWriter
 from ups.training.engine import Engine
 from ups.training.hooks import LogHook
 from ups.training.progress import Progress
@@ -160,7 +160,7 @@ def measure(run_dir: Path) -> None:
         engine, other = build().engine, build()
         bare = bare_loop(other.engine, other.loader, other.stage, strategy, steps)
         engine.box = box
-        tracker = FanOut(JsonlTracker(folder / "metrics.jsonl")) if runtime.is_first else None
+        tracker = MetricsWriter(folder / "metrics.jsonl") if runtime.is_first else None
         turns = Turns(steps, bare, int(read_run(run_dir)["supervisor_pid"]) if runtime.is_first else 0)
         engine.hooks += [LogHook(10, "operator", tracker), turns]
         engine.run()

@@ -112,6 +112,12 @@ class MissingExtraError(MachineError):
         )
 
 
+class TrackerError(MachineError):
+    """A tracker of a run cannot be reached, or refuses what it is sent. The run itself is not touched by that."""
+
+    cause = "tracker"
+
+
 class RunHeldError(UpsError):
     """Somebody else is at work on the run: it is not touched."""
 

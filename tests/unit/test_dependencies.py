@@ -11,7 +11,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Import name -> distribution, where they differ.
-DISTRIBUTIONS = {"yaml": "pyyaml", "neuralop": "neuraloperator", "google_crc32c": "google-crc32c"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "neuralop": "neuraloperator",
+    "google_crc32c": "google-crc32c",
+    "mlflow": "mlflow-skinny",
+}
 # Brought by a declared distribution of which they are a part: exponax computes with jax, typer with click.
 PARTS = {
     "jax": "exponax",
@@ -20,8 +25,8 @@ PARTS = {
     "imageio_ffmpeg": "imageio",
     "mpl_toolkits": "matplotlib",
 }
-# Used without an import: a program, and a backend that xarray looks up by name.
-NOT_IMPORTED = {"py-spy", "h5netcdf"}
+# Used without an import: programs, and a backend that xarray looks up by name.
+NOT_IMPORTED = {"py-spy", "h5netcdf", "tensorboard"}
 
 
 def declared(requirements: list[str]) -> set[str]:

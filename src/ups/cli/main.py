@@ -71,6 +71,7 @@ COMMANDS = (
     Command("finetune", "ups.cli.finetune", "train a bundle further on your data", RUN),
     Command("runs", "ups.cli.runs", "list runs and their verdicts, remove one", LOOK),
     Command("status", "ups.cli.status", "what a run is doing now", LOOK),
+    Command("track", "ups.cli.track", "complete the trackers of a run", LOOK),
     Command("why", "ups.cli.why", "why a run stopped: rank, place, cause, what to do", LOOK),
     Command("eval", "ups.cli.eval", "score a model and its references", USE),
     Command("compare", "ups.cli.compare", "several runs side by side", USE),

@@ -30,8 +30,10 @@ def status(
     """Show step, loss, rate, time left, and what each rank is doing."""
     from ups.supervise import status as live
     from ups.supervise.run_file import read_run
+    from ups.supervise.tracker_process import catch_up
 
     run_dir = _choose(run)
+    catch_up([(run_dir, read_run(run_dir))])
     while True:
         document = read_run(run_dir)
         rows = live.rank_statuses(run_dir, document)
@@ -41,6 +43,8 @@ def status(
             report({**result, "ranks": ranks})
         else:
             say(printable(live.one_line(result)))
+            for line in live.tracker_lines(result):
+                say(printable(line))
             cells = live.rows_of_table(rows)
             say(table(cells[: _MAX_ROWS + 1]))
             if len(cells) > _MAX_ROWS + 1:

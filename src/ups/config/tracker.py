@@ -1,15 +1,83 @@
-"""The settings of a tracker. None comes with this package: metrics.jsonl is always written, and needs no setting."""
+"""The settings of trackers. metrics.jsonl is always written, and needs none."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import model_validator
+
 from ups.config.part import PartSection
-from ups.config.setting import REQUIRED, setting
+from ups.config.setting import REQUIRED, secret, setting
 from ups.registry import TRACKERS
 
 
 class TrackerConfig(PartSection):
-    """Base of the settings of a tracker."""
+    """Base of the settings of a tracker. needs: the extra and the module that it is of no use without."""
 
     registry = TRACKERS
+    needs: ClassVar[tuple[str, str] | None] = None
 
     type: str = setting(REQUIRED, "Which tracker this is.")
+
+
+class TensorBoardConfig(TrackerConfig):
+    """Event files in RUN/tensorboard."""
+
+    type: Literal["tensorboard"] = setting("tensorboard", "Which tracker this is.")
+
+
+class MlflowConfig(TrackerConfig):
+    """A run on an MLflow server."""
+
+    needs = ("mlflow", "mlflow")
+
+    type: Literal["mlflow"] = setting("mlflow", "Which tracker this is.")
+    uri: str | None = setting(None, "Address of the server; default what MLFLOW_TRACKING_URI says.")
+    experiment: str = setting("ups", "Experiment that the run is put into; made if there is none.", min_length=1)
+    group: str | None = setting(None, "Runs that belong together have the same group.")
+    tags: list[str] = setting([], "Tags of the run: NAME, or NAME=VALUE.", max_length=64)
+    username: str | None = setting(None, "Name for a server that asks for one.")
+    password: str | None = secret(None, "Its password, as ${env:NAME}.")
+    token: str | None = secret(None, "A token in place of name and password, as ${env:NAME}.")
+
+    # For the section, not for the field: the message about a field would repeat its value.
+    @model_validator(mode="after")
+    def _no_password(self) -> Self:
+        _check_address("uri", self.uri)
+        return self
+
+
+class WandbConfig(TrackerConfig):
+    """A run of Weights & Biases."""
+
+    needs = ("wandb", "wandb")
+
+    type: Literal["wandb"] = setting("wandb", "Which tracker this is.")
+    project: str = setting("ups", "Project that the run is put into.", min_length=1, max_length=128)
+    entity: str | None = setting(None, "Person or team that owns the project; default that of the key.")
+    group: str | None = setting(None, "Runs that belong together have the same group.")
+    tags: list[str] = setting([], "Tags of the run.", max_length=64)
+    mode: Literal["online", "offline"] = setting("online", "offline leaves a log in the run for `wandb sync`.")
+    base_url: str | None = setting(None, "Address of a server of your own.")
+    api_key: str | None = secret(None, "The key, as ${env:NAME}; default what WANDB_API_KEY or ~/.netrc says.")
+
+    @model_validator(mode="after")
+    def _no_password(self) -> Self:
+        _check_address("base_url", self.base_url)
+        return self
+
+
+def _check_address(name: str, url: str | None) -> None:
+    if url is not None and "@" in urlsplit(url).netloc:
+        raise ValueError(f"{name} must not hold a name or a password; there are fields for them")
+
+
+def by_name(trackers: Sequence[TrackerConfig]) -> dict[str, TrackerConfig]:
+    """The trackers of a recipe by the name under which a run knows them: the type, with a number if it comes twice."""
+    found: dict[str, TrackerConfig] = {}
+    for tracker in trackers:
+        same = sum(other.type == tracker.type for other in found.values())
+        found[f"{tracker.type}-{same}" if same else tracker.type] = tracker
+    return found

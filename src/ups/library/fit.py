@@ -20,6 +20,7 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
     """
     from ups.run.completed import completed_step
     from ups.run.in_process import train_in_process
+    from ups.supervise.trackers import Trackers
 
     resolved = resolve_recipe(recipe, overrides)
     run_dir, output = run_dir_for(recipe, resolved), Printed() if progress else Output()
@@ -28,8 +29,9 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
         if done is not None:
             output.completed_before(run_dir, done)
             return Run(run_dir)
-        with output.following(run_dir, resolved.recipe) as say:
-            code = train_in_process(run_dir, resolved.recipe, identity, say)
-        if code == 0:
-            leave_bundle(run_dir, output)
+        with Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
+            with output.following(run_dir, resolved.recipe) as say:
+                code = train_in_process(run_dir, resolved.recipe, identity, say, trackers)
+            if code == 0:
+                leave_bundle(run_dir, output)
     return Run(run_dir)

@@ -23,6 +23,7 @@ from ups.record.identity import RunIdentity
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
+    from ups.supervise.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +50,18 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
 def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> int:
     """The same for a recipe that is resolved already; returns the exit code of the run."""
     from ups.run.completed import completed_step
+    from ups.supervise.trackers import Trackers
 
     with prepared(resolved, run_dir, ranks) as identity:
         done = completed_step(run_dir, resolved.recipe, identity)
         if done is not None:
             output.completed_before(run_dir, done)
             return 0
-        code = start_ranks(run_dir, resolved.recipe, ranks, identity, output)
-        if code == 0:
-            # The verdict stands already: torch may come now.
-            leave_bundle(run_dir, output)
+        with Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
+            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers)
+            if code == 0:
+                # The verdict stands already: torch may come now.
+                leave_bundle(run_dir, output)
     return code
 
 
@@ -72,8 +75,10 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
     from ups.run.removal import INPUTS, leave_no_trace
     from ups.run.warm_start import keep_starts
     from ups.supervise.run_lock import hold_run
+    from ups.supervise.trackers import check_trackers
 
     recipe = resolved.recipe
+    check_trackers(recipe.tracking.trackers)
     check_ranks(recipe, ranks)
     for warning in check_machine(recipe, ranks, run_dir):
         logger.warning("%s", warning)
@@ -108,7 +113,9 @@ def check_latents(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> N
         check_encoders(run_dir, recipe, OpenData(readers, read_statistics(run_dir, readers)))
 
 
-def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity, output: Output) -> int:
+def start_ranks(
+    run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity, output: Output, trackers: Trackers | None = None
+) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     from ups.run.directory import last_step_of
     from ups.run.identity import check_inputs
@@ -130,6 +137,7 @@ def start_ranks(run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity
         identity=identity,
         check_inputs=lambda: check_inputs(run_dir, recipe, identity),
         last_step=last_step_of(recipe),
+        trackers=trackers,
     )
     with output.following(run_dir, recipe) as say:
         return supervise_held(options, say)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import subprocess
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -71,8 +72,19 @@ def environment_record(environment: Mapping[str, str] = os.environ) -> dict[str,
         "usable_cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "software": {k: v for k, v in describe().items() if k != "extras"},
+        "git_commit": _git_commit(),
         "variables": kept_variables(environment),
     }
+
+
+def _git_commit() -> str | None:
+    """The commit of the working directory, with '-dirty' if files differ from it; None outside of a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
 
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:

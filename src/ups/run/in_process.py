@@ -37,6 +37,7 @@ from ups.supervise.fault import Fault
 from ups.supervise.launcher import make_box_root
 from ups.supervise.proof import missing_proof
 from ups.supervise.run_file import RunFile, state_after
+from ups.supervise.trackers import Trackers
 from ups.training.stop_requests import SAVE_SIGNAL, STOP_SIGNALS, StopRequests
 
 # Two at the same moment are one request: a terminal signals the process and its group.
@@ -44,23 +45,32 @@ _SAME_REQUEST_SECONDS = 0.5
 _ACTION = "stop(nobody_restarts_a_run_in_process)"
 
 
-def train_in_process(run_dir: Path, recipe: Recipe, identity: RunIdentity, say: Callable[[str], None]) -> int:
+def train_in_process(
+    run_dir: Path, recipe: Recipe, identity: RunIdentity, say: Callable[[str], None], trackers: Trackers | None = None
+) -> int:
     """Train a prepared run that is held (`run_lock.hold_run`) to its end; returns its exit code.
 
     Raises what went wrong, after it was written down; KeyboardInterrupt only for a second interrupt.
     """
     root = make_box_root(run_dir, 1)
     try:
-        return _InProcess(run_dir, recipe, identity, say, root).run()
+        return _InProcess(run_dir, recipe, identity, say, root, trackers).run()
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
 class _InProcess:
     def __init__(
-        self, run_dir: Path, recipe: Recipe, identity: RunIdentity, say: Callable[[str], None], root: Path
+        self,
+        run_dir: Path,
+        recipe: Recipe,
+        identity: RunIdentity,
+        say: Callable[[str], None],
+        root: Path,
+        trackers: Trackers | None,
     ) -> None:
         self._run_dir, self._recipe, self._identity, self._say, self._root = run_dir, recipe, identity, say, root
+        self._trackers = trackers
         self._file = RunFile(run_dir)
         self._entry: dict[str, Any] = {}
         self._box: BlackBox | None = None
@@ -110,7 +120,13 @@ class _InProcess:
     def _note_commit(self, step: int, manifest_sha256: str) -> None:
         self._identity = self._identity.with_commit(step, manifest_sha256)
         self._file.document["identity"] = self._identity.to_json()
+        self._look_at_trackers()
         self._file.save()
+
+    def _look_at_trackers(self) -> None:
+        if self._trackers is not None:
+            self._trackers.look()
+            self._file.document["trackers"] = self._trackers.known()
 
     def _step(self) -> int:
         return 0 if self._box is None else self._box.last.step
@@ -171,6 +187,7 @@ class _InProcess:
         self._entry.update(ended=time.time(), exits={"0": code}, last_step=step, outcome=outcome, orphans=0)
 
     def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:
+        self._look_at_trackers()
         line, problem = self._file.pronounce(state, cause, exit_code, detail)
         self._say(line)
         if problem:

@@ -25,8 +25,7 @@ from ups.run.directory import read_statistics
 from ups.run.stage_starts import check_start, earlier_stage, stages_to_keep
 from ups.run.validation import build_validation
 from ups.run.warm_start import take_weights
-from ups.tracking.build import build_trackers
-from ups.tracking.tracker import FanOut, JsonlTracker
+from ups.tracking.metrics_file import METRICS_NAME, MetricsWriter
 from ups.training.checkpoint import Checkpointer
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
 from ups.training.progress import Progress
@@ -55,11 +54,10 @@ def run_stages(
         runtime = stack.enter_context(Runtime.start(recipe.engine, environment))
         readers = stack.enter_context(open_tasks(recipe.data.tasks))
         opened = OpenData(readers, read_statistics(run_dir, readers))
-        tracker = None
+        metrics = None
         if runtime.is_first:
-            others = build_trackers(recipe.tracking.trackers, run_dir)
-            tracker = FanOut(JsonlTracker(run_dir / "metrics.jsonl"), others)
-            stack.callback(tracker.close)
+            metrics = MetricsWriter(run_dir / METRICS_NAME)
+            stack.callback(metrics.close)
         checkpointer = Checkpointer(
             runtime,
             run_dir,
@@ -82,7 +80,7 @@ def run_stages(
         ends = [checkpointer.find_end(index) for index in needed]
         checkpointer.needed |= {end[0] for end in ends if end is not None}
         known = identity.data if identity is not None else {}
-        stages = _Stages(recipe, runtime, opened, checkpointer, tracker, stop_requests, box, known)
+        stages = _Stages(recipe, runtime, opened, checkpointer, metrics, stop_requests, box, known)
         while True:
             if progress.stage_finished:
                 if progress.stage_index + 1 >= len(recipe.stages):
@@ -115,7 +113,7 @@ class _Stages:
     runtime: Runtime
     opened: OpenData
     checkpointer: Checkpointer
-    tracker: FanOut | None
+    metrics: MetricsWriter | None
     stop_requests: StopRequests
     box: BlackBox | None
     known: Mapping[str, str]
@@ -150,8 +148,8 @@ class _Stages:
             validate = build_validation(recipe.evaluate, self.opened.readers, parts.stepper, members)
             engine.hooks += in_order(
                 SaveHook(self.checkpointer, recipe.checkpoint),
-                EvaluateHook(validate, recipe.evaluate.interval_steps, self.tracker),
-                LogHook(recipe.tracking.log_interval_steps, stage_type, self.tracker, attempt=runtime.attempt),
+                EvaluateHook(validate, recipe.evaluate.interval_steps, self.metrics),
+                LogHook(recipe.tracking.log_interval_steps, stage_type, self.metrics, attempt=runtime.attempt),
             )
             if path is not None:
                 # A stage that has not begun takes over the weights of the one before it, and nothing else.

@@ -30,6 +30,8 @@ _IN_FOLDERS = {
     "failures": re.compile(r"attempt_\d+"),
     "blackbox": re.compile(r"live|rank_\d+.*"),
     "report": re.compile(r"index\.html|scores\.json"),
+    "tensorboard": re.compile(r"events\.out\.tfevents\..*"),
+    "tracking": re.compile(r".*"),
 }
 
 

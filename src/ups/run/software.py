@@ -15,6 +15,9 @@ DISTRIBUTION = OURS
 # What a person gains from each extra; an extra that is not listed here is shown with its packages alone.
 WHAT_IT_ADDS = {
     "generate": "reference solvers that make training data",
+    "tensorboard": "TensorBoard, to look at the event files of the tracker of that name",
+    "mlflow": "a small client for the tracker mlflow",
+    "wandb": "the client of the tracker wandb",
     "report": "figures and films in reports",
     "baselines": "the FNO reference implementation as a baseline",
     "dev": "tests, linters and type checks",

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ups.record.identity import RunIdentity
 from ups.supervise.deadlines import Deadlines
 from ups.supervise.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from ups.supervise.trackers import Trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class Options:
     divide; with 0 an out-of-memory fault is restarted as it is. `on_verdict` gets the final run document. `identity` is
     what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if recipe, statistics or data are
     not those that the run was started with; it is called before each restart and before success is declared.
-    `last_step` is where a finished run must stand, where the recipe fixes it.
+    `last_step` is where a finished run must stand, where the recipe fixes it. `trackers` are looked at, not waited for.
     """
 
     run_dir: Path
@@ -41,3 +44,4 @@ class Options:
     identity: RunIdentity | None = None
     check_inputs: Callable[[], None] | None = None
     last_step: int | None = None
+    trackers: Trackers | None = None

@@ -72,6 +72,7 @@ class RunFile:
             "attempts": earlier.get("attempts", []),
             "notices": earlier.get("notices", []),
             "extensions": earlier.get("extensions", []),
+            "trackers": earlier.get("trackers", []),
         }
         known = identity.to_json() if identity is not None else earlier.get("identity")
         if known is not None:
@@ -153,6 +154,15 @@ def note_extension(run_dir: Path, field: str, before: float, now: float, recipe:
     problem = file.save()
     if problem:
         raise MachineError(f"cannot write {file.path}: {problem}")
+
+
+def note_trackers(run_dir: Path, trackers: list[dict[str, str]]) -> None:
+    """Write down where the trackers of a run are; for who holds the run. Must not raise: it has its verdict."""
+    document = _read_or_none(run_dir / "run.json")
+    if document is not None and document.get("trackers") != trackers:
+        file = RunFile(run_dir)
+        file.document = {**document, "trackers": trackers}
+        file.save()
 
 
 def is_unreadable(run_dir: Path) -> bool:
@@ -294,6 +304,14 @@ def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
             and isinstance(one.get("field"), str)
             and all(is_number(one.get(name)) for name in ("time", "step", "from", "to"))
             for one in get("extensions", [])
+        ),
+    )
+    yield (
+        "trackers",
+        isinstance(get("trackers", []), list)
+        and all(
+            isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("name", "id", "url"))
+            for one in get("trackers", [])
         ),
     )
     attempts = get("attempts")

@@ -17,6 +17,7 @@ from ups.record.failure import memory_of_process
 from ups.record.text import duration_text
 from ups.supervise.checkpoints import last_commit
 from ups.supervise.run_file import faults_of
+from ups.supervise.tracker_note import notes_of
 
 _WINDOW = 512
 
@@ -68,6 +69,7 @@ def summary(run_dir: Path, document: dict[str, Any], rows: list[RankStatus]) -> 
         "faults": len(faults_of(document)),
         "checkpoint": last_commit(run_dir),
         "extensions": document.get("extensions", []),
+        "trackers": _trackers(run_dir),
         "step": slowest.step if slowest else None,
         "total_steps": slowest.total_steps if slowest else None,
         "loss": slowest.document()["loss"] if slowest else None,
@@ -78,6 +80,24 @@ def summary(run_dir: Path, document: dict[str, Any], rows: list[RankStatus]) -> 
     if slowest and slowest.steps_per_second > 0 and slowest.total_steps and running:
         result["seconds_left"] = max(0, slowest.total_steps - slowest.step) / slowest.steps_per_second
     return result
+
+
+def _trackers(run_dir: Path) -> list[dict[str, Any]]:
+    """Each tracker of the run: where it is, how many rows it has, what it was told about the end, what is wrong."""
+    return [
+        {"name": name, "url": note.url, "rows": note.rows, "told": note.state, "problem": note.problem}
+        for name, note in notes_of(run_dir).items()
+    ]
+
+
+def tracker_lines(result: dict[str, Any]) -> list[str]:
+    """One line per tracker for a person."""
+    lines = []
+    for tracker in result["trackers"]:
+        told = f", told {tracker['told']}" if tracker["told"] else ""
+        problem = f", problem: {tracker['problem']}" if tracker["problem"] else ""
+        lines.append(f"{tracker['name']}: {tracker['url'] or 'not reached yet'}, {tracker['rows']} rows{told}{problem}")
+    return lines
 
 
 def rows_of_table(rows: list[RankStatus]) -> list[list[str]]:

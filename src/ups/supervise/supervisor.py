@@ -170,13 +170,23 @@ class _Supervision:
         return outcome
 
     def _look(self, views: list[RankView]) -> None:
-        """Ten times a second: what rank 0 prints, and what was committed."""
+        """Ten times a second: what rank 0 prints, how the trackers are, and what was committed."""
         self._mirror.look(views)
+        self._look_at_trackers()
         commits, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
         if commits and self._identity is not None:
             for step, sha256 in commits:
                 self._identity = self._identity.with_commit(step, sha256)
             self._file.document["identity"] = self._identity.to_json()
+            self._file.save()
+
+    def _look_at_trackers(self) -> None:
+        trackers, document = self._options.trackers, self._file.document
+        if trackers is None or not (looked := trackers.look()):
+            return
+        document["notices"] += [{"time": time.time(), "line": f"NOTICE {text}"} for text in looked[1]]
+        if looked[1] or looked[0] != document.get("trackers"):
+            document["trackers"] = looked[0]
             self._file.save()
 
     def _reported(self, found: Found) -> dict[str, str]:
@@ -283,6 +293,8 @@ class _Supervision:
         )
 
     def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:
+        if self._options.trackers is not None:
+            self._file.document["trackers"] = self._options.trackers.known()
         line, problem = self._file.pronounce(state, cause, exit_code, detail)
         self._say(line)
         if problem:

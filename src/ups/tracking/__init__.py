@@ -1,1 +1,1 @@
-"""Where metrics go. No torch."""
+"""Where metrics go: metrics.jsonl, and from there to other trackers. No torch."""

@@ -26,7 +26,7 @@ EVALUATE_DEADLINE_SECONDS = 3600.0
 
 
 class RowSink(Protocol):
-    """Takes rows of metrics; see `ups.tracking.tracker`."""
+    """Takes rows of metrics; see `ups.tracking.metrics_file`."""
 
     def log(self, row: Mapping[str, object]) -> None: ...
 

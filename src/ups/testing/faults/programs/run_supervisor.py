@@ -2,12 +2,15 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from ups.config.recipe import resolve
 from ups.supervise.deadlines import Deadlines
 from ups.supervise.options import Options
 from ups.supervise.rendezvous import Rendezvous
 from ups.supervise.supervisor import supervise
+from ups.supervise.trackers import Trackers
 from ups.testing.faults.small_run import prepare_real
 
 if __name__ == "__main__":
@@ -29,4 +32,5 @@ if __name__ == "__main__":
         identity=identity,
         **settings,
     )
-    sys.exit(supervise(options))
+    with Trackers(run_dir, resolve(recipe).recipe.tracking.trackers if recipe else []) as trackers:
+        sys.exit(supervise(replace(options, trackers=trackers)))

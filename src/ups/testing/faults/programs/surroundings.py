@@ -1,4 +1,4 @@
-"""Bad surroundings for the real rank program: files that show up late, trackers that hang or fail, NaN, an early end.
+"""Bad surroundings for the real rank program: files that show up late, NaN, an early end.
 
 Put around the product from outside, before a rank begins to train; the product has no special case for any of it.
 """
@@ -53,40 +53,11 @@ class LateFiles:
         return checked
 
 
-class Hanging:
-    """A tracker whose server never answers, not even when it is closed."""
-
-    name = "hanging"
-
-    def log(self, row: Any) -> None:
-        time.sleep(3600)
-
-    def close(self) -> None:
-        time.sleep(3600)
-
-
-class Offline:
-    """A tracker without a network."""
-
-    name = "offline"
-
-    def log(self, row: Any) -> None:
-        raise ConnectionError("no network")
-
-    def close(self) -> None:
-        time.sleep(3600)
-
-
 def surround(run_dir: Path, rank: int) -> None:
     """Set up what the environment of the test asks for."""
     late = float(os.environ.get("TOY_LATE_SECONDS", "0"))
     if late and rank:
         LateFiles(run_dir / "checkpoints", late).install()
-    if os.environ.get("TOY_TRACKERS"):
-        from ups.tracking import tracker
-
-        fan_out = tracker.FanOut
-        tracker.FanOut = lambda local, others: fan_out(local, [*others, Hanging(), Offline()], queue_rows=4)
     if FAULT.get("kind", "").startswith("worker_"):
         _plant_reader()
     _poison()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 from typing import Literal
 
 from ups.config.setting import setting
 from ups.config.tracker import TrackerConfig
-from ups.tracking.tracker import Row
+from ups.tracking.metrics_file import Row, numbers_of
+from ups.tracking.tracker import Ending, TrackedRun, Tracker
 
 
 class CsvTrackerConfig(TrackerConfig):
@@ -18,19 +18,22 @@ class CsvTrackerConfig(TrackerConfig):
     file: str = setting("metrics.csv", "Name of the file in the run directory.")
 
 
-class CsvTracker:
-    """Called by a thread of its own, on the first rank only: it may be slow, and it may raise."""
+class CsvTracker(Tracker):
+    """Lives in a process of its own, which reads metrics.jsonl: it may be slow, and it may raise."""
 
-    name = "csv"
-
-    def __init__(self, config: CsvTrackerConfig, run_dir: Path) -> None:
-        self.stream = (run_dir / config.file).open("a", newline="")
+    def __init__(self, config: CsvTrackerConfig, run: TrackedRun) -> None:
+        self.url = str(run.dir / config.file)
+        self.stream = (run.dir / config.file).open("a", newline="")
         self.table = csv.writer(self.stream)
 
-    def log(self, row: Row) -> None:
-        numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
-        self.table.writerows((row.get("step"), name, value) for name, value in numbers.items())
+    def log(self, row: Row, number: int) -> None:
+        self.table.writerows((row.get("step"), name, value) for name, value in numbers_of(row).items())
+
+    def flush(self) -> None:
         self.stream.flush()
+
+    def end(self, ending: Ending) -> None:
+        self.table.writerow((None, "state", ending.state))
 
     def close(self) -> None:
         self.stream.close()

@@ -1,0 +1,297 @@
+"""The process of one tracker of one run: `python -m ups.supervise.tracker_feed RUN NAME SECONDS`.
+
+It sends the rows of metrics.jsonl as they come, and at the end what run.json says about the end: the supervisor's
+verdict, never its own opinion. It ends when its standard input does: the supervisor holds the other side, so it also
+ends when the supervisor is killed, and then says that, within SECONDS. Without standard input it makes one pass, which
+is what `ups track sync` does. After an error it starts itself again as a new program: a broken client keeps no state.
+
+Nothing of what a client prints reaches a file as it is: it may hold a secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ups.config.recipe import plain_data, resolve
+from ups.config.schema import Recipe
+from ups.config.secret import reveal
+from ups.config.setting import is_secret
+from ups.config.tracker import TrackerConfig, by_name
+from ups.errors import ConfigError, UpsError
+from ups.record import process_tree
+from ups.record.identity import RunIdentity, file_sha256
+from ups.record.log import show_log, write_to_stderr
+from ups.record.places import CONFIG_NAME
+from ups.record.untrusted_files import printable, read_object
+from ups.registry import TRACKERS
+from ups.supervise.run_file import read_run
+from ups.supervise.tracker_note import BUSY, FOLDER, LATE, TrackerNote, read_note
+from ups.tracking.metrics_file import METRICS_NAME, new_rows
+from ups.tracking.tracker import Ending, TrackedRun, Tracker
+
+ATTACHED = ("report/index.html", "report/scores.json")
+# An address that a client has from the environment may hold a password.
+_USER_INFORMATION = re.compile(r"(?<=//)[^\s/]*@")
+_LOOK_SECONDS = 1.0
+_MAX_BACKOFF_SECONDS = 60.0
+_RUN_FAILED = 6  # the exit code of a run whose supervisor left none
+
+
+class Feed:
+    """One tracker, from where its note stands to where the run stands."""
+
+    def __init__(self, run_dir: Path, name: str, told: threading.Event) -> None:
+        self._run_dir, self._name, self._told = run_dir, name, told
+        self._note = TrackerNote()
+        self._document: dict[str, Any] = {}
+
+    def run(self) -> None:
+        """Feed until told to end, then tell the ending. Raises whatever the client does."""
+        if not self._begun():
+            return
+        recipe = resolve(self._run_dir / CONFIG_NAME).recipe
+        config = config_of(recipe, self._name)
+        tracker: Tracker = TRACKERS.factory(config.type)(config, self._described(recipe))
+        note = self._note
+        note.id, note.url = tracker.id, without_secrets(tracker.url, [])
+        note.state, note.ended = "", None
+        if tracker.first_row is not None:
+            self._go_to(tracker.first_row)
+        note.save(self._run_dir, self._name)
+        while True:
+            last = self._told.is_set()  # asked first: what was written before it was set is sent below
+            self._send(tracker)
+            if last:
+                break
+            self._told.wait(_LOOK_SECONDS)
+        self._end(tracker)
+
+    def failed(self, error: BaseException, secrets: Sequence[str]) -> float:
+        """Write down why; returns how many seconds to wait before the next try."""
+        words = error.one_line() if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
+        self._note.problem = without_secrets(printable(" ".join(words.split())), secrets)[:500]
+        self._note.failures += 1
+        sys.stderr.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {self._note.problem}\n")
+        sys.stderr.flush()
+        with contextlib.suppress(OSError, UpsError):
+            self._note.save(self._run_dir, self._name)
+        return float(min(2.0 ** min(self._note.failures, 10), _MAX_BACKOFF_SECONDS))
+
+    def _begun(self) -> bool:
+        """Wait until the supervisor has written that the run goes on; False if it never was started."""
+        while True:
+            last = self._told.is_set()
+            with contextlib.suppress(ConfigError):
+                self._document = read_run(self._run_dir)
+                if last or self._document["state"] == "running":
+                    identity = RunIdentity.from_json(self._document.get("identity"))
+                    run_id = identity.run_id if identity is not None else self._document["name"]
+                    self._note = read_note(self._run_dir, self._name, run_id)
+                    return True
+            if last:
+                return False
+            self._told.wait(0.1)
+
+    def _described(self, recipe: Recipe) -> TrackedRun:
+        document = self._document
+        identity = RunIdentity.from_json(document.get("identity"))
+        environment = read_object(self._run_dir / "env.json") or {}
+        facts = {
+            "stages": ", ".join(stage.type for stage in recipe.stages),
+            "git_commit": str(environment.get("git_commit") or "unknown"),
+            "recipe": identity.recipes[-1] if identity is not None and identity.recipes else "unknown",
+            "config_sha256": str(environment.get("config_sha256") or "unknown"),
+            **{f"data.{task}": value for task, value in (identity.data if identity is not None else {}).items()},
+            "ranks": str(document["ranks"]),
+            "host": str(document.get("host", "")),
+            "directory": str(self._run_dir),
+        }
+        return TrackedRun(
+            self._run_dir, self._note.run_id, document["name"], facts, plain_data(recipe), known=self._note.id
+        )
+
+    def _go_to(self, row: int) -> None:
+        """Go on with this row: the service knows which ones it has."""
+        self._note.rows = self._note.offset = 0
+        path = self._run_dir / METRICS_NAME
+        while self._note.rows < row:
+            # In short steps: the offset of a row is not known before the ones in front of it were read.
+            rows, offset = new_rows(path, self._note.offset, row - self._note.rows)
+            if not rows:
+                return
+            self._note.rows, self._note.offset = self._note.rows + len(rows), offset
+
+    def _send(self, tracker: Tracker) -> None:
+        """All rows that are there and were not sent."""
+        note = self._note
+        while True:
+            rows, offset = new_rows(self._run_dir / METRICS_NAME, note.offset)
+            if not rows:
+                return
+            for number, row in enumerate(rows, note.rows):
+                if row is not None:
+                    tracker.log(row, number)
+            tracker.flush()
+            note.rows, note.offset, note.problem, note.failures = note.rows + len(rows), offset, "", 0
+            note.save(self._run_dir, self._name)
+
+    def _end(self, tracker: Tracker) -> None:
+        note, document = self._note, read_run(self._run_dir)
+        failed = self._attach(tracker)
+        state = document["state"]
+        if state != "running":  # else somebody has started the run again
+            code = document["exit_code"]
+            tracker.end(Ending(state, document["cause"], _RUN_FAILED if code is None else code, document["verdict"]))
+            note.state, note.ended = state, document["ended"]
+        tracker.close()
+        note.problem, note.failures = "", 0
+        note.save(self._run_dir, self._name)
+        if failed is not None:
+            raise failed
+
+    def _attach(self, tracker: Tracker) -> Exception | None:
+        """Files that are new; returns why one could not be attached: the ending is told all the same."""
+        failed = None
+        for name in ATTACHED:
+            digest = file_sha256(self._run_dir / name)
+            if digest and self._note.attached.get(name) != digest:
+                try:
+                    tracker.attach(self._run_dir / name, name)
+                    self._note.attached[name] = digest
+                except Exception as error:  # noqa: BLE001 - a place for files may be missing where rows are taken
+                    failed = error
+        return failed
+
+
+def config_of(recipe: Recipe, name: str) -> TrackerConfig:
+    """The settings of a tracker by its name. Raises ConfigError if the recipe has none."""
+    found = by_name(recipe.tracking.trackers)
+    if name not in found:
+        raise ConfigError(f"the recipe of the run has no tracker '{name}'", hint="see tracking.trackers in config.yaml")
+    return found[name]
+
+
+def secrets_of(config: TrackerConfig) -> list[str]:
+    """The values of a tracker's secrets, as far as they are set."""
+    found = []
+    for name, field in type(config).model_fields.items():
+        reference = getattr(config, name)
+        if is_secret(field) and isinstance(reference, str):
+            with contextlib.suppress(UpsError):
+                found.append(reveal(reference))
+    return found
+
+
+def without_secrets(text: str, secrets: Sequence[str]) -> str:
+    """`text` with every secret taken out, also as it stands in a URL, and without name and password of any URL."""
+    for secret in secrets:
+        for form in (secret, quote(secret, safe=""), quote(secret)):
+            text = text.replace(form, "(redacted)")
+    return _USER_INFORMATION.sub("", text)
+
+
+@contextlib.contextmanager
+def _holding(run_dir: Path, name: str, told: threading.Event) -> Iterator[bool]:
+    """Hold the tracker against a second process; False if another one has it and will not leave soon."""
+    (run_dir / FOLDER).mkdir(exist_ok=True)
+    with (run_dir / FOLDER / f".{name}.lock").open("w") as file:
+        while True:
+            last = told.is_set()
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if last:
+                    yield False
+                    return
+                told.wait(0.2)
+                continue
+            except OSError:
+                pass  # a file system without locks
+            yield True
+            return
+
+
+def _listen(told: threading.Event, seconds: float) -> None:
+    """Set `told` when standard input ends or the parent is gone, and leave for good `seconds` later."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        ready, _, _ = select.select([0], [], [], 1.0)
+        if ready and not os.read(0, 4096):
+            break
+    told.set()
+    time.sleep(seconds)
+    _leave(LATE)
+
+
+def _leave(code: int) -> None:
+    """End without the exit hooks of a client, one of which would tell an ending of its own; and end its children."""
+    process_tree.send((child.pid for child in process_tree.descendants(os.getpid())), signal.SIGKILL)
+    os._exit(code)
+
+
+class _Scrubbed:
+    """A text stream into the log of the tracker, without secrets."""
+
+    encoding = "utf-8"
+
+    def __init__(self, path: Path, secrets: Sequence[str]) -> None:
+        self._file, self.secrets = path.open("a", buffering=1), list(secrets)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._file.write(without_secrets(text, self.secrets))
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.flush()
+
+    def isatty(self) -> bool:
+        return False
+
+
+def main(arguments: Sequence[str]) -> None:
+    run_dir, name, seconds = Path(arguments[0]), arguments[1], float(arguments[2])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it leaves with the supervisor, who is asked too
+    (run_dir / FOLDER).mkdir(exist_ok=True)
+    log = _Scrubbed(run_dir / FOLDER / f"{name}.log", [])
+    sys.stdout = sys.stderr = log
+    show_log(write_to_stderr)
+    told = threading.Event()
+    if select.select([0], [], [], 0)[0] and not os.read(0, 4096):
+        told.set()
+    last = told.is_set()
+    threading.Thread(target=_listen, args=(told, seconds), name="ups-told", daemon=True).start()
+    feed = Feed(run_dir, name, told)
+    try:
+        with _holding(run_dir, name, told) as held:
+            if not held:
+                _leave(BUSY)
+            with contextlib.suppress(UpsError):
+                log.secrets = secrets_of(config_of(resolve(run_dir / CONFIG_NAME).recipe, name))
+            feed.run()
+    except BaseException as error:  # noqa: BLE001 - whatever a client does, it is written down and tried again
+        wait = feed.failed(error, log.secrets)
+        if last:
+            _leave(1)
+        told.wait(wait)
+        process_tree.send((child.pid for child in process_tree.descendants(os.getpid())), signal.SIGKILL)
+        os.execv(sys.executable, [sys.executable, "-m", "ups.supervise.tracker_feed", *arguments])  # noqa: S606
+    _leave(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
