@@ -556,6 +556,15 @@ def test_a_logarithm_of_zero_is_refused() -> None:
         in_memory(arrays, dt=1.0, parameters=[{"name": "nu", "scale": "log"}])
 
 
+def test_a_field_that_does_not_fit_may_be_left_out_or_be_a_coordinate() -> None:
+    arrays = {"u": np.zeros((3, 9, 8)), "moment": np.arange(9.0)}
+    fields = [{"name": "u"}, {"name": "moment", "role": "static", "dims": ["x"]}]
+    with pytest.raises(DataError, match="'x' has 8 entries in array 'u' and 9 in 'moment'") as caught:
+        in_memory(arrays, fields=fields, axes=[{"name": "x"}], dims=["trajectory", "time", "x"], dt=1.0, parameters=[])
+    for words in ("leave one of the fields out", "`times: moment`", "`dataset: moment`"):
+        assert words in str(caught.value.hint)
+
+
 def test_an_extent_that_the_coordinates_contradict_is_said() -> None:
     arrays = {"u": U[..., 0], "x": np.arange(NX) * 0.5}
     wrong = in_memory(arrays, dt=1.0, axes=[{"name": "x", "extent": 100.0}])
