@@ -7,6 +7,7 @@ step, a length, a parameter, or a line that says that it is not used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,6 +141,7 @@ class _Guesser:
         largest = max((v for v in arrays if len(v.shape) == rank), key=lambda v: v.size)
         if rank > 6:
             raise DataError(f"array '{largest.name}' of {self.container.path} has {rank} dimensions")
+        _refuse_numbered(self.container, arrays, largest)
         return largest
 
     def _axes(self, main: Variable, dims: Dims) -> dict[int, str]:
@@ -485,6 +487,21 @@ class _Guesser:
             self.values["conserved"] = fields
             worst = max(kept.values())
             self._say("conserved", f"the mean changes by {worst:.1g} of the field's variation at most")
+
+
+def _refuse_numbered(container: Container, arrays: Sequence[Variable], main: Variable) -> None:
+    """Refuse `u0`, `u1`, `u2`, ... of unequal length: they are trajectories, and one of them would be taken alone."""
+    stem = re.sub(r"\d+", "0", main.name)
+    alike = [v for v in arrays if re.sub(r"\d+", "0", v.name) == stem and len(v.shape) == len(main.shape)]
+    sizes = [sorted(set(lengths)) for lengths in zip(*(v.shape for v in alike), strict=True)]
+    unequal = [found for found in sizes if len(found) > 1]
+    if len(alike) > 2 and len(unequal) == 1:
+        raise DataError(
+            f"{container.path}: arrays '{alike[0].name}', '{alike[1].name}' and {len(alike) - 2} more have names that "
+            f"differ by a number, and {unequal[0][0]} to {unequal[0][-1]} entries in one dimension",
+            hint="trajectories of unequal length are read from a file for each: write them with "
+            "np.save('run_00.npy', ...), and give --data 'run_*.npy'",
+        )
 
 
 def _find_number(container: Container, names: set[str] | frozenset[str]) -> tuple[str, str, float] | None:
