@@ -142,7 +142,7 @@ class _Understanding:
         )
 
     def _refuse(self, what: str, hint: str = _HINT) -> DataError:
-        return DataError(f"{self.container.path}: {what}", hint=hint)
+        return DataError(f"{self.container.label}: {what}", hint=hint)
 
     def _variable(self, name: str, what: str) -> Variable:
         found = self.container.variables.get(name)

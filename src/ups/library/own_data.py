@@ -19,7 +19,7 @@ from ups.formats.base import GridReader
 from ups.formats.container import Container
 from ups.formats.container_memory import MemoryContainer
 from ups.formats.described import DescribedReader, task_name
-from ups.formats.open_container import open_container
+from ups.formats.open_container import open_containers
 from ups.formats.zarr_store import is_own_store
 from ups.library.data import Dataset, PathLike, open_data
 from ups.record.atomic import write_file_atomically
@@ -115,7 +115,7 @@ def _containers(source: Any) -> tuple[list[Container], list[Path]]:
                 raise DataError(f"{path} does not exist", hint="correct the path")
             if is_own_store(path):
                 raise DataError(f"{path} is a store already", hint="train on it, or thin it with `ups data pack`")
-        return [open_container(path) for path in paths], paths
+        return open_containers(paths), paths
     if isinstance(source, Mapping) or hasattr(source, "data_vars"):
         return [MemoryContainer(source)], []
     if hasattr(source, "to_dataset"):  # an xarray.DataArray: its dimensions and coordinates say what it is

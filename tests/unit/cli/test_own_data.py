@@ -216,12 +216,24 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert peak < 0.4 * size, peak  # a chunk and its copies, whatever the size
 
 
-def test_trajectories_of_unequal_length_are_refused_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_groups_of_unequal_length_are_trajectories_of_their_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with h5py.File("groups.h5", "w") as file:
-        for number in range(4):
-            file[f"run_{number}/u"] = WAVES[number, : 9 - number]
-    assert run(["init", "mine", "--data", "groups.h5"]) == 4
-    assert "differs between groups: (6, 64) and (9, 64)" in capsys.readouterr().err
+        for number in range(12):
+            file[f"run_{number}/u"] = WAVES[number, : 9 - number % 4]
+            file[f"run_{number}/t"] = T[: 9 - number % 4]
+            file[f"run_{number}"].attrs["speed"] = SPEED.ravel()[number]
+        file["x"] = X
+    assert run(["init", "mine", "--data", "groups.h5"]) == 0
+    assert "8 train, 2 valid, 2 test trajectories of 6 to 9 frames on 64 points" in capsys.readouterr().out
+    found = read_description(folder / "mine" / "task.yaml")
+    assert (found.dims, found.times) == (["trajectory", "time", "x"], "*/t")
+    assert [p.dataset for p in found.parameters] == ["*@speed"]
+    assert run(["config", "check", "mine/recipe.yaml"]) == 0
+    data = ups.import_data("groups.h5", folder / "groups.zarr", folder / "mine" / "task.yaml")
+    assert dict(data.splits) == {"train": 8, "valid": 2, "test": 2}
+    assert run(["data", "validate", "groups.zarr"]) == 0
 
 
 def test_durations_of_xarray_stay_durations(tmp_path: Path) -> None:

@@ -343,7 +343,7 @@ def test_dims_that_a_person_gives_are_taken_and_the_rest_is_guessed_from_them() 
 
 def test_numbered_arrays_of_unequal_length_are_not_dropped() -> None:
     waves = _waves(12, 24, 32)
-    with pytest.raises(DataError, match="'u0', 'u1' and 10 more .* 13 to 24 entries") as caught:
+    with pytest.raises(DataError, match=r"'u0', 'u1' and 10 more .* 13 to 24 entries") as caught:
         guess_description([MemoryContainer({f"u{i}": u[: 24 - i] for i, u in enumerate(waves)})], "task")
     assert "run_*.npy" in str(caught.value.hint)
     fields = {f"u{i}": waves + i for i in range(3)}  # of equal length they are fields
