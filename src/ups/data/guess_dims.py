@@ -201,6 +201,8 @@ def _find_trajectories(container: Container, variable: Variable, vectors: Mappin
         known = [i for i in large if i in mixed]
         best = known[0] if known else 0 if 0 in large else max(large, key=lambda i: found.rough[i])
         found.role[best], found.why[best] = TRAJECTORY, "its neighboring entries have nothing to do with each other"
+        if known and len(large) > 1:
+            found.why[best] += f", and '{numbers[best][0]}' has a number for each"
         return
     # A sweep over a parameter: neighbors resemble each other, but there is a number for each. Numbers that rise may as
     # well be a coordinate: then there must be other dimensions for time and space.
