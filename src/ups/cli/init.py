@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, styled, table
+
+if TYPE_CHECKING:
+    from ups.formats.base import GridReader
 
 app = new_app()
 
@@ -21,6 +24,14 @@ def init(
             "--data", metavar="FILE", help="NumPy, HDF5, NetCDF or Zarr; may be given many times, or a store."
         ),
     ],
+    dims: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="What each dimension of the main array is, such as x,time,trajectory, if the guess is wrong; "
+            "the rest is guessed from it.",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Look at a file of yours, guess what its arrays mean, and write a recipe and a task.yaml to train on it.
@@ -30,7 +41,8 @@ def init(
     from ups.data.guess_page import guess_lines
     from ups.library.own_data import init_run
 
-    started = init_run(directory, [path for one in data for path in _matching(one)])
+    files = [path for one in data for path in _matching(one)]
+    started = init_run(directory, files, [name.strip() for name in dims.split(",")] if dims else ())
     reader, guess = started.reader, started.guess
     written = [str(started.recipe), *([str(started.description)] if guess is not None else [])]
     rows = [] if guess is None else guess_lines(guess)
@@ -42,7 +54,7 @@ def init(
         return
     counts = ", ".join(f"{count} {split}" for split, count in reader.splits.items())
     grid = " x ".join(map(str, reader.space))
-    say(f"{reader.task.name}: {counts} trajectories of {reader.num_frames or 1} frames on {grid} points")
+    say(f"{reader.task.name}: {counts} trajectories of {_frames(reader)} frames on {grid} points")
     if rows:
         say(table([(field, f"{value}  {_mark(why)}" if value else _mark(why)) for field, value, why in rows]))
     for text in notes:
@@ -55,6 +67,13 @@ def init(
         say(f"look at the lines marked 'check' in {started.description}, then: ups train {started.recipe}")
     else:
         say(f"next: ups train {started.recipe}")
+
+
+def _frames(reader: GridReader) -> str:
+    """How many frames trajectories have."""
+    counts = [reader.frames_in(split, i) for split, number in reader.splits.items() for i in range(number)]
+    low, high = (min(counts), max(counts)) if counts else (0, 0)
+    return f"{low} to {high}" if low < high else f"{high or 1}"
 
 
 def _matching(path: str) -> list[str]:

@@ -7,8 +7,10 @@ step, a length, a parameter, or a line that says that it is not used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from ups.config.description import (
     TaskDescription,
     describe_values,
 )
-from ups.data.guess_dims import Dims, axis_names, guess_dims, labels_of, plain, role_of_name
+from ups.data.guess_dims import Dims, axis_names, given_dims, guess_dims, labels_of, plain, rises, role_of_name
 from ups.data.guess_physics import guess_boundary, guess_conserved, take_sample
 from ups.data.names_in_files import (
     ABOUT_THE_FILE,
@@ -69,14 +71,17 @@ class _Number:
     same: bool
 
 
-def guess_description(containers: Sequence[Container], name: str) -> Guess:
-    """What a file seems to hold. Raises DataError if it has no array that could be a field."""
-    return _Guesser(containers, name).guess()
+def guess_description(containers: Sequence[Container], name: str, dims: Sequence[str] = ()) -> Guess:
+    """What a file seems to hold; dims: what the dimensions are, where a person says so.
+
+    Raises DataError if it has no array that could be a field.
+    """
+    return _Guesser(containers, name, tuple(dims)).guess()
 
 
 class _Guesser:
-    def __init__(self, containers: Sequence[Container], name: str) -> None:
-        self.containers, self.container, self.name = containers, containers[0], name
+    def __init__(self, containers: Sequence[Container], name: str, dims: tuple[str, ...]) -> None:
+        self.containers, self.container, self.name, self.given = containers, containers[0], name, dims
         self.reasons: dict[str, str] = {}
         self.sure: set[str] = set()
         self.notes: list[str] = []
@@ -89,7 +94,7 @@ class _Guesser:
 
     def guess(self) -> Guess:
         main = self._main()
-        dims = guess_dims(self.container, main)
+        dims = given_dims(self.container, main, self.given) if self.given else guess_dims(self.container, main)
         names = self._axes(main, dims)
         count = main.shape[dims.role.index(TRAJECTORY)] if TRAJECTORY in dims.role else 1
         times = self._times(main, dims, count) if TIME in dims.role else ""  # before fields: times are none
@@ -131,10 +136,12 @@ class _Guesser:
                 hint="; ".join(self.container.left_out[:3])
                 or "a field needs at least time and one axis of space: (trajectory, time, x)",
             )
+        arrays = [v for v in arrays if len(v.shape) == len(self.given)] or arrays
         rank = max(len(v.shape) for v in arrays if v.size * 8 >= max(a.size for a in arrays))
         largest = max((v for v in arrays if len(v.shape) == rank), key=lambda v: v.size)
         if rank > 6:
             raise DataError(f"array '{largest.name}' of {self.container.path} has {rank} dimensions")
+        _refuse_numbered(self.container, arrays, largest)
         return largest
 
     def _axes(self, main: Variable, dims: Dims) -> dict[int, str]:
@@ -146,7 +153,8 @@ class _Guesser:
                 f"{self.container.path}: array '{main.name}' would have {len(places)} axes of space ({shown})",
                 hint="describe it by a task.yaml (docs/own-data.md): dims says what each dimension is",
             )
-        called = axis_names([dims.coordinate[i] or main.dims[i] for i in places])
+        called = [dims.called[i] for i in places] if dims.called else []
+        called = called or axis_names([dims.coordinate[i] or main.dims[i] for i in places])
         names = dict(zip(places, called, strict=True))
         order = sorted(places, key=lambda i: SPACES.get(names[i], 9)) if all(n in SPACES for n in called) else places
         axes: list[dict[str, Any]] = []
@@ -229,7 +237,9 @@ class _Guesser:
             found = labels if variable is main else labels_of(variable, main, labels)
             if found is None or variable.name in self.used or any(a not in found for a in names.values()):
                 continue
-            if variable is not main and self._may_be_parameter(variable, main, dims):
+            if variable is not main and (
+                self._may_be_parameter(variable, main, dims) or self._may_be_coordinate(variable)
+            ):
                 continue
             self.used.add(variable.name)
             fields += self._fields_of(variable, found, labels, steady, len(fields), len(names))
@@ -238,6 +248,7 @@ class _Guesser:
         self.values["fields"] = fields
         self.values["dims"] = labels
         why = "; ".join(f"{label}: {text}" for label, text in zip(labels, dims.why, strict=True))
+        why = "as you said" if dims.called else why
         self._say("dims", why, sure=not dims.seen, look=bool(dims.seen))
 
     def _may_be_parameter(self, variable: Variable, main: Variable, dims: Dims) -> bool:
@@ -245,6 +256,10 @@ class _Guesser:
         if len(variable.shape) != 1 or variable.dims[0] or TRAJECTORY not in dims.role:
             return False
         return variable.shape[0] == main.shape[dims.role.index(TRAJECTORY)]
+
+    def _may_be_coordinate(self, variable: Variable) -> bool:
+        """Whether an array is a row of numbers without names that rises or falls: named as not used, and no field."""
+        return len(variable.shape) == 1 and not variable.dims[0] and rises(self.container, variable.name)
 
     def _fields_of(
         self, variable: Variable, dims: list[str], usual: list[str], steady: bool, first: int, num_axes: int
@@ -254,14 +269,15 @@ class _Guesser:
         if COMPONENT in dims and variable.shape[dims.index(COMPONENT)] != num_axes:
             dims = [CHANNEL if dim == COMPONENT else dim for dim in dims]
             size = variable.shape[dims.index(CHANNEL)]
-        base = plain_name(variable.name.split("/")[-1], "u")
+        nameless = self._nameless()
+        base = "u" if nameless else plain_name(variable.name.split("/")[-1], "u")
         role = "target" if steady else "state" if TIME in dims else "static"
         found: list[dict[str, Any]] = []
         for channel in range(max(1, size)):
             path = f"fields.{first + len(found)}"
             entry: dict[str, Any] = {"name": base if size < 2 else f"{base}_{channel}", "role": role}
             entry["name"] = self._free(entry["name"])
-            if entry["name"] != variable.name:
+            if entry["name"] != variable.name and not nameless:
                 entry["dataset"] = variable.name
             if size:
                 entry["channel"] = channel
@@ -278,6 +294,10 @@ class _Guesser:
                 entry["dims"] = dims
             found.append(entry)
         return found
+
+    def _nameless(self) -> bool:
+        """Whether the array is called as its file because it is alone in there: that of an .npy."""
+        return Path(self.container.path).suffix == ".npy" and len(self.container.variables) == 1
 
     def _steady(self, fields: list[dict[str, Any]]) -> None:
         self.values["steady"] = True
@@ -467,6 +487,21 @@ class _Guesser:
             self.values["conserved"] = fields
             worst = max(kept.values())
             self._say("conserved", f"the mean changes by {worst:.1g} of the field's variation at most")
+
+
+def _refuse_numbered(container: Container, arrays: Sequence[Variable], main: Variable) -> None:
+    """Refuse `u0`, `u1`, `u2`, ... of unequal length: they are trajectories, and one of them would be taken alone."""
+    stem = re.sub(r"\d+", "0", main.name)
+    alike = [v for v in arrays if re.sub(r"\d+", "0", v.name) == stem and len(v.shape) == len(main.shape)]
+    sizes = [sorted(set(lengths)) for lengths in zip(*(v.shape for v in alike), strict=True)]
+    unequal = [found for found in sizes if len(found) > 1]
+    if len(alike) > 2 and len(unequal) == 1:
+        raise DataError(
+            f"{container.path}: arrays '{alike[0].name}', '{alike[1].name}' and {len(alike) - 2} more have names that "
+            f"differ by a number, and {unequal[0][0]} to {unequal[0][-1]} entries in one dimension",
+            hint="trajectories of unequal length are read from a file for each: write them with "
+            "np.save('run_00.npy', ...), and give --data 'run_*.npy'",
+        )
 
 
 def _find_number(container: Container, names: set[str] | frozenset[str]) -> tuple[str, str, float] | None:

@@ -7,7 +7,7 @@ missing. Everything found here is a guess with a reason; `ups.data.guess` collec
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,11 +17,14 @@ from ups.data.names_in_files import (
     CHANNELS,
     COMPONENTS,
     LENGTH_UNITS,
+    PLACES,
     SPACES,
     TIME_UNITS,
     TIMES,
     TRAJECTORIES,
 )
+from ups.data.time_or_space import find_time
+from ups.errors import ConfigError
 from ups.formats.container import Container, Variable, decoded
 
 MAX_CHANNELS = 12
@@ -36,7 +39,7 @@ SAMPLED_VALUES = 1 << 18
 class Dims:
     """role: what each dimension is ('space' is not yet named); coordinate: the array that belongs to each, or ''.
 
-    seen: dimensions that only their values or their place tell apart.
+    seen: dimensions that only their values or their place tell apart. called: names that a person gave, or none.
     """
 
     role: list[str]
@@ -44,6 +47,7 @@ class Dims:
     why: list[str]
     seen: set[int] = field(default_factory=set)
     rough: dict[int, float] = field(default_factory=dict)
+    called: tuple[str, ...] = ()
 
 
 def plain(name: str) -> str:
@@ -77,24 +81,59 @@ def role_of_coordinate(variable: Variable) -> str:
     if said.get("axis") in ("x", "y", "z"):
         return "space"
     unit = said.get("units", said.get("unit", ""))
-    return role_of_name(variable.name) or (TIME if unit in TIME_UNITS else "space" if unit in LENGTH_UNITS else "")
+    by_unit = TIME if unit in TIME_UNITS else "space" if unit in LENGTH_UNITS else ""
+    return role_of_name(variable.name) or role_of_name(said.get("long_name", "")) or by_unit
 
 
 def guess_dims(container: Container, variable: Variable) -> Dims:
     """What each dimension of the array of a field is."""
     rank = len(variable.shape)
     found = Dims([""] * rank, [""] * rank, [""] * rank)
-    vectors = {
-        name: v for name, v in container.variables.items() if name != variable.name and len(v.shape) == 1 and v.size > 1
-    }
+    vectors = _vectors(container, variable)
     _by_name(variable, vectors, found)
     unknown = [i for i in range(rank) if not found.role[i]]
     if unknown:
         found.rough = roughness(container, variable)
         _by_coordinates(container, variable, vectors, found)
         found.seen |= {i for i in range(rank) if not found.role[i]}
-        _by_values(variable, vectors, found)
+        _find_trajectories(container, variable, vectors, found)
+        _by_order(container, variable, vectors, found)
+        _by_values(container, variable, found)
     return found
+
+
+def given_dims(container: Container, variable: Variable, given: Sequence[str]) -> Dims:
+    """What a person says that each dimension is, with the coordinates that belong to it. Raises ConfigError."""
+    shape = variable.shape
+    if len(given) != len(shape):
+        raise ConfigError(
+            f"array '{variable.name}' has {len(shape)} dimensions {shape}, and --dims names {len(given)}",
+            hint="name every dimension in the order of the array: trajectory, time, channel, component or an axis",
+        )
+    odd = [name for name in given if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,31}", name) or given.count(name) > 1]
+    if odd:
+        raise ConfigError(f"--dims: '{odd[0]}' is named twice, or no name", hint="for example --dims trajectory,time,x")
+    role = [name if name in (TRAJECTORY, TIME, CHANNEL, COMPONENT) else "space" for name in given]
+    found = Dims(role, [""] * len(shape), ["as you said"] * len(shape), called=tuple(given))
+    vectors = _vectors(container, variable)
+    # By the name that was given, by what its own name or unit says, by its length alone.
+    for fits in (
+        lambda i, v: plain(v.name) == given[i].lower() or variable.dims[i] == v.name.split("/")[-1],
+        lambda i, v: _role_of_vector(v) == role[i],
+        lambda i, v: not role_of_coordinate(v) and shape.count(v.size) == 1,
+    ):
+        for i in (i for i, name in enumerate(role) if name in (TIME, "space")):
+            sizes = (shape[i], shape[i] + 1) if role[i] == TIME else (shape[i],)
+            for name, vector in vectors.items():
+                free = not found.coordinate[i] and name not in found.coordinate
+                if free and vector.size in sizes and fits(i, vector) and rises(container, name):
+                    found.coordinate[i] = name
+    return found
+
+
+def _vectors(container: Container, variable: Variable) -> dict[str, Variable]:
+    found = container.variables.items()
+    return {name: v for name, v in found if name != variable.name and len(v.shape) == 1 and v.size > 1}
 
 
 def _by_name(variable: Variable, vectors: Mapping[str, Variable], found: Dims) -> None:
@@ -126,7 +165,7 @@ def _by_coordinates(container: Container, variable: Variable, vectors: Mapping[s
             places = [i for i, n in enumerate(variable.shape) if n in lengths and not found.role[i]]
             if len(places) > 1:
                 places = [i for i in places if found.rough.get(i, 0) < UNRELATED] or places
-            if not places or (wanted == TIME and TIME in found.role) or not _rises(container, name):
+            if not places or (wanted == TIME and TIME in found.role) or not rises(container, name):
                 continue
             place = next((i for i in places if variable.shape[i] == size), places[0])
             found.role[place], found.coordinate[place] = wanted, name
@@ -142,44 +181,84 @@ def _role_of_vector(variable: Variable) -> str:
     return role if role in (TIME, "space") else ""
 
 
-def _rises(container: Container, name: str) -> bool:
+def rises(container: Container, name: str) -> bool:
+    """Whether an array rises or falls from each entry to the next."""
     steps = np.diff(container.whole(name))
     return bool(np.isfinite(steps).all() and ((steps > 0).all() or (steps < 0).all()))
 
 
-def _by_values(variable: Variable, vectors: Mapping[str, Variable], found: Dims) -> None:
-    """What is left: unrelated neighbors are trajectories, few entries are fields, then time comes before space."""
-    rank, shape = len(variable.shape), variable.shape
-    left = [i for i in range(rank) if not found.role[i]]
-    if TRAJECTORY not in found.role:
-        rough = [i for i in left if found.rough.get(i, 0) >= UNRELATED]
-        large = [i for i in rough if shape[i] > FEW_CHANNELS] or (rough if len(rough) > 1 else [])
-        if large:
-            best = 0 if 0 in large else max(large, key=lambda i: found.rough[i])
-            found.role[best], found.why[best] = TRAJECTORY, "its neighboring entries have nothing to do with each other"
-        else:
-            # A sweep over a parameter: neighbors resemble each other, but there is a number for each.
-            lone = [
-                i
-                for i in left
-                if sum(n == shape[i] for n in shape) == 1
-                and any(v.shape == (shape[i],) and not _role_of_vector(v) for v in vectors.values())
-            ]
-            if lone:
-                found.role[lone[0]], found.why[lone[0]] = TRAJECTORY, "the file has one more number for each entry"
-    left = [i for i in range(rank) if not found.role[i]]
+def _find_trajectories(container: Container, variable: Variable, vectors: Mapping[str, Variable], found: Dims) -> None:
+    """Unrelated neighbors are trajectories, of several dimensions of them those with a number for each entry."""
+    shape = variable.shape
+    left = [i for i, role in enumerate(found.role) if not role]
+    if TRAJECTORY in found.role or not left:
+        return
+    numbers = {i: _only_fit(vectors, shape, i) for i in left}
+    mixed = [i for i in left if any(not rises(container, name) for name in numbers[i])]
+    rough = [i for i in left if found.rough.get(i, 0) >= UNRELATED]
+    large = [i for i in rough if shape[i] > FEW_CHANNELS] or (rough if len(rough) > 1 else [])
+    if large:
+        known = [i for i in large if i in mixed]
+        best = known[0] if known else 0 if 0 in large else max(large, key=lambda i: found.rough[i])
+        found.role[best], found.why[best] = TRAJECTORY, "its neighboring entries have nothing to do with each other"
+        if known and len(large) > 1:
+            found.why[best] += f", and '{numbers[best][0]}' has a number for each"
+        return
+    # A sweep over a parameter: neighbors resemble each other, but there is a number for each. Numbers that rise may as
+    # well be a coordinate: then there must be other dimensions for time and space.
+    rising = [i for i in left if numbers[i] and i not in mixed]
+    needed = (TIME not in found.role) + ("space" not in found.role)
+    if not mixed and (len(rising) > 1 or len(left) - 1 < needed):
+        return
+    for i in (*mixed, *rising)[:1]:
+        found.role[i], found.why[i] = TRAJECTORY, "the file has one more number for each entry"
+
+
+def _only_fit(vectors: Mapping[str, Variable], shape: tuple[int, ...], i: int) -> list[str]:
+    """Rows of numbers whose names say nothing, and whose length is that of this dimension alone."""
+    if shape.count(shape[i]) > 1:
+        return []
+    return [name for name, v in vectors.items() if v.shape == (shape[i],) and not _role_of_vector(v)]
+
+
+def _by_order(container: Container, variable: Variable, vectors: Mapping[str, Variable], found: Dims) -> None:
+    """What rises or falls along one dimension is its coordinate, whatever it is called; of what is still open."""
+    for i, role in enumerate(found.role):
+        if role not in ("", TIME, "space") or found.coordinate[i]:
+            continue
+        for name in _only_fit(vectors, variable.shape, i):
+            named = vectors[name].dims[0] not in ("", variable.dims[i])
+            if not named and not role_of_coordinate(vectors[name]) and rises(container, name):
+                found.coordinate[i] = name
+                break
+
+
+def _by_values(container: Container, variable: Variable, found: Dims) -> None:
+    """What is left: few entries are fields, then time is what the values show, else what stands before space."""
+    shape = variable.shape
+    left = [i for i, role in enumerate(found.role) if not role]
     spaces = found.role.count("space")
     room = 3 - spaces + (TIME not in found.role)
-    small = [i for i in left if shape[i] <= MAX_CHANNELS and (found.rough.get(i, 1) >= UNRELATED or len(left) > room)]
+    small = [
+        i
+        for i in left
+        if shape[i] <= MAX_CHANNELS
+        and not found.coordinate[i]
+        and (found.rough.get(i, 1) >= UNRELATED or len(left) > room)
+    ]
     if small and CHANNEL not in found.role and COMPONENT not in found.role and (len(left) > 1 or spaces):
         i = min(small, key=lambda i: (shape[i], -i))
         found.role[i], found.why[i] = CHANNEL, f"it has only {shape[i]} entries: taken as separate fields"
         left.remove(i)
+    where = {"time": "by its place: time stands before space", "space": "by its place: space stands last"}
     if left and TIME not in found.role and (len(left) > 1 or spaces):
-        found.role[left[0]], found.why[left[0]] = TIME, "by its place: time stands before space"
-        left = left[1:]
+        first, shown = find_time(container, variable, found.role, left)
+        if shown:
+            where = {"time": shown, "space": "because another dimension looks like time"}
+        found.role[first], found.why[first] = TIME, where["time"]
+        left.remove(first)
     for i in left:
-        found.role[i], found.why[i] = "space", "by its place: space stands last"
+        found.role[i], found.why[i] = "space", where["space"]
 
 
 def roughness(container: Container, variable: Variable) -> dict[int, float]:
@@ -212,7 +291,8 @@ def roughness(container: Container, variable: Variable) -> dict[int, float]:
 
 def axis_names(names: list[str]) -> list[str]:
     """Names for the axes of space, in the order of the array: their own where they have one, else x, y, z."""
-    chosen = [re.sub(r"[^A-Za-z0-9_]", "_", plain(name)) if name else "" for name in names]
+    own = [plain(name) for name in names]
+    chosen = ["" if name in PLACES else re.sub(r"[^A-Za-z0-9_]", "_", name) for name in own]
     free = [letter for letter in "xyz" if letter not in chosen]
     result: list[str] = []
     for name in chosen:

@@ -12,16 +12,24 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-TIMES = _words("t time times frame frames step steps timestep timesteps snapshot snapshots tau date iteration")
+TIMES = _words(
+    "t time times frame frames step steps timestep timesteps snapshot snapshots tau date iteration"
+) | _words("zeit zeiten temps tiempo tempo tijd czas aika vremya zaman jikan shijian")
 TRAJECTORIES = _words(
     "n trajectory trajectories traj sample samples simulation simulations sim sims run runs realization realizations "
     "ensemble member members number batch b case cases seed ic experiment experiments index"
+)
+# Place in other languages: such an axis is called x.
+PLACES = _words(
+    "ort orte ortskoordinate raum abszisse lieu espace abscisse lugar espacio posicion posición luogo spazio posizione "
+    "espaco posicao plaats ruimte miejsce polozenie paikka mesto konum"
 )
 # Which axis of a right-handed picture a name usually means.
 SPACES = {
     **dict.fromkeys(
         ("x", "xs", "xx", "xc", "i", "lon", "longitude", "east", "r", "radius", "position", "space", "s"), 0
     ),
+    **dict.fromkeys(PLACES, 0),
     **dict.fromkeys(("y", "ys", "yy", "yc", "j", "lat", "latitude", "north", "theta"), 1),
     **dict.fromkeys(("z", "zs", "zz", "zc", "k", "height", "depth", "level", "lev", "altitude", "phi"), 2),
 }

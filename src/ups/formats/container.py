@@ -43,7 +43,10 @@ class Variable:
 
 
 class Container(ABC):
-    """An opened file. left_out: what it has that is not read, in words. attributes: numbers and texts of the file."""
+    """An opened file. left_out: what it has that is not read, in words. attributes: numbers and texts of the file.
+
+    part: what of the file this is, in words, where one file has several (trajectories of unequal length).
+    """
 
     def __init__(
         self,
@@ -51,9 +54,19 @@ class Container(ABC):
         variables: Mapping[str, Variable],
         attributes: Mapping[str, Attribute],
         left_out: Sequence[str] = (),
+        part: str = "",
     ) -> None:
         self.path, self.variables, self.attributes = path, dict(variables), dict(attributes)
-        self.left_out = tuple(left_out)
+        self.left_out, self.part = tuple(left_out), part
+
+    @property
+    def label(self) -> str:
+        """The file, and what of it, for messages."""
+        return f"{self.path} {self.part}" if self.part else self.path
+
+    def parts(self) -> list[Container]:
+        """The parts of a file that holds several; else itself alone."""
+        return [self]
 
     @abstractmethod
     def read(self, name: str, region: Region) -> Array:

@@ -1,11 +1,14 @@
 """HDF5 and NetCDF-4 files as named arrays, behind the guard. Groups of equal content are one array with one more
 dimension: a file with a group for each trajectory has `*/u` of shape (groups, ...), and `*@nu`, `*/u@nu` of shape
-(groups,) for numbers among the attributes of the groups, and for those of their arrays that differ.
+(groups,) for numbers among the attributes of the groups, and for those of their arrays that differ. Where groups are of
+unequal length, each is a part of the file with arrays of shape (1, ...) under the same names.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +29,58 @@ _MEANING = frozenset({"scale_factor", "add_offset", "_FillValue", "missing_value
 _NAMELESS = re.compile(r"phony_dim_\d+|dim_\d+")
 
 
-class Hdf5Container(Container):
-    """The arrays of one file."""
+# An array of the file, the arrays of its groups, or values.
+_Source = ArraySurvey | tuple[ArraySurvey, ...] | Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Unequal:
+    """An array whose shape differs between groups. why: the words that say so."""
+
+    prefix: str
+    found: tuple[ArraySurvey, ...]
+    dims: tuple[str, ...]
+    attributes: dict[str, Attribute]
+    why: str
+
+
+class Hdf5Arrays(Container):
+    """Arrays of one file, or of one group of it."""
+
+    def __init__(
+        self,
+        key: FileKey,
+        arrays: dict[str, _Source],
+        variables: dict[str, Variable],
+        attributes: dict[str, Attribute],
+        left_out: Sequence[str],
+        part: str = "",
+    ) -> None:
+        super().__init__(key[0], variables, attributes, left_out, part)
+        self._key, self._arrays = key, arrays
+
+    def read(self, name: str, region: Region) -> Array:
+        array = self._arrays[name]
+        if isinstance(array, np.ndarray):
+            return np.asarray(array[region])
+        if isinstance(array, ArraySurvey):
+            return _region(self._key, array, region)
+        chosen = array[region[0]]
+        return np.stack([_region(self._key, one, region[1:]) for one in chosen])
+
+    def close(self) -> None:
+        drop_hdf5(self.path)
+
+
+class Hdf5Container(Hdf5Arrays):
+    """All arrays of one file."""
 
     def __init__(self, key: FileKey, survey: TreeSurvey) -> None:
         self._key = key
-        self._arrays: dict[str, ArraySurvey | tuple[ArraySurvey, ...] | Array] = {}
+        self._arrays: dict[str, _Source] = {}
+        self._unequal: dict[str, _Unequal] = {}
+        self._by_group: dict[str, str] = {}  # array whose first dimension is over groups -> which groups
+        self._groups: dict[str, list[str]] = {}
         variables: dict[str, Variable] = {}
         attributes: dict[str, Attribute] = dict(survey.attributes.get("", {}))
         left_out = list(survey.left_out)
@@ -51,6 +100,7 @@ class Hdf5Container(Container):
                 content[group].append(path.removeprefix(group))
         for parent, groups in families.items():
             prefix = f"{parent}/*" if parent else "*"
+            self._groups[prefix] = groups
             left_out += self._add_arrays(survey, prefix, groups, content, variables)
             left_out += self._add_attributes(survey, prefix, groups, content, variables, attributes)
         for names in ambiguous({name: len(variable.shape) for name, variable in variables.items()}):
@@ -60,7 +110,47 @@ class Hdf5Container(Container):
                 f"{listed(names)}: whether groups that hold an array of the same name are trajectories, fields or "
                 "splits is not known (groups of trajectories have names that differ by a number, and the same arrays)"
             )
-        super().__init__(key[0], variables, attributes, left_out)
+        super().__init__(key, self._arrays, variables, attributes, left_out)
+
+    def parts(self) -> list[Container]:
+        """A part for each group, where the largest array of the file is one whose length differs between them."""
+        fields = [u for u in self._unequal.values() if len(u.found[0].shape) > 1]
+        size = max((sum(int(np.prod(a.shape)) for a in u.found) for u in fields), default=0)
+        if len({u.prefix for u in fields}) != 1 or any(v.size > size for v in self.variables.values()):
+            return [self]
+        prefix = fields[0].prefix
+        groups = self._groups[prefix]
+        told = {u.why for u in self._unequal.values() if u.prefix == prefix}
+        left_out = [text for text in self.left_out if text not in told]
+        # A row of the file with a number for each group, if it is not as long as something else.
+        lengths = {n for u in fields for array in u.found for n in array.shape}
+        rows = {
+            name: self.whole(name)
+            for name, v in self.variables.items()
+            if v.shape == (len(groups),) and name not in self._by_group and len(groups) not in lengths
+        }
+        return [self._part(number, prefix, rows, left_out) for number in range(len(groups))]
+
+    def _part(self, number: int, prefix: str, rows: dict[str, Array], left_out: list[str]) -> Hdf5Arrays:
+        arrays: dict[str, _Source] = {}
+        variables: dict[str, Variable] = {}
+        for name, variable in self.variables.items():
+            array = rows.get(name, self._arrays[name])
+            if name in rows or self._by_group.get(name) == prefix:
+                assert not isinstance(array, ArraySurvey)
+                array = array[number : number + 1]
+                variable = replace(variable, shape=(1, *variable.shape[1:]))
+            arrays[name], variables[name] = array, variable
+        for name, unequal in self._unequal.items():
+            if unequal.prefix != prefix:
+                continue
+            one, dims = unequal.found[number], unequal.dims
+            row = len(one.shape) == 1  # such as the times of the group
+            arrays[name] = one if row else (one,)
+            shape = one.shape if row else (1, *one.shape)
+            variables[name] = Variable(name, shape, dims if row else ("", *dims), unequal.attributes)
+        part = f"group {self._groups[prefix][number]}"
+        return Hdf5Arrays(self._key, arrays, variables, self.attributes, left_out, part)
 
     def _add_arrays(
         self,
@@ -77,24 +167,29 @@ class Hdf5Container(Container):
                 continue
             found = tuple(survey.arrays[f"{group}{member}"] for group in groups)
             name = f"{prefix}{member}"
-            if any(array.shape != found[0].shape for array in found):
-                lengths = sorted({array.shape for array in found})
-                left_out.append(f"'{name}', whose shape differs between groups: {lengths[0]} and {lengths[-1]}")
-                continue
             equal, differing = _over_groups([survey.attributes[f"{group}{member}"] for group in groups])
             decisive = sorted(_MEANING.intersection(differing))
             if decisive:
                 left_out.append(f"'{name}', whose attribute '{decisive[0]}' differs between groups")
                 continue
+            if any(array.shape != found[0].shape for array in found):
+                lengths = sorted({array.shape for array in found})
+                left_out.append(f"'{name}', whose shape differs between groups: {lengths[0]} and {lengths[-1]}")
+                if len({len(array.shape) for array in found}) == 1 and found[0].shape:
+                    dims = _names(survey.dims[f"{groups[0]}{member}"])
+                    self._unequal[name] = _Unequal(prefix, found, dims, equal, left_out[-1])
+                    left_out += self._add_differing(prefix, name, differing, variables)
+                continue
             common = self._common(found)
-            values: ArraySurvey | tuple[ArraySurvey, ...] | Array = found if common is None else common
+            values: _Source = found if common is None else common
             dims = _names(survey.dims[f"{groups[0]}{member}"])
             shape = found[0].shape
             if common is None:
                 shape, dims = (len(groups), *shape), ("", *dims)
+                self._by_group[name] = prefix
             self._arrays[name] = values
             variables[name] = Variable(name, shape, dims, equal)
-            left_out += self._add_differing(name, differing, variables)
+            left_out += self._add_differing(prefix, name, differing, variables)
         return left_out
 
     def _add_attributes(
@@ -118,11 +213,11 @@ class Hdf5Container(Container):
                     differing[key] = [value] * len(groups)  # a number of each trajectory, though it is the same
                 else:
                     attributes[f"{name}@{key}"] = value
-            left_out += self._add_differing(name, differing, variables)
+            left_out += self._add_differing(prefix, name, differing, variables)
         return left_out
 
     def _add_differing(
-        self, owner: str, differing: dict[str, list[Attribute | None]], variables: dict[str, Variable]
+        self, prefix: str, owner: str, differing: dict[str, list[Attribute | None]], variables: dict[str, Variable]
     ) -> list[str]:
         """Numbers of each group as an array over the groups; returns the others, in words."""
         left_out: list[str] = []
@@ -131,6 +226,7 @@ class Hdf5Container(Container):
             if all(isinstance(value, float) for value in values):
                 self._arrays[name] = np.array(values, np.float64)
                 variables[name] = Variable(name, (len(values),), ("",))
+                self._by_group[name] = prefix
             elif any(isinstance(value, float) for value in values):
                 left_out.append(f"attribute '{key}', which only some of the groups '{owner}' have as a number")
             else:
@@ -149,25 +245,13 @@ class Hdf5Container(Container):
                 return None
         return first
 
-    def read(self, name: str, region: Region) -> Array:
-        array = self._arrays[name]
-        if isinstance(array, np.ndarray):
-            return np.asarray(array[region])
-        if isinstance(array, ArraySurvey):
-            return _region(self._key, array, region)
-        chosen = array[region[0]]
-        return np.stack([_region(self._key, one, region[1:]) for one in chosen])
-
-    def close(self) -> None:
-        drop_hdf5(self.path)
-
 
 def open_hdf5(path: Path) -> Hdf5Container:
     """The arrays of a file. Raises DataError for one that HDF5 cannot open."""
     key, survey = survey_tree_file(path)
     drop_hdf5(key[0])
     container = Hdf5Container(key, survey)
-    if not container.variables:
+    if not container.variables and len(container.parts()) == 1:
         reasons = "; ".join(container.left_out[:3])
         raise DataError(f"{path} has no arrays of numbers that can be read" + (f": {reasons}" if reasons else ""))
     return container

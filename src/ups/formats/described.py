@@ -22,7 +22,7 @@ from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
 from ups.formats.container import Container, decoded
 from ups.formats.described_layout import DescribedLayout, FieldSource, same_points, understand
-from ups.formats.open_container import open_container
+from ups.formats.open_container import open_containers
 from ups.spec.task import Role
 
 
@@ -65,7 +65,7 @@ class DescribedReader(GridReader):
         for container, layout in zip(containers, layouts, strict=True):
             if self._piece > layout.num_frames:
                 raise DataError(
-                    f"{container.path}: trajectories have {layout.num_frames} frames, and cut_frames is {self._piece}"
+                    f"{container.label}: trajectories have {layout.num_frames} frames, and cut_frames is {self._piece}"
                 )
         # Pieces that a trajectory of each file is cut into.
         self._pieces = [layout.num_frames // self._piece if self._piece else 1 for layout in layouts]
@@ -112,7 +112,7 @@ class DescribedReader(GridReader):
     def where(self, split: str, trajectory: int) -> str:
         file, row, frame = self._locate(split, trajectory)
         piece = f" from frame {frame}" if self._piece else ""
-        return f"{file.container.path} trajectory {row}{piece} ({split} trajectory {trajectory})"
+        return f"{file.container.label} trajectory {row}{piece} ({split} trajectory {trajectory})"
 
     def close(self) -> None:
         for file in self._files:
@@ -161,7 +161,7 @@ def open_described(
     test_fraction: float = 0.1,
 ) -> DescribedReader:
     """The reader of files by their description. Raises DataError."""
-    containers = [open_container(path) for path in paths]
+    containers = open_containers(paths)
     return DescribedReader(
         containers,
         description,
@@ -218,17 +218,17 @@ def _check_same(containers: Sequence[Container], layouts: Sequence[DescribedLayo
         same = same and all(same_points(a, b) for a, b in zip(layout.coordinates, first.coordinates, strict=True))
         if not same:
             raise DataError(
-                f"{container.path} and {containers[0].path} have different grids",
-                hint="files of one task may differ in parameters, length and time step; make them two tasks",
+                f"{container.label} and {containers[0].label} have different grids",
+                hint="files and groups of one task may differ in parameters, length and time step; make them two tasks",
             )
 
 
 def _check_distinct(containers: Sequence[Container]) -> None:
     """A file that is listed twice would be trained on and held out."""
-    seen: set[str] = set()
-    for path in (container.path for container in containers):
+    seen: set[tuple[str, str]] = set()
+    for path, part in ((container.path, container.part) for container in containers):
         if os.path.exists(path):
-            real = os.path.realpath(path)
+            real = (os.path.realpath(path), part)
             if real in seen:
                 raise DataError(f"{path} is the same file as another of the list", hint="list each file once")
             seen.add(real)

@@ -142,7 +142,7 @@ class _Understanding:
         )
 
     def _refuse(self, what: str, hint: str = _HINT) -> DataError:
-        return DataError(f"{self.container.path}: {what}", hint=hint)
+        return DataError(f"{self.container.label}: {what}", hint=hint)
 
     def _variable(self, name: str, what: str) -> Variable:
         found = self.container.variables.get(name)
@@ -176,7 +176,9 @@ class _Understanding:
                 if known != size:
                     raise self._refuse(
                         f"'{dim}' has {known} entries in array '{where}' and {size} in '{name}'",
-                        hint="fields of one task share their grid, frames and trajectories",
+                        hint="fields of one task share their grid, frames and trajectories: leave one of the fields "
+                        f"out of the task.yaml; if it holds times, write `times: {name}`, and if it holds the points "
+                        f"of an axis, `dataset: {name}` at that axis",
                     )
             elif dim == COMPONENT and size != len(self.description.axes):
                 raise self._refuse(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from ups.errors import DataError
@@ -33,6 +34,11 @@ def open_container(path: str | Path) -> Container:
         f"{path} is none of the formats that are read",
         hint="these are NumPy (.npy, .npz), HDF5, NetCDF-4 and Zarr; np.save and xarray's to_netcdf write such files",
     )
+
+
+def open_containers(paths: Iterable[str | Path]) -> list[Container]:
+    """The arrays of several files; a file with groups of unequal length gives one for each group. Raises DataError."""
+    return [part for path in paths for part in open_container(path).parts()]
 
 
 def needs_description(path: Path) -> bool:

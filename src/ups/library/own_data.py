@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,17 @@ from ups.formats.base import GridReader
 from ups.formats.container import Container
 from ups.formats.container_memory import MemoryContainer
 from ups.formats.described import DescribedReader, task_name
-from ups.formats.open_container import open_container
+from ups.formats.open_container import open_containers
 from ups.formats.zarr_store import is_own_store
 from ups.library.data import Dataset, PathLike, open_data
 from ups.record.atomic import write_file_atomically
 from ups.record.untrusted_files import printable
+
+TEST_FRACTION = 0.1
+# Of fewer test trajectories not even equal signs of all differences are significant (sign test, 5 %); so many are only
+# held out where enough are left to train on.
+LEAST_TEST = 6
+LEAST_TO_SPLIT = 24
 
 TaskLike = TaskDescription | Mapping[str, Any] | PathLike
 
@@ -71,12 +79,13 @@ def _reader(
     paths: Sequence[Path],
     task: TaskLike | None,
     *,
+    dims: Sequence[str] = (),
     valid_fraction: float = 0.1,
     test_fraction: float = 0.1,
 ) -> tuple[DescribedReader, Guess | None]:
     """The reader by a description; by a guess, and the guess, where there is none."""
     name = task_name(paths[0]) if paths else "data"
-    guess = guess_description(containers, name) if task is None else None
+    guess = guess_description(containers, _common_name(paths) or name, dims) if task is None else None
     if guess is not None:
         description = guess.description
     elif isinstance(task, TaskDescription):
@@ -106,7 +115,7 @@ def _containers(source: Any) -> tuple[list[Container], list[Path]]:
                 raise DataError(f"{path} does not exist", hint="correct the path")
             if is_own_store(path):
                 raise DataError(f"{path} is a store already", hint="train on it, or thin it with `ups data pack`")
-        return [open_container(path) for path in paths], paths
+        return open_containers(paths), paths
     if isinstance(source, Mapping) or hasattr(source, "data_vars"):
         return [MemoryContainer(source)], []
     if hasattr(source, "to_dataset"):  # an xarray.DataArray: its dimensions and coordinates say what it is
@@ -129,8 +138,11 @@ class Started:
     reader: GridReader
 
 
-def init_run(directory: PathLike, data: PathLike | Sequence[PathLike]) -> Started:
-    """Look at a file, and write `recipe.yaml` and `task.yaml` into a directory; neither is replaced."""
+def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Sequence[str] = ()) -> Started:
+    """Look at a file, and write `recipe.yaml` and `task.yaml` into a directory; neither is replaced.
+
+    dims: what each dimension of the main array is, where you know better than the guess; the rest is guessed from it.
+    """
     folder = Path(directory)
     paths = [Path(data)] if isinstance(data, str | os.PathLike) else [Path(one) for one in data]
     recipe, page = folder / "recipe.yaml", folder / "task.yaml"
@@ -138,6 +150,7 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike]) -> Starte
         raise ConfigError(f"{recipe} exists already", hint="choose another directory, or remove the file")
     guess: Guess | None = None
     description: Path | None = None
+    test_fraction = TEST_FRACTION
     if len(paths) == 1 and is_own_store(paths[0]):
         reader: GridReader = open_data(paths[0])._reader
     else:
@@ -147,21 +160,54 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike]) -> Starte
             description = Path(beside)
         elif page.exists():
             description = page
-        reader, guess = _reader(containers, paths, description)
+        if dims and description is not None:
+            raise ConfigError(
+                f"{description} says already what the dimensions are",
+                hint="correct it there; or remove it, and --dims lets everything else be guessed anew",
+            )
+        reader, guess = _reader(containers, paths, description, dims=dims)
+        test_fraction = _test_fraction(sum(reader.splits.values()))
+        if test_fraction != TEST_FRACTION:
+            known = guess.description if guess is not None else description
+            reader, _ = _reader(containers, paths, known, test_fraction=test_fraction)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if guess is not None:
-            write_file_atomically(page, description_page(guess, ", ".join(path.name for path in paths[:3])).encode())
+            write_file_atomically(page, description_page(guess, _few(paths)).encode())
             read_description(page)  # what is written is what is read
             description = page
         named = None if description is None else os.path.relpath(description, folder)
-        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named).encode())
+        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, test_fraction).encode())
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}", hint="name a directory of yours") from error
     return Started(recipe, description, guess, reader)
 
 
-def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None) -> str:
+def _few(paths: Sequence[Path]) -> str:
+    """The first of many files, for a comment."""
+    names = ", ".join(path.name for path in paths[:3])
+    return f"{names} and {len(paths) - 3} more" if len(paths) > 3 else names
+
+
+def _common_name(paths: Sequence[Path]) -> str:
+    """What the names of several files begin with, without their numbers; '' if that is no name."""
+    stems = [path.name.split(".")[0] for path in paths] if len(paths) > 1 else []
+    same = takewhile(lambda letters: len(set(letters)) == 1, zip(*stems, strict=False))
+    stem = "".join(letters[0] for letters in same)
+    stem = stem.rstrip("0123456789").rstrip("_- ")
+    return task_name(Path(stem)) if stem[:1].isalpha() else ""
+
+
+def _test_fraction(count: int) -> float:
+    """The usual part, or as much more as is needed for enough trajectories to tell two models apart."""
+    if count < LEAST_TO_SPLIT:
+        return TEST_FRACTION
+    return max(TEST_FRACTION, math.ceil(100 * LEAST_TEST / count) / 100)
+
+
+def _recipe_page(
+    folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None, test_fraction: float
+) -> str:
     from ups.config.yaml_subset import scalar_text
 
     name = task_name(folder.resolve()).lstrip("_-") or "run"
@@ -169,7 +215,7 @@ def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, descri
     path = listed[0] if len(listed) == 1 else "\n" + "\n".join(f"        - {one}" for one in listed)
     described = "" if description is None else f"      description: {scalar_text(description)} # next to this file\n"
     return _RECIPE.format(
-        source=printable(", ".join(p.name for p in paths[:3])),
+        source=printable(_few(paths)),
         folder=printable(str(folder)),
         name=scalar_text(name),
         plain=name,
@@ -177,6 +223,8 @@ def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, descri
         path=path,
         description=described,
         block_size=_block_size(reader),
+        test_fraction=test_fraction,
+        why_test=_WHY_TEST if test_fraction != TEST_FRACTION else "",
     )
 
 
@@ -194,6 +242,7 @@ def _block_size(reader: GridReader) -> int:
     return size
 
 
+_WHY_TEST = f"; {LEAST_TEST} are the fewest with which a difference can be significant"
 _RECIPE = """\
 # A simulator of {source}. Look at the lines marked "check" in task.yaml first, then
 #   ups train {folder}/recipe.yaml
@@ -210,7 +259,7 @@ data:
     - name: {task}
       path: {path} # as seen from where you start ups
 {description}      valid_fraction: 0.1 # trajectories that are held out: for validation while it trains,
-      test_fraction: 0.1 # and for the scores at the end
+      test_fraction: {test_fraction:g} # and for the scores at the end{why_test}
   context_frames: 1 # frames that are given; more, if one frame does not determine the next
   block_size: {block_size} # windows in each step
 

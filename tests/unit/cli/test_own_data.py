@@ -13,7 +13,9 @@ import xarray
 
 import ups
 from ups.cli.main import run
+from ups.config.description import read_description
 from ups.errors import DataError
+from ups.library.own_data import init_run
 
 RNG = np.random.default_rng(0)
 X, T = np.arange(64) / 64, np.arange(9) * 0.25
@@ -66,6 +68,43 @@ def test_init_works_for_a_store_and_for_many_files(folder: Path) -> None:
     assert run(["init", "of_files", "--data", "run_*.npy"]) == 0
     assert run(["config", "check", "of_files/recipe.yaml"]) == 0
     assert ups.load_recipe("of_files/recipe.yaml").data.tasks[0].path == [f"run_{n}.npy" for n in range(12)]
+
+
+def test_many_files_have_one_name_and_their_lengths_are_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(12):
+        np.save(f"run_{number:02}.npy", WAVES[number, : 9 - number % 4])
+    assert run(["init", "mine", "--data", "run_*.npy"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("run: 8 train, 2 valid, 2 test trajectories of 6 to 9 frames on 64 points")
+    page = (folder / "mine" / "task.yaml").read_text()
+    assert "arrays of run_00.npy, run_01.npy, run_02.npy and 9 more mean" in page
+    assert "name: run\n" in page
+    assert "  - name: u #" in page
+    assert "dataset" not in page
+    assert run(["data", "inspect", "run_03.npy", "--task", "mine/task.yaml"]) == 0
+
+
+@pytest.mark.parametrize(("count", "fraction", "tests"), [(12, 0.1, 2), (24, 0.25, 6), (50, 0.12, 6), (70, 0.1, 7)])
+def test_init_holds_out_enough_to_tell_models_apart(folder: Path, count: int, fraction: float, tests: int) -> None:
+    np.savez("some.npz", u=np.resize(WAVES, (count, 9, 64)), x=X, t=T)
+    started = init_run("mine", "some.npz", ["trajectory", "time", "x"])
+    assert started.reader.splits["test"] == tests
+    task = ups.load_recipe("mine/recipe.yaml").data.tasks[0]
+    assert task.test_fraction == fraction
+    assert ("6 are the fewest" in started.recipe.read_text()) == (fraction != 0.1)
+
+
+def test_dims_of_a_person_let_the_rest_be_guessed_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("turned.npz", u=WAVES.transpose(2, 1, 0), aa=X, bb=T, cc=SPEED.ravel())
+    assert run(["init", "mine", "--data", "turned.npz", "--dims", "x, time, trajectory"]) == 0
+    assert "[x, time, trajectory]  (as you said)" in capsys.readouterr().out
+    found = read_description(folder / "mine" / "task.yaml")
+    assert (found.axes[0].dataset, found.axes[0].boundary, found.times) == ("aa", "periodic", "bb")
+    assert [p.name for p in found.parameters] == ["cc"]
+    (folder / "mine" / "recipe.yaml").unlink()
+    assert run(["init", "mine", "--data", "turned.npz", "--dims", "time,x,trajectory"]) == 3
+    assert "remove it" in capsys.readouterr().err
+    assert run(["init", "other", "--data", "turned.npz", "--dims", "time,x"]) == 3
 
 
 def test_names_from_a_file_cannot_write_into_the_recipe(folder: Path) -> None:
@@ -177,12 +216,24 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert peak < 0.4 * size, peak  # a chunk and its copies, whatever the size
 
 
-def test_trajectories_of_unequal_length_are_refused_in_words(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_groups_of_unequal_length_are_trajectories_of_their_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with h5py.File("groups.h5", "w") as file:
-        for number in range(4):
-            file[f"run_{number}/u"] = WAVES[number, : 9 - number]
-    assert run(["init", "mine", "--data", "groups.h5"]) == 4
-    assert "differs between groups: (6, 64) and (9, 64)" in capsys.readouterr().err
+        for number in range(12):
+            file[f"run_{number}/u"] = WAVES[number, : 9 - number % 4]
+            file[f"run_{number}/t"] = T[: 9 - number % 4]
+            file[f"run_{number}"].attrs["speed"] = SPEED.ravel()[number]
+        file["x"] = X
+    assert run(["init", "mine", "--data", "groups.h5"]) == 0
+    assert "8 train, 2 valid, 2 test trajectories of 6 to 9 frames on 64 points" in capsys.readouterr().out
+    found = read_description(folder / "mine" / "task.yaml")
+    assert (found.dims, found.times) == (["trajectory", "time", "x"], "*/t")
+    assert [p.dataset for p in found.parameters] == ["*@speed"]
+    assert run(["config", "check", "mine/recipe.yaml"]) == 0
+    data = ups.import_data("groups.h5", folder / "groups.zarr", folder / "mine" / "task.yaml")
+    assert dict(data.splits) == {"train": 8, "valid": 2, "test": 2}
+    assert run(["data", "validate", "groups.zarr"]) == 0
 
 
 def test_durations_of_xarray_stay_durations(tmp_path: Path) -> None:

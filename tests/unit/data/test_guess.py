@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xarray
 
 from tests.unit.data.drawn_files import Drawn, draw_file
 from ups.config.description import read_description
 from ups.data.guess import Guess, guess_description
 from ups.data.guess_page import description_page
-from ups.errors import DataError
+from ups.errors import ConfigError, DataError
 from ups.formats.container_memory import MemoryContainer
 from ups.formats.described import DescribedReader
 from ups.formats.open_container import open_container
@@ -274,3 +275,76 @@ def test_a_parameter_called_like_a_field_or_an_axis_has_a_name_of_its_own() -> N
     container = MemoryContainer({"u": fields, "run/u": drift, "run/x": 3 * drift})
     found = guess_description([container], "task").description
     assert [(p.name, p.dataset) for p in found.parameters] == [("u_", "run/u"), ("x_", "run/x")]
+
+
+def _in_other_words(place: str, moment: str, number: str) -> dict[str, np.ndarray]:
+    """Diffusion on a ring as (x, time, trajectory), with coordinates and a coefficient under names of one's own."""
+    rng = np.random.default_rng(0)
+    x, t = np.arange(64) / 64, np.arange(25) * 0.02
+    rate, phase = rng.uniform(0.5, 2, 40), rng.uniform(0, 1, 40)
+    slow = np.exp(-rate * t[:, None])[None] * np.sin(2 * np.pi * (x[:, None, None] + phase))
+    fast = np.exp(-4 * rate * t[:, None])[None] * np.cos(4 * np.pi * (x[:, None, None] + 3 * phase))
+    return {"u": slow + fast + 2, place: 0.3 + x, moment: t, number: rate}
+
+
+@pytest.mark.parametrize(
+    ("place", "moment", "number"), [("ort", "zeit", "Dcoef"), ("abscisse", "temps", "D"), ("aa", "bb", "cc")]
+)
+def test_what_rises_along_one_dimension_is_its_coordinate(place: str, moment: str, number: str) -> None:
+    guess = guess_description([MemoryContainer(_in_other_words(place, moment, number))], "task")
+    found = guess.description
+    axis = "aa" if place == "aa" else "x"
+    assert found.dims == [axis, "time", "trajectory"]
+    assert "dims" in guess.uncertain
+    assert [f.name for f in found.fields] == ["u"]
+    assert (found.axes[0].dataset, found.times) == (place, moment)
+    assert [p.name for p in found.parameters] == [number]
+    assert found.axes[0].boundary == "periodic"
+    assert found.conserved == ["u"]
+
+
+def test_units_decide_where_names_say_nothing() -> None:
+    arrays = _in_other_words("aa", "bb", "cc")
+    dataset = xarray.Dataset({name: (tuple(f"{name}_{n}" for n in range(v.ndim)), v) for name, v in arrays.items()})
+    dataset["aa"].attrs["units"], dataset["bb"].attrs["long_name"] = "mm", "time"
+    guess = guess_description([MemoryContainer(dataset)], "task")
+    assert guess.description.dims == ["aa", "time", "trajectory"]
+    assert guess.description.times == "bb"
+
+
+def test_a_sorted_number_for_each_trajectory_is_no_coordinate() -> None:
+    arrays = {"u": _waves(20, 24, 32), "x": np.arange(32), "nu": np.linspace(0.1, 2, 20)}
+    for order in ((0, 1, 2), (2, 0, 1)):
+        guess = guess_description([MemoryContainer(arrays | {"u": arrays["u"].transpose(order)})], "task")
+        assert sorted(guess.description.dims or []) == ["time", "trajectory", "x"]
+        assert [p.name for p in guess.description.parameters] == ["nu"]
+    sweep = np.sin(
+        np.arange(32) / 32 * 2 * np.pi + np.linspace(0.1, 2, 20)[:, None, None] * np.arange(24)[:, None] / 24
+    )
+    guess = guess_description([MemoryContainer(arrays | {"u": sweep})], "task")
+    assert guess.description.dims == ["trajectory", "time", "x"]
+    assert [p.name for p in guess.description.parameters] == ["nu"]
+
+
+def test_dims_that_a_person_gives_are_taken_and_the_rest_is_guessed_from_them() -> None:
+    arrays = _in_other_words("aa", "bb", "cc")
+    guess = guess_description([MemoryContainer(arrays)], "task", ["place", "time", "trajectory"])
+    found = guess.description
+    assert found.dims == ["place", "time", "trajectory"]
+    assert "dims" in guess.sure
+    assert (found.axes[0].name, found.axes[0].dataset, found.times) == ("place", "aa", "bb")
+    assert found.axes[0].boundary == "periodic"
+    assert [p.name for p in found.parameters] == ["cc"]
+    with pytest.raises(ConfigError, match="has 3 dimensions"):
+        guess_description([MemoryContainer(arrays)], "task", ["x", "time"])
+    with pytest.raises(ConfigError, match="'x' is named twice"):
+        guess_description([MemoryContainer(arrays)], "task", ["x", "time", "x"])
+
+
+def test_numbered_arrays_of_unequal_length_are_not_dropped() -> None:
+    waves = _waves(12, 24, 32)
+    with pytest.raises(DataError, match=r"'u0', 'u1' and 10 more .* 13 to 24 entries") as caught:
+        guess_description([MemoryContainer({f"u{i}": u[: 24 - i] for i, u in enumerate(waves)})], "task")
+    assert "run_*.npy" in str(caught.value.hint)
+    fields = {f"u{i}": waves + i for i in range(3)}  # of equal length they are fields
+    assert len(guess_description([MemoryContainer(fields)], "task").description.fields) == 3

@@ -210,14 +210,43 @@ def test_files_may_differ_in_length_and_time_step(tmp_path: Path) -> None:
     np.testing.assert_array_equal(cut.read("train", 0, 0, 3).state[:, 0], U[0, :3])
 
 
-def test_groups_of_unequal_length_are_refused_in_words(tmp_path: Path) -> None:
+def test_groups_of_unequal_length_are_trajectories(tmp_path: Path) -> None:
+    path = tmp_path / "groups.h5"
+    lengths = [FRAMES - i % 3 for i in range(10)]
+    with h5py.File(path, "w") as file:
+        for i, frames in enumerate(lengths):
+            file[f"run_{i}/u"], file[f"run_{i}/t"] = U[i % len(U), :frames], 0.5 * np.arange(frames)
+            file[f"run_{i}/k"] = np.full(U.shape[2:], i)
+            file[f"run_{i}/u"].attrs["nu"], file[f"run_{i}"].attrs["mu"] = 0.1 * i, float(i)
+        file["rate"] = np.arange(10) * 2.0
+    values: dict[str, Any] = {"axes": [{"name": "x"}, {"name": "y"}], "dims": ["trajectory", "time", "x", "y"]}
+    values["fields"] = [{"name": "u", "dataset": "*/u"}]
+    values["fields"] += [{"name": "k", "dataset": "*/k", "role": "static", "dims": ["trajectory", "x", "y"]}]
+    values["times"] = "*/t"
+    names = {"nu": "*/u@nu", "mu": "*@mu", "rate": "rate"}
+    values["parameters"] = [{"name": name, "dataset": dataset} for name, dataset in names.items()]
+    reader = pickle.loads(pickle.dumps(open_described([path], describe_values(values))))
+    assert dict(reader.splits) == {"train": 8, "valid": 1, "test": 1}
+    assert [reader.frames_in("train", i) for i in range(8)] == lengths[:8]
+    assert reader.task.dt == 0.5
+    for split, number, i in (("train", 4, 4), ("valid", 0, 8), ("test", 0, 9)):
+        window = reader.read(split, number, 1, lengths[i] - 1)
+        np.testing.assert_array_equal(window.state[:, 0], U[i % len(U), 1 : lengths[i]])
+        np.testing.assert_allclose(window.parameters, [0.1 * i, i, 2 * i], rtol=1e-6)
+        assert (window.static == i).all()
+        assert f"group run_{i}" in reader.where(split, number)
+    with pytest.raises(DataError, match="is the same file as another"):
+        open_described([path, path], describe_values(values))
+
+
+def test_groups_with_different_grids_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "groups.h5"
     with h5py.File(path, "w") as file:
         for i in range(3):
-            file[f"run_{i}/u"] = U[i, : FRAMES - i]
+            file[f"run_{i}/u"] = U[i, :, i:]
     values = {"fields": [{"name": "u", "dataset": "*/u"}], "axes": [{"name": "x"}, {"name": "y"}], "dt": 1.0}
     values["dims"] = ["trajectory", "time", "x", "y"]
-    with pytest.raises(DataError, match="differs between groups"):
+    with pytest.raises(DataError, match=r"group run_1 and .* group run_0 have different grids"):
         open_described([path], describe_values(values))
 
 
@@ -554,6 +583,15 @@ def test_a_logarithm_of_zero_is_refused() -> None:
     arrays = {"u": U[..., 0], "nu": np.arange(COUNT)}
     with pytest.raises(DataError, match="its scale is log"):
         in_memory(arrays, dt=1.0, parameters=[{"name": "nu", "scale": "log"}])
+
+
+def test_a_field_that_does_not_fit_may_be_left_out_or_be_a_coordinate() -> None:
+    arrays = {"u": np.zeros((3, 9, 8)), "moment": np.arange(9.0)}
+    fields = [{"name": "u"}, {"name": "moment", "role": "static", "dims": ["x"]}]
+    with pytest.raises(DataError, match="'x' has 8 entries in array 'u' and 9 in 'moment'") as caught:
+        in_memory(arrays, fields=fields, axes=[{"name": "x"}], dims=["trajectory", "time", "x"], dt=1.0, parameters=[])
+    for words in ("leave one of the fields out", "`times: moment`", "`dataset: moment`"):
+        assert words in str(caught.value.hint)
 
 
 def test_an_extent_that_the_coordinates_contradict_is_said() -> None:
