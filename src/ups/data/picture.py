@@ -58,7 +58,7 @@ def _draw_lines(figure: Any, reader: GridReader, split: str, chosen: list[int]) 
     names = reader.task.channel_names("state")[:MAX_CHANNELS]
     x = reader.coordinates[0]
     times = [reader.times_in(split, i) for i in chosen]
-    figure.set_size_inches(3.6 * (len(chosen) + 1) + 1.2, 2.9 * len(names) + 0.8)
+    figure.set_size_inches(3.6 * (len(chosen) + 1) + 1.2, 3.6 * len(names) + 0.8)
     axes = figure.subplots(len(names), len(chosen) + 1, squeeze=False)
     labels = _labels(reader, "state")
     for row, name in enumerate(names):
@@ -71,12 +71,13 @@ def _draw_lines(figure: Any, reader: GridReader, split: str, chosen: list[int]) 
             if column == 0:
                 axis.set_ylabel(_time_label(reader))
             if row == 0:
-                axis.set_title(_name_of(reader, window), fontsize=9)
-            figure.colorbar(image, ax=axis, label=labels[name] if column == len(windows) - 1 else None, pad=0.01)
+                axis.set_title(_name_of(reader, split, window), fontsize=9)
+            # Below: at the side its label would look like that of the next panel.
+            figure.colorbar(image, ax=axis, location="bottom", label=labels[name], aspect=30)
         _draw_profiles(axes[row, -1], windows[0].state[:, row], x, times[0], labels[name])
         axes[row, -1].set_xlabel(_axis_label(reader, 0))
         if row == 0:
-            axes[row, -1].set_title(f"trajectory {chosen[0]} at {len(_some(len(times[0])))} times", fontsize=9)
+            axes[row, -1].set_title(f"{split} trajectory {chosen[0]} at {len(_some(len(times[0])))} times", fontsize=9)
 
 
 def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> None:
@@ -109,7 +110,7 @@ def _draw_frames(figure: Any, reader: GridReader, split: str, chosen: list[int])
             axis = axes[row, column]
             image = _show(axis, reader, plane, style)
             if channel == 0:
-                where = f"{_name_of(reader, shots[trajectory][0])}\n" if column == 0 else ""
+                where = f"{_name_of(reader, split, shots[trajectory][0])}\n" if column == 0 else ""
                 axis.set_title(
                     f"{where}t = {reader.times_in(split, trajectory)[frames[trajectory][column]]:.3g}",
                     fontsize=9,
@@ -135,7 +136,7 @@ def _draw_steady(figure: Any, reader: GridReader, split: str, chosen: list[int])
             axis = axes[row, column]
             values = getattr(window, role)[channel]
             asked = "given" if role == "static" else "asked for"
-            head = f"{_name_of(reader, window)}: " if column == 0 else ""
+            head = f"{_name_of(reader, split, window)}: " if column == 0 else ""
             axis.set_title(f"{head}{name} ({asked})", fontsize=9)
             axis.set_xlabel(_axis_label(reader, 0))
             if len(reader.space) == 1:
@@ -199,9 +200,9 @@ def _title(reader: GridReader) -> str:
     return f"{task.name}: {task.equation or 'no equation given'}\n{points} points, {boundary}{plane}"
 
 
-def _name_of(reader: GridReader, window: Window) -> str:
+def _name_of(reader: GridReader, split: str, window: Window) -> str:
     values = [f"{p.name} = {v:.3g}" for p, v in zip(reader.task.parameters, window.parameters, strict=True)]
-    return ", ".join([f"trajectory {window.trajectory}", *values[:3]])
+    return ", ".join([f"{split} trajectory {window.trajectory}", *values[:3]])
 
 
 def _labels(reader: GridReader, role: Any) -> dict[str, str]:

@@ -22,7 +22,7 @@ class Example:
     """One trajectory. prediction, and truth where it is known: (T, C, *S), the predicted steps only.
 
     parameters: name -> value, for the title. given: name -> values (*S) of what a steady task is solved for, with their
-    units.
+    units. split: where the trajectory is from, "" where that is not known.
     """
 
     task: TaskSpec
@@ -37,6 +37,12 @@ class Example:
     parameters: Mapping[str, float] = field(default_factory=dict)
     given: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     given_units: tuple[str, ...] = ()
+    split: str = ""
+
+    @property
+    def source(self) -> str:
+        """Which trajectory it is, for a title; "" where it is none of a data set."""
+        return f"{self.split} trajectory {self.trajectory}".strip() if self.trajectory >= 0 else ""
 
     def time_of(self, step: int) -> float:
         return self.first_step_time + step * self.step_time
@@ -72,6 +78,7 @@ def examples(
                 parameters={p.name: float(v) for p, v in zip(task.parameters, batch.parameters[i], strict=True)},
                 given={name: batch.static[i, n].double().numpy() for n, name in enumerate(names)},
                 given_units=given_units,
+                split=split,
             )
     return [even(found[trajectory]) for trajectory in trajectories if trajectory in found]
 

@@ -144,3 +144,55 @@ def test_the_color_beyond_the_scale_is_in_the_picture(tmp_path):
         pixels = imageio.imread(tmp_path / "p.png")[..., :3].astype(int)
         found = int((np.abs(pixels - color).max(axis=-1) < 8).sum())
         assert found > least if least else found == 0
+
+
+def test_colors_that_are_not_on_the_scale_are_explained_where_they_are_drawn():
+    from ups.evaluation.report import figures
+
+    def explained(example: Example, shown: np.ndarray) -> list[str]:
+        figure = figures.pyplot().figure(layout="constrained")
+        figures._explain_colors(figure, example, 0, shown)
+        texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+        figures.pyplot().close(figure)
+        return texts
+
+    far = saturated(2.0)
+    assert explained(saturated(1.05), saturated(1.05).prediction) == []
+    assert explained(far, far.prediction) == ["above the scale of the truth"]
+    assert explained(far, far.prediction[..., :4]) == [], "the part that is drawn is on the scale"
+    assert explained(far, np.array([-3.0, math.nan])) == ["below the scale of the truth", "not a finite number"]
+
+
+def test_a_title_says_of_which_split_a_trajectory_is():
+    from dataclasses import replace
+
+    from ups.evaluation.report.figures import _title
+
+    reader = MemoryReader()
+    (example,) = examples(almost, reader, RolloutPlan.whole(reader, 1), [1])
+    assert "test trajectory 1" in _title(example, 0)
+    assert ", trajectory 1" in _title(replace(example, split=""), 0)
+    assert "trajectory" not in _title(replace(example, trajectory=-1), 0)
+
+
+@pytest.mark.parametrize(("frames", "rate"), [(2, 2), (9, 2), (12, 3), (40, 8), (80, 8), (81, 9), (120, 12), (999, 24)])
+def test_a_film_is_neither_too_short_nor_too_long(frames, rate):
+    from ups.evaluation.report.figures import film_rate
+
+    assert film_rate(frames) == rate
+
+
+@pytest.mark.parametrize("height", [0.25, 3.0])
+def test_a_figure_is_as_large_as_its_maps(height):
+    from ups.evaluation.report import figures
+
+    figure, grid = figures.pyplot().subplots(1, 3, figsize=(11, 6), layout="constrained", squeeze=False)
+    for axes in grid[0]:
+        axes.imshow(np.zeros((4, 4)), extent=(0, 1, 0, height))
+    figures._fit(figure, grid)
+    figure.canvas.draw()
+    size, place = figure.get_size_inches(), grid[0][0].get_position(original=True)
+    figures.pyplot().close(figure)
+    assert size[1] < 3 if height < 1 else size[0] < 8.5
+    assert place.width * size[0] > 1.7
+    assert place.height * size[1] > 0.85

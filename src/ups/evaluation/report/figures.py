@@ -3,7 +3,8 @@
 Where the truth is known it is next to the prediction, with their difference; else the prediction stands alone. Colors:
 Okabe and Ito's palette for lines (can be distinguished by color-blind people, and by line style too), viridis for
 fields, PuOr for signed errors. Truth and prediction always share one color scale, that of the truth: where the
-prediction leaves it the color is one that is not on the scale, the bar has a tip, and the title gives its range.
+prediction leaves it the color is one that is not on the scale and is explained below the panels, the bar has a tip, and
+the title gives its range.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ ABOVE, BELOW, NO_NUMBER = "#D81B60", "#80DEEA", "#9E9E9E"
 WIDENED = 0.1
 MAX_FILM_FRAMES = 120
 FILM_DPI = 120
+# A film is neither over at once nor tedious, and no frame stays for longer than half a second.
+FILM_SECONDS = (4, 10)
+FRAMES_PER_SECOND, LEAST_RATE, GREATEST_RATE = 8, 2, 24
+# Room of a panel whose domain is very high or very long: width for numbers and titles, height for labels.
+LEAST_PANEL_INCHES = (1.8, 0.9)
 
 
 def check_packages(*, film: bool) -> None:
@@ -143,6 +149,51 @@ def _panel(example: Example, channel: int, name: str) -> str:
     return f"{name}\n{least:.3g} to {greatest:.3g}"
 
 
+def _explain_colors(figure: Any, example: Example, channel: int, shown: npt.NDArray[Any]) -> None:
+    """A legend of the colors that are not on the scale, of those that what is shown of the prediction has."""
+    from matplotlib.patches import Patch
+
+    low, high = _limits(example, channel)
+    finite = np.isfinite(shown)
+    found = {
+        "below the scale of the truth": (BELOW, bool((shown[finite] < low).any())),
+        "above the scale of the truth": (ABOVE, bool((shown[finite] > high).any())),
+        "not a finite number": (NO_NUMBER, not finite.all()),
+    }
+    patches = [Patch(facecolor=color, label=text) for text, (color, drawn) in found.items() if drawn]
+    if patches:
+        figure.legend(handles=patches, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+        figure.set_figheight(figure.get_figheight() + 0.3)
+
+
+def _fit(figure: Any, panels: Any) -> None:
+    """Take from the figure what its panels do not fill: maps have the proportions of their domain, figures do not."""
+    first = panels[0][0]
+    across = abs(np.diff(first.get_xlim())[0] / np.diff(first.get_ylim())[0])  # width of a map by its height
+    side = None
+    for _ in range(3):  # what surrounds the panels changes a little with the size
+        figure.get_layout_engine().execute(figure)
+        size, place = figure.get_size_inches(), first.get_position(original=True)
+        width, height = size * (place.width, place.height)
+        if side is None:
+            side = 0 if width > height * across else 1
+        wanted = max((height * across, width / across)[side], LEAST_PANEL_INCHES[side])
+        spare = (width, height)[side] - wanted
+        size[side] -= spare * (len(panels[0]), len(panels))[side]
+        figure.set_size_inches(size)
+        if abs(spare) < 0.02:
+            return
+
+
+def _fit_title(figure: Any, text: str) -> Any:
+    """The title over all panels, in smaller letters where the figure is too narrow for it."""
+    title = figure.suptitle(text)
+    taken, room = title.get_window_extent(figure.canvas.get_renderer()).width, 0.96 * figure.bbox.width
+    if taken > room:
+        title.set_fontsize(title.get_fontsize() * room / taken)
+    return title
+
+
 def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
     """Space-time maps in 1D, maps at chosen times in 2D (middle slice in 3D), as PNG."""
     if example.prediction.ndim == 3:
@@ -167,10 +218,11 @@ def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
                 axes.set_xlabel(_axis(example, 0))
             if column == len(steps) - 1:
                 tips = _tips(example, channel, name)
-                figure.colorbar(
-                    image, ax=list(grid[row]), shrink=0.9, label=_label(example, channel, name), extend=tips
-                )
+                label = _label(example, channel, name).replace(" − ", "\n− ")  # no longer than a row is high
+                figure.colorbar(image, ax=list(grid[row]), shrink=0.9, label=label, extend=tips)
+    _explain_colors(figure, example, channel, np.stack([_slice(example.prediction[n, channel]) for n in steps]))
     figure.suptitle(_title(example, channel))
+    _fit(figure, grid)
     return _png(figure)
 
 
@@ -178,21 +230,23 @@ def _one_time_png(example: Example, channel: int) -> bytes:
     """A single time as one row; what a steady task was solved for stands in front."""
     rows = _rows(example, channel)
     count = len(example.given) + len(rows)
-    figure, grid = pyplot().subplots(1, count, figsize=(3.6 * count, 3.2), squeeze=False, layout="constrained")
+    figure, grid = pyplot().subplots(1, count, figsize=(3.2 * count, 6.0), squeeze=False, layout="constrained")
     panels = list(grid[0])
     for axes, (name, values), unit in zip(panels, example.given.items(), example.given_units, strict=False):
         image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), cmap=GIVEN_MAP)
         axes.set(title=f"given {name}")
-        figure.colorbar(image, ax=axes, shrink=0.9, label=name + _unit(unit))
+        _bar(figure, image, axes, name + _unit(unit))
     for axes, (name, values) in zip(panels[len(example.given) :], rows, strict=True):
         scale = _scale(example, channel, name)
         image = axes.imshow(_slice(values[0]).T, origin="lower", extent=_extent(example), **scale)
         axes.set(title=_panel(example, channel, name))
         label, tips = _label(example, channel, name), _tips(example, channel, name)
-        figure.colorbar(image, ax=axes, shrink=0.9, label=label, extend=tips)
+        _bar(figure, image, axes, label, extend=tips)
     for axes in panels:
         axes.set(xlabel=_axis(example, 0), ylabel=_axis(example, 1))
+    _explain_colors(figure, example, channel, _slice(example.prediction[0, channel]))
     figure.suptitle(_title(example, channel))
+    _fit(figure, grid)
     return _png(figure)
 
 
@@ -200,7 +254,7 @@ def _space_time_png(example: Example, channel: int) -> bytes:
     plt = pyplot()
     rows = _rows(example, channel)
     figure, grid = plt.subplots(
-        1, len(rows), figsize=(3.5 * len(rows) + 0.8, 3.5), layout="constrained", sharey=True, squeeze=False
+        1, len(rows), figsize=(3.4 * len(rows) + 0.6, 4.0), layout="constrained", sharey=True, squeeze=False
     )
     last = len(example.prediction) - 1
     extent = (*_edges(example.coordinates[0]), *_edges(np.array([example.time_of(0), example.time_of(last)]), last + 1))
@@ -209,16 +263,25 @@ def _space_time_png(example: Example, channel: int) -> bytes:
         axes.set(title=_panel(example, channel, name), xlabel=_axis(example, 0))
         _add_bar(figure, image, grid[0], name, _label(example, channel, name), _tips(example, channel, name))
     grid[0][0].set_ylabel("time" + _unit(example.task.time_unit))
+    _explain_colors(figure, example, channel, example.prediction[:, channel])
     figure.suptitle(_title(example, channel))
     return _png(figure)
 
 
-def _add_bar(figure: Any, image: Any, panels: Any, name: str, label: str, tips: str, shrink: float = 1.0) -> None:
-    """A color bar next to panels in a row: truth and prediction share a scale, and so one bar."""
+def _add_bar(figure: Any, image: Any, panels: Any, name: str, label: str, tips: str) -> None:
+    """A color bar below panels in a row: truth and prediction share a scale, and so one bar."""
     if name == "error":
-        figure.colorbar(image, ax=panels[2], pad=0.02, shrink=shrink, label=label)
+        _bar(figure, image, panels[2], label)
     elif name == "prediction":
-        figure.colorbar(image, ax=list(panels[:2]), pad=0.02, shrink=shrink, label=label, extend=tips)
+        _bar(figure, image, list(panels[:2]), label, extend=tips)
+
+
+def _bar(figure: Any, image: Any, panels: Any, label: str, **options: Any) -> None:
+    """A color bar below panels: at their side its label would look like that of the next panel."""
+    two = isinstance(panels, list) and len(panels) > 1
+    size = {"shrink": 0.6, "aspect": 30} if two else {"shrink": 0.9, "aspect": 20}
+    bar = figure.colorbar(image, ax=panels, location="bottom", label=label, **size, **options)
+    bar.ax.locator_params(nbins=4)
 
 
 def _slice(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -257,12 +320,12 @@ def _label(example: Example, channel: int, name: str) -> str:
 
 
 def _title(example: Example, channel: int) -> str:
-    which = f", trajectory {example.trajectory}" if example.trajectory >= 0 else ""
+    which = f", {example.source}" if example.source else ""
     values = ", ".join(f"{name} = {value:.3g}" for name, value in list(example.parameters.items())[:3])
     return f"{example.task.name}: {example.channels[channel]}{which}" + (f" ({values})" if values else "")
 
 
-def film(example: Example, channel: int, frames_per_second: int = 8) -> bytes | None:
+def film(example: Example, channel: int) -> bytes | None:
     """Truth, prediction and error moving together, as MP4; None for a single step.
 
     Raises MissingExtraError without ffmpeg.
@@ -273,16 +336,34 @@ def film(example: Example, channel: int, frames_per_second: int = 8) -> bytes | 
     steps = np.unique(np.linspace(0, len(example.prediction) - 1, MAX_FILM_FRAMES).astype(int))
     one_dimensional = example.prediction.ndim == 3
     panels = len(_rows(example, channel)) if not one_dimensional else 1 if example.truth is None else 2
-    size = (3.4 * panels + 1.2 if panels > 1 else 5.6, 3.8)
+    # maps: as high as they may get, before what they do not fill is taken away
+    size = (3.4 * panels + 1.2 if panels > 1 else 5.6, 3.8 if one_dimensional else 6.0)
     figure, grid = plt.subplots(1, panels, figsize=size, layout="constrained", dpi=FILM_DPI, squeeze=False)
     draw = _film_lines(example, channel, grid[0]) if one_dimensional else _film_maps(example, channel, figure, grid[0])
-    figure.suptitle(f"{_title(example, channel)}, {_time(example, int(steps[-1]))}")
+    title = f"{_title(example, channel)}, {_time(example, int(steps[-1]))}"
+    figure.suptitle(title)
+    if not one_dimensional:
+        _explain_colors(figure, example, channel, np.stack([_slice(example.prediction[n, channel]) for n in steps]))
+        _fit(figure, grid)
+    heading = _fit_title(figure, title)
     figure.canvas.draw()
     figure.set_layout_engine("none")  # laid out once: panels that move between frames would distract
     width, height = (n // 2 * 2 for n in figure.canvas.get_width_height())
-    data = _encode(ffmpeg, figure, draw, steps, (width, height), frames_per_second, example, channel)
+
+    def show(step: int) -> None:
+        draw(step)
+        heading.set_text(f"{_title(example, channel)}, {_time(example, step)}")
+
+    data = _encode(ffmpeg, figure, show, steps, (width, height))
     plt.close(figure)
     return data
+
+
+def film_rate(num_frames: int) -> int:
+    """Frames per second: the usual number, unless the film would be too short or too long with it."""
+    shortest, longest = FILM_SECONDS
+    wanted = max(-(-num_frames // longest), min(num_frames // shortest, FRAMES_PER_SECOND))
+    return min(GREATEST_RATE, max(LEAST_RATE, wanted))
 
 
 def _film_lines(example: Example, channel: int, grid: Any) -> Any:
@@ -318,7 +399,7 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> Any:
         image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
         axes.set(title=_panel(example, channel, name), xlabel=_axis(example, 0), ylabel=_axis(example, 1))
         label, tips = _label(example, channel, name), _tips(example, channel, name)
-        _add_bar(figure, image, grid, name, label, tips, shrink=0.75)
+        _add_bar(figure, image, grid, name, label, tips)
         images.append(image)
 
     def draw(step: int) -> None:
@@ -328,16 +409,7 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> Any:
     return draw
 
 
-def _encode(
-    ffmpeg: Any,
-    figure: Any,
-    draw: Any,
-    steps: npt.NDArray[Any],
-    size: tuple[int, int],
-    frames_per_second: int,
-    example: Example,
-    channel: int,
-) -> bytes:
+def _encode(ffmpeg: Any, figure: Any, draw: Any, steps: npt.NDArray[Any], size: tuple[int, int]) -> bytes:
     import tempfile
     from pathlib import Path
 
@@ -347,7 +419,7 @@ def _encode(
         writer = ffmpeg.write_frames(
             str(path),
             size,
-            fps=frames_per_second,
+            fps=film_rate(len(steps)),
             codec="libx264",
             pix_fmt_out="yuv420p",
             macro_block_size=2,
@@ -356,7 +428,6 @@ def _encode(
         writer.send(None)
         for step in steps:
             draw(int(step))
-            figure.suptitle(f"{_title(example, channel)}, {_time(example, int(step))}")
             figure.canvas.draw()
             pixels = np.asarray(figure.canvas.buffer_rgba())[: size[1], : size[0], :3]
             writer.send(np.ascontiguousarray(pixels))

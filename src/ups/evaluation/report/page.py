@@ -287,7 +287,7 @@ def _bands(result: Mapping[str, Any]) -> str:
 def _example(example: Example, *, with_film: bool) -> str:
     parts = []
     for channel in range(min(len(example.channels), 3)):
-        name = f"{example.task.name}, {example.channels[channel]}, trajectory {example.trajectory}"
+        name = f"{example.task.name}, {example.channels[channel]}, {example.source}"
         alt = html.escape(f"{name}: truth, prediction, error")
         parts.append(
             f"<figure><img alt='{alt}' src='{data_address('image/png', fields_png(example, channel))}'></figure>"
