@@ -28,7 +28,13 @@ MEAN_TRAJECTORIES = 64
 @app.command()
 def rollout(
     bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
-    source: Annotated[str, typer.Argument(metavar="INPUT", help="Where to start: a store, PDEBench or NetCDF file.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help="Where to start: a store, a PDEBench or NetCDF file, or described NumPy, HDF5 or Zarr data.",
+        ),
+    ],
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE", help="Write the result: NetCDF for FILE.nc, else Zarr.")
     ] = None,
