@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ups.cli.output import report, say, table
+from ups.record.text import duration_text, size_text
 
 if TYPE_CHECKING:
     from ups.formats.base import GridReader
@@ -51,5 +52,13 @@ def write_store(
     if json:
         report(facts)
         return
-    rows = [(key, str(value)) for key, value in facts.items() if key != "assumptions"]
-    say(table(rows + [("assumed", text) for text in reader.assumptions]))
+    rows = [
+        ("task", reader.task.name),
+        ("path", str(output)),
+        ("size", size_text(manifest.total_bytes)),
+        ("trajectories", ", ".join(f"{count} {split}" for split, count in reader.splits.items())),
+        *(("assumed", text) for text in reader.assumptions),
+        ("identity", str(facts["identity"])),
+        ("took", duration_text(time.monotonic() - started)),
+    ]
+    say(table(rows))

@@ -198,6 +198,7 @@ class _Input:
     time: float = 0.0
     mean: Any = None
     notes: tuple[str, ...] = ()
+    split: str = ""
 
     @property
     def num_true_steps(self) -> int:
@@ -292,7 +293,7 @@ def _read_input(
     axes = [axis.name for axis in reader.task.axes]
     arguments["coordinates"] = dict(zip(axes, reader.coordinates, strict=True))
     mean = mean_field(reader, MEAN_TRAJECTORIES).numpy() if reader.splits.get("train", 0) else None
-    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, mean, notes)
+    return _Input(arguments, f"{split} trajectory {trajectory}", trajectory, frames, truth, time, mean, notes, split)
 
 
 def _counts(splits: Mapping[str, int]) -> str:
@@ -362,6 +363,7 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
     return Example(
         task=spec,
         trajectory=start.trajectory,
+        split=start.split,
         first_step_time=first,
         step_time=start.arguments.get("dt", spec.dt) * every,
         channels=spec.channel_names(role),

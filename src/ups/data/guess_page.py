@@ -80,6 +80,8 @@ def _at(values: Any, path: str) -> Any:
 def _value_text(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(_value_text(item) for item in value) + "]"
+    if value in ("y", "n"):
+        return str(value)  # a name here and to YAML 1.2; only what other programs read too needs quotes
     return scalar_text(value)
 
 

@@ -86,10 +86,12 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
         return BoundaryGuess("periodic", "the last point is the first again in every frame", repeated_end=True)
     seam = max(_seam(v) for v in channels)
     if seam < SEAM:
-        return BoundaryGuess("periodic", f"the step over the ends is {seam:.2g} times the usual one")
+        return BoundaryGuess(
+            "periodic", f"the step from the last point to the first is like any other ({seam:.2g} times as large)"
+        )
     fixed = [max(_fixed(v), _fixed(v[..., ::-1])) for v in channels]
     flat = [max(_flat(v), _flat(v[..., ::-1])) for v in channels]
-    told = f"the step over the ends is {seam:.2g} times the usual one"
+    told = f"the step from the last point to the first is {seam:.2g} times as large as others"
     if all(f < FIXED for f in fixed):
         return BoundaryGuess("dirichlet", f"{told}, and the values at the ends stay as they are")
     if all(f < FLAT for f in flat):

@@ -55,18 +55,24 @@ def write_card(name: str, info: BundleInfo) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for task in info.tasks:
-        fields = ", ".join(f"{f.name} ({f.role})" for f in task.fields)
-        ranges = ", ".join(f"{p.name} [{p.minimum:g}, {p.maximum:g}]" for p in task.parameters) or "none"
-        boundaries = ", ".join(f"{a.name} {a.boundary_text}" for a in task.axes)
+        fields = ", ".join(f"{f.name}{_in(f.unit)} ({f.role})" for f in task.fields)
+        ranges = ", ".join(f"{p.name} [{p.minimum:g}, {p.maximum:g}]{_in(p.unit)}" for p in task.parameters) or "none"
+        boundaries = ", ".join(f"{a.name}{_in(a.unit)} {a.boundary_text}" for a in task.axes)
         grid = " x ".join(str(n) for n in info.space(task.name))
         dt = "steady" if task.steady else f"{task.dt:g}"
         dt = dt if task.dt_range is None else f"{task.dt_range[0]:g} to {task.dt_range[1]:g}"
+        dt += "" if task.steady else _in(task.time_unit)
         equation = plain(task.equation) or "not known"
         lines.append(f"| {task.name} | {equation} | {fields} | {grid} | {dt} | {ranges} | {boundaries} |")
     lines += _assumptions(info.assumptions)
     lines += ["", "## Scores", "", *_scores(info.scores), "", "## Where not to trust it", "", *LIMITS]
     lines += ["", "## Provenance", "", *(f"- {plain(k)}: {_code(v)}" for k, v in info.provenance.items()), ""]
     return "\n".join(lines)
+
+
+def _in(unit: str) -> str:
+    """A unit behind what is measured in it; nothing where there is none."""
+    return "" if unit == "1" else f" in {plain(unit)}"
 
 
 def _example(info: BundleInfo) -> str:

@@ -14,7 +14,7 @@ from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Phase, Record, ring_path
 from ups.record.failure import memory_of_process
-from ups.record.text import duration_text
+from ups.record.text import counted, duration_text
 from ups.supervise.checkpoints import last_commit
 from ups.supervise.run_file import faults_of
 from ups.supervise.tracker_note import notes_of
@@ -65,7 +65,8 @@ def summary(run_dir: Path, document: dict[str, Any], rows: list[RankStatus]) -> 
         "name": document["name"],
         "state": document["state"],
         "cause": document["cause"],
-        "attempt": len(document["attempts"]) - 1,
+        "attempt": len(document["attempts"]) - 1,  # counted from 0, as its directory is
+        "attempts": len(document["attempts"]),
         "faults": len(faults_of(document)),
         "checkpoint": last_commit(run_dir),
         "extensions": document.get("extensions", []),
@@ -122,7 +123,7 @@ def one_line(result: dict[str, Any]) -> str:
         parts.append(f"{result['steps_per_second']:.3g} steps/s")
     if result["seconds_left"] is not None:
         parts.append(f"{duration_text(result['seconds_left'])} left")
-    parts.append(f"attempt {result['attempt']}, {result['faults']} faults")
+    parts += [counted(result["attempts"], "attempt"), counted(result["faults"], "fault")]
     parts.append("no checkpoint yet" if result["checkpoint"] is None else f"checkpoint {result['checkpoint']}")
     if result["extensions"]:
         last = result["extensions"][-1]

@@ -59,8 +59,13 @@ def test_init_takes_a_description_that_is_there_already(folder: Path, capsys: py
     assert found.axes[0].boundary == "open"
 
 
-def test_init_works_for_a_store_and_for_many_files(folder: Path) -> None:
+def test_init_works_for_a_store_and_for_many_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
     assert run(["data", "import", "waves.npz", "-o", "waves.zarr"]) == 0
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["path", "waves.zarr"] in printed
+    assert any(line[0] == "size" and line[-1] in ("kB", "MB") for line in printed)
+    assert any(line[0] == "trajectories" and line[2:5:2] == ["train,", "valid,"] for line in printed)
     assert run(["init", "of_store", "--data", "waves.zarr"]) == 0
     assert run(["config", "check", "of_store/recipe.yaml"]) == 0
     for number in range(12):

@@ -59,8 +59,10 @@ def test_why_as_json_has_the_documented_keys_first(runs: Path, capsys: pytest.Ca
 def test_status_shows_the_living_run_by_default(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "status")
     assert text.startswith("live: running, step 7/20, loss 0.25, ")
+    assert ", 1 attempt, 0 faults, " in text
     assert "forward" in text
     found = json.loads(printed(capsys, "status", "live", "--json"))
+    assert (found["attempt"], found["attempts"]) == (0, 1)
     assert (found["step"], found["total_steps"], len(found["ranks"])) == (7, 20, 2)
     assert found["steps_per_second"] > 0
     assert found["seconds_left"] >= 0

@@ -74,6 +74,7 @@ def test_the_page_says_the_same_and_marks_every_guess(
         page = tmp_path / "task.yaml"
         page.write_text(description_page(guess, file.path.name))
         assert read_description(page) == guess.description
+        assert '"y"' not in page.read_text()
         for line in page.read_text().splitlines():
             if line.strip().startswith("boundary:"):
                 assert "# guess: " in line or "# check: " in line

@@ -117,6 +117,15 @@ def test_texts_of_a_stranger_are_only_texts_in_a_card(sound: Path) -> None:
     assert columns == {8}
 
 
+def test_units_stand_in_a_card(sound: Path) -> None:
+    info = read_info(sound)
+    moving = next(task for task in info.tasks if not task.steady)
+    measured = replace(moving, time_unit="s", fields=tuple(replace(field, unit="K|") for field in moving.fields))
+    card = write_card("mine", replace(info, tasks=tuple(measured if t is moving else t for t in info.tasks)))
+    assert f"{moving.fields[0].name} in K\\| (state)" in card
+    assert f"| {moving.dt:g} in s |" in card
+
+
 def test_an_equation_reads_as_it_was_written() -> None:
     from ups.inference.card import plain
 
