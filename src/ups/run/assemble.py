@@ -73,8 +73,14 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
 
 
 def check_conserved(model: ModelConfig, reader: Reader) -> None:
-    """Raises ConfigError where the model would keep a sum over points that is not the integral."""
+    """Raises ConfigError where the model would keep what is no integral, or no divergence, on such a grid."""
     uneven = uneven_axes(reader.task.axes, reader.coordinates)
+    if reader.task.divergence_free and uneven:
+        raise ConfigError(
+            f"task '{reader.task.name}' has fields without divergence ({', '.join(reader.task.divergence_free)}), and "
+            f"the points of its grid are not equally spaced along {', '.join(uneven)}",
+            hint="leave divergence_free out of the description, or interpolate the data to a uniform grid",
+        )
     if model.conserves and reader.task.conserved and uneven:
         raise ConfigError(
             f"task '{reader.task.name}' conserves {', '.join(reader.task.conserved)}, and the points of its grid are "
