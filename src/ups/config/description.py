@@ -154,6 +154,14 @@ class TaskDescription(Section):
         ge=2,
     )
     conserved: list[str] = setting([], "State fields whose integral over the domain does not change.", max_length=64)
+    positive: list[str] = setting(
+        [], "State fields that are never negative; the model keeps them so in every step.", max_length=64
+    )
+    divergence_free: list[str] = setting(
+        [],
+        "Vector fields of the state without divergence, where all axes are periodic; the model adds none.",
+        max_length=64,
+    )
     symmetries: list[Literal["translation", "reflection", "rotation90", "galilean"]] = setting(
         [], "Transformations of the domain that map solutions to solutions.", max_length=4
     )
@@ -189,6 +197,9 @@ class TaskDescription(Section):
         for name in self.conserved:
             if name not in states:
                 raise ValueError(f"conserved names '{name}', which is no state field; these are {', '.join(states)}")
+        for name in self.positive:
+            if name not in states:
+                raise ValueError(f"positive names '{name}', which is no state field; these are {', '.join(states)}")
         return self
 
     @model_validator(mode="after")

@@ -265,7 +265,8 @@ def read_document(root: Path, *, deep: bool = False) -> tuple[dict[str, Any], st
             raise DataError(f"{what} is foreign: {root} holds no {CACHE_NAME}", hint=f"name another, or {_WRITE}")
         if not is_committed(root):
             raise DataError(
-                f"{what} is half-written: it has no {COMMITTED_NAME} that fits (was it being copied?)", hint=_AGAIN
+                f"{what} is half-written: it has no {COMMITTED_NAME} that fits (was it being copied?)",
+                hint=f"copy it again, or remove it and {_WRITE}",
             )
         manifest = verify(root, deep=deep)
     except IntegrityError as error:

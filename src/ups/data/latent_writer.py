@@ -33,7 +33,7 @@ from ups.data.latent_cache import (
 from ups.errors import ConfigError, DataError, DiskFullError
 from ups.formats.base import Reader
 from ups.record.atomic import machine_error, write_file_atomically
-from ups.record.manifest import Manifest, clean_temporaries, commit_directory
+from ups.record.manifest import Manifest, clean_temporaries, commit_directory, is_committed
 from ups.record.untrusted_files import read_object
 from ups.spec.batch import Float32
 
@@ -61,6 +61,9 @@ class CacheWriter:
             what = "is another cache than the one asked for"
         except DataError as error:
             what = f"is in the way: {error.message}"
+        # Only a whole cache is replaced: anything else may be something that nobody wants to lose.
+        if not ((self.root / CACHE_NAME).is_file() and is_committed(self.root)):
+            raise ConfigError(f"{self.root} {what}", hint="choose another --out, or remove it yourself")
         if not overwrite:
             raise ConfigError(f"{self.root} {what}", hint="choose another --out, or replace it with --overwrite")
         return False

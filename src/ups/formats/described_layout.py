@@ -124,6 +124,8 @@ class _Understanding:
             time_unit=said.time_unit,
             steady=said.steady,
             conserved=tuple(said.conserved),
+            positive=tuple(said.positive),
+            divergence_free=tuple(said.divergence_free),
             symmetries=tuple(said.symmetries),
             equation=said.equation,
         )

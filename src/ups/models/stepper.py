@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, DataError
+from ups.models.constraints import conserving, not_negative, without_divergence
 from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLatents, NetworkWithLinearPart
 from ups.models.normalization import Normalization, wide
@@ -118,12 +119,14 @@ class Stepper(nn.Module):
         x = self.fit.back(wide(raw), task, space)
         if self.network.predicts_update:
             x = x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
+        if task.divergence_free:
+            x = without_divergence(x, self.normalization.change_scale(task, x, task.num_spatial_dims), task)
         return conserving(x, task) if self._conserve else x
 
     def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
         """last (B, C, *S) physical, change (B, C, *S) scaled -> the next frame, physical."""
         x = wide(last)
-        return x + change * self.normalization.change_scale(task, x, task.num_spatial_dims)
+        return not_negative(x + change * self.normalization.change_scale(task, x, task.num_spatial_dims), task)
 
     def scaled_change(self, last: Tensor, following: Tensor, task: TaskSpec) -> Tensor:
         """Inverse of `advance`: two frames (B, C, *S) -> the scaled change between them."""
@@ -206,23 +209,6 @@ class Stepper(nn.Module):
                 f"the model sees {self.context_frames} context frames, not {state.shape[1]}",
                 hint="give it the last frames of the trajectory, oldest first",
             )
-
-
-def conserving(change: Tensor, task: TaskSpec) -> Tensor:
-    """change (B, C, *S) without its mean over space in the fields that the task says are conserved.
-
-    Exact on uniform grids, where the mean over points is the integral.
-    """
-    kept = [
-        field.name in task.conserved
-        for field in task.fields_of("state")
-        for _ in range(field.num_channels(task.num_spatial_dims))
-    ]
-    if not any(kept):
-        return change
-    mask = torch.tensor(kept, dtype=change.dtype, device=change.device).reshape(-1, *([1] * task.num_spatial_dims))
-    mean = change.mean(tuple(range(2, change.ndim)), keepdim=True)  # (B, C, 1, ...)
-    return change - mask * mean
 
 
 def _interface(task: TaskSpec) -> tuple[object, ...]:

@@ -161,6 +161,8 @@ class TaskSpec:
     dt: time between two stored frames, in `time_unit`; 0 for a steady task. dt_range: smallest and largest, where
     trajectories differ in it; dt is then the usual one.
     conserved: state fields whose integral over the domain does not change in time.
+    positive: state fields that are never negative. divergence_free: vector fields of the state without divergence, on
+    axes that are all periodic. Models keep both in every step.
     symmetries: transformations of the domain that map solutions to solutions.
     """
 
@@ -175,6 +177,8 @@ class TaskSpec:
     symmetries: tuple[Symmetry, ...] = ()
     equation: str = ""
     dt_range: tuple[float, float] | None = None
+    positive: tuple[str, ...] = ()
+    divergence_free: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name("task", self.name)
@@ -209,6 +213,16 @@ class TaskSpec:
         for name in self.conserved:
             if name not in states:
                 raise DataError(f"task '{self.name}' conserves '{str(name)[:80]}', which is not a state field")
+        for name in self.positive:
+            if name not in states:
+                raise DataError(f"task '{self.name}' calls '{str(name)[:80]}' positive, which is not a state field")
+        vectors = {f.name for f in self.fields if f.role == "state" and f.tensor_rank == 1}
+        for name in self.divergence_free:
+            if name not in vectors or not all(axis.periodic for axis in self.axes):
+                raise DataError(
+                    f"task '{self.name}' calls '{str(name)[:80]}' free of divergence: that needs a vector field of the "
+                    "state, and axes that are all periodic"
+                )
         for symmetry in self.symmetries:
             _check_choice(f"symmetry of task '{self.name}'", symmetry, get_args(Symmetry))
 
@@ -258,6 +272,9 @@ class TaskSpec:
         data = asdict(self)
         if self.dt_range is None:  # as a task was written before there was one
             del data["dt_range"]
+        for name in ("positive", "divergence_free"):
+            if not data[name]:
+                del data[name]
         return data
 
     @classmethod
@@ -272,6 +289,8 @@ class TaskSpec:
             values["parameters"] = tuple(ParameterSpec(**p) for p in _bounded(values, "parameters"))
             values["conserved"] = tuple(_bounded(values, "conserved"))
             values["symmetries"] = tuple(_bounded(values, "symmetries"))
+            values["positive"] = tuple(_bounded(values, "positive"))
+            values["divergence_free"] = tuple(_bounded(values, "divergence_free"))
             return cls(**values)
         except (TypeError, ValueError) as error:
             raise DataError(f"task specification is malformed: {str(error)[:200]}") from error

@@ -256,6 +256,17 @@ class TestWriting:
         assert not replaced.kept
         assert verify(copied).sha256 == replaced.cache.manifest != before
 
+    def test_what_is_no_whole_cache_is_never_replaced(
+        self, recipe: Recipe, opened: OpenData, copied: Path, folder: Path
+    ) -> None:
+        (copied / COMMITTED_NAME).unlink()
+        for place in (copied, folder / "encoder", folder / "wave1d.zarr"):
+            before = sorted(path.name for path in place.rglob("*"))
+            with pytest.raises(ConfigError, match="is in the way") as caught:
+                write_latents(recipe, opened, place, "float16", overwrite=True)
+            assert "remove it yourself" in caught.value.hint
+            assert sorted(path.name for path in place.rglob("*")) == before
+
     def test_what_is_finished_is_not_encoded_again(
         self, recipe: Recipe, opened: OpenData, cache: LatentCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -1,0 +1,107 @@
+"""What a task says about its fields, kept exactly in every step: integrals, fields without negative values, vectors
+without divergence. The stepper applies them, whatever the network.
+
+B samples, C channels of the state, S space, A axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ups.spec.task import FieldSpec, TaskSpec
+
+
+def conserving(change: Tensor, task: TaskSpec) -> Tensor:
+    """change (B, C, *S) without its mean over space in the fields that the task says are conserved.
+
+    Exact on uniform grids, where the mean over points is the integral.
+    """
+    if not task.conserved:
+        return change
+    mask = _mask(change, task, task.conserved)
+    mean = change.mean(tuple(range(2, change.ndim)), keepdim=True)  # (B, C, 1, ...)
+    return change - mask * mean
+
+
+def not_negative(frame: Tensor, task: TaskSpec) -> Tensor:
+    """frame (B, C, *S) in physical units with 0 instead of negative values in the fields that the task calls positive.
+
+    What a conserved field gains by that is taken from its other values in proportion, so that its integral stays.
+    """
+    if not task.positive:
+        return frame
+    space = tuple(range(2, frame.ndim))
+    cut = frame.clamp(min=0)
+    before, after = (x.sum(space, keepdim=True, dtype=torch.float64) for x in (frame, cut))
+    share = torch.where(after > 0, before.clamp(min=0) / after.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
+    kept = [name for name in task.positive if name in task.conserved]
+    share = torch.where(_mask(frame, task, kept) > 0, share, 1.0)
+    return torch.where(_mask(frame, task, task.positive) > 0, cut * share.to(frame.dtype), frame)
+
+
+def without_divergence(change: Tensor, scale: Tensor, task: TaskSpec) -> Tensor:
+    """change (B, C, *S) in units of scale (C, 1, ...) without the part of each vector field that has a divergence.
+
+    In Fourier space, u - k (k . u) / |k|^2, for the fields that the task calls free of divergence; all axes of such a
+    task are periodic, and the grid must be uniform. What a frame already has is neither removed nor increased. Wave
+    numbers at the end of an even axis have no derivative on the grid and are left as they are.
+    """
+    if not task.divergence_free:
+        return change
+    dims = tuple(range(2, change.ndim))
+    waves = _wave_numbers(change, task)
+    square = sum(k * k for k in waves)
+    square = torch.where(torch.as_tensor(square) > 0, torch.as_tensor(square), 1.0)
+    found = change.clone()
+    for field, first in _fields(task):
+        if field.name not in task.divergence_free:
+            continue
+        rows = slice(first, first + task.num_spatial_dims)
+        # At least float32: half precision has no transform.
+        modes = torch.fft.rfftn(change[:, rows] * scale[rows], dim=dims)  # (B, A, *K)
+        along = sum(k * modes[:, axis] for axis, k in enumerate(waves)) / square
+        modes = modes - torch.stack([k * along for k in waves], dim=1)
+        found[:, rows] = torch.fft.irfftn(modes, s=change.shape[2:], dim=dims) / scale[rows]
+    return found
+
+
+def divergence(vectors: Tensor, task: TaskSpec) -> Tensor:
+    """(B, A, *S) of a task whose axes are periodic -> (B, *S): the divergence, by Fourier derivatives."""
+    dims = tuple(range(2, vectors.ndim))
+    modes = torch.fft.rfftn(vectors, dim=dims)
+    total = sum(1j * k * modes[:, axis] for axis, k in enumerate(_wave_numbers(vectors, task)))
+    found: Tensor = torch.fft.irfftn(torch.as_tensor(total), s=vectors.shape[2:], dim=tuple(d - 1 for d in dims))
+    return found
+
+
+def _wave_numbers(like: Tensor, task: TaskSpec) -> list[Tensor]:
+    """One (1, .., K, .., 1) per axis, of the transform of real numbers; 0 at the end of an even axis."""
+    space = like.shape[2:]
+    found = []
+    for axis, (points, spec) in enumerate(zip(space, task.axes, strict=True)):
+        last = axis == len(space) - 1
+        make = torch.fft.rfftfreq if last else torch.fft.fftfreq
+        k = make(points, spec.extent / points, device=like.device, dtype=like.dtype) * (2 * math.pi)
+        if points % 2 == 0:
+            k = torch.where(torch.arange(len(k), device=like.device) == points // 2, torch.zeros_like(k), k)
+        found.append(k.reshape([-1 if other == axis else 1 for other in range(len(space))]))
+    return found
+
+
+def _mask(like: Tensor, task: TaskSpec, names: tuple[str, ...] | list[str]) -> Tensor:
+    """(C, 1, ...): 1 for the channels of these state fields, else 0."""
+    chosen = [field.name in names for field, _ in _fields(task) for _ in range(field.num_channels(len(task.axes)))]
+    mask = torch.tensor(chosen, dtype=like.dtype, device=like.device)
+    return mask.reshape(-1, *([1] * task.num_spatial_dims))
+
+
+def _fields(task: TaskSpec) -> Iterator[tuple[FieldSpec, int]]:
+    """State fields, each with the number of its first channel."""
+    first = 0
+    for field in task.fields_of("state"):
+        yield field, first
+        first += field.num_channels(task.num_spatial_dims)

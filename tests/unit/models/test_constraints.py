@@ -1,0 +1,104 @@
+"""What a task says about its fields holds after every step, whatever the network predicts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
+from ups.errors import DataError
+from ups.models.build import build_model
+from ups.models.constraints import divergence, not_negative
+from ups.models.stepper import Stepper
+from ups.spec.batch import Batch
+from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
+from ups.testing.small_model import LINE, SMALL, awake, batch_of, statistics_of
+
+FLOW = TaskSpec(
+    "plane",
+    (FieldSpec("height"), FieldSpec("velocity", tensor_rank=1)),
+    (AxisSpec("x", extent=2.0), AxisSpec("y")),
+    dt=0.1,
+    conserved=("height",),
+    positive=("height",),
+    divergence_free=("velocity",),
+)
+CONFIGS = [
+    LatentOperatorConfig.model_validate(SMALL),
+    MultiscaleConfig(widths=[8, 8], blocks=[1, 1], num_heads=2),
+]
+
+
+def flow_batch(space: tuple[int, int]) -> Batch:
+    """A height that is nearly 0 in places, and a flow around a stream function."""
+    batch = batch_of(FLOW, 1, dtype=torch.float64, space=space)
+    state = torch.zeros_like(batch.state)
+    x, y = (torch.arange(n, dtype=torch.float64) / n * 2 * torch.pi for n in space)
+    state[:, 0, 0] = batch.state[:, 0, 0].abs()
+    state[:, 0, 1] = torch.sin(x)[:, None] * torch.cos(y)  # extents 2 and 1: k is pi and 2 pi
+    state[:, 0, 2] = -0.5 * torch.cos(x)[:, None] * torch.sin(y)
+    return batch.with_state(state)
+
+
+def lively(config: ModelConfig, task: TaskSpec) -> Stepper:
+    """A model that changes much in a step, but not so much that sums lose digits."""
+    stepper = awake(build_model(config, [task], {"plane": statistics_of(task)}, 1)).double()
+    with torch.no_grad():
+        for parameter in stepper.parameters():
+            parameter.mul_(0.7)
+    return stepper
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.type)
+@pytest.mark.parametrize("space", [(16, 8), (12, 9)], ids=str)
+def test_a_rollout_stays_positive_free_of_divergence_and_keeps_its_integral(
+    config: ModelConfig, space: tuple[int, int]
+) -> None:
+    stepper, free = lively(config, FLOW), lively(config, replace(FLOW, positive=(), divergence_free=()))
+    batch = flow_batch(space)
+    start = batch.state[:, -1]
+    assert divergence(start[:, 1:], FLOW).abs().max() < 1e-10
+    with torch.no_grad():
+        loose = free(replace(batch, task=free.tasks[0]))
+        assert -1e3 < loose[:, 0].min() < 0, "the network must try"
+        assert divergence(loose[:, 1:], FLOW).abs().max() > 1e-3
+        for _ in range(5):
+            following = stepper(batch)
+            batch = batch.with_state(following[:, None])
+    assert following[:, 0].min() >= 0
+    size = following[:, 1:].abs().max()
+    assert divergence(following[:, 1:], FLOW).abs().max() < 1e-9 * size
+    assert torch.allclose(following[:, 0].sum((1, 2)), start[:, 0].sum((1, 2)), rtol=1e-10)
+    assert not torch.allclose(following[:, 1:], start[:, 1:])
+
+
+def test_cutting_moves_no_more_than_it_must() -> None:
+    frame = torch.tensor([[[4.0, -1.0, 2.0, 0.0]]])
+    kept = replace(LINE, positive=("u",), conserved=("u",))
+    torch.testing.assert_close(not_negative(frame, kept), frame.clamp(min=0) * 5 / 6)
+    torch.testing.assert_close(not_negative(frame, replace(LINE, positive=("u",))), frame.clamp(min=0))
+    assert torch.equal(not_negative(frame.abs(), kept), frame.abs())
+    assert torch.equal(not_negative(-frame.abs(), kept), torch.zeros_like(frame))
+    assert torch.equal(not_negative(frame, LINE), frame)
+
+
+def test_a_task_says_it_in_json_and_a_task_that_does_not_is_written_as_before() -> None:
+    assert TaskSpec.from_json(json.loads(json.dumps(FLOW.to_json()))) == FLOW
+    assert not {"positive", "divergence_free"} & LINE.to_json().keys()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positive": ("depth",)},
+        {"divergence_free": ("height",)},
+        {"axes": (AxisSpec("x", "wall"), AxisSpec("y"))},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_kept_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(DataError):
+        replace(FLOW, **changes)  # type: ignore[arg-type]
