@@ -1,4 +1,4 @@
-"""Whether a model can keep the integrals that a task conserves on the grid of its data. No torch."""
+"""Whether a model can keep the integrals, or the lack of divergence, of a task on the grid of its data. No torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from ups.spec.grid import uneven_axes
 
 
 def check_conserved(model: ModelConfig, reader: Reader) -> None:
-    """Raises ConfigError where the model would keep a sum over points that is not the integral."""
+    """Raises ConfigError where the model would keep what is no integral, or no divergence, on such a grid."""
     uneven = uneven_axes(reader.task.axes, reader.coordinates)
+    if reader.task.divergence_free and uneven:
+        raise ConfigError(
+            f"task '{reader.task.name}' has fields without divergence ({', '.join(reader.task.divergence_free)}), and "
+            f"the points of its grid are not equally spaced along {', '.join(uneven)}",
+            hint="leave divergence_free out of the description, or interpolate the data to a uniform grid",
+        )
     if model.conserves and reader.task.conserved and uneven:
         raise ConfigError(
             f"task '{reader.task.name}' conserves {', '.join(reader.task.conserved)}, and the points of its grid are "

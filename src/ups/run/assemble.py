@@ -75,26 +75,6 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
     return stepper, build_stage(recipe.stages[index], stepper, recipe.run.seed)
 
 
-<<<<<<< HEAD
-=======
-def check_conserved(model: ModelConfig, reader: Reader) -> None:
-    """Raises ConfigError where the model would keep what is no integral, or no divergence, on such a grid."""
-    uneven = uneven_axes(reader.task.axes, reader.coordinates)
-    if reader.task.divergence_free and uneven:
-        raise ConfigError(
-            f"task '{reader.task.name}' has fields without divergence ({', '.join(reader.task.divergence_free)}), and "
-            f"the points of its grid are not equally spaced along {', '.join(uneven)}",
-            hint="leave divergence_free out of the description, or interpolate the data to a uniform grid",
-        )
-    if model.conserves and reader.task.conserved and uneven:
-        raise ConfigError(
-            f"task '{reader.task.name}' conserves {', '.join(reader.task.conserved)}, and the points of its grid are "
-            f"not equally spaced along {', '.join(uneven)}: the model can keep an integral on a uniform grid only",
-            hint="set model.conserve: false, or interpolate the data to a uniform grid",
-        )
-
-
->>>>>>> cache
 def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:
     """The loader of one rank for stage `index`; with a cache, which is checked, fields are read only if they count."""
     data, config = recipe.data_of(index), recipe.stages[index]
