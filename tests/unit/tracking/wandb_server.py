@@ -17,6 +17,7 @@ class Server:
         self.exit_codes: list[int] = []
         self.preempting = False
         self.uploads: dict[str, Any] = {}
+        self.files: dict[str, bytes] = {}
         self.summary: dict[str, Any] = {}
         self.started = 0
         self.open(0)
@@ -51,6 +52,9 @@ class Server:
             bucket = {"id": "3", "name": variables["name"], "displayName": "small", "description": None, "config": None}
             bucket |= {"sweepName": None, "project": owner, "historyLineCount": len(self.lines)}
             return {"data": {"upsertBucket": {"bucket": bucket, "inserted": not self.lines}}}
+        if name == "CreateRunFiles":
+            files = [{"name": file, "uploadUrl": f"{self.uri}/put/{file}"} for file in variables["files"]]
+            return {"data": {"createRunFiles": {"runID": "3", "uploadHeaders": [], "files": files}}}
         return {"data": {}}
 
     def _bucket(self) -> dict[str, Any]:
@@ -81,8 +85,17 @@ class Server:
 
 def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            server.files[self.path.removeprefix("/put/")] = self._body()
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def _body(self) -> bytes:
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
         def do_POST(self) -> None:
-            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            data = self._body()
             if self.headers.get("Content-Encoding") == "gzip":
                 data = gzip.decompress(data)
             content = json.dumps(server.answer(self.path, json.loads(data or b"{}"))).encode()
