@@ -1,7 +1,7 @@
 """A periodic grid that halving does not divide, compared with one that it divides: the same physics, the same network.
 
     python benchmarks/model/odd_grid.py [--task burgers1d] [--points 100] [--reference 128] [--steps 400]
-                                        [--seeds 0] [--resample] [--directory DIR]
+                                        [--seeds 0] [--resample] [--reference-steps N] [--directory DIR]
 
 The network has four levels, so that 8 must divide the points. Both trainings see the same trajectories, stored with
 as many points (with `--resample` the reference has the fewer points of the other, resampled by their waves, as a
@@ -70,6 +70,7 @@ def main() -> int:
     parser.add_argument("--reference", type=int, default=128)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", default="0")
+    parser.add_argument("--reference-steps", type=int, help="of the reference, to spend as much on it; default --steps")
     parser.add_argument("--resample", action="store_true", help="make the reference from the points, by waves")
     parser.add_argument("--directory", type=Path, help="keeps data and runs; what is there is not made again")
     asked = parser.parse_args()
@@ -105,14 +106,15 @@ def measure(asked: argparse.Namespace, directory: Path, points: int) -> dict[str
     from ups.evaluation.results import trajectory_means
 
     made = asked.points if asked.resample else points
+    steps = (asked.reference_steps if points == asked.reference else None) or asked.steps
     store = directory / f"data-{made}" / f"{asked.task}.zarr"
     ups.generate_data(asked.task, store.parent, trajectories=(256, 8, 64), resolution=made, processes=1)
     if made != points:
         store = resampled(store, directory / f"data-{made}-as-{points}" / store.name, points)
     rows, errors = [], []
     for seed in (int(text) for text in asked.seeds.split(",")):
-        run_dir = directory / f"{asked.task}-{store.parent.name}-{seed}"
-        run = ups.fit(recipe_of(asked.task, store, run_dir, seed, asked.steps), progress=False)
+        run_dir = directory / f"{asked.task}-{store.parent.name}-{steps}-{seed}"
+        run = ups.fit(recipe_of(asked.task, store, run_dir, seed, steps), progress=False)
         model = ups.evaluate(run).results[0]["predictors"]["model"]
         summary = model["summary"]
         errors.append([error for _, error in sorted(trajectory_means(model["rows"]).items())])
