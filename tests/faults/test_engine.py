@@ -68,6 +68,7 @@ def test_a_clean_run_raises_no_alarm(clean: Result) -> None:
     assert weights(clean)
 
 
+@pytest.mark.long
 def test_a_run_that_met_every_death_and_a_damaged_checkpoint_ends_with_the_same_bytes(
     tmp_path: Path, recipe: Path, clean: Result
 ) -> None:

@@ -235,6 +235,7 @@ def test_m12_a_low_limit_on_open_files_is_raised_or_named(tmp_path: Path) -> Non
     assert "faults_to_plant.py:" in named.faults[0]["at"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_m22_ten_clean_runs_raise_no_alarm_and_leave_in_time(tmp_path: Path) -> None:
     for number in range(10):

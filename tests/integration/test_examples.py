@@ -38,6 +38,7 @@ def test_train_prints_scores_and_a_rollout(tmp_path: Path) -> None:
     assert len((EXAMPLES / "train.py").read_text().splitlines()) <= 20
 
 
+@pytest.mark.long
 def test_the_notebook_runs_and_draws_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient

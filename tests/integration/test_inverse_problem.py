@@ -23,6 +23,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_the_viscosity_is_found_within_five_percent(tmp_path: Path) -> None:

@@ -77,6 +77,7 @@ def test_every_file_that_the_page_shows_is_there() -> None:
             assert (PAGE.parent / target).exists(), target
 
 
+@pytest.mark.long
 @pytest.mark.processes
 @pytest.mark.timeout(400)
 def test_the_script_goes_from_an_empty_directory_to_a_film(tmp_path: Path) -> None:
