@@ -21,6 +21,7 @@ WRITERS = {
     "record/log.py",
     "record/rank_wrapper.py",
     "run/rank_main.py",
+    "supervise/tracker_feed.py",  # its standard error is the log of a tracker
 }
 
 PROBE = """
