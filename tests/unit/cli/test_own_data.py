@@ -35,7 +35,13 @@ def test_init_shows_what_it_guessed_and_writes_a_recipe_that_is_accepted(
 ) -> None:
     assert run(["init", "mine", "--data", "waves.npz"]) == 0
     out = capsys.readouterr().out
-    for words in ("guess: the step from the last point to the first", "'speed'", "spacing of 't'", "'note'", "wrote mine/task.yaml"):
+    for words in (
+        "guess: the step from the last point to the first",
+        "'speed'",
+        "spacing of 't'",
+        "'note'",
+        "wrote mine/task.yaml",
+    ):
         assert words in out
     assert run(["config", "check", "mine/recipe.yaml"]) == 0
     capsys.readouterr()
