@@ -96,6 +96,7 @@ def test_two_ranks_train_its_model_by_its_stage_on_its_data_with_its_tracker(tra
     assert "train/heat1d/loss" in names
 
 
+@pytest.mark.long
 def test_the_doctor_finds_parity_in_its_recipe(bin_directory: Path, desk: Path) -> None:
     done = start(bin_directory / "ups", "doctor", "recipe.yaml", "--ranks", "2", "--json", cwd=desk)
     assert done.returncode == 0, done.stdout + done.stderr
