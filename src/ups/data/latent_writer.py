@@ -8,11 +8,10 @@ order of files or on interruptions.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from ups.errors import ConfigError, DataError, DiskFullError
 from ups.formats.base import Reader
 from ups.record.atomic import machine_error, write_file_atomically
 from ups.record.manifest import Manifest, clean_temporaries, commit_directory, is_committed
+from ups.record.partial_directory import hold_partial
 from ups.record.untrusted_files import read_object
 from ups.spec.batch import Float32
 
@@ -74,22 +74,9 @@ class CacheWriter:
         size = np.dtype(STORED[self.key.dtype]).itemsize
         return sum(task.num_latents * int(np.prod(task.shape)) * size for task in self.tasks)
 
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold the partial directory: two writers of one cache at once would do everything twice."""
-        try:
-            self.partial.mkdir(parents=True, exist_ok=True)
-            file = (self.partial / "lock").open("w")
-        except OSError as error:
-            raise machine_error(f"cannot write to {self.partial}", error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ConfigError(
-                    f"another process is writing {self.root}", hint="wait for it, or choose another --out"
-                ) from error
-            yield
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the partial directory."""
+        return hold_partial(self.partial, f"writing {self.root}")
 
     def clean_up(self) -> None:
         """Remove what a writer left that was killed after its commit, or that had nothing to write yet."""

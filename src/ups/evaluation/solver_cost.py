@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ import torch
 from ups.evaluation.accumulate import Accumulator
 from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.formats.base import Reader
+from ups.models.one_thread import one_thread
 from ups.models.rollout import Predictor, rollout
 from ups.solvers.problem import Float64
 from ups.solvers.restart import Given, Restart, Setting, own_task, restart_of
@@ -59,7 +59,7 @@ def solver_cost(
     restart = restart_of(task)
     settings: list[dict[str, Any]] = []
     left_out: list[int] = []
-    with _one_thread():
+    with one_thread():
         grids = restart.settings(reader.space[0], reader.task.dt)
         started, last, last_seconds = time.process_time(), 0, 0.0
         for grid in grids:
@@ -185,14 +185,3 @@ def cpu_seconds(run: Callable[[], object]) -> float:
         run()
         spent.append(time.process_time() - started)
     return min(spent)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """torch on one thread. The solvers take one, too, but for what JAX starts, whose CPU time counts like any."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

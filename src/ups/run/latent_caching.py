@@ -22,6 +22,7 @@ from ups.data.latent_cache import SPLIT, CacheKey, LatentCache, TaskLatents, lat
 from ups.data.latent_writer import CacheWriter, Job, store_file
 from ups.errors import ConfigError, DataError
 from ups.formats.base import Reader
+from ups.models.one_thread import one_thread
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
 from ups.record.job_processes import run_in_processes
@@ -129,7 +130,7 @@ def write_cache(
                 say(done[0], total)
 
             if elsewhere is None or num_processes == 1 or len(jobs) < 2:
-                with _one_thread():
+                with one_thread():
                     for job in jobs:
                         on_done(job, _write(job, writer.content, writer.tasks, stepper, opened.readers, writer.key))
             else:
@@ -229,14 +230,3 @@ def _write_elsewhere(job: Job) -> tuple[str, int]:
 def for_processes(recipe: Recipe, index: int) -> tuple[dict[str, Any], int]:
     """What other processes need to build the encoder of stage `index`."""
     return plain_data(recipe), index
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """As in a process of its own: sums are taken in one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

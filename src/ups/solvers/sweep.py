@@ -7,7 +7,6 @@ one instant. The bytes do not depend on the number of processes, on the order of
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import importlib.util
 import json
@@ -24,7 +23,8 @@ from ups import registry
 from ups.errors import ConfigError, DataError, MachineError, MissingExtraError
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import read_store_attributes
-from ups.record.atomic import machine_error, write_file_atomically
+from ups.record.atomic import write_file_atomically
+from ups.record.partial_directory import hold_partial
 from ups.solvers.pdebench_files import PdebenchFile, pdebench_name
 from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Solution, Split, cell_centers
 from ups.solvers.request import Request
@@ -143,25 +143,9 @@ class _Sweep:
                 hint="choose another --out, or replace it with --overwrite",
             )
 
-    @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Hold the partial directory: two sweeps of one data set at once would do everything twice."""
-        if self.kept:
-            yield
-            return
-        try:
-            self.partial.mkdir(exist_ok=True)
-            file = (self.partial / "lock").open("w")
-        except OSError as error:
-            raise machine_error(f"cannot write to {self.partial}", error) from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ConfigError(
-                    f"another process is generating {self.path}", hint="wait for it, or choose another --out"
-                ) from error
-            yield
+    def lock(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the partial directory, if there is anything to make."""
+        return contextlib.nullcontext() if self.kept else hold_partial(self.partial, f"generating {self.path}")
 
     def open_jobs(self) -> list[Job]:
         """The chunks that are not committed yet."""

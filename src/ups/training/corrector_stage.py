@@ -13,16 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ups.config.stage import CorrectorStageConfig
 from ups.models.ensemble import Ensemble, by_member, repeated
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
-from ups.spec.task import TaskSpec
-from ups.training.balance import TaskAverages
 from ups.training.losses import almost_fair_crps
-from ups.training.stages import BALANCE_MEMORY, Stage, in_field_units, loss_of_nothing
+from ups.training.stages import BalancedStage, in_field_units
 
 
 @dataclass
@@ -35,30 +33,13 @@ class _Sample:
     losses: list[dict[str, Tensor]] = field(default_factory=list)
 
 
-class EnsembleStage(Stage):
+class EnsembleStage(BalancedStage):
     """Trains the whole network, with noise, on the scores of members together."""
 
     def __init__(self, config: CorrectorStageConfig, stepper: Stepper, seed: int) -> None:
-        super().__init__(stepper, seed)
+        super().__init__(config, stepper, seed)
         self.config = config
         self._ensemble = Ensemble(stepper, config.members, seed)
-        self._averages = None
-        if config.balance:
-            start = {task.name: loss_of_nothing(stepper, task) for task in stepper.tasks}
-            self._averages = TaskAverages([task.name for task in stepper.tasks], start, memory=BALANCE_MEMORY)
-
-    def trained_modules(self) -> list[nn.Module]:
-        return [self.stepper.network]
-
-    def window_frames(self, context_frames: int) -> int:
-        return self.config.window_frames(context_frames)
-
-    @property
-    def averages(self) -> TaskAverages | None:
-        return self._averages
-
-    def task_factor(self, task: TaskSpec) -> float:
-        return self._averages.factor(task.name, self.config.balance) if self._averages is not None else 1.0
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         """`loss` is the CRPS. error and spread: how far members are from the truth, and from each other."""

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig, StageConfig
+from ups.config.stage import AutoencodeStageConfig, CorrectorStageConfig, OperatorStageConfig, StageConfig
 from ups.errors import ConfigError, DataError, PluginError
 from ups.models.normalization import wide
 from ups.models.stepper import Stepper
@@ -32,7 +32,7 @@ from ups.training.noise import noisy
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
-BALANCE_MEMORY = 0.98
+_BALANCE_MEMORY = 0.98
 
 
 class Stage(nn.Module, ABC):
@@ -161,31 +161,38 @@ class AutoencodeStage(Stage):
         )
 
 
-class OperatorStage(Stage):
-    """Trains the step in time, end to end, on the scaled change of the fields (or the normalized target)."""
+class BalancedStage(Stage):
+    """Trains the whole network, with tasks weighed by what they have reached."""
 
-    def __init__(self, config: OperatorStageConfig, stepper: Stepper, seed: int) -> None:
+    def __init__(self, config: OperatorStageConfig | CorrectorStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(stepper, seed)
-        self.config = config
+        self._balance, self._frames = config.balance, config.window_frames
         self._averages = None
         if config.balance:
-            names = [task.name for task in stepper.tasks]
-            fields = config.loss == "nrmse"
+            fields = getattr(config, "loss", "nrmse") == "nrmse"
             start = {task.name: loss_of_nothing(stepper, task) if fields else 1.0 for task in stepper.tasks}
-            self._averages = TaskAverages(names, start, memory=BALANCE_MEMORY)
+            self._averages = TaskAverages([task.name for task in stepper.tasks], start, memory=_BALANCE_MEMORY)
 
     def trained_modules(self) -> list[nn.Module]:
         return [self.stepper.network]
 
     def window_frames(self, context_frames: int) -> int:
-        return self.config.window_frames(context_frames)
+        return self._frames(context_frames)
 
     @property
     def averages(self) -> TaskAverages | None:
         return self._averages
 
     def task_factor(self, task: TaskSpec) -> float:
-        return self._averages.factor(task.name, self.config.balance) if self._averages is not None else 1.0
+        return self._averages.factor(task.name, self._balance) if self._averages is not None else 1.0
+
+
+class OperatorStage(BalancedStage):
+    """Trains the step in time, end to end, on the scaled change of the fields (or the normalized target)."""
+
+    def __init__(self, config: OperatorStageConfig, stepper: Stepper, seed: int) -> None:
+        super().__init__(config, stepper, seed)
+        self.config = config
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         """One step, or several on the model's own results; leading pushforward steps leave no gradient."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ups.errors import UpsError
 from ups.record import atomic, manifest
+from ups.testing.killed_child import in_child
 
 WATCHED_EVENTS = ("open", "os.", "shutil.", "ctypes.")
 
@@ -65,22 +66,6 @@ def at_line(number: int) -> list[int]:
 
     sys.settrace(trace)
     return counter
-
-
-def in_child(work: Callable[[], int]) -> tuple[bool, int]:
-    """Run `work` in a forked child; returns whether it was killed, and the small number that it reports otherwise."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        os.write(writing, str(work()).encode())
-        os._exit(0)
-    os.close(writing)
-    reported = os.read(reading, 100)
-    os.close(reading)
-    _, status = os.waitpid(child, 0)
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    return killed, int(reported or b"0")
 
 
 def look(final: Path) -> str:

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from ups.data import latent_cache
 from ups.data.latent_cache import partial_path, read_document
 from ups.errors import DataError
 from ups.run.assemble import OpenData, open_data
+from ups.testing.killed_child import in_child
 from ups.testing.latents import latent_recipe, write_encoder, write_latents
 from ups.testing.mixture import write_mixture
 
@@ -40,21 +40,6 @@ def arm(number: int) -> list[int]:
 
     sys.addaudithook(hook)
     return counter
-
-
-def in_child(work: Callable[[], int]) -> tuple[bool, int]:
-    """Whether a forked child was killed, and the number that it reports otherwise."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        os.write(writing, str(work()).encode())
-        os._exit(0)
-    os.close(writing)
-    reported = os.read(reading, 100)
-    os.close(reading)
-    _, status = os.waitpid(child, 0)
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, int(reported or b"0")
 
 
 def look(root: Path) -> str:
