@@ -5,23 +5,19 @@ The scores are those that `ups train` leaves in the run's bundle, so that a row 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import platform
 import signal
-import statistics
 import subprocess
 import sys
-import time
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ups import __version__
 from ups.config.yaml_subset import dump
 from ups.errors import ConfigError, DataError, TrainingError, exit_code_of_signal
 from ups.evaluation.bench_page import markdown
@@ -29,20 +25,14 @@ from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Ent
 from ups.evaluation.results import from_json, to_json
 from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
-from ups.run.follow_metrics import read_rows
+from ups.run.bench_measure import machine, peak_memory, rollout_sticks
 from ups.run.progress_line import ProgressLine
 from ups.run.step_cost import with_steps
 from ups.solvers.tasks import BENCH_TASKS
 
-if TYPE_CHECKING:
-    from ups.models.stepper import Stepper
-
-# For the cost of a step of a rollout; the first repetition warms up.
-ROLLOUT_STEPS, ROLLOUT_REPEATS = 20, 6
-
 
 class Bench:
-    """One benchmark directory: recipes/, runs/, logs/, pictures/, costs.json, bench.json, bench.md."""
+    """One benchmark directory: recipes/, runs/, logs/, results/, pictures/, costs.json, bench.json, bench.md."""
 
     def __init__(
         self, models: list[str], tasks: list[str], data: Path, out: Path, *, cpu_seconds: float, small: bool
@@ -53,21 +43,22 @@ class Bench:
         self.page, self.result = self.out / "bench.md", self.out / "bench.json"
         self.costs = self.out / "costs.json"
         self._working: set[subprocess.Popen[bytes]] = set()
+        self._measuring = threading.Lock()  # CPU time is counted for the whole process
 
     def run(self, jobs: int, line: ProgressLine) -> dict[str, Any]:
         """Whatever is not there yet, then the result (also written to disk). A failed training leaves a gap."""
-        for name in ("recipes", "logs"):
+        for name in ("recipes", "logs", "results"):
             (self.out / name).mkdir(parents=True, exist_ok=True)
         self._generate(line)
         wanted = entries(self.models, self.tasks, os.path.relpath(self.data, self.out), self.cpu_seconds)
         # The longest first: the others fill the time next to it.
         wanted.sort(key=lambda entry: -len(entry.tasks))
         wanted = self._with_steps(wanted, line)
-        failed = self._train_all(wanted, jobs, line)
         rows, identities = self._references()
+        failed = self._train_all(wanted, identities, jobs, line)
         for entry, code in zip(wanted, failed, strict=True):
             if not code:
-                rows += self._rows(entry)
+                rows += self._kept_rows(entry, identities) or []
         document = {
             "protocol": VERSION if not self.small else f"{VERSION} (small data, not comparable)",
             "command": self._command(jobs),
@@ -171,12 +162,15 @@ class Bench:
         same = isinstance(found, dict) and found.get("machine") == nothing["machine"]
         return found if same and {"costs", "yardstick_seconds"} <= found.keys() else nothing
 
-    def _train_all(self, wanted: list[Entry], jobs: int, line: ProgressLine) -> list[int]:
-        """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave."""
+    def _train_all(self, wanted: list[Entry], data: dict[str, str], jobs: int, line: ProgressLine) -> list[int]:
+        """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave.
+
+        data: task -> identity of its data set.
+        """
         pool = ThreadPoolExecutor(jobs)
         before = signal.signal(signal.SIGTERM, _leave)
         try:
-            return list(pool.map(lambda entry: self._train(entry, line), wanted))
+            return list(pool.map(lambda entry: self._finish(entry, data, line), wanted))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(self._working):
@@ -185,6 +179,34 @@ class Bench:
         finally:
             pool.shutdown()
             signal.signal(signal.SIGTERM, before)
+
+    def _finish(self, entry: Entry, data: dict[str, str], line: ProgressLine) -> int:
+        """Train and keep the rows at once, unless they are there; returns an exit code.
+
+        Rows of a finished training are all that its table needs: runs/ may be gone, and on another machine of the same
+        kind a benchmark goes on from costs.json and results/ alone.
+        """
+        if self._kept_rows(entry, data) is not None:
+            return 0
+        code = self._train(entry, line)
+        if not code:
+            with self._measuring:
+                rows = self._rows(entry)
+            kept = {"recipe": dump(entry.recipe), "data": _only(data, entry.tasks), "rows": rows}
+            write_file_atomically(self._result_of(entry), (json.dumps(to_json(kept), indent=1) + "\n").encode())
+        return code
+
+    def _kept_rows(self, entry: Entry, data: dict[str, str]) -> list[dict[str, Any]] | None:
+        """Rows of an earlier call, by the same recipe on the same data."""
+        try:
+            found = from_json(json.loads(self._result_of(entry).read_text()))
+        except (OSError, ValueError):
+            return None
+        same = found["recipe"] == dump(entry.recipe) and found["data"] == _only(data, entry.tasks)
+        return list(found["rows"]) if same else None
+
+    def _result_of(self, entry: Entry) -> Path:
+        return self.out / "results" / f"{entry.name}.json"
 
     def _train(self, entry: Entry, line: ProgressLine) -> int:
         """Train one entry unless it is finished; returns the exit code of `ups train`."""
@@ -242,13 +264,14 @@ class Bench:
             "cpu_seconds": used + last,
             "budget_fraction": (used + last) / budget,
             "windows_per_second": windows / self._seconds_of_last_stage(entry),
-            "memory_mib": _peak_memory(run_dir),
+            "memory_mib": peak_memory(run_dir),
             "recipe": bundle.info.provenance["recipe"],
         }
         counts = count_parameters(network, bundle.stepper.tasks) if isinstance(network, MultiscaleNetwork) else {}
         found = []
         for task in entry.tasks:
-            own = dict(more, rollout_ms=rollout_milliseconds(bundle.stepper, self.data / f"{task}.zarr", task))
+            sticks = rollout_sticks(bundle.stepper, self.data / f"{task}.zarr", task)
+            own = dict(more, rollout_ms=1e3 * sticks * self._yardstick_seconds())
             if task in counts:
                 active, shared = counts[task]
                 own |= {"active_parameters": active, "shared_fraction": shared / active}
@@ -258,7 +281,10 @@ class Bench:
     def _seconds_of_last_stage(self, entry: Entry) -> float:
         """CPU time of one of its steps, on the machine at rest."""
         found = json.loads(self.costs.read_text())
-        return float(found["costs"][entry.name]["stages"][-1] * found["yardstick_seconds"])
+        return float(found["costs"][entry.name]["stages"][-1]) * self._yardstick_seconds()
+
+    def _yardstick_seconds(self) -> float:
+        return float(json.loads(self.costs.read_text())["yardstick_seconds"])
 
     def _references(self) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """Rows of the predictors that learn nothing, and the identity of each data set."""
@@ -285,51 +311,9 @@ def _what_costs(entry: Entry) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def rollout_milliseconds(stepper: Stepper, data: Path, task: str) -> float:
-    """CPU time of one step of a rollout of one sample on one thread, median over steps."""
-    import torch
-
-    from ups.config.schema import TaskConfig
-    from ups.data.loader import evaluation_batches
-    from ups.data.open import open_task
-    from ups.models.rollout import rollout
-    from ups.spec.place import Place
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    seconds = []
-    with contextlib.closing(open_task(TaskConfig(name=task, path=str(data)))) as reader, torch.inference_mode():
-        frames = 0 if reader.task.steady else stepper.context_frames
-        batch, _ = next(evaluation_batches(reader, "test", Place(0, 1), window_frames=frames, batch_size=1))
-        for _ in range(ROLLOUT_REPEATS):
-            started = time.process_time()
-            num_steps = sum(1 for _ in rollout(stepper, batch, ROLLOUT_STEPS))
-            seconds.append((time.process_time() - started) / num_steps)
-    torch.set_num_threads(before)
-    return 1e3 * statistics.median(seconds[1:])
-
-
-def _peak_memory(run_dir: Path) -> float | None:
-    """The last one that the run has written to its metrics, in MiB."""
-    found = [row["peak_memory_mib"] for row in read_rows(run_dir) if "peak_memory_mib" in row]
-    return float(found[-1]) if found else None
+def _only(data: dict[str, str], tasks: tuple[str, ...]) -> dict[str, str]:
+    return {task: data[task] for task in tasks}
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     raise SystemExit(exit_code_of_signal(number))
-
-
-def machine() -> dict[str, str]:
-    """What the figures depend on in addition to the data."""
-    import torch
-
-    model = platform.machine()
-    cpus = Path("/proc/cpuinfo")
-    if cpus.is_file():
-        names = [line.partition(":")[2].strip() for line in cpus.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return {
-        "cpu": f"{model} ({len(os.sched_getaffinity(0))} usable cores)",
-        "torch": torch.__version__,
-        "ups": __version__,
-    }

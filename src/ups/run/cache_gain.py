@@ -19,6 +19,7 @@ import torch
 from ups.config.stage import StageConfig
 from ups.data.latent_cache import SPLIT, TaskLatents, as_float32, as_stored
 from ups.formats.base import Reader
+from ups.models.one_thread import one_thread
 from ups.models.stepper import Stepper
 from ups.spec.batch import Float32
 
@@ -133,17 +134,12 @@ def _try(
 def _in_turns(works: list[Callable[[], object]]) -> list[float]:
     """CPU seconds of each piece of work: medians over passes that take turns, so that a slow moment hits all alike."""
     found: list[list[float]] = [[] for _ in works]
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode():
-            for _ in range(_WARM_UP + _REPEATS):
-                for times, work in zip(found, works, strict=True):
-                    started = time.process_time()
-                    work()
-                    times.append(time.process_time() - started)
-    finally:
-        torch.set_num_threads(threads)
+    with torch.inference_mode(), one_thread():
+        for _ in range(_WARM_UP + _REPEATS):
+            for times, work in zip(found, works, strict=True):
+                started = time.process_time()
+                work()
+                times.append(time.process_time() - started)
     return [max(statistics.median(times[_WARM_UP:]), 1e-9) for times in found]
 
 
