@@ -1,10 +1,15 @@
-"""Order for every test run: fast tests first, tests that start real processes last and on a single worker.
+"""Order for every test run: fast tests first, then tests that start real processes, on one worker for each kind.
 
-Two process tests at once would fight for the cores, and their deadlines would measure each other. With xdist use
-`-n 2 --dist loadgroup --no-loadscope-reorder`; `.ci/run` does.
+Tests with several ranks (tests/distributed, tests/faults) run one after the other: two at once would fight for the cores,
+and their deadlines would measure each other. The other tests with processes start one command at a time and leave a
+core free, so they run next to them. With xdist use `-n 2 --dist loadgroup --no-loadscope-reorder`; `.ci/run` does.
 """
 
+from pathlib import Path
+
 import pytest
+
+WITH_RANKS = {"distributed", "faults"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist writes the groups into the test names
@@ -13,4 +18,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("processes") is not None:
-                item.add_marker(pytest.mark.xdist_group("processes"))
+                folder = item.path.relative_to(Path(__file__).parent).parts[0]
+                item.add_marker(pytest.mark.xdist_group("ranks" if folder in WITH_RANKS else "commands"))
