@@ -1,6 +1,6 @@
 """Order for every test run: fast tests first, then tests that start real processes, on one worker for each kind.
 
-Tests with several ranks (tests/distributed, tests/faults) run one after the other: two at once would fight for the cores,
+Tests with several ranks (tests/distributed, tests/faults) run one by one: two at once would fight for the cores,
 and their deadlines would measure each other. The other tests with processes start one command at a time and leave a
 core free, so they run next to them. With xdist use `-n 2 --dist loadgroup --no-loadscope-reorder`; `.ci/run` does.
 """

@@ -53,7 +53,7 @@ class Bench:
         wanted = entries(self.models, self.tasks, os.path.relpath(self.data, self.out), self.cpu_seconds)
         # The longest first: the others fill the time next to it.
         wanted.sort(key=lambda entry: -len(entry.tasks))
-        wanted = self._with_steps(wanted, line)
+        wanted = self._with_steps(wanted, jobs, line)
         rows, identities = self._references()
         failed = self._train_all(wanted, identities, jobs, line)
         for entry, code in zip(wanted, failed, strict=True):
@@ -113,17 +113,18 @@ class Bench:
             on_progress=lambda done, total, task: line.count(f"data of {task}", done, total, "chunks"),
         )
 
-    def _with_steps(self, wanted: list[Entry], line: ProgressLine) -> list[Entry]:
+    def _with_steps(self, wanted: list[Entry], jobs: int, line: ProgressLine) -> list[Entry]:
         """The entries with numbers of steps in place of budgets. What is measured once is kept, for later calls."""
         found = self._read_costs()
 
-        def known(entry: Entry) -> bool:
-            return bool(found["costs"].get(entry.name, {}).get("of") == _what_costs(entry))
-
-        missing = [entry for entry in wanted if not known(entry)]
+        # Seeds of a model cost alike: one of them is measured.
+        missing: dict[str, Entry] = {}
+        for entry in wanted:
+            if (key := _what_costs(entry)) not in found["costs"]:
+                missing.setdefault(key, entry)
         if missing:
-            command = [sys.executable, "-m", "ups.run.step_cost"]
-            recipes = "".join(json.dumps(entry.recipe) + "\n" for entry in missing)
+            command = [sys.executable, "-m", "ups.run.step_cost", str(jobs)]
+            recipes = "".join(json.dumps(entry.recipe) + "\n" for entry in missing.values())
             with subprocess.Popen(
                 command,
                 cwd=self.out,
@@ -140,15 +141,15 @@ class Bench:
                 measured = process.stdout.readline()
                 if measured:
                     found.setdefault("yardstick_seconds", json.loads(measured))
-                for number, (entry, text) in enumerate(zip(missing, process.stdout, strict=False), 1):
-                    found["costs"][entry.name] = {"of": _what_costs(entry), "stages": json.loads(text)}
+                for number, (key, text) in enumerate(zip(missing, process.stdout, strict=False), 1):
+                    found["costs"][key] = {"name": missing[key].name, "stages": json.loads(text)}
                     write_file_atomically(self.costs, (json.dumps(found, indent=1) + "\n").encode())
                     line.count("costs of a step", number, len(missing), "trainings")
-            if process.returncode or not all(known(entry) for entry in missing):
+            if process.returncode or not missing.keys() <= found["costs"].keys():
                 raise TrainingError("the costs of a step could not be measured", hint="see the message above")
         seconds = found["yardstick_seconds"]
         return [
-            dataclasses.replace(e, recipe=with_steps(e.recipe, found["costs"][e.name]["stages"], seconds))
+            dataclasses.replace(e, recipe=with_steps(e.recipe, found["costs"][_what_costs(e)]["stages"], seconds))
             for e in wanted
         ]
 
@@ -281,7 +282,7 @@ class Bench:
     def _seconds_of_last_stage(self, entry: Entry) -> float:
         """CPU time of one of its steps, on the machine at rest."""
         found = json.loads(self.costs.read_text())
-        return float(found["costs"][entry.name]["stages"][-1]) * self._yardstick_seconds()
+        return float(found["costs"][_what_costs(entry)]["stages"][-1]) * self._yardstick_seconds()
 
     def _yardstick_seconds(self) -> float:
         return float(json.loads(self.costs.read_text())["yardstick_seconds"])
@@ -307,7 +308,8 @@ class Bench:
 def _what_costs(entry: Entry) -> str:
     """A hash of all in a recipe that its costs depend on: not of how long it trains, and where."""
     kept = {key: value for key, value in entry.recipe.items() if key != "run"}
-    kept["stages"] = [{k: v for k, v in stage.items() if k != "budget_seconds"} for stage in kept["stages"]]
+    ends = ("budget_seconds", "steps")
+    kept["stages"] = [{k: v for k, v in stage.items() if k not in ends} for stage in kept["stages"]]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 

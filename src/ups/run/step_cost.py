@@ -11,44 +11,52 @@ from __future__ import annotations
 
 import copy
 import json
+import multiprocessing
+import os
 import statistics
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from ups.config.schema import Recipe
+from ups.record import process_tree
 
 if TYPE_CHECKING:
+    from multiprocessing.synchronize import Semaphore
+
     from ups.distributed.agreement import Status
     from ups.training.engine import Engine
 
 # Of each stage; the first ones warm caches up.
 STEPS, WARM_UP_STEPS = 24, 4
 # Passes of the yardstick from which its seconds are taken, and which part of them was not disturbed.
-PASSES, QUICK_PART = 200, 0.25
+PASSES, QUICK_PART = 40, 0.25
 
 
 class Yardstick:
-    """A few milliseconds of what networks do most: convolutions, a Fourier transform, a matrix product, a sum."""
+    """A tenth of a second of what training does most: convolutions forward and backward, a Fourier transform, a sum.
+
+    Its arrays are larger than the caches of a core, as those of a training step are: neighbors slow both down alike.
+    """
 
     def __init__(self) -> None:
         import torch
 
         made = torch.Generator().manual_seed(0)
-        self._image = torch.randn(8, 32, 32, 32, generator=made).contiguous(memory_format=torch.channels_last)
-        self._kernel = torch.randn(32, 32, 3, 3, generator=made).contiguous(memory_format=torch.channels_last)
-        self._matrix = torch.randn(512, 512, generator=made)
+        self._image = torch.randn(8, 32, 64, 64, generator=made)
+        self._kernel = torch.randn(32, 32, 3, 3, generator=made, requires_grad=True)
 
     def seconds(self) -> float:
         """CPU time of one pass."""
         import torch
 
         started = time.process_time()
+        with torch.enable_grad():
+            out = torch.nn.functional.gelu(torch.nn.functional.conv2d(self._image, self._kernel, padding=1))
+            out = out + torch.nn.functional.conv2d(out, self._kernel, padding=1)
+            torch.autograd.grad(out.square().mean(), self._kernel)
         with torch.no_grad():
-            out = torch.nn.functional.conv2d(self._image, self._kernel, padding=1)
-            out = out + torch.nn.functional.gelu(out)
-            torch.fft.irfft2(torch.fft.rfft2(self._image), s=(32, 32))
-            self._matrix @ self._matrix
+            torch.fft.irfft2(torch.fft.rfft2(self._image), s=(64, 64))
         return time.process_time() - started
 
 
@@ -116,12 +124,32 @@ def with_steps(recipe: dict[str, Any], costs: list[float], seconds_of_yardstick:
 def main() -> None:
     """Recipes as JSON, one on each line of the input -> seconds of the yardstick, then costs of each, on a line each.
 
-    In a process of its own: here torch has one thread, and CPU time is that of one.
+    In a process of its own: here torch has one thread, and CPU time is that of one. The argument says how many
+    trainings will work at a time: the others are played by yardsticks, because two threads of one core, or two cores
+    of one cache, are slower together than each alone.
     """
+    working = multiprocessing.Semaphore(0)
+    others = [
+        multiprocessing.Process(target=_keep_busy, args=(working,), daemon=True) for _ in range(int(sys.argv[1]) - 1)
+    ]
+    for process in others:
+        process.start()
+        working.acquire()
     sys.stdout.write(json.dumps(yardstick_seconds()) + "\n")
     for line in sys.stdin:
         sys.stdout.write(json.dumps(step_costs(json.loads(line))) + "\n")
         sys.stdout.flush()
+    for process in others:
+        process.kill()
+
+
+def _keep_busy(working: Semaphore) -> None:
+    process_tree.bound_to(os.getppid())()
+    stick = Yardstick()
+    stick.seconds()
+    working.release()
+    while True:
+        stick.seconds()
 
 
 if __name__ == "__main__":
