@@ -5,6 +5,7 @@ The scores are those that `ups train` leaves in the run's bundle, so that a row 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -123,17 +125,8 @@ class Bench:
             if (key := _what_costs(entry)) not in found["costs"]:
                 missing.setdefault(key, entry)
         if missing:
-            command = [sys.executable, "-m", "ups.run.step_cost", str(jobs)]
             recipes = "".join(json.dumps(entry.recipe) + "\n" for entry in missing.values())
-            with subprocess.Popen(
-                command,
-                cwd=self.out,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                preexec_fn=process_tree.bound_to(os.getpid()),
-            ) as process:
+            with self._busy(jobs - 1), self._one_thread("ups.run.step_cost", stdin=subprocess.PIPE) as process:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdin.write(recipes)
@@ -152,6 +145,29 @@ class Bench:
             dataclasses.replace(e, recipe=with_steps(e.recipe, found["costs"][_what_costs(e)]["stages"], seconds))
             for e in wanted
         ]
+
+    @contextlib.contextmanager
+    def _busy(self, count: int) -> Iterator[None]:
+        """So many processes that work as trainings would."""
+        with contextlib.ExitStack() as stack:
+            for _ in range(count):
+                process = stack.enter_context(self._one_thread("ups.run.step_cost", "busy"))
+                stack.callback(process.kill)
+                assert process.stdout is not None
+                process.stdout.readline()
+            yield
+
+    def _one_thread(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+        """A module of ups as a program, with one thread."""
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            cwd=self.out,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=process_tree.bound_to(os.getpid()),
+        )
 
     def _read_costs(self) -> dict[str, Any]:
         """What an earlier call measured on this machine with this version; nothing if the file is not that."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import time
 from typing import Any
 
 import pytest
 
 from ups.evaluation.protocol import entries
-from ups.record import process_tree
 from ups.run import step_cost
 from ups.solvers.request import make_request
 from ups.solvers.sweep import generate
@@ -56,22 +52,3 @@ def test_a_pass_that_was_disturbed_does_not_count(monkeypatch: pytest.MonkeyPatc
 def test_passes_of_the_yardstick_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_cost, "PASSES", 8)
     assert 0 < step_cost.yardstick_seconds() < 5
-
-
-@pytest.mark.processes
-def test_other_trainings_are_played_by_busy_processes_that_leave_with_it() -> None:
-    command = [sys.executable, "-m", "ups.run.step_cost", "3"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.flush()
-        deadline = time.monotonic() + 50
-        while len(process_tree.descendants(process.pid)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        others = [p.pid for p in process_tree.descendants(process.pid)]
-        process.kill()  # no chance to end them itself
-    assert len(others) == 2
-    deadline = time.monotonic() + 10
-    while any(map(process_tree.is_alive, others)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(process_tree.is_alive, others))
