@@ -9,7 +9,7 @@ from typing import Any
 
 from ups.config.schema import TaskConfig
 from ups.config.source import SourceConfig
-from ups.errors import DataChangedError, DataError
+from ups.errors import ConfigError, DataChangedError, DataError
 from ups.run.steps_file import digest
 
 MADE_FROM = "made_from"
@@ -59,6 +59,8 @@ def make_data(task: TaskConfig) -> str:
             )
         return f"{path} is there"
     existed = Path(path).exists()
+    if not existed:
+        _check_name(task, source)
     if source.type == "generate":
         _generate(task, source)
     else:
@@ -66,9 +68,30 @@ def make_data(task: TaskConfig) -> str:
     return f"{path} was there" if existed else f"made {path}"
 
 
+def _store_name(task: TaskConfig, source: SourceConfig) -> str:
+    return f"{source.task or task.name}.zarr"
+
+
+def _check_name(task: TaskConfig, source: SourceConfig) -> None:
+    """Raises ConfigError if the path that is missing is not what the source would make."""
+    name = Path(paths_of(task)[0]).name
+    if not isinstance(task.path, str) or not name.endswith(".zarr"):
+        raise ConfigError(
+            f"task '{task.name}': its source makes a store, and {paths_of(task)[0]} is not the name of one",
+            hint="give one path that ends in .zarr",
+        )
+    if source.type == "generate" and name != _store_name(task, source):
+        raise ConfigError(
+            f"task '{task.name}': {paths_of(task)[0]} does not exist, and its solver makes {_store_name(task, source)}",
+            hint=f"end the path in {_store_name(task, source)}",
+        )
+
+
 def _generate(task: TaskConfig, source: SourceConfig) -> None:
     from ups.library.generate import generate_data
 
+    if Path(paths_of(task)[0]).name != _store_name(task, source):
+        return  # it is there (`_check_name`), and was moved by somebody who knows what it is
     # Also where the store is there: it may be another data set of that name, and that is refused.
     generate_data(
         source.task or task.name,
