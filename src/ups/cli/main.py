@@ -70,7 +70,7 @@ COMMANDS = (
     Command("run", "ups.cli.run", "from a recipe to a bundle that has passed its gate", RUN),
     Command("train", "ups.cli.train", "train a recipe, supervised, on one or many ranks", RUN),
     Command("finetune", "ups.cli.finetune", "train a bundle further on your data", RUN),
-    Command("runs", "ups.cli.runs", "list runs and their verdicts, remove one", LOOK),
+    Command("runs", "ups.cli.runs", "list, promote and clean up runs; a page about all", LOOK),
     Command("status", "ups.cli.status", "what a run is doing now", LOOK),
     Command("track", "ups.cli.track", "complete the trackers of a run", LOOK),
     Command("why", "ups.cli.why", "why a run stopped: rank, place, cause, what to do", LOOK),

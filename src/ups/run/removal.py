@@ -18,6 +18,7 @@ from ups.record.untrusted_files import read_object
 from ups.run.identity import STATISTICS_NAME
 from ups.run.stage_starts import FOLDER
 from ups.run.steps_file import STEPS_NAME
+from ups.run.tags import tags_of
 from ups.supervise.run_file import find_run, read_run, was_started
 from ups.supervise.run_lock import LOCK_NAME, STEPS_LOCK_NAME, hold_run, hold_steps
 
@@ -91,9 +92,15 @@ def leave_no_trace(run_dir: Path, before: Collection[str]) -> None:
 def remove_run(name: str) -> tuple[Path, list[str]]:
     """Remove a run by path or by its name under runs/; returns its directory and what is left in it of others.
 
-    Raises RunHeldError if the run is alive, or may be: on another host.
+    Raises RunHeldError if the run is alive, or may be: on another host; ConfigError if it has a tag.
     """
     run_dir = _find(name)
+    tags = tags_of(run_dir)
+    if tags:
+        raise ConfigError(
+            f"{run_dir} is promoted: {', '.join(tags)}",
+            hint=f"give the tag to another run, or take it away: ups runs promote {run_dir.name} {tags[0]} --take-away",
+        )
     if was_started(run_dir):
         document = read_run(run_dir)
         if document["state"] == "running":

@@ -40,6 +40,19 @@ def hold_steps(run_dir: Path) -> Iterator[None]:
         yield
 
 
+def is_held(run_dir: Path) -> bool:
+    """Whether a process of this host is at work on the run, between two steps of `ups run` included. Writes nothing."""
+    for name in (STEPS_LOCK_NAME, LOCK_NAME):
+        try:
+            with (run_dir / name).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            continue  # there is no such file, or the file system has no locks
+    return living_supervisor(run_dir) != 0
+
+
 @contextlib.contextmanager
 def _locked(run_dir: Path, name: str, who: str) -> Iterator[None]:
     try:
