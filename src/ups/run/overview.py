@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,9 @@ def _rows(task: object, summaries: Mapping[str, Mapping[str, Any]]) -> list[Scor
         best = min(known, key=lambda name: known[name], default="")
         if isinstance(task, str) and not math.isnan(ours):
             rows.append(ScoreRow(task, heading, ours, known.get(best, math.nan), best))
-    # One step of a steady task is its solution: the same number twice.
-    return rows[:1] if len(rows) == 2 and rows[0].model == rows[1].model else rows
+    if len(rows) == 2 and rows[0].model == rows[1].model:  # a steady task: the same number twice
+        return [replace(rows[0], score="solution")]
+    return rows
 
 
 def _number(value: object) -> float:

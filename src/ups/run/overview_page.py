@@ -32,7 +32,7 @@ _STYLE = """
 * { box-sizing: border-box; }
 body { font: 16px/1.45 system-ui, sans-serif; color: var(--ink); margin: 0 auto; max-width: 84rem; padding: 1rem; }
 h1 { font-size: 1.6rem; margin: .3rem 0; } h2 { font-size: 1.1rem; margin: 0; overflow-wrap: anywhere; }
-.soft { color: var(--soft); font-size: .88rem; margin: .2rem 0; }
+p { margin: .35rem 0; } .soft { color: var(--soft); font-size: .88rem; margin: .2rem 0; }
 article { border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1rem; margin: .8rem 0; display: grid;
   grid-template-columns: 1fr; gap: .5rem 1.5rem; }
 article > * { min-width: 0; }
@@ -44,8 +44,10 @@ article > * { min-width: 0; }
 .tag { display: inline-block; border-radius: 4px; padding: 0 .5rem; font-size: .85rem; background: var(--ink);
   color: #fff; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { text-align: right; padding: .15rem .5rem; border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+th, td { text-align: right; padding: .15rem .2rem; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; font-size: .8rem; } th:first-child, td:first-child { text-align: left; }
+@media (max-width: 30rem) { table { font-size: .78rem; } th { font-size: .74rem; } }
 ul { margin: .4rem 0 0; padding-left: 1.1rem; font-size: .9rem; overflow-wrap: anywhere; }
 svg { width: 100%; height: auto; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
@@ -114,7 +116,7 @@ def _scores(rows: Sequence[ScoreRow]) -> str:
         reference = f"{_figure(row.reference)} {row.reference_name}" if row.reference_name else "-"
         cells = (row.task, row.score, _figure(row.model), reference, "-" if math.isnan(ratio) else f"{ratio:.3g}x")
         body.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
-    return f"<table>{head}{''.join(body)}</table>"
+    return f'<div class="wide"><table>{head}{"".join(body)}</table></div>'
 
 
 def _gate(card: RunCard) -> str:
