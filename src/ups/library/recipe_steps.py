@@ -167,19 +167,16 @@ def _validate(job: Job) -> str:
 def _doctor_inputs(job: Job) -> Any:
     from ups.run.software import describe
 
-    recipe: Any = plain_data(job.resolved.recipe)
-    for section in ("gate", "tracking"):
-        recipe.pop(section)
     libraries = {name: value for name, value in describe().items() if name != "extras"}
-    return [recipe, job.samples, job.ranks, os.uname().nodename, libraries]
+    return [plain_data(job.resolved.recipe)["engine"], job.ranks, os.uname().nodename, libraries]
 
 
 def _examine(job: Job) -> str:
     from ups.doctor.checks import CHECK_PROGRAMS
     from ups.doctor.examine import Examination, examine
 
-    # The part that takes seconds: machine and libraries, ranks that find each other, and a step of the model.
-    quick = ("machine", "libraries", "model", *(("group",) if job.ranks > 1 else ()))
+    # The part that the recipe does not change. What the recipe adds, the first step of the training shows as well.
+    quick = ("machine", "libraries", *(("group",) if job.ranks > 1 else ()))
     verdicts = examine(Examination(job.ranks, job.run_dir, job.resolved.text, only=quick))
     failed = verdicts[-1] if verdicts and not verdicts[-1].ok else None
     if failed is None:
