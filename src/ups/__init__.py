@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ups.library.own_data import import_data
     from ups.library.recipe import load_recipe
     from ups.library.run import Run
+    from ups.library.run_recipe import run_recipe
     from ups.library.scores import Comparison, Scores, compare, evaluate
     from ups.library.train import train
 
@@ -38,6 +39,7 @@ __all__ = [
     "import_data",
     "load_recipe",
     "open_data",
+    "run_recipe",
     "train",
 ]
 
@@ -56,6 +58,7 @@ _MODULES = {
     "import_data": "ups.library.own_data",
     "load_recipe": "ups.library.recipe",
     "open_data": "ups.library.data",
+    "run_recipe": "ups.library.run_recipe",
     "train": "ups.library.train",
 }
 

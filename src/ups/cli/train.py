@@ -89,7 +89,7 @@ def _facts(
 ) -> dict[str, Any]:
     """A run that has ended, for programs. results: None where nothing was scored."""
     from ups.record.places import BUNDLE_NAME, is_bundle
-    from ups.supervise.run_file import read_run
+    from ups.supervise.run_file import TRAINED, read_run
     from ups.supervise.why import faults_as_json
 
     document = read_run(run_dir)
@@ -107,7 +107,7 @@ def _facts(
         "step": document["checkpoint"],
         "attempts": len(document["attempts"]),
         "faults": faults_as_json(document),
-        "bundle": str(bundle) if document["state"] == "completed" and is_bundle(bundle) else None,
+        "bundle": str(bundle) if document["state"] in TRAINED and is_bundle(bundle) else None,
         "completed_before": nothing_to_do,
         "results": scores,
     }

@@ -166,12 +166,18 @@ def _take_descriptions(document: Document) -> list[str]:
     """
     data = document.value.get("data") if isinstance(document.value, dict) else None
     tasks = data.get("tasks") if isinstance(data, dict) else None
+    listed = enumerate(tasks if isinstance(tasks, list) else ())
+    described: list[tuple[FieldPath, Any]] = []
+    for number, task in listed:
+        described.append((("data", "tasks", number), task))
+        if isinstance(task, dict):
+            described.append((("data", "tasks", number, "source"), task.get("source")))
     files: list[str] = []
-    for number, task in enumerate(tasks if isinstance(tasks, list) else ()):
-        name = task.get("description") if isinstance(task, dict) else None
+    for above, holder in described:
+        name = holder.get("description") if isinstance(holder, dict) else None
         if not isinstance(name, str):
             continue
-        path: FieldPath = ("data", "tasks", number, "description")
+        path: FieldPath = (*above, "description")
         origin = document.origins[path]
         folder = os.path.dirname(origin.file) if origin.line else ""
         file = os.path.normpath(os.path.join(folder, name))
@@ -184,7 +190,7 @@ def _take_descriptions(document: Document) -> list[str]:
         found = parse(description_text(file), file, quote=False)
         if not isinstance(found.value, dict):
             raise ConfigError(f"{file}: a task description is made of 'name: value' lines", hint="see docs/own-data.md")
-        task["description"] = found.value
+        holder["description"] = found.value
         document.origins.update({(*path, *inner): place for inner, place in found.origins.items()})
         files.append(file)
     return files

@@ -8,11 +8,25 @@ from typing import Literal, Self
 from pydantic import field_validator, model_validator
 
 from ups.config.description import TaskDescription
+from ups.config.gate import GateCondition
 from ups.config.model import ModelConfig
 from ups.config.setting import REQUIRED, Section, section, setting
+from ups.config.source import SourceConfig
 from ups.config.stage import StageConfig
 from ups.config.tracker import TrackerConfig
-from ups.registry import READERS
+from ups.registry import READERS, TASKS
+
+# As `ups.data.validate` names them; a test holds the two together.
+FindingKind = Literal[
+    "unreadable",
+    "damaged",
+    "not_finite",
+    "constant_frame",
+    "repeated_frame",
+    "duplicate",
+    "leakage",
+    "not_conserved",
+]
 
 
 class RunConfig(Section):
@@ -58,6 +72,12 @@ class TaskConfig(Section):
     antialias: bool = setting(False, "Average over space_stride points instead of picking one.")
     valid_fraction: float = setting(0.1, "Part held out for validation where the file has no splits.", ge=0, lt=1)
     test_fraction: float = setting(0.1, "Part held out for the test where the file has no splits.", ge=0, lt=1)
+    source: SourceConfig | None = setting(
+        None, "How `ups run` makes the path, a store, if it is not there.", may_change=True
+    )
+    allow: list[FindingKind] = setting(
+        [], "Findings of `ups data validate` that are right for this data; `ups run` passes them.", may_change=True
+    )
 
     @field_validator("format")
     @classmethod
@@ -70,6 +90,13 @@ class TaskConfig(Section):
     def _something_is_left(self) -> Self:
         if self.valid_fraction + self.test_fraction >= 1:
             raise ValueError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_solver(self) -> Self:
+        solver = None if self.source is None or self.source.type != "generate" else self.source.task or self.name
+        if solver is not None and solver not in TASKS.names():
+            raise ValueError(f"source: there is no solver '{solver}'; known here: {', '.join(TASKS.names())}")
         return self
 
 
@@ -218,6 +245,9 @@ class Recipe(Section):
     evaluate: EvaluateConfig = section(EvaluateConfig, "Validation during training.", may_change=True)
     tracking: TrackingConfig = section(TrackingConfig, "Where metrics go.", may_change=True)
     supervise: SuperviseConfig = section(SuperviseConfig, "Restarts and deadlines.", may_change=True)
+    gate: list[GateCondition] = setting(
+        [], "What the scores must reach before `ups run` makes a bundle.", may_change=True, max_length=256
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -259,6 +289,10 @@ class Recipe(Section):
                     "are known only in it; start from a run, bundle or checkpoint"
                 )
             trained_before = trained_before or stage.trains_latents
+        for number, condition in enumerate(self.gate):
+            unknown = sorted(set(condition.tasks or ()) - {task.name for task in self.data.tasks})
+            if unknown:
+                raise ValueError(f"gate.{number}.tasks: data has no task '{unknown[0]}'")
         return self
 
     def data_of(self, index: int) -> DataConfig:

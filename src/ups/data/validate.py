@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ups.config.description import TaskDescription
 from ups.data.open import open_paths
 from ups.errors import DataError, UpsError
 from ups.formats.base import Reader
@@ -93,7 +94,7 @@ def validate_paths(
     progress: Progress | None = None,
     problem: str | None = None,
     format: str = "auto",
-    description: Path | None = None,
+    description: TaskDescription | str | Path | None = None,
 ) -> Report:
     """All findings about a store or files, opening errors included. The last three: see `open_paths`."""
     paths = [str(p) for p in path] if isinstance(path, list) else [str(path)]

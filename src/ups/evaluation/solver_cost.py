@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from ups.evaluation.accumulate import Accumulator
+from ups.evaluation.model_cost import BATCH_SIZE, cpu_seconds, model_milliseconds
 from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.formats.base import Reader
 from ups.models.one_thread import one_thread
-from ups.models.rollout import Predictor, rollout
+from ups.models.rollout import Predictor
 from ups.solvers.problem import Float64
 from ups.solvers.restart import Given, Restart, Setting, own_task, restart_of
 
@@ -28,9 +29,6 @@ CPU = torch.device("cpu")
 ENOUGH = 10.0
 # CPU-seconds for the settings of one task; a grid that would need more is left out, and the result says so.
 BUDGET_SECONDS = 150.0
-# Repeats of a timing: three, more while they are short, fewer once they are long.
-MIN_REPEATS, MAX_REPEATS = 3, 10
-SHORT_SECONDS, LONG_SECONDS = 0.3, 4.0
 
 
 def solver_cost(
@@ -40,7 +38,7 @@ def solver_cost(
     model_error: float,
     *,
     split: str = "test",
-    batch_size: int = 32,
+    batch_size: int = BATCH_SIZE,
     max_trajectories: int | None = None,
     budget_seconds: float = BUDGET_SECONDS,
     progress: Callable[[str, int, int], None] | None = None,
@@ -84,7 +82,7 @@ def solver_cost(
             last, last_seconds = points, time.process_time() - started - spent
             if any(s["error"] * ENOUGH < model_error for s in settings):
                 break
-        ours = {"error": model_error, "milliseconds": _model_milliseconds(model, reader, plan, split, size)}
+        ours = {"error": model_error, "milliseconds": model_milliseconds(model, reader, plan, split, range(size))}
     result: dict[str, Any] = {
         "batch_size": size,
         "num_trajectories": count,
@@ -160,28 +158,3 @@ def _measure(
 def _last(state: torch.Tensor) -> torch.Tensor:
     """(B, C, *S): the last given frame; nothing for a steady task."""
     return state[:, -1] if state.shape[1] else state[:, :0].flatten(1, 2)
-
-
-@torch.no_grad()
-def _model_milliseconds(model: Predictor, reader: Reader, plan: RolloutPlan, split: str, size: int) -> float:
-    batch, _ = read_inputs(reader, split, range(size), plan, CPU, torch.float32)
-
-    def run() -> None:
-        for _ in rollout(model, batch, plan.num_steps):
-            pass
-
-    run()  # the first call pays for what later ones find in memory
-    return 1e3 * cpu_seconds(run) / (size * plan.num_steps)
-
-
-def cpu_seconds(run: Callable[[], object]) -> float:
-    """The least CPU time of a call over some repeats, all threads of the process together.
-
-    The least, because other programs on the machine only add to it.
-    """
-    spent: list[float] = []
-    while sum(spent) < LONG_SECONDS and len(spent) < (MAX_REPEATS if sum(spent) < SHORT_SECONDS else MIN_REPEATS):
-        started = time.process_time()
-        run()
-        spent.append(time.process_time() - started)
-    return min(spent)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from ups.errors import ConfigError, DataError, MachineError, MissingExtraError, UpsError
 from ups.library.data import Dataset, open_data
+from ups.record import process_tree
 
 _ERRORS: dict[str, type[UpsError]] = {
     kind.cause: kind for kind in (ConfigError, DataError, MachineError, MissingExtraError)
@@ -43,7 +44,14 @@ def generate_data(
     words += [f"--parameter={name}={value!r}" for name, value in (parameters or {}).items()]
     words += ["--overwrite"] if overwrite else []
     command = [sys.executable, "-m", "ups", "data", "generate", task, *words, "--json"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        # Who is killed leaves no solver behind, which would hold the store against the next try.
+        preexec_fn=process_tree.bound_to(os.getpid()),
+    )
     try:
         found = json.loads(done.stdout)
     except ValueError:

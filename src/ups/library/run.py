@@ -35,7 +35,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """'running', 'completed', 'failed', 'preempted', 'stopped' or 'died'."""
+        """'running', 'completed', 'gate_failed', 'failed', 'preempted', 'stopped' or 'died'."""
         return str(self.document["state"])
 
     @property

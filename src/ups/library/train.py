@@ -47,19 +47,22 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
     return Run(run_dir)
 
 
-def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> int:
-    """The same for a recipe that is resolved already; returns the exit code of the run."""
+def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output, *, bundle: bool = True) -> int:
+    """The same for a recipe that is resolved already; returns the exit code of the run.
+
+    bundle: whether it is also scored and bundled.
+    """
     from ups.run.completed import completed_step
     from ups.supervise.trackers import Trackers
 
     with prepared(resolved, run_dir, ranks) as identity:
-        done = completed_step(run_dir, resolved.recipe, identity)
+        done = completed_step(run_dir, resolved.recipe, identity, bundled=bundle)
         if done is not None:
             output.completed_before(run_dir, done)
             return 0
         with Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
             code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers)
-            if code == 0:
+            if code == 0 and bundle:
                 # The verdict stands already: torch may come now.
                 leave_bundle(run_dir, output)
     return code

@@ -13,16 +13,19 @@ from ups.record.untrusted_files import load_object
 from ups.run.directory import last_step_of
 from ups.run.identity import check_inputs
 from ups.supervise.proof import missing_proof
-from ups.supervise.run_file import read_run, was_started
+from ups.supervise.run_file import TRAINED, read_run, was_started
 
 
-def completed_step(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> int | None:
-    """The last step of a run that needs nothing more; None if it has to be trained, proven or bundled (again)."""
+def completed_step(run_dir: Path, recipe: Recipe, identity: RunIdentity, *, bundled: bool = True) -> int | None:
+    """The last step of a run that needs nothing more; None if it has to be trained, proven or bundled (again).
+
+    bundled: whether it needs a bundle, too.
+    """
     if not was_started(run_dir):
         return None
     document = read_run(run_dir)
     step = document["checkpoint"]
-    if document["state"] != "completed" or step is None or not _has_bundle_of(run_dir, step):
+    if document["state"] not in TRAINED or step is None or (bundled and not _has_bundle_of(run_dir, step)):
         return None
     if any(extension["step"] == step for extension in document.get("extensions", [])[-1:]):
         return None  # it was given a longer last stage since

@@ -25,7 +25,7 @@ from ups.run.environment_record import environment_record
 from ups.run.identity import STATISTICS_NAME, check_recipe, known_identity, never_stepped
 from ups.run.removal import ENVIRONMENT_NAME, is_ours, remove_records
 from ups.spec.statistics import Statistics
-from ups.supervise.run_file import note_extension, read_run, was_started
+from ups.supervise.run_file import TRAINED, note_extension, read_run, was_started
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
@@ -120,7 +120,7 @@ def _extended(run_dir: Path, recipe: Recipe) -> bool:
             f"{run_dir} can be trained longer, and not shorter: {longer[0]} was {longer[1]:g} and is {longer[2]:g}",
             hint="give the shorter one its own place: --set run.name=NAME or --set run.dir=PATH",
         )
-    if read_run(run_dir)["state"] != "completed":
+    if read_run(run_dir)["state"] not in TRAINED:
         raise ConfigError(
             f"{run_dir} is not completed, and is to be longer: {longer[0]} was {longer[1]:g} and is {longer[2]:g}",
             hint="let the run finish first; a completed run is then trained longer by the same command",

@@ -17,8 +17,10 @@ from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
 from ups.record.untrusted_files import read_object
 from ups.run.identity import STATISTICS_NAME
 from ups.run.stage_starts import FOLDER
+from ups.run.steps_file import STEPS_NAME
+from ups.run.tags import tags_of
 from ups.supervise.run_file import find_run, read_run, was_started
-from ups.supervise.run_lock import LOCK_NAME, hold_run
+from ups.supervise.run_lock import LOCK_NAME, STEPS_LOCK_NAME, hold_run, hold_steps
 
 ENVIRONMENT_NAME = "env.json"
 # What is written before a rank starts.
@@ -45,9 +47,10 @@ def remove_records(run_dir: Path) -> None:
             _remove_from(run_dir / folder, names)
         if is_bundle(run_dir / BUNDLE_NAME):
             _remove(run_dir / BUNDLE_NAME)
-        for path in run_dir.glob(f"{TEMPORARY_PREFIX}*"):
-            _remove(path)
-        for name in ("metrics.jsonl", *INPUTS, "run.json"):
+        for pattern in (f"{TEMPORARY_PREFIX}*", ".doctor-*"):
+            for path in run_dir.glob(pattern):
+                _remove(path)
+        for name in ("metrics.jsonl", STEPS_NAME, *INPUTS, "run.json"):
             _remove(run_dir / name)
     except OSError as error:
         raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error
@@ -89,9 +92,15 @@ def leave_no_trace(run_dir: Path, before: Collection[str]) -> None:
 def remove_run(name: str) -> tuple[Path, list[str]]:
     """Remove a run by path or by its name under runs/; returns its directory and what is left in it of others.
 
-    Raises RunHeldError if the run is alive, or may be: on another host.
+    Raises RunHeldError if the run is alive, or may be: on another host; ConfigError if it has a tag.
     """
     run_dir = _find(name)
+    tags = tags_of(run_dir)
+    if tags:
+        raise ConfigError(
+            f"{run_dir} is promoted: {', '.join(tags)}",
+            hint=f"give the tag to another run, or take it away: ups runs promote {run_dir.name} {tags[0]} --take-away",
+        )
     if was_started(run_dir):
         document = read_run(run_dir)
         if document["state"] == "running":
@@ -99,9 +108,9 @@ def remove_run(name: str) -> tuple[Path, list[str]]:
                 f"{run_dir} is alive: process {document.get('supervisor_pid')} on {document.get('host')} supervises it",
                 hint="stop it first (SIGTERM saves and leaves); if that host is gone, remove the directory by hand",
             )
-    with hold_run(run_dir):
+    with hold_steps(run_dir), hold_run(run_dir):
         remove_records(run_dir)
-        left = _remove_if_empty(run_dir)
+        left = _remove_if_empty(run_dir, (LOCK_NAME, STEPS_LOCK_NAME))
     return run_dir, left
 
 
@@ -127,10 +136,11 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_if_empty(run_dir: Path) -> list[str]:
-    """Remove the directory if only the lock is left in it; returns what else is."""
-    left = sorted(name for name in os.listdir(run_dir) if name != LOCK_NAME)
-    (run_dir / LOCK_NAME).unlink(missing_ok=True)
+def _remove_if_empty(run_dir: Path, locks: Collection[str] = (LOCK_NAME,)) -> list[str]:
+    """Remove the directory if only the locks that the caller holds are left in it; returns what else is."""
+    left = sorted(name for name in os.listdir(run_dir) if name not in locks)
+    for name in locks:
+        (run_dir / name).unlink(missing_ok=True)
     if not left:
         with contextlib.suppress(OSError):  # somebody starts a run here at this moment
             run_dir.rmdir()

@@ -32,22 +32,25 @@ def write_scores(folder: Path, trained: Trained, results: Sequence[Mapping[str, 
     data["results"] = to_json(results)
     scores = folder / "scores.json"
     write_file_atomically(scores, json.dumps(data, indent=1, allow_nan=False).encode())
-    written = [scores]
-    if page:
-        import warnings
+    return [scores, write_page(folder, trained, results)] if page else [scores]
 
-        from ups.evaluation.report.page import write_report
 
-        # JAX, if a solver was measured, warns of every fork; the one that makes films replaces itself at once.
-        warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-        text = write_report(
-            results,
-            worst_examples(trained, results),
-            title=f"{trained.name}: scores",
-            model=MODEL,
-            identity=trained.identity,
-            config_text=trained.config_text,
-        )
-        write_file_atomically(folder / "index.html", text.encode())
-        written.append(folder / "index.html")
-    return written
+def write_page(folder: Path, trained: Trained, results: Sequence[Mapping[str, Any]]) -> Path:
+    """Write index.html into `folder`; returns it."""
+    import warnings
+
+    from ups.evaluation.report.page import write_report
+    from ups.record.manifest import write_file_atomically
+
+    # JAX, if a solver was measured, warns of every fork; the one that makes films replaces itself at once.
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+    text = write_report(
+        results,
+        worst_examples(trained, results),
+        title=f"{trained.name}: scores",
+        model=MODEL,
+        identity=trained.identity,
+        config_text=trained.config_text,
+    )
+    write_file_atomically(folder / "index.html", text.encode())
+    return folder / "index.html"

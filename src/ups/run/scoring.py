@@ -153,6 +153,25 @@ def _solver_cost(
     )
 
 
+def add_cost(trained: Trained, results: Sequence[dict[str, Any]]) -> None:
+    """Measure what a rollout step of the model costs, and put it into the result of each task under `cost`.
+
+    Not a part of `score`: a measured time is another one each time, and would make equal bundles differ.
+    """
+    from ups.evaluation.model_cost import BATCH_SIZE, model_milliseconds
+    from ups.evaluation.rollout import RolloutPlan
+
+    by_name = {reader.task.name: reader for reader in trained.readers}
+    for result in results:
+        reader, protocol, split = by_name[result["task"]], result["protocol"], result["split"]
+        plan = RolloutPlan(protocol["context_frames"], protocol["start_frame"], protocol["num_steps"])
+        some: Sequence[int] = range(min(BATCH_SIZE, protocol["num_trajectories"]))
+        if reader.differing:  # only the longest is sure to have all steps
+            some = [max(range(reader.splits[split]), key=lambda n, r=reader, s=split: r.frames_in(s, n))]  # type: ignore[misc]
+        milliseconds = model_milliseconds(trained.stepper, reader, plan, split, some)
+        result["cost"] = {"step_milliseconds": milliseconds, "num_trajectories": len(some)}
+
+
 def score_references(reader: Reader, context_frames: int = 1, split: str = "test") -> dict[str, Any]:
     """The result of the untrained predictors alone on one task."""
     from ups.evaluation.references import references

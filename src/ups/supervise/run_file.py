@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ups.errors import ConfigError, MachineError, UpsError, exit_code_of_signal
+from ups.errors import ConfigError, GateError, MachineError, UpsError, exit_code_of_signal
 from ups.record import process_tree
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
@@ -28,7 +28,9 @@ FORMAT_VERSION = 1
 MAX_NOTICES = 100
 MAX_RANKS = 100_000
 _MAX_TIME = 1e11  # seconds since 1970: a date that calendars still have
-STATES = ("running", "completed", "failed", "preempted", "stopped", "died")
+GATE_FAILED = "gate_failed"
+# Trained to the end, and that is proven; whether the scores are good enough is another question.
+TRAINED = ("completed", GATE_FAILED)
 
 
 def state_after(asked: int) -> tuple[str, int]:
@@ -91,15 +93,25 @@ class RunFile:
             return str(error)
         return ""
 
-    def pronounce(self, state: str, cause: str, exit_code: int, detail: str) -> tuple[str, str]:
-        """Write the end of the run down; returns the line of the verdict, and what went wrong with writing it or ''."""
+    def pronounce(
+        self, state: str, cause: str, exit_code: int, detail: str, ended: float | None = None
+    ) -> tuple[str, str]:
+        """Write the end of the run down; returns the line of the verdict, and what went wrong with writing it or ''.
+
+        ended: when; default now.
+        """
         attempts = self.document["attempts"]
         faults = sum(len(attempt.get("faults", [])) for attempt in attempts)
         line = f"VERDICT state={state} exit={exit_code} attempts={len(attempts)} faults={faults}"
         line += f" cause={cause}" if cause else ""
         line += f" {detail}" if detail else ""
         self.document.update(
-            state=state, cause=cause, exit_code=exit_code, verdict=line, ended=time.time(), blackbox_dir=""
+            state=state,
+            cause=cause,
+            exit_code=exit_code,
+            verdict=line,
+            ended=time.time() if ended is None else ended,
+            blackbox_dir="",
         )
         return line, self.save()
 
@@ -165,6 +177,31 @@ def note_trackers(run_dir: Path, trackers: list[dict[str, str]]) -> None:
         file.save()
 
 
+def note_gate(run_dir: Path, conditions: list[dict[str, Any]], failed: str) -> str:
+    """Write down how the gate judged a run that is trained; returns the line of the verdict. For who holds the run.
+
+    conditions: each with task, condition, holds, value and says; none if there is no gate any more. failed: what
+    does not hold, '' if all do.
+    """
+    file = RunFile(run_dir)
+    file.document = document = _read(file.path)
+    if document["state"] not in TRAINED:
+        raise ConfigError(f"{run_dir} is '{document['state']}': only a run that is trained can be judged")
+    document.pop("gate", None)
+    if conditions:
+        document["gate"] = {"passed": not failed, "time": time.time(), "conditions": conditions}
+    detail = f"step={document['checkpoint']} ckpt={document['checkpoint']} verified"
+    if failed:
+        words = failed.replace('"', "'")
+        verdict = (GATE_FAILED, GateError.cause, GateError.exit_code, f'{detail} gate="{words}"')
+    else:
+        verdict = ("completed", "", 0, f"{detail} gate=passed" if conditions else detail)
+    line, problem = file.pronounce(*verdict, ended=document["ended"])
+    if problem:
+        raise MachineError(f"cannot write {file.path}: {problem}")
+    return line
+
+
 def is_unreadable(run_dir: Path) -> bool:
     """Whether the directory has the record of a run, and not one of its files can be read."""
     return any(run_dir.glob("run*.json")) and all(_read_or_none(path) is None for path in run_dir.glob("run*.json"))
@@ -228,7 +265,7 @@ def faults_of(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """Two hosts of one run: the worse state wins, faults are put side by side by attempt."""
-    order = ("failed", "stopped", "preempted", "running", "completed")
+    order = ("failed", "stopped", "preempted", "running", GATE_FAILED, "completed")
     worse = min((one, other), key=lambda d: order.index(d["state"]) if d["state"] in order else 0)
     attempts: dict[int, dict[str, Any]] = {}
     for document in (one, other):
@@ -314,6 +351,7 @@ def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
             for one in get("trackers", [])
         ),
     )
+    yield "gate", _is_gate(get("gate", {}))
     attempts = get("attempts")
     yield "attempts", isinstance(attempts, list) and all(_is_attempt(attempt) for attempt in attempts)
 
@@ -321,6 +359,18 @@ def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
 def is_time(value: object) -> bool:
     """Whether a value is a time that can be shown: seconds since 1970."""
     return is_number(value) and 0 <= value <= _MAX_TIME  # type: ignore[operator]
+
+
+def _is_gate(gate: object) -> bool:
+    if not isinstance(gate, dict):
+        return False
+    conditions = gate.get("conditions", [])
+    return isinstance(conditions, list) and all(
+        isinstance(one, dict)
+        and isinstance(one.get("holds"), bool)
+        and all(isinstance(one.get(key), str) for key in ("task", "condition", "says"))
+        for one in conditions
+    )
 
 
 def _is_attempt(attempt: object) -> bool:

@@ -1,4 +1,4 @@
-"""One supervisor for a run: taken before anything in the run directory is written, held until the bundle is there."""
+"""One supervisor for a run, and one `ups run` for its steps: taken before anything in the run directory is written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ups.errors import MachineError, RunHeldError
 from ups.supervise.run_file import living_supervisor
 
 LOCK_NAME = ".supervisor.lock"
+STEPS_LOCK_NAME = ".steps.lock"
 
 
 @contextlib.contextmanager
@@ -22,9 +23,41 @@ def hold_run(run_dir: Path) -> Iterator[None]:
     Two marks: a lock on a file, which the kernel drops with its owner, and the living process that `run.json` names:
     the second one holds where the file was deleted or the file system has no locks.
     """
+    who = "another supervisor already runs"
+    with _locked(run_dir, LOCK_NAME, who):
+        if living_supervisor(run_dir) not in (0, os.getpid()):
+            raise _taken(run_dir, who)
+        yield
+
+
+@contextlib.contextmanager
+def hold_steps(run_dir: Path) -> Iterator[None]:
+    """Hold the steps of a run (`ups run`) for this process, before those of its supervisor and longer.
+
+    Raises RunHeldError if another process has them.
+    """
+    with _locked(run_dir, STEPS_LOCK_NAME, "another `ups run` is at work on"):
+        yield
+
+
+def is_held(run_dir: Path) -> bool:
+    """Whether a process of this host is at work on the run, between two steps of `ups run` included. Writes nothing."""
+    for name in (STEPS_LOCK_NAME, LOCK_NAME):
+        try:
+            with (run_dir / name).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            continue  # there is no such file, or the file system has no locks
+    return living_supervisor(run_dir) != 0
+
+
+@contextlib.contextmanager
+def _locked(run_dir: Path, name: str, who: str) -> Iterator[None]:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        file = (run_dir / LOCK_NAME).open("w")
+        file = (run_dir / name).open("w")
     except OSError as error:
         raise MachineError(
             f"the run directory {run_dir} cannot be made or written: {error.strerror}",
@@ -34,13 +67,11 @@ def hold_run(run_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _taken(run_dir) from error
+            raise _taken(run_dir, who) from error
         except OSError:
             pass  # a file system without locks
-        if not _in_place(run_dir / LOCK_NAME, file):  # its last holder has just removed the run
-            raise _taken(run_dir)
-        if living_supervisor(run_dir) not in (0, os.getpid()):
-            raise _taken(run_dir)
+        if not _in_place(run_dir / name, file):  # its last holder has just removed the run
+            raise _taken(run_dir, who)
         yield
 
 
@@ -51,7 +82,5 @@ def _in_place(path: Path, file: IO[str]) -> bool:
         return False
 
 
-def _taken(run_dir: Path) -> RunHeldError:
-    return RunHeldError(
-        f"another supervisor already runs {run_dir}", hint="look at it with `ups status`, or choose another run.name"
-    )
+def _taken(run_dir: Path, who: str) -> RunHeldError:
+    return RunHeldError(f"{who} {run_dir}", hint="look at it with `ups status`, or choose another run.name")

@@ -70,6 +70,7 @@ def summary(run_dir: Path, document: dict[str, Any], rows: list[RankStatus]) -> 
         "faults": len(faults_of(document)),
         "checkpoint": last_commit(run_dir),
         "extensions": document.get("extensions", []),
+        "gate": document.get("gate"),
         "trackers": _trackers(run_dir),
         "step": slowest.step if slowest else None,
         "total_steps": slowest.total_steps if slowest else None,

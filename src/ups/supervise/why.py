@@ -13,7 +13,7 @@ from ups.supervise.advice import meaning, what_to_do
 from ups.supervise.fault import KEYS, Fault
 from ups.supervise.launcher import FLIGHT_PREFIX
 from ups.supervise.rank_view import tail
-from ups.supervise.run_file import faults_of
+from ups.supervise.run_file import GATE_FAILED, faults_of
 
 _MAX_RANKS_SHOWN = 8
 _LOG_LINES = 15
@@ -59,6 +59,11 @@ def _without_fault(document: dict[str, Any], healed: int) -> Iterator[str]:
         yield f"The run goes on; {known}. `ups status` shows what it is doing."
         for notice in document["notices"][-5:]:
             yield f"  {notice['line']}"
+    elif state == GATE_FAILED:
+        yield f"What it means: {meaning(document['cause'])}. The training itself is complete and proven."
+        yield f"What to do: {what_to_do(document['cause'])}"
+        yield ""
+        yield from gate_lines(document)
     elif state == "failed":
         # Refused by the supervisor itself, before ranks were started.
         yield f"What it means: {meaning(document['cause'])}."
@@ -67,6 +72,13 @@ def _without_fault(document: dict[str, Any], healed: int) -> Iterator[str]:
         yield f"{'One fault' if healed == 1 else f'{healed} faults'}, restarted each time; none of them ended the run."
     else:
         yield "No rank failed in this run."
+
+
+def gate_lines(document: dict[str, Any]) -> Iterator[str]:
+    """Each condition of the gate that was judged, those that do not hold first."""
+    for one in sorted(document.get("gate", {}).get("conditions", []), key=lambda one: one["holds"]):
+        mark = "holds" if one["holds"] else "FAILED"
+        yield f"  {mark:<6}  {one['task'] or 'all tasks'}: {one['condition']}: {one['says']}"
 
 
 def _of_fault(run_dir: Path, fault: Fault, *, several: bool) -> Iterator[str]:

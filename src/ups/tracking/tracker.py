@@ -34,8 +34,8 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The supervisor's verdict. state: completed, failed, preempted, stopped or died; anything but completed is not a
-    success, whatever its exit code."""
+    """The supervisor's verdict. state: completed, gate_failed, failed, preempted, stopped or died; anything but
+    completed is not a success, whatever its exit code."""
 
     state: str
     cause: str

@@ -13,7 +13,8 @@ import pytest
 
 from ups.errors import EXIT_CODES, ConfigError
 from ups.supervise.fault import Fault
-from ups.supervise.run_file import RunFile, faults_of, find_run, list_runs, read_run, state_after
+from ups.supervise.run_file import RunFile, faults_of, find_run, list_runs, note_gate, read_run, state_after
+from ups.supervise.why import explain
 
 
 def fault(rank: int, time_wall: float = 0.0) -> dict[str, Any]:
@@ -135,3 +136,51 @@ def test_a_run_that_was_asked_to_leave_ends_with_the_code_of_the_signal() -> Non
     assert state_after(signal.SIGINT) == ("stopped", 130)
     assert {state_after(number) for number in (0, signal.SIGTERM, signal.SIGHUP)} == {("preempted", 143)}
     assert {code for _, code in map(state_after, (signal.SIGINT, signal.SIGTERM))} <= EXIT_CODES.keys()
+
+
+def judged(holds: bool) -> list[dict[str, Any]]:
+    return [{"task": "a", "condition": "trmse at most 1", "holds": holds, "says": "is 2", "value": 2.0}]
+
+
+def test_a_gate_is_a_verdict_that_can_be_taken_back(tmp_path: Path) -> None:
+    file = begin(tmp_path)
+    file.document["checkpoint"] = 7
+    file.pronounce("completed", "", 0, "")
+    ended = read_run(tmp_path)["ended"]
+    line = note_gate(tmp_path, judged(False), 'a: "trmse" at most 1: is 2')
+    assert line == (
+        "VERDICT state=gate_failed exit=9 attempts=0 faults=0 cause=gate step=7 ckpt=7 verified "
+        "gate=\"a: 'trmse' at most 1: is 2\""
+    )
+    document = read_run(tmp_path)
+    assert (document["state"], document["cause"], document["exit_code"]) == ("gate_failed", "gate", 9)
+    assert document["ended"] == ended, "the training ended when it did"
+    assert "FAILED  a: trmse at most 1: is 2" in explain(tmp_path, document)
+    assert "gate=passed" in note_gate(tmp_path, judged(True), "")
+    document = read_run(tmp_path)
+    assert (document["state"], document["cause"], document["exit_code"]) == ("completed", "", 0)
+    note_gate(tmp_path, [], "")
+    assert "gate" not in read_run(tmp_path)
+
+
+@pytest.mark.parametrize("state", ["failed", "preempted", "stopped"])
+def test_only_a_trained_run_is_judged(tmp_path: Path, state: str) -> None:
+    begin(tmp_path).pronounce(state, "", 6, "")
+    with pytest.raises(ConfigError, match=state):
+        note_gate(tmp_path, judged(True), "")
+    assert read_run(tmp_path)["state"] == state
+
+
+def test_a_new_start_forgets_how_the_last_one_was_judged(tmp_path: Path) -> None:
+    begin(tmp_path).pronounce("completed", "", 0, "")
+    note_gate(tmp_path, judged(False), "a")
+    assert "gate" not in begin(tmp_path).document
+
+
+@pytest.mark.parametrize("gate", [3, {"conditions": 3}, {"conditions": [{"holds": 1}]}, {"conditions": [3]}])
+def test_a_gate_that_no_judge_writes_makes_the_record_unreadable(tmp_path: Path, gate: object) -> None:
+    file = begin(tmp_path)
+    file.document["gate"] = gate
+    file.save()
+    with pytest.raises(ConfigError, match="'gate' is not what"):
+        read_run(tmp_path)

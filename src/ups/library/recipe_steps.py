@@ -1,0 +1,302 @@
+"""The steps from a recipe to a bundle that has passed its gate. Each does what a command does, by the same functions.
+
+A step has inputs and outputs, as hashes. It is done again when its inputs have changed, or when what it made is not
+there any more; the order and the record are in `run_recipe.py`. Another step is another row of STEPS. What needs torch
+imports it inside: a call that finds nothing to do never does.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ups.config.identity import recipe_identity
+from ups.config.recipe import ResolvedRecipe, plain_data
+from ups.errors import DataError, UpsError
+from ups.library.data_step import make_data, paths_of, source_facts
+from ups.library.output import Output
+from ups.record.identity import file_sha256
+from ups.record.places import BUNDLE_NAME, CONFIG_NAME
+from ups.record.text import counted, path_text
+from ups.run.steps_file import StepRecord, digest
+
+REPORT = "report"
+SCORES_NAME = "scores.json"
+PAGE_NAME = "index.html"
+# Of a step that leaves nothing on the disk that could be looked at.
+NOTHING = "-"
+
+
+class StepOutput(Output):
+    """Keeps silent about steps. `ups run` puts another in its place."""
+
+    def begins(self, name: str) -> None:
+        """A step is about to be done."""
+
+    def ended(self, record: StepRecord) -> None:
+        """A step was done, or has failed."""
+
+    def pronounced(self, line: str) -> None:
+        """The line of the verdict, after the gate."""
+
+    def unchanged(self, record: StepRecord) -> None:
+        """A step is left out: it was done, and nothing that it depends on has changed."""
+
+
+class StoppedError(Exception):
+    """The training did not come to its end; its verdict has been said. code: what the command returns."""
+
+    def __init__(self, code: int, cause: str, says: str) -> None:
+        super().__init__(says)
+        self.code, self.cause, self.says = code, cause, says
+
+
+@dataclass
+class Job:
+    """What the steps work on. gate_failed: what of the gate does not hold, '' if it was passed or not judged yet."""
+
+    resolved: ResolvedRecipe
+    run_dir: Path
+    ranks: int
+    output: StepOutput
+    gate_failed: str = ""
+    _samples: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> dict[str, str]:
+        """A hash of the content of each task's data, taken once the data is there."""
+        from ups.data.content import content_sample
+
+        if not self._samples:
+            self._samples = {task.name: content_sample(paths_of(task))[0] for task in self.resolved.recipe.data.tasks}
+        return self._samples
+
+    @property
+    def checkpoint(self) -> str:
+        """Hash of the checkpoint with which the training ended; '' if there is none that is whole."""
+        from ups.record.checkpoints import checkpoint_path
+        from ups.record.manifest import verify
+        from ups.supervise.run_file import TRAINED, read_run, was_started
+
+        if not was_started(self.run_dir):
+            return ""
+        document = read_run(self.run_dir)
+        if document["state"] not in TRAINED or document["checkpoint"] is None:
+            return ""
+        try:
+            return verify(checkpoint_path(self.run_dir, document["checkpoint"]), deep=False).sha256
+        except UpsError:
+            return ""
+
+    def file(self, *names: str) -> str:
+        """Hash of a file of the run, '' if it is not there."""
+        return file_sha256(self.run_dir.joinpath(*names))
+
+    def scores(self) -> str:
+        """Hash of the scores of the run, '' if there are none."""
+        return self.file(REPORT, SCORES_NAME)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step. outputs: a hash of what lies there now, '' if it must be made; work: returns a line about it."""
+
+    name: str
+    inputs: Callable[[Job], Any]
+    outputs: Callable[[Job], str]
+    work: Callable[[Job], str]
+    # Whether it is done although the gate was not passed.
+    after_failed_gate: bool = True
+
+
+def _data_inputs(job: Job) -> Any:
+    return {task.name: [task.path, source_facts(task)] for task in job.resolved.recipe.data.tasks}
+
+
+def _data_outputs(job: Job) -> str:
+    tasks = job.resolved.recipe.data.tasks
+    if not all(Path(path).exists() for task in tasks for path in paths_of(task)):
+        return ""
+    return digest(job.samples)
+
+
+def _make_data(job: Job) -> str:
+    job._samples = {}
+    return "; ".join(make_data(task) for task in job.resolved.recipe.data.tasks)
+
+
+def _validate_inputs(job: Job) -> Any:
+    tasks = [task.model_dump(mode="json", exclude={"source", "weight"}) for task in job.resolved.recipe.data.tasks]
+    return [job.samples, tasks]
+
+
+def _validate(job: Job) -> str:
+    from ups.data.validate import validate_paths
+
+    count = 0
+    with job.output.scoring() as progress:
+        for task in job.resolved.recipe.data.tasks:
+
+            def show(done: int, total: int, name: str = task.name) -> None:
+                if progress is not None:
+                    progress(f"validating {name}", done, total)
+
+            found = validate_paths(
+                paths_of(task),
+                allow=task.allow,
+                progress=show,
+                problem=task.problem,
+                format=task.format,
+                description=task.description,
+            )
+            if found.num_findings:
+                first = found.findings[0]
+                more = f" (and {found.num_findings - 1} more)" if found.num_findings > 1 else ""
+                raise DataError(
+                    f"task '{task.name}': {first.kind}: {first.where}: {first.message}{more}",
+                    hint=f"see all with: ups data validate {path_text(Path(paths_of(task)[0]))}; what is right for "
+                    "this data goes into `allow` of the task",
+                )
+            count += found.num_trajectories
+    return f"{count} trajectories, nothing wrong"
+
+
+def _doctor_inputs(job: Job) -> Any:
+    from ups.run.software import describe
+
+    libraries = {name: value for name, value in describe().items() if name != "extras"}
+    return [plain_data(job.resolved.recipe)["engine"], job.ranks, os.uname().nodename, libraries]
+
+
+def _examine(job: Job) -> str:
+    from ups.doctor.checks import CHECK_PROGRAMS
+    from ups.doctor.examine import Examination, examine
+
+    # The part that the recipe does not change. What the recipe adds, the first step of the training shows as well.
+    quick = ("machine", "libraries", *(("group",) if job.ranks > 1 else ()))
+    verdicts = examine(Examination(job.ranks, job.run_dir, job.resolved.text, only=quick))
+    failed = verdicts[-1] if verdicts and not verdicts[-1].ok else None
+    if failed is None:
+        return f"{counted(len(verdicts), 'check')} with {counted(job.ranks, 'rank')}"
+    errors = {check.name: check.error for program in CHECK_PROGRAMS for check in program.checks}
+    raise errors[failed.check](f"the doctor's check '{failed.check}': {failed.says}", hint=failed.advice)
+
+
+def _train_inputs(job: Job) -> Any:
+    return [recipe_identity(job.resolved.recipe), job.samples]
+
+
+def _train(job: Job) -> str:
+    from ups.library.train import train_resolved
+    from ups.supervise.run_file import read_run
+
+    code = train_resolved(job.resolved, job.run_dir, job.ranks, job.output, bundle=False)
+    document = read_run(job.run_dir)
+    if code:
+        raise StoppedError(code, document["cause"] or document["state"], document["verdict"])
+    return f"step {document['checkpoint']}, verified"
+
+
+def _evaluate_inputs(job: Job) -> Any:
+    return [job.checkpoint, job.samples]
+
+
+def _evaluate(job: Job) -> str:
+    from ups.run.reporting import report_folder, write_scores
+    from ups.run.scoring import add_cost, score
+    from ups.run.trained import load_trained
+    from ups.supervise.run_lock import hold_run
+
+    with hold_run(job.run_dir), job.output.scoring() as progress:
+        trained = load_trained(str(job.run_dir))
+        results = score(trained, progress=progress)
+        add_cost(trained, results)
+        path = write_scores(report_folder(job.run_dir), trained, results, page=False)[0]
+    job.output.scored(results, path)
+    return f"{counted(len(results), 'task')} on the test split"
+
+
+def _gate_inputs(job: Job) -> Any:
+    conditions = [condition.model_dump(mode="json") for condition in job.resolved.recipe.gate]
+    return [conditions, job.scores()]
+
+
+def _gate_outputs(job: Job) -> str:
+    from ups.supervise.run_file import GATE_FAILED, read_run
+
+    document = read_run(job.run_dir)
+    if job.resolved.recipe.gate:
+        return digest(document["gate"]) if "gate" in document else ""
+    return NOTHING if "gate" not in document and document["state"] != GATE_FAILED else ""
+
+
+def _judge(job: Job) -> str:
+    """Judge the scores that are there, and put the verdict into run.json."""
+    from ups.record.manifest import write_file_atomically
+    from ups.run.gate import gate_words, judge, read_results
+    from ups.supervise.run_file import note_gate
+    from ups.supervise.run_lock import hold_run
+
+    judged = judge(job.resolved.recipe.gate, read_results(job.run_dir / REPORT / SCORES_NAME))
+    job.gate_failed = gate_words(judged)
+    with hold_run(job.run_dir):
+        # The recipe learns the same as the run has (the training is done); its gate may be a new one.
+        if job.file(CONFIG_NAME) != job.resolved.hash:
+            write_file_atomically(job.run_dir / CONFIG_NAME, job.resolved.text.encode())
+        verdict = note_gate(job.run_dir, [one.to_json() for one in judged], job.gate_failed)
+    if judged:
+        job.output.pronounced(verdict)
+    return job.gate_failed or (f"{len(judged)} conditions hold" if judged else "the recipe sets no bar")
+
+
+def _bundle_inputs(job: Job) -> Any:
+    return [job.checkpoint, job.scores()]
+
+
+def _bundle_outputs(job: Job) -> str:
+    from ups.record.manifest import verify
+
+    try:
+        return verify(job.run_dir / BUNDLE_NAME, deep=False).sha256
+    except UpsError:
+        return ""
+
+
+def _bundle(job: Job) -> str:
+    from ups.evaluation.results import from_json
+    from ups.run.bundling import make_bundle
+    from ups.run.gate import read_results
+    from ups.run.trained import load_trained
+    from ups.supervise.run_lock import hold_run
+
+    results = from_json(read_results(job.run_dir / REPORT / SCORES_NAME))
+    with hold_run(job.run_dir):
+        path = make_bundle(job.run_dir / BUNDLE_NAME, load_trained(str(job.run_dir)), results)
+    return f"{path_text(path)} {_bundle_outputs(job)[:12]}"
+
+
+def _report(job: Job) -> str:
+    from ups.evaluation.results import from_json
+    from ups.run.gate import read_results
+    from ups.run.reporting import write_page
+    from ups.run.trained import load_trained
+    from ups.supervise.run_lock import hold_run
+
+    results = from_json(read_results(job.run_dir / REPORT / SCORES_NAME))
+    with hold_run(job.run_dir):
+        return path_text(write_page(job.run_dir / REPORT, load_trained(str(job.run_dir)), results))
+
+
+STEPS: Sequence[Step] = (
+    Step("data", _data_inputs, _data_outputs, _make_data),
+    Step("validate", _validate_inputs, lambda job: NOTHING, _validate),
+    Step("doctor", _doctor_inputs, lambda job: NOTHING, _examine),
+    Step("train", _train_inputs, lambda job: job.checkpoint, _train),
+    Step("evaluate", _evaluate_inputs, lambda job: job.scores(), _evaluate),
+    Step("gate", _gate_inputs, _gate_outputs, _judge),
+    Step("bundle", _bundle_inputs, _bundle_outputs, _bundle, after_failed_gate=False),
+    Step("report", _bundle_inputs, lambda job: job.file(REPORT, PAGE_NAME), _report),
+)

@@ -1,0 +1,127 @@
+"""`ups.run_recipe`: one call from a recipe to a bundle that has passed its gate. `ups run` is this with options.
+
+The steps themselves: `recipe_steps.py`. Here: their order, what is left out because nothing changed, and the record of
+each in steps.json. No torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from ups.config.recipe import ResolvedRecipe
+from ups.errors import GateError, UpsError
+from ups.library.output import messages_shown
+from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
+from ups.library.recipe_steps import STEPS, Job, Step, StepOutput, StoppedError
+from ups.library.run import Run
+from ups.run.steps_file import DONE, FAILED, INTERRUPTED, StepRecord, StepsFile, digest
+from ups.supervise.run_file import GATE_FAILED
+
+# What a tracker gets to hear of the gate, and of the report.
+TRACKER_SECONDS = 60.0
+
+
+def run_recipe(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overrides: Any) -> Run:
+    """Data, checks, training, scores, gate, bundle and report of a recipe; what is done already is left out.
+
+    recipe and overrides as in `train`. Returns the run whatever its verdict is: look at `run.state`, which is
+    'gate_failed' where the scores do not reach the gate of the recipe. Raises UpsError where a step cannot be done.
+    """
+    from ups.library.step_lines import StepLines
+
+    resolved = resolve_recipe(recipe, overrides)
+    run_dir = run_dir_for(recipe, resolved)
+    with messages_shown(progress):
+        run_resolved(resolved, run_dir, ranks, StepLines() if progress else StepOutput())
+    return Run(run_dir)
+
+
+def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: StepOutput) -> int:
+    """The same for a recipe that is resolved already; returns the exit code.
+
+    Raises RunHeldError if another process works on the same run, and UpsError for a step that cannot be done.
+    """
+    from ups.run.directory import check_ranks
+    from ups.supervise.run_lock import hold_steps
+    from ups.supervise.trackers import check_trackers
+
+    # What would be refused in the end is refused before the first step.
+    check_ranks(resolved.recipe, ranks)
+    check_trackers(resolved.recipe.tracking.trackers)
+    job = Job(resolved, run_dir, ranks, output)
+    with hold_steps(run_dir):
+        file = StepsFile(run_dir)
+        worked = False
+        try:
+            for step in STEPS:
+                if step.after_failed_gate or not job.gate_failed:
+                    worked = _do(step, job, file) or worked
+        except StoppedError as stopped:
+            return stopped.code
+        if worked and resolved.recipe.tracking.trackers:
+            _tell_trackers(job)
+    return GateError.exit_code if job.gate_failed else 0
+
+
+def _do(step: Step, job: Job, file: StepsFile) -> bool:
+    """Do a step, if it has to be done; returns whether it was."""
+    inputs, last = digest(step.inputs(job)), file.last(step.name)
+    if last is not None and _still_holds(step, job, last, inputs):
+        if last.outcome == GATE_FAILED:
+            job.gate_failed = last.says
+        job.output.unchanged(last)
+        return False
+    job.output.begins(step.name)
+    file.begin(step.name, inputs)
+    try:
+        says = step.work(job)
+    except BaseException as error:
+        cause, words = _explained(error)
+        with contextlib.suppress(UpsError, OSError):  # the error that is on its way says more
+            record = file.end(step.name, FAILED if cause else INTERRUPTED, cause=cause, says=words)
+            job.output.ended(record)
+        raise
+    failed = step.name == "gate" and job.gate_failed
+    # What was made is looked at after the work: inputs of later steps come from the disk, too.
+    record = file.end(
+        step.name,
+        GATE_FAILED if failed else DONE,
+        outputs=step.outputs(job),
+        cause=GateError.cause if failed else "",
+        says=says,
+    )
+    job.output.ended(record)
+    return True
+
+
+def _still_holds(step: Step, job: Job, last: StepRecord, inputs: str) -> bool:
+    """Whether a step was done with these inputs, and what it made is still there."""
+    if last.outcome not in (DONE, GATE_FAILED) or last.inputs != inputs:
+        return False
+    found = step.outputs(job)
+    return bool(found) and found == last.outputs
+
+
+def _explained(error: BaseException) -> tuple[str, str]:
+    """Cause and words of what ended a step; no cause for an interruption."""
+    from ups.record.causes import cause_of_error
+
+    if isinstance(error, StoppedError):
+        return error.cause, error.says
+    if isinstance(error, UpsError):
+        return error.cause, error.message
+    if isinstance(error, Exception):
+        return cause_of_error(error), " ".join(str(error).split())[:500]
+    return "", type(error).__name__
+
+
+def _tell_trackers(job: Job) -> None:
+    """The verdict after the gate, and the report; what cannot be told now is told by the next `ups status`."""
+    from ups.config.tracker import by_name
+    from ups.supervise.tracker_process import forget, remember, sync
+
+    remember(job.run_dir)
+    if not any(sync(job.run_dir, list(by_name(job.resolved.recipe.tracking.trackers)), TRACKER_SECONDS).values()):
+        forget(job.run_dir)

@@ -1,0 +1,144 @@
+"""What a page about many runs shows of each: verdict, scores, loss. Reads run directories that may be untrusted: a
+bounded part of each file, links refused. No torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ups.record.places import BUNDLE_FILE, BUNDLE_NAME
+from ups.record.untrusted_files import is_number, read_end, read_object
+from ups.run.follow_metrics import rows_of
+from ups.run.scoring import MODEL
+from ups.run.tags import read_tags
+from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
+from ups.tracking.metrics_file import METRICS_NAME
+
+MAX_METRICS_BYTES = 8 << 20
+MAX_SCORES_BYTES = 32 << 20
+MAX_POINTS = 240
+MAX_TASKS = 64
+# Heading, key in the summary of a predictor.
+SCORES = (("one step", "one_step_trmse"), ("rollout", "trmse"))
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """One score of the model on a task, and the best of those that learned nothing ('' if there is none)."""
+
+    task: str
+    score: str
+    model: float
+    reference: float
+    reference_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunCard:
+    """One run. loss: (step, loss) in the order of steps, thinned out; took: seconds, None where it is not known."""
+
+    name: str
+    state: str
+    cause: str = ""
+    verdict: str = ""
+    started: float | None = None
+    took: float | None = None
+    step: int | None = None
+    ranks: int = 0
+    faults: int = 0
+    tags: tuple[str, ...] = ()
+    gate: tuple[Mapping[str, Any], ...] = ()
+    scores: tuple[ScoreRow, ...] = ()
+    loss: tuple[tuple[float, float], ...] = field(default=())
+
+
+def cards(directory: Path) -> list[RunCard]:
+    """Every run of a directory, the newest first; then those whose record cannot be read."""
+    tags = read_tags(directory)
+    found = []
+    for path, document in list_runs(directory):
+        ended = document["ended"]
+        found.append(
+            RunCard(
+                name=path.name,
+                state=document["state"],
+                cause=document["cause"],
+                verdict=document["verdict"],
+                started=float(document["started"]),
+                took=None if ended is None else float(ended) - float(document["started"]),
+                step=document["checkpoint"],
+                ranks=int(document["ranks"]),
+                faults=len(faults_of(document)),
+                tags=tuple(sorted(tag for tag, one in tags.items() if one["run"] == path.name)),
+                gate=tuple(document.get("gate", {}).get("conditions", ())),
+                scores=tuple(scores_of(path)),
+                loss=tuple(loss_of(path)),
+            )
+        )
+    return found + [RunCard(path.name, "unreadable", cause) for path, cause in list_unreadable_runs(directory)]
+
+
+def scores_of(run_dir: Path) -> list[ScoreRow]:
+    """Scores by the report of the run, or else by its bundle."""
+    report = read_object(run_dir / "report" / "scores.json", MAX_SCORES_BYTES) or {}
+    results = report.get("results")
+    if isinstance(results, list) and results:
+        named = [(one.get("task"), _summaries(one.get("predictors"))) for one in results if isinstance(one, dict)]
+    else:
+        bundle = read_object(run_dir / BUNDLE_NAME / BUNDLE_FILE, MAX_SCORES_BYTES) or {}
+        by_task = bundle.get("scores")
+        items = by_task.items() if isinstance(by_task, dict) else ()
+        named = [(task, _summaries(one.get("predictors"))) for task, one in items if isinstance(one, dict)]
+    return [row for task, summaries in named[:MAX_TASKS] for row in _rows(task, summaries)]
+
+
+def _summaries(predictors: object) -> dict[str, Mapping[str, Any]]:
+    """Name -> summary; a bundle keeps the summaries alone."""
+    if not isinstance(predictors, dict):
+        return {}
+    found = {str(name): one.get("summary", one) for name, one in predictors.items() if isinstance(one, dict)}
+    return {name: one for name, one in found.items() if isinstance(one, dict)}
+
+
+def _rows(task: object, summaries: Mapping[str, Mapping[str, Any]]) -> list[ScoreRow]:
+    rows = []
+    for heading, key in SCORES:
+        ours = _number(summaries.get(MODEL, {}).get(key))
+        others = {name: _number(one.get(key)) for name, one in summaries.items() if name != MODEL}
+        known = {name: value for name, value in others.items() if not math.isnan(value)}
+        best = min(known, key=lambda name: known[name], default="")
+        if isinstance(task, str) and not math.isnan(ours):
+            rows.append(ScoreRow(task, heading, ours, known.get(best, math.nan), best))
+    if len(rows) == 2 and rows[0].model == rows[1].model:  # a steady task: the same number twice
+        return [replace(rows[0], score="solution")]
+    return rows
+
+
+def _number(value: object) -> float:
+    """A number of a document; infinity is written as text there, and everything else is none."""
+    if value == "inf":
+        return math.inf
+    return float(value) if is_number(value) else math.nan  # type: ignore[arg-type]
+
+
+def loss_of(run_dir: Path) -> list[tuple[float, float]]:
+    """(step, loss) by metrics.jsonl; steps that were repeated after a restart as they were computed last."""
+    lines = (read_end(run_dir / METRICS_NAME, MAX_METRICS_BYTES) or b"").splitlines()
+    by_step = {
+        float(row["step"]): float(row["loss"])
+        for row in rows_of(lines)
+        if is_number(row.get("step")) and is_number(row.get("loss"))
+    }
+    return thinned(sorted(by_step.items()))
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """At most MAX_POINTS of them, evenly, the last one included."""
+    if len(points) <= MAX_POINTS:
+        return list(points)
+    chosen = {round(n * (len(points) - 1) / (MAX_POINTS - 1)) for n in range(MAX_POINTS)}
+    return [points[n] for n in sorted(chosen)]

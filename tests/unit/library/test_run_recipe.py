@@ -1,0 +1,126 @@
+"""The order of steps: what is left out, what is done again, and what is written down when a step does not end well.
+
+The steps here write small files; the real ones are in `tests/integration/test_run_command.py`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ups.config.recipe import ResolvedRecipe, resolve
+from ups.errors import DataError, RunHeldError
+from ups.library import run_recipe
+from ups.library.recipe_steps import Job, Step, StepOutput
+from ups.record.identity import file_sha256
+from ups.run.steps_file import read_steps
+from ups.supervise.run_lock import hold_steps
+
+RECIPE = """
+run: { name: a }
+data: { tasks: [{ name: waves, path: waves.npy }] }
+stages: [{ type: operator, steps: 1 }]
+"""
+
+
+class Place:
+    """Three steps in a row: each copies the file of the one before it, and counts how often it was done."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.run_dir = folder, folder / "run"
+        (folder / "recipe.yaml").write_text(RECIPE)
+        (folder / "first").write_text("content")
+        self.resolved: ResolvedRecipe = resolve(folder / "recipe.yaml")
+        self.done: list[str] = []
+        self.error: BaseException | None = None
+        self.gate_failed = ""
+
+    def steps(self) -> Sequence[Step]:
+        return (self.step("train", "first"), self.step("gate", "train"), self.step("bundle", "gate", good=True))
+
+    def step(self, name: str, before: str, *, good: bool = False) -> Step:
+        def work(job: Job) -> str:
+            self.done.append(name)
+            if name == "train" and self.error is not None:
+                raise self.error
+            (self.folder / name).write_bytes((self.folder / before).read_bytes())
+            if name == "gate":
+                job.gate_failed = self.gate_failed
+            return job.gate_failed or f"copied {before}"
+
+        return Step(
+            name,
+            inputs=lambda job: file_sha256(self.folder / before),
+            outputs=lambda job: file_sha256(self.folder / name),
+            work=work,
+            after_failed_gate=not good,
+        )
+
+    def run(self) -> tuple[int, list[str]]:
+        """Exit code, and which steps were done."""
+        self.done = []
+        return run_recipe.run_resolved(self.resolved, self.run_dir, 1, StepOutput()), self.done
+
+    def outcomes(self) -> dict[str, str]:
+        return {record.name: record.outcome for record in read_steps(self.run_dir)}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    made = Place(tmp_path)
+    monkeypatch.setattr(run_recipe, "STEPS", made.steps())
+    return made
+
+
+def test_nothing_is_done_twice(place: Place) -> None:
+    assert place.run() == (0, ["train", "gate", "bundle"])
+    assert place.run() == (0, [])
+    assert set(place.outcomes().values()) == {"done"}
+
+
+def test_a_change_repeats_what_depends_on_it_and_nothing_before(place: Place) -> None:
+    place.run()
+    (place.folder / "train").write_text("somebody else's")
+    assert place.run() == (0, ["train"]), "it made the same again, so that nothing after it has changed"
+    (place.folder / "first").write_text("other content")
+    assert place.run() == (0, ["train", "gate", "bundle"])
+    (place.folder / "bundle").unlink()
+    assert place.run() == (0, ["bundle"])
+    (place.run_dir / "steps.json").unlink()
+    assert place.run() == (0, ["train", "gate", "bundle"]), "without a memory everything is done again"
+
+
+def test_a_failed_gate_is_a_code_that_stays_until_something_changes(place: Place) -> None:
+    place.gate_failed = "waves: trmse at most 1: is 2"
+    assert place.run() == (9, ["train", "gate"])
+    assert place.outcomes() == {"train": "done", "gate": "gate_failed"}
+    assert place.run() == (9, [])
+    place.gate_failed = ""
+    (place.folder / "gate").unlink()
+    assert place.run() == (0, ["gate", "bundle"])
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "cause"),
+    [
+        (DataError("it is gone"), "failed", "data"),
+        (KeyError("x"), "failed", "exception(KeyError)"),
+        (KeyboardInterrupt(), "interrupted", ""),
+    ],
+)
+def test_a_step_that_fails_is_written_down_and_tried_again(
+    place: Place, error: BaseException, outcome: str, cause: str
+) -> None:
+    place.error = error
+    with pytest.raises(type(error)):
+        place.run()
+    (record,) = read_steps(place.run_dir)
+    assert (record.outcome, record.cause) == (outcome, cause)
+    place.error = None
+    assert place.run() == (0, ["train", "gate", "bundle"])
+
+
+def test_two_at_once_are_refused(place: Place) -> None:
+    with hold_steps(place.run_dir), pytest.raises(RunHeldError, match="another `ups run`"):
+        place.run()
+    assert place.done == []
