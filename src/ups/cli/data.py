@@ -143,6 +143,7 @@ def validate(
 def pack(
     paths: PathsArgument,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.zarr", help="The new store.")],
+    first_frame: Annotated[int, typer.Option(min=0, help="Leave out the frames before this one.")] = 0,
     time_stride: Annotated[int, typer.Option(min=1, help="Keep every n-th frame.")] = 1,
     space_stride: Annotated[int, typer.Option(min=1, help="Keep every n-th point along each axis.")] = 1,
     antialias: Annotated[bool, typer.Option("--antialias", help="Average over cells instead of picking.")] = False,
@@ -162,7 +163,7 @@ def pack(
     check_fractions(valid_fraction, test_fraction)
     reader = open_paths(
         paths,
-        Subsampling(time_stride, space_stride, antialias),
+        Subsampling(time_stride, space_stride, antialias, first_frame),
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
         problem=problem,

@@ -53,6 +53,13 @@ class TaskConfig(Section):
         None, "Windows of this task in a step, over all ranks together; default data.block_size.", unit="windows", ge=1
     )
     weight: float = setting(1.0, "Share of this task's blocks when data.mixture is 'weights'.", gt=0, le=1e6)
+    first_frame: int = setting(
+        0,
+        "Stored frames before this one are left out, as of data that are ill-posed where they begin.",
+        unit="frames",
+        ge=0,
+        le=10**6,
+    )
     time_stride: int = setting(1, "Use every n-th stored frame.", unit="frames", ge=1, le=10_000)
     space_stride: int = setting(1, "Use every n-th grid point along each axis.", unit="points", ge=1, le=1024)
     antialias: bool = setting(False, "Average over space_stride points instead of picking one.")
