@@ -4,9 +4,9 @@
 
 PYTHON is that of an environment with the package `the-well` (tests/unit/formats/test_the_well_package.py says how to
 make one). Both read the same windows of 5 frames in the same random order, one process each, from a file in the page
-cache, in interleaved blocks of the same run. Then our reader reads 10,000 windows, and its resident size is held against
-that after the first 1,000. Bars: at least 2 times the package on each file; less than 8 MiB more memory. The last line
-is one JSON object; exit code 1 below a bar.
+cache, in interleaved blocks of the same run. Then our reader reads 10,000 windows, and its resident size is held
+against that after the first 1,000. Bars: at least 2 times the package on each file; less than 8 MiB more memory. The last
+line is one JSON object; exit code 1 below a bar.
 """
 
 from __future__ import annotations
@@ -49,16 +49,20 @@ class Package:
     """The package in its own process."""
 
     def __init__(self, python: str, folder: Path) -> None:
-        command = [python, str(the_well_program.__file__), str(folder), "train", str(WINDOW)]
+        command = [python, str(the_well_program.__file__)]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._ask(f"open {folder} train {WINDOW}")
 
     def seconds(self, windows: list[int]) -> float:
         """How long it takes for these windows."""
+        return self._ask("time " + " ".join(map(str, windows)))
+
+    def _ask(self, line: str) -> float:
         if self._child.stdin is None or self._child.stdout is None:
             raise RuntimeError("no pipe")
-        self._child.stdin.write("time " + " ".join(map(str, windows)) + "\n")
+        self._child.stdin.write(line + "\n")
         self._child.stdin.flush()
-        return float(self._child.stdout.readline().split()[0])
+        return float(self._child.stdout.readline())
 
     def close(self) -> None:
         self._child.communicate(timeout=60)
