@@ -37,7 +37,9 @@ class TaskConfig(Section):
 
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
     path: str | list[str] = setting(
-        REQUIRED, "Store (.zarr), a file, or a list of files of the same task.", may_change=True
+        REQUIRED,
+        "Store (.zarr), a file, a directory of The Well, or a list of files of one task.",
+        may_change=True,
     )
     problem: str | None = setting(
         None,

@@ -38,7 +38,7 @@ class Content:
 
 
 def write(path: Path, content: Content, **storage: Any) -> Content:
-    """Write a file with every attribute of the format."""
+    """Write a file with every attribute of the format. storage: of the fields; chunks="frame" is a chunk for each."""
     with h5py.File(path, "w") as file:
         file.attrs["dataset_name"] = content.name
         file.attrs["grid_type"] = "cartesian"
@@ -71,7 +71,11 @@ def _write_group(file: h5py.File, name: str, content: dict[str, Dataset], dims: 
     group = file.create_group(name)
     group.attrs["field_names"] = list(content)
     for key, data in content.items():
-        found = group.create_dataset(key, data=data.values, **(storage if data.values.ndim > 2 else {}))
+        options = dict(storage) if data.values.ndim > 2 else {}
+        if options.get("chunks") == "frame":
+            ones = data.sample + data.time
+            options["chunks"] = (1,) * ones + data.values.shape[ones:]
+        found = group.create_dataset(key, data=data.values, **options)
         found.attrs["sample_varying"] = data.sample
         found.attrs["time_varying"] = data.time
         if name != "scalars":
