@@ -77,14 +77,17 @@ def _fetch(name: str, out: Path, only: list[str], mirror: str | None, jobs: int,
 
     started = time.monotonic()
     with ProgressLine(quiet=json) as line:
-        found = run(
-            name,
-            out,
-            only=only,
-            mirror=mirror,
-            jobs=jobs,
-            progress=lambda done, total: line.count("fetching", done // 1_000_000, max(1, total // 1_000_000), "MB"),
-        )
+        before = -1
+
+        def show(done: int, total: int) -> None:
+            nonlocal before
+            megabytes = -(-total // 1_000_000)
+            now = megabytes if done >= total else done // 1_000_000
+            if now != before and total:  # where no size is known there is nothing to compare with
+                before = now
+                line.count("fetching", now, megabytes, "MB")
+
+        found = run(name, out, only=only, mirror=mirror, jobs=jobs, progress=show)
     facts = {
         "name": found.name,
         "path": str(found.path),

@@ -111,7 +111,7 @@ class _Work:
         self._there = all_bytes - sum(one.missing for one in missing)
         self._bytes: dict[str, int] = {}
         self._stop, self._lock = threading.Event(), threading.Lock()
-        self._known = _verified(folder)
+        self._known, self._num_fetched = _verified(folder), 0
 
     def run(self) -> None:
         errors: list[UpsError] = []
@@ -121,7 +121,7 @@ class _Work:
                 while waiting:
                     done, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
                     self._show()
-                    for future in done:
+                    for future in (one for one in done if not one.cancelled()):
                         error = future.exception()
                         if isinstance(error, UpsError):
                             errors.append(error)
@@ -129,6 +129,9 @@ class _Work:
                             raise error
                     if any(isinstance(error, DiskFullError) for error in errors):
                         break  # no other file would fit either
+                    if len(errors) == self._jobs and not self._num_fetched:
+                        for future in waiting:
+                            future.cancel()  # the server is down, not a file: the others need not wait for it as long
             finally:
                 self._stop.set()
                 for future in waiting:
@@ -136,7 +139,7 @@ class _Work:
         if errors:
             first = errors[0]
             if len(errors) > 1:
-                more = f"{first.message} (and {len(errors) - 1} other files could not be fetched)"
+                more = f"{first.message} (and the same or another reason for {len(errors) - 1} other files)"
                 raise type(first)(more, hint=first.hint)
             raise first
 
@@ -146,6 +149,7 @@ class _Work:
         md5 = Fetch(wanted.file, wanted.target, partial, lambda n: self._count(path, n), self._stop).run()
         status = wanted.target.stat()
         with self._lock:
+            self._num_fetched += 1
             self._known[path] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "md5": md5}
             write_file_atomically(self._folder / PARTIAL / "verified.json", json.dumps(self._known).encode())
 

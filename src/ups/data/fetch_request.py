@@ -86,7 +86,7 @@ def request(url: str, start: int = 0, validator: str = "", stop: int | None = No
 def shown(url: str) -> str:
     """An address without what may be a secret in it."""
     parts = urllib.parse.urlsplit(url)
-    return f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _understood(response: Any, url: str, start: int, validator: str) -> Answer:

@@ -23,7 +23,8 @@ PAGE = b"<html><body><h1>503 Service Unavailable</h1></body></html>"
 
 @dataclass
 class FileServer:
-    """content: what is served; other: what it is swapped for. requests: the range that each request asked for."""
+    """content: what is served; other: what it is swapped for. requests: the range that each request asked for. sent:
+    bytes of all answers."""
 
     content: bytes
     other: bytes = b""
@@ -32,6 +33,7 @@ class FileServer:
     bytes_per_second: float = 0.0
     etags: bool = True
     url: str = ""
+    sent: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -127,6 +129,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             for position in range(0, len(body), max(1, step)):
                 self.wfile.write(body[position : position + step])
+                self.server_state.sent += step
                 if rate:
                     time.sleep(0.02)
             self.wfile.flush()
