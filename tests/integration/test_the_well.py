@@ -1,4 +1,4 @@
-"""A data set of The Well through the command line: `ups data validate`, `ups train`, `ups eval`."""
+"""A data set of The Well through the command line: `ups data validate`, `ups train`, `ups eval`, `ups rollout`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -31,7 +32,7 @@ evaluate: { max_trajectories: 4 }
 
 
 def _drifting(seed: int, count: int, frames: int) -> files.Content:
-    """A wave that drifts over a periodic plane, its slope as a vector, and how fast it drifts."""
+    """A wave that drifts over a periodic plane, with a vector and a tensor, and how fast it drifts."""
     content = files.plain("waves", count, frames, 16, 16)
     rng = np.random.default_rng(seed)
     speed = rng.uniform(0.5, 1.5, count).astype(np.float32)
@@ -42,6 +43,8 @@ def _drifting(seed: int, count: int, frames: int) -> files.Content:
     content.fields[0]["density"].values = np.sin(2 * np.pi * phase).astype(np.float32)
     slope = np.stack([np.cos(2 * np.pi * phase), 0.5 * np.sin(4 * np.pi * phase)], axis=-1)
     content.fields[1] = {"slope": files.Dataset(slope.astype(np.float32))}
+    strain = np.stack([np.stack([np.cos(2 * np.pi * phase + i + j) for j in (0, 1)], -1) for i in (0, 1)], -2)
+    content.fields[2] = {"strain": files.Dataset(strain.astype(np.float32))}
     content.fields[0]["bed"] = files.Dataset(files.numbers(16, 16, seed=3), sample=False, time=False)
     content.scalars = {"speed": files.Dataset(speed, time=False)}
     return content
@@ -75,4 +78,8 @@ def test_a_data_set_is_inspected_trained_on_and_scored(tmp_path: Path) -> None:
     shown = _ups(tmp_path, "eval", "runs/well")
     assert "waves" in shown
     assert "persistence" in shown
+    assert "wrote out.vtkhdf" in _ups(tmp_path, "rollout", "runs/well", "--steps", "3", "-o", "out.vtkhdf")
+    with h5py.File(tmp_path / "out.vtkhdf") as file:
+        assert file["VTKHDF/PointData/strain"].shape[-1] == 9
+        assert file["VTKHDF/Steps/Values"].shape[0] >= 3
     assert "10" in _ups(tmp_path, "data", "pack", "set", "-o", "set.zarr")

@@ -13,7 +13,7 @@ from ups.config.description import TaskDescription
 from ups.data.open import open_paths
 from ups.errors import DataError
 from ups.formats.base import GridReader, Subsampling
-from ups.spec.labels import CONVENTIONS, axis_attributes, field_attributes, time_attributes
+from ups.spec.labels import CONVENTIONS, axis_attributes, component_dim, field_attributes, time_attributes
 from ups.spec.task import Role, TaskSpec
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Dataset:
             part = values[:, first:last] if lead else values[first:last]
             if not spec.tensor_rank:
                 part = part[:, 0] if lead else part[0]
-            dims = (*lead, *(("component",) if spec.tensor_rank else ()), *axes)
+            dims = (*lead, *component_dim(task, spec), *axes)
             found[spec.name] = (dims, part, {**field_attributes(spec), "role": role})
             first = last
         return found
