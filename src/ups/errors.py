@@ -67,6 +67,18 @@ class DataError(UpsError):
     exit_code = 4
 
 
+class FetchContentError(DataError):
+    """A server sends something else than the file that was asked for."""
+
+    cause = "fetch_content"
+
+
+class FetchChangedError(DataError):
+    """The file on a server changes while it is fetched."""
+
+    cause = "fetch_changed"
+
+
 class DataChangedError(DataError):
     """The data of a run is not the data that it was started with."""
 
@@ -97,6 +109,18 @@ class DiskFullError(MachineError):
     """There is no space left where the run is written."""
 
     cause = "disk_full"
+
+
+class FetchRefusedError(MachineError):
+    """A server does not give a file: it is not there, or not for everybody."""
+
+    cause = "fetch_refused"
+
+
+class FetchUnavailableError(MachineError):
+    """A server cannot be reached, stalls, or cuts the connection again and again."""
+
+    cause = "fetch_unavailable"
 
 
 class MissingExtraError(MachineError):
@@ -210,7 +234,7 @@ EXIT_CODES: dict[int, str] = {
     2: "wrong use of a command: unknown option or missing argument",
     3: "config: the recipe or an override is wrong; nothing was started",
     4: "data: a file or store is not what it claims to be",
-    5: "environment: the machine lacks a library, a device, a limit or space",
+    5: "environment: the machine lacks a library, a device, a limit, space or a server that answers",
     6: "run failed: training or distributed error; `ups why RUN` gives the first cause",
     7: "out of memory",
     8: "checkpoint or integrity: bytes on disk are missing or wrong",

@@ -1,6 +1,7 @@
 """`ups data`: look at data, prove that it is sane, bring it into the store.
 
-Generating is in `data_generate`, data of one's own in `data_import`, latents in `data_cache`.
+Generating is in `data_generate`, published data sets in `data_fetch`, data of one's own in `data_import`, latents
+in `data_cache`.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ from typing import Annotated
 import typer
 
 from ups.cli.data_cache import cache
+from ups.cli.data_fetch import fetch
 from ups.cli.data_generate import generate
 from ups.cli.data_import import import_data
 from ups.cli.new_store import check_fractions, write_store
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, styled, table
 
-app = new_app("Generate, import, inspect, validate or pack data; keep latents of it.")
+app = new_app("Generate, fetch, import, inspect, validate or pack data; keep latents of it.")
 app.command(short_help="Make benchmark data with reference solvers.")(generate)
+app.command(short_help="Fetch a data set of PDEBench or The Well.")(fetch)
 app.command(name="import", short_help="Make a store of data of your own.")(import_data)
 app.command(short_help="Keep latents of a frozen encoder.")(cache)
 
@@ -26,8 +29,8 @@ PathsArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH",
-        help="A store (.zarr), or one or more files of one task (PDEBench, arrays with a task.yaml, or what an "
-        "installed package reads).",
+        help="A store (.zarr), a data set of The Well, or one or more files of one task (PDEBench, arrays with a "
+        "task.yaml, or what an installed package reads).",
         show_default=False,
     ),
 ]
@@ -46,7 +49,7 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="NAME",
-        help="Which reader opens PATH: store, pdebench, or one of an installed package; auto looks at it.",
+        help="Which reader opens PATH: store, pdebench, the_well, or one of an installed package; auto looks at it.",
     ),
 ]
 
@@ -143,6 +146,7 @@ def validate(
 def pack(
     paths: PathsArgument,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="OUT.zarr", help="The new store.")],
+    first_frame: Annotated[int, typer.Option(min=0, help="Leave out the frames before this one.")] = 0,
     time_stride: Annotated[int, typer.Option(min=1, help="Keep every n-th frame.")] = 1,
     space_stride: Annotated[int, typer.Option(min=1, help="Keep every n-th point along each axis.")] = 1,
     antialias: Annotated[bool, typer.Option("--antialias", help="Average over cells instead of picking.")] = False,
@@ -162,7 +166,7 @@ def pack(
     check_fractions(valid_fraction, test_fraction)
     reader = open_paths(
         paths,
-        Subsampling(time_stride, space_stride, antialias),
+        Subsampling(time_stride, space_stride, antialias, first_frame),
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
         problem=problem,

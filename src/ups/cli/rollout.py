@@ -39,7 +39,13 @@ def rollout(
         ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE", help="Write the result: NetCDF for FILE.nc, else Zarr.")
+        str | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write it: NetCDF (FILE.nc), VTKHDF for ParaView (FILE.vtkhdf), else Zarr.",
+        ),
     ] = None,
     film: Annotated[str | None, typer.Option(metavar="FILE.mp4", help="Make a film (extra: report).")] = None,
     picture: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a picture (extra: report).")] = None,
@@ -79,12 +85,16 @@ def rollout(
     """
     from ups import Simulator
     from ups.errors import ConfigError
+    from ups.inference.vtkhdf import SUFFIX, check_new, write_vtkhdf
     from ups.run.progress_line import ProgressLine
 
     if out is None and film is None and picture is None:
         raise ConfigError(
             "nothing to write", hint="give -o RESULT.zarr or RESULT.nc, --film FILM.mp4 or --picture PICTURE.png"
         )
+    vtkhdf = out is not None and Path(out).suffix == SUFFIX
+    if vtkhdf:
+        check_new(Path(out or ""))
     if film is not None or picture is not None:
         from ups.evaluation.report.figures import check_packages
 
@@ -105,9 +115,11 @@ def rollout(
             every=every,
             members=members,
             seed=seed,
-            out=out,
+            out=None if vtkhdf else out,
             progress=lambda done: line.count("rollout", done, count, "steps"),
         )
+    if vtkhdf:
+        write_vtkhdf(result, spec, Path(out or ""))
     written = [out] if out is not None else []
     example = None
     if film is not None or picture is not None or start.num_true_steps >= count:

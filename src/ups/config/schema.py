@@ -51,7 +51,9 @@ class TaskConfig(Section):
 
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
     path: str | list[str] = setting(
-        REQUIRED, "Store (.zarr), a file, or a list of files of the same task.", may_change=True
+        REQUIRED,
+        "Store (.zarr), a file, a directory of The Well, or a list of files of one task.",
+        may_change=True,
     )
     problem: str | None = setting(
         None,
@@ -67,6 +69,13 @@ class TaskConfig(Section):
         None, "Windows of this task in a step, over all ranks together; default data.block_size.", unit="windows", ge=1
     )
     weight: float = setting(1.0, "Share of this task's blocks when data.mixture is 'weights'.", gt=0, le=1e6)
+    first_frame: int = setting(
+        0,
+        "Stored frames before this one are left out, as of data that are ill-posed where they begin.",
+        unit="frames",
+        ge=0,
+        le=10**6,
+    )
     time_stride: int = setting(1, "Use every n-th stored frame.", unit="frames", ge=1, le=10_000)
     space_stride: int = setting(1, "Use every n-th grid point along each axis.", unit="points", ge=1, le=1024)
     antialias: bool = setting(False, "Average over space_stride points instead of picking one.")

@@ -22,7 +22,7 @@ def open_task(config: TaskConfig) -> Reader:
     """The reader of one task of a recipe, called by the recipe's name for it. Opens nothing that outlives the call."""
     reader = open_paths(
         config.path,
-        Subsampling(config.time_stride, config.space_stride, config.antialias),
+        Subsampling(config.time_stride, config.space_stride, config.antialias, config.first_frame),
         valid_fraction=config.valid_fraction,
         test_fraction=config.test_fraction,
         problem=config.problem,

@@ -38,8 +38,9 @@ Int64 = npt.NDArray[np.int64]
 class Subsampling:
     """Which stored frames and points a reader shows.
 
-    time_stride: every n-th frame. space_stride: every n-th point of each axis, or with `antialias` the mean over
-    cells of n points along each axis. The cell mean is the filter because it keeps integrals exactly, needs no
+    first_frame: stored frames before it are left out, as of data that are ill-posed where they begin. time_stride:
+    every n-th frame from there. space_stride: every n-th point of each axis, or with `antialias` the mean over cells of
+    n points along each axis. The cell mean is the filter because it keeps integrals exactly, needs no
     assumption about the boundary, and is what a finite-volume code on the coarse grid would store; its coordinate is
     the center of the cell. It damps, but does not remove, waves above the new Nyquist limit.
     """
@@ -47,6 +48,7 @@ class Subsampling:
     time_stride: int = 1
     space_stride: int = 1
     antialias: bool = False
+    first_frame: int = 0
 
 
 FULL = Subsampling()
@@ -219,8 +221,11 @@ class GridReader(ABC):
         if source.steps is not None:
             every = np.concatenate([np.asarray(v, np.float64) for v in source.steps.values()]) * stride
             self._task = replace(self._task, dt_range=(float(every.min()), float(every.max())))
-        self._num_frames = -(-source.num_frames // stride)
-        self._frames_of = {s: -(-np.asarray(n, np.int64) // stride) for s, n in (source.frames or {}).items()}
+        first = subsampling.first_frame
+        self._num_frames = -(-max(0, source.num_frames - first) // stride)
+        self._frames_of = {
+            s: -(-np.maximum(np.asarray(n, np.int64) - first, 0) // stride) for s, n in (source.frames or {}).items()
+        }
         self._steps_of = {s: np.asarray(v, np.float64) * stride for s, v in (source.steps or {}).items()}
         self._num_channels = {role: source.task.num_channels(role) for role in ("state", "static", "target")}
         self._num_parameters = len(source.task.parameters)
@@ -268,12 +273,14 @@ class GridReader(ABC):
     @property
     def times(self) -> Float64:
         """(num_frames,) times of the frames that `read` returns, in the unit of the task; see `times_in`."""
-        return np.asarray(self.source.start_time + np.arange(self._num_frames) * self._task.dt, np.float64)
+        start = self.source.start_time + self.subsampling.first_frame * self.source.task.dt
+        return np.asarray(start + np.arange(self._num_frames) * self._task.dt, np.float64)
 
     def times_in(self, split: str, trajectory: int) -> Float64:
         """(frames,) times of the frames of one trajectory."""
         count, step = self.frames_in(split, trajectory), self.dt_in(split, trajectory)
-        return np.asarray(self.source.start_time + np.arange(count) * step, np.float64)
+        start = self.source.start_time + self.subsampling.first_frame * step / self.subsampling.time_stride
+        return np.asarray(start + np.arange(count) * step, np.float64)
 
     def rename(self, name: str) -> None:
         """Call the task by another name, the one it has in a recipe."""
@@ -309,7 +316,7 @@ class GridReader(ABC):
         thin = self._thin if self.subsampling.space_stride > 1 else None
         for i, (trajectory, start) in enumerate(zip(trajectories, start_frames, strict=True)):
             if num_frames:
-                first = start * stride
+                first = self.subsampling.first_frame + start * stride
                 frames = self._frames(split, trajectory, first, first + (num_frames - 1) * stride + 1, stride)
                 state[i] = frames if thin is None else thin(frames)
             if channels["static"]:
@@ -339,8 +346,11 @@ class GridReader(ABC):
         return WindowBlock(self._task, state, static, target, parameters, steps, self._coordinates)
 
     def identity(self) -> str:
+        shown = asdict(self.subsampling)
+        if not shown["first_frame"]:  # as an identity was before there was one
+            del shown["first_frame"]
         text = json.dumps(
-            [self._source_identity(), asdict(self.subsampling), self._splits, self.source.task.to_json()],
+            [self._source_identity(), shown, self._splits, self.source.task.to_json()],
             sort_keys=True,
         )
         return hashlib.sha256(text.encode()).hexdigest()
@@ -463,6 +473,13 @@ def _check_strides(source: Source, subsampling: Subsampling) -> None:
     stride = subsampling.space_stride
     if stride < 1 or subsampling.time_stride < 1:
         raise DataError("time_stride and space_stride must be 1 or more")
+    first = subsampling.first_frame
+    if first < 0 or (first and (source.task.steady or first >= source.num_frames)):
+        raise DataError(
+            f"first_frame {first} leaves no frame: trajectories of task '{source.task.name}' have "
+            f"{source.num_frames} frames",
+            hint="use a smaller first_frame",
+        )
     uneven = uneven_axes(source.task.axes, source.coordinates)
     for axis, size in zip(source.task.axes, source.space, strict=True):
         if stride > 1 and subsampling.antialias and axis.name in uneven:

@@ -6,7 +6,7 @@ structure is read by a child with limits on memory and time, and this process le
 is then mapped at the surveyed offset without the library; only chunked data is opened here, with metadata that the
 child walked to the last chunk.
 
-    python -m ups.formats.hdf5_guard [--netcdf | --tree]   names on standard input; one JSON line per file
+    python -m ups.formats.hdf5_guard [--netcdf | --tree | --well]   names on standard input; one JSON line per file
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from ups.errors import DataError, UpsError
 from ups.formats.hdf5_survey import FileSurvey, survey_file
 from ups.formats.hdf5_tree import TreeSurvey, survey_tree
 from ups.formats.netcdf_survey import NetcdfSurvey, survey_netcdf
+from ups.formats.the_well_survey import WellSurvey, survey_well
 from ups.record.untrusted_files import open_regular
 
 MEMORY_LIMIT_BYTES = 1 << 30
@@ -34,7 +35,9 @@ _HINT = "get the file again from its source, and compare its checksum"
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
 FileKey = tuple[str, int, int, int]
+_Survey = TypeVar("_Survey", FileSurvey, WellSurvey)
 _surveys: dict[FileKey, FileSurvey | DataError] = {}
+_well_surveys: dict[FileKey, WellSurvey | DataError] = {}
 
 
 def file_key(path: str | Path) -> FileKey:
@@ -45,20 +48,30 @@ def file_key(path: str | Path) -> FileKey:
 
 def survey_files(paths: Sequence[str | Path]) -> list[FileSurvey | DataError]:
     """Structure of each file, or the reason why it is refused; files seen before by this process are not read again."""
+    return _survey_all(paths, _surveys, FileSurvey.from_json)
+
+
+def survey_well_files(paths: Sequence[str | Path]) -> list[WellSurvey | DataError]:
+    """The same for files of The Well."""
+    return _survey_all(paths, _well_surveys, WellSurvey.from_json, "--well")
+
+
+def _survey_all(
+    paths: Sequence[str | Path],
+    known: dict[FileKey, _Survey | DataError],
+    parse: Callable[[dict[str, Any]], _Survey],
+    *options: str,
+) -> list[_Survey | DataError]:
     keys: list[FileKey | DataError] = [_key_or_error(path) for path in paths]
-    results: dict[FileKey, FileSurvey | DataError] = {
-        k: _surveys[k] for k in keys if not isinstance(k, DataError) and k in _surveys
-    }
-    waiting = list(dict.fromkeys(k for k in keys if not isinstance(k, DataError) and k not in results))
+    waiting = list(dict.fromkeys(k for k in keys if not isinstance(k, DataError) and k not in known))
     while waiting:
-        answers, problem = _ask_child([key[0] for key in waiting])
-        found = [a if isinstance(a, DataError) else FileSurvey.from_json(a) for a in answers]
+        answers, problem = _ask_child([key[0] for key in waiting], *options)
+        found: list[_Survey | DataError] = [a if isinstance(a, DataError) else parse(a) for a in answers]
         if problem and len(found) < len(waiting):
             found.append(_blamed(waiting[len(found)], problem))
-        results.update(zip(waiting, found, strict=False))
+        known.update(zip(waiting, found, strict=False))
         waiting = waiting[len(found) :]
-    _surveys.update(results)
-    return [k if isinstance(k, DataError) else results[k] for k in keys]
+    return [k if isinstance(k, DataError) else known[k] for k in keys]
 
 
 def survey_netcdf_file(path: str | Path) -> tuple[FileKey, NetcdfSurvey]:
@@ -154,9 +167,10 @@ def main() -> None:
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    surveys: dict[str, Callable[[str], FileSurvey | NetcdfSurvey | TreeSurvey]] = {
+    surveys: dict[str, Callable[[str], FileSurvey | NetcdfSurvey | TreeSurvey | WellSurvey]] = {
         "--netcdf": survey_netcdf,
         "--tree": survey_tree,
+        "--well": survey_well,
     }
     survey = surveys.get(sys.argv[1] if len(sys.argv) > 1 else "", survey_file)
     # Names come through standard input: a command line has a limit.

@@ -21,7 +21,7 @@ MAX_GROUP_ENTRIES = 64
 MAX_ATTRIBUTES = 64
 MAX_TEXT_BYTES = 1 << 16
 MAX_ATTRIBUTE_VALUES = 64
-MAX_DIMS = 6
+MAX_DIMS = 7  # trajectory, time, three of space, and two of a tensor
 MAX_CHUNKS = 1 << 23
 MAX_CHUNK_BYTES = 256 << 20
 MAX_COMPACT_BYTES = 1 << 16
@@ -221,12 +221,17 @@ def check_kind(kind: Any, name: str) -> None:
         raise DataError(f"'{name[:80]}' is neither a group nor a dataset")
 
 
-def survey_dataset(dataset: Any, name: str, size: int, *, integers: bool = False, scalars: bool = False) -> ArraySurvey:
-    """One dataset, checked. integers: these are read, too. scalars: so is a single number, of shape ()."""
+def survey_dataset(
+    dataset: Any, name: str, size: int, *, integers: bool = False, scalars: bool = False, flags: bool = False
+) -> ArraySurvey:
+    """One dataset, checked. integers: these are read, too. scalars: so is a single number, of shape (). flags: so are
+    true and false, which HDF5 has as an enumeration of one byte."""
     import h5py
 
     kind = dataset.id.get_type()
-    whole = integers and isinstance(kind, h5py.h5t.TypeIntegerID)
+    if flags and isinstance(kind, h5py.h5t.TypeEnumID) and kind.get_size() == 1:
+        kind = kind.get_super()
+    whole = (integers or flags) and isinstance(kind, h5py.h5t.TypeIntegerID)
     if not whole and (not isinstance(kind, h5py.h5t.TypeFloatID) or kind.get_size() not in (4, 8)):
         raise DataError(f"dataset '{name}' does not hold float32 or float64 numbers")
     dtype = kind.dtype

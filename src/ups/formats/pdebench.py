@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +19,12 @@ from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
 from ups.formats.hdf5_arrays import drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_files
+from ups.formats.hdf5_identity import file_identity
 from ups.formats.hdf5_survey import FileSurvey
 from ups.formats.pdebench_layouts import FieldSource, FileLayout, member_of, understand
+from ups.formats.the_well import THE_WELL
 from ups.record.untrusted_files import open_regular
 from ups.spec.task import ParameterSpec, Role
-
-# The identity of a file is its size and a sample of its bytes: a whole file of 93 GB takes minutes to hash.
-IDENTITY_BLOCKS = 64
-IDENTITY_BLOCK_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,7 @@ class PdebenchReader(GridReader):
     def _source_identity(self) -> str:
         digest = hashlib.sha256()
         for file in self._files:
-            digest.update(_file_identity(file.key).encode())
+            digest.update(file_identity("pdebench", file.key).encode())
         return digest.hexdigest()
 
     def _locate(self, split: str, trajectory: int) -> tuple[_File, int]:
@@ -171,26 +168,18 @@ def _parameter(name: str, layouts: list[FileLayout]) -> ParameterSpec:
     return ParameterSpec(name, minimum=min(values), maximum=max(values), scale="log" if log else "linear")
 
 
-def _file_identity(key: FileKey) -> str:
-    size = key[1]
-    digest = hashlib.sha256(json.dumps(["pdebench", size]).encode())
-    with Path(key[0]).open("rb") as file:
-        for i in range(IDENTITY_BLOCKS):
-            file.seek(i * max(0, size - IDENTITY_BLOCK_BYTES) // (IDENTITY_BLOCKS - 1))
-            digest.update(file.read(IDENTITY_BLOCK_BYTES))
-    return digest.hexdigest()
-
-
 class PdebenchFormat:
     """HDF5 files of PDEBench, and NetCDF files that follow it."""
 
     def recognizes(self, path: Path) -> bool:
-        """Whether this is a regular file that begins as HDF5 does."""
+        """Whether this is a regular file that begins as HDF5 does, and not one of The Well."""
         try:
             with open_regular(path, follow_link=True) as file:
-                return file is not None and file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
+                if file is None or file.read(len(HDF5_MAGIC)) != HDF5_MAGIC:
+                    return False
         except (OSError, ValueError):
             return False
+        return not THE_WELL.recognizes(path)
 
     def open(
         self,

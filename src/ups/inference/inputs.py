@@ -18,6 +18,7 @@ from torch import Tensor
 from ups.errors import BundleError
 from ups.inference.domain import Domain, fit_domain, given_coordinates
 from ups.spec.batch import Batch
+from ups.spec.labels import component_dim
 from ups.spec.task import FieldSpec, ParameterSpec, Role, TaskSpec
 
 Float64 = npt.NDArray[np.float64]
@@ -257,7 +258,7 @@ def _from_dataset(task: TaskSpec, role: Role, dataset: Any, num_frames: int) -> 
                 wanted.append("time")
         elif num_frames > 1:
             raise BundleError(f"variable '{field.name}' has no dimension 'time', and {num_frames} frames are needed")
-        wanted += ["component"] if field.tensor_rank else []
+        wanted += component_dim(task, field)
         wanted += axes
         if set(variable.dims) != set(wanted):
             raise BundleError(

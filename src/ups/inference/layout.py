@@ -10,9 +10,9 @@ import numpy.typing as npt
 from ups.inference.inputs import Start
 from ups.inference.trust import MAX_NAMED_SAMPLES, Trust
 from ups.spec.labels import (
-    COMPONENT,
     CONVENTIONS,
     axis_attributes,
+    component_dim,
     component_labels,
     field_attributes,
     time_attributes,
@@ -61,10 +61,11 @@ class Layout:
         if members is not None:
             self.coordinates[MEMBER] = np.arange(members)
             self.labels[MEMBER] = {"standard_name": "realization", "long_name": "member of the ensemble"}
-        named = {tuple(component_labels(task, field)) for field in self.fields} - {()}
-        if len(named) == 1 and COMPONENT not in self.labels:
-            self.coordinates[COMPONENT] = np.array(named.pop(), dtype=object)
-            self.labels[COMPONENT] = {"long_name": "component of a vector or tensor, by axis"}
+        for field in self.fields:
+            for dim in component_dim(task, field):
+                if dim not in self.labels:
+                    self.coordinates[dim] = np.array(component_labels(task, field), dtype=object)
+                    self.labels[dim] = {"long_name": "component of a vector or tensor, by axis"}
         values = start.batch.parameters.numpy()
         self.parameters = {p.name: (field_attributes(p), values[:, i]) for i, p in enumerate(task.parameters)}
 
@@ -89,7 +90,7 @@ class Layout:
     def dims(self, field: FieldSpec) -> tuple[str, ...]:
         lead = self.lead
         lead += () if self.task.steady else ("time",)
-        lead += ("component",) if field.tensor_rank else ()
+        lead += component_dim(self.task, field)
         return (*lead, *(a.name for a in self.task.axes))
 
     def shape(self, field: FieldSpec, num_frames: int) -> tuple[int, ...]:

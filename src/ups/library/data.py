@@ -13,7 +13,7 @@ from ups.config.description import TaskDescription
 from ups.data.open import open_paths
 from ups.errors import DataError
 from ups.formats.base import GridReader, Subsampling
-from ups.spec.labels import CONVENTIONS, axis_attributes, field_attributes, time_attributes
+from ups.spec.labels import CONVENTIONS, axis_attributes, component_dim, field_attributes, time_attributes
 from ups.spec.task import Role, TaskSpec
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ PathLike = str | os.PathLike[str]
 def open_data(
     path: PathLike | Sequence[PathLike],
     *,
+    first_frame: int = 0,
     time_stride: int = 1,
     space_stride: int = 1,
     antialias: bool = False,
@@ -38,7 +39,8 @@ def open_data(
 ) -> Dataset:
     """Open a store, or one or several files of another format that ups reads. Reads nothing but its description.
 
-    The strides show every n-th frame and point (with `antialias` the mean over cells of n points); the fractions are
+    first_frame leaves out the stored frames before it. The strides show every n-th frame and point (with `antialias`
+    the mean over cells of n points); the fractions are
     for files without splits; problem: which problem of PDEBench the files hold, where they do not say so; format: the
     reader, where it cannot be recognized; task: what the arrays mean, default the task.yaml next to them.
     """
@@ -49,7 +51,7 @@ def open_data(
             raise DataError(f"{name} must be 1 or more, not {stride}")
     reader = open_paths(
         texts[0] if len(texts) == 1 else texts,
-        Subsampling(time_stride, space_stride, antialias),
+        Subsampling(time_stride, space_stride, antialias, first_frame),
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
         problem=problem,
@@ -183,7 +185,7 @@ class Dataset:
             part = values[:, first:last] if lead else values[first:last]
             if not spec.tensor_rank:
                 part = part[:, 0] if lead else part[0]
-            dims = (*lead, *(("component",) if spec.tensor_rank else ()), *axes)
+            dims = (*lead, *component_dim(task, spec), *axes)
             found[spec.name] = (dims, part, {**field_attributes(spec), "role": role})
             first = last
         return found

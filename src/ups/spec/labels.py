@@ -33,6 +33,15 @@ def field_attributes(field: FieldSpec | ParameterSpec) -> dict[str, Any]:
     return {"long_name": field.name.replace("_", " "), "units": field.unit}
 
 
+def component_dim(task: TaskSpec, field: FieldSpec) -> tuple[str, ...]:
+    """The dimension of a field's components, () for a scalar. Vectors and tensors of one task differ in their number, so
+    that tensors then have a dimension of their own."""
+    if not field.tensor_rank:
+        return ()
+    both = field.tensor_rank == 2 and any(other.tensor_rank == 1 for other in task.fields)
+    return (f"tensor_{COMPONENT}" if both else COMPONENT,)
+
+
 def component_labels(task: TaskSpec, field: FieldSpec) -> list[str]:
     """What the components of a field are called: x, y of a vector; x_x, x_y, ... of a tensor; none of a scalar."""
     labels = [""] if field.tensor_rank else []

@@ -1,4 +1,7 @@
-"""A child that reads the files named on standard input as untrusted data would be read: one JSON line each."""
+"""A child that reads the files named on standard input as untrusted data would be read: one JSON line each.
+
+python -m ups.testing.read_damaged [--well]    files are of PDEBench, or of The Well; directories are stores
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from ups.errors import UpsError
 from ups.formats import hdf5_guard
 from ups.formats.base import Reader
 from ups.formats.pdebench import PdebenchReader
+from ups.formats.the_well import WellReader
 from ups.formats.zarr_store import StoreReader, is_store
 
 
@@ -21,13 +25,17 @@ def peak_kib() -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
 
 
-def read_everything(path: str) -> str:
+def read_everything(path: str, *, well: bool) -> str:
     """Every window of one frame, and the identity; what a UpsError is called, or 'read'."""
     try:
-        reader: Reader = StoreReader(path) if is_store(path) or Path(path).is_dir() else PdebenchReader(path)
+        reader: Reader
+        if is_store(path) or Path(path).is_dir():
+            reader = StoreReader(path)
+        else:
+            reader = WellReader(path) if well else PdebenchReader(path)
         for split, count in reader.splits.items():
             for trajectory in range(min(count, 20)):
-                reader.read(split, trajectory, 0, reader.num_frames)
+                reader.read(split, trajectory, 0, reader.frames_in(split, trajectory))
         reader.identity()
         reader.close()
     except UpsError as error:
@@ -40,11 +48,13 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hdf5_guard.TIMEOUT_SECONDS = 10.0
     # One guard for all of them; a reader of its own would start one each.
-    hdf5_guard.survey_files([p for p in paths if Path(p).is_file()])
+    well = "--well" in sys.argv
+    survey = hdf5_guard.survey_well_files if well else hdf5_guard.survey_files
+    survey([p for p in paths if Path(p).is_file()])
     for path in paths:
         started = time.monotonic()
         try:
-            outcome = read_everything(path)
+            outcome = read_everything(path, well=well)
         except Exception as error:  # noqa: BLE001 - the test counts what should never come
             outcome = f"{type(error).__name__}: {error}"[:200]
         peak = peak_kib() // 1024

@@ -1,0 +1,233 @@
+"""A published data set brought here: several files at once, each continued, checked and only then named.
+
+    fetch("pdebench/burgers1d", Path("data"), only=["*Nu0.01*"]).paths
+
+Which data sets there are is in `fetch_catalog`, one file in `fetch_file`. What is there already is not fetched again. A
+directory `.fetch` beside the files holds partial files and what is known about whole ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.data.fetch_catalog import RemoteFile, choose, find
+from ups.data.fetch_file import Fetch
+from ups.data.fetch_request import BeginAgainError, TryAgainError, request
+from ups.data.hdf5_header import check_size
+from ups.errors import DataError, DiskFullError, FetchContentError, UpsError
+from ups.record.atomic import machine_error, write_file_atomically
+from ups.record.partial_directory import hold_partial
+from ups.record.text import size_text
+
+JOBS = 4
+# Left free on the disk beyond what the files need.
+SPARE_BYTES = 64 << 20
+PARTIAL = ".fetch"
+POLL_SECONDS = 0.2
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file that is to be here. size: None if the server does not say."""
+
+    file: RemoteFile
+    target: Path
+    size: int | None
+    present: bool
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are to come, as far as known; those of a partial file among them."""
+        return 0 if self.present else self.size or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """path: of the data set, which a task of a recipe can name. paths: of its files. num_fetched: how many came now."""
+
+    name: str
+    path: Path
+    paths: tuple[Path, ...]
+    num_bytes: int
+    num_fetched: int
+
+
+def plan(name: str, out: Path, *, only: Sequence[str] = (), mirror: str | None = None) -> list[Wanted]:
+    """The files of a data set, which of them are here, and the size of the others by asking the server.
+
+    only: patterns of paths such as `*beta0.4*` or `data/train/*`. mirror: an address to fetch from instead.
+    """
+    chosen = find(name)
+    files = choose(chosen, only, mirror)
+    folder = out / chosen.name
+    verified = _verified(folder)
+    with ThreadPoolExecutor(JOBS) as pool:
+        return list(pool.map(lambda file: _wanted(file, folder, verified), files))
+
+
+def fetch(
+    name: str,
+    out: Path,
+    *,
+    only: Sequence[str] = (),
+    mirror: str | None = None,
+    jobs: int = JOBS,
+    progress: Progress | None = None,
+) -> Fetched:
+    """Bring a data set to `out`/NAME, or what of it is missing there. progress: told bytes here, and bytes in all.
+
+    Raises FetchRefusedError, FetchUnavailableError, FetchContentError, FetchChangedError, DiskFullError or another
+    UpsError; files that are whole by then stay, and a second call continues the others.
+    """
+    wanted = plan(name, out, only=only, mirror=mirror)
+    folder = out / find(name).name
+    with hold_partial(folder / PARTIAL, f"fetching {find(name).name}"):
+        missing = [one for one in wanted if not one.present]
+        _check_space(folder, missing)
+        _Work(folder, missing, jobs, progress, sum(one.size or 0 for one in wanted)).run()
+    paths = tuple(one.target for one in wanted)
+    return Fetched(find(name).name, folder, paths, sum(path.stat().st_size for path in paths), len(missing))
+
+
+class _Work:
+    """The files that are missing, fetched by a few threads."""
+
+    def __init__(
+        self, folder: Path, missing: list[Wanted], jobs: int, progress: Progress | None, all_bytes: int
+    ) -> None:
+        self._folder, self._missing, self._jobs = folder, missing, jobs
+        self._progress, self._all_bytes = progress, all_bytes
+        self._there = all_bytes - sum(one.missing for one in missing)
+        self._bytes: dict[str, int] = {}
+        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._known, self._num_fetched = _verified(folder), 0
+
+    def run(self) -> None:
+        errors: list[UpsError] = []
+        with ThreadPoolExecutor(self._jobs) as pool:
+            waiting: set[Future[None]] = {pool.submit(self._one, wanted) for wanted in self._missing}
+            try:
+                while waiting:
+                    done, waiting = wait(waiting, POLL_SECONDS, FIRST_COMPLETED)
+                    self._show()
+                    for future in (one for one in done if not one.cancelled()):
+                        error = future.exception()
+                        if isinstance(error, UpsError):
+                            errors.append(error)
+                        elif error is not None:
+                            raise error
+                    if any(isinstance(error, DiskFullError) for error in errors):
+                        break  # no other file would fit either
+                    if len(errors) == self._jobs and not self._num_fetched:
+                        for future in waiting:
+                            future.cancel()  # the server is down, not a file: the others need not wait for it as long
+            finally:
+                self._stop.set()
+                for future in waiting:
+                    future.cancel()
+        if errors:
+            first = errors[0]
+            if len(errors) > 1:
+                more = f"{first.message} (and the same or another reason for {len(errors) - 1} other files)"
+                raise type(first)(more, hint=first.hint)
+            raise first
+
+    def _one(self, wanted: Wanted) -> None:
+        path = wanted.file.path
+        partial = self._folder / PARTIAL / path.replace("/", "+")
+        md5 = Fetch(wanted.file, wanted.target, partial, lambda n: self._count(path, n), self._stop).run()
+        status = wanted.target.stat()
+        with self._lock:
+            self._num_fetched += 1
+            self._known[path] = {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "md5": md5}
+            write_file_atomically(self._folder / PARTIAL / "verified.json", json.dumps(self._known).encode())
+
+    def _count(self, path: str, num_bytes: int) -> None:
+        self._bytes[path] = num_bytes
+
+    def _show(self) -> None:
+        if self._progress is not None:
+            self._progress(self._there + sum(list(self._bytes.values())), self._all_bytes)
+
+
+def _wanted(file: RemoteFile, folder: Path, verified: dict[str, Any]) -> Wanted:
+    target = folder / file.path
+    if target.exists():
+        size = target.stat().st_size
+        if not _is_verified(target, verified.get(file.path)):
+            _check_present(file, target, size)
+        return Wanted(file, target, size, present=True)
+    return Wanted(file, target, _remote_size(file.url), present=False)
+
+
+def _remote_size(url: str) -> int | None:
+    """How long the server says that a file is; None if it does not say, or not now."""
+    try:
+        # Not HEAD: addresses that are signed for reading refuse it.
+        with request(url, 0, stop=1) as answer:
+            return answer.total
+    except (TryAgainError, BeginAgainError, FetchContentError):
+        return None
+
+
+def _is_verified(target: Path, known: Any) -> bool:
+    status = target.stat()
+    return isinstance(known, dict) and (known.get("size"), known.get("mtime_ns")) == (
+        status.st_size,
+        status.st_mtime_ns,
+    )
+
+
+def _check_present(file: RemoteFile, target: Path, size: int) -> None:
+    """Raise DataError if a file that somebody put there is not the published one, as far as that can be known."""
+    problem = check_size(target)
+    if not problem and file.md5:
+        digest = hashlib.md5(usedforsecurity=False)
+        with target.open("rb") as stream:
+            while data := stream.read(1 << 22):
+                digest.update(data)
+        problem = "" if digest.hexdigest() == file.md5 else f"its MD5 is not {file.md5}"
+    elif not problem and _remote_size(file.url) not in (None, size):
+        problem = "it has another size"
+    if problem:
+        raise DataError(
+            f"{target} is there already, and is not the published file: {problem}",
+            hint="move it away, or use another --out",
+        )
+
+
+def _verified(folder: Path) -> dict[str, Any]:
+    """What earlier fetches checked, by path; each entry holds as long as size and time of the file are the same."""
+    try:
+        data = json.loads((folder / PARTIAL / "verified.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _check_space(folder: Path, missing: list[Wanted]) -> None:
+    needed = sum(one.missing for one in missing)
+    for one in missing:
+        partial = folder / PARTIAL / one.file.path.replace("/", "+")
+        if partial.exists():
+            needed -= min(os.stat(partial).st_size, one.missing)
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise machine_error(f"cannot use {folder}", error) from error
+    if needed + SPARE_BYTES > free:
+        raise DiskFullError(
+            f"{size_text(needed)} are to be fetched, and {size_text(free)} are free at {folder}",
+            hint="choose some of the files with --only, or another disk with --out",
+        )

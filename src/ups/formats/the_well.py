@@ -1,0 +1,249 @@
+"""Reader of The Well: the HDF5 files of one data set, as trajectories of one task.
+
+Files are surveyed by `hdf5_guard`, understood by `the_well_layout`, read by `hdf5_arrays`. Memory grows with the number
+of files and trajectories, never with windows. Files that lie in folders called train, valid and test are those splits.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ups.errors import DataError
+from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
+from ups.formats.hdf5_arrays import drop_hdf5, read_region
+from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_well_files
+from ups.formats.hdf5_identity import file_identity
+from ups.formats.the_well_fields import SPACE, WellField
+from ups.formats.the_well_layout import WellLayout, understand
+from ups.formats.the_well_survey import GROUPS
+from ups.formats.the_well_task import assumptions_of, check_same, task_of
+from ups.record.untrusted_files import open_regular
+from ups.spec.batch import Float32
+from ups.spec.task import Role
+
+MAX_FILES = 10_000
+# Names of groups stand near the beginning or the end of a file, wherever its writer left room.
+LOOKED_AT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    key: FileKey
+    layout: WellLayout
+    parameters: Float32  # (N, P)
+
+
+class WellReader(GridReader):
+    """Windows from a data set of The Well: its directory (with data/train, data/valid, data/test), or files of it.
+
+    Of files outside of such folders the first trajectories go to train, then valid, the last to test, file by file.
+    """
+
+    def __init__(
+        self,
+        paths: str | Path | Sequence[str | Path],
+        subsampling: Subsampling = FULL,
+        *,
+        valid_fraction: float = 0.1,
+        test_fraction: float = 0.1,
+    ) -> None:
+        listed = _files_of([Path(paths)] if isinstance(paths, str | Path) else [Path(p) for p in paths])
+        layouts: list[tuple[FileKey, WellLayout]] = []
+        for path, survey in zip(listed, survey_well_files(listed), strict=True):
+            if isinstance(survey, DataError):
+                raise survey
+            key = file_key(path)
+            drop_hdf5(key[0])
+            layouts.append((key, understand(key, survey)))
+            drop_hdf5(key[0])  # opened for coordinates and masks; nothing stays open before a fork
+        check_same(layouts)
+        found = [layout for _, layout in layouts]
+        names = [n for n in found[0].parameters if all(n in layout.parameters for layout in found)]
+        self._files = tuple(_File(key, layout, _columns(layout, names)) for key, layout in layouts)
+        self._starts, self._counts, how = _split(listed, found, valid_fraction, test_fraction)
+        self._ends = {split: np.cumsum(self._counts[split]).tolist() for split in SPLITS}
+        first = found[0]
+        steps, frames = self._by_split("steps"), self._by_split("frames")
+        every = np.concatenate(list(steps.values()))
+        lengths = np.concatenate(list(frames.values()))
+        same_step = np.allclose(every, np.median(every), rtol=1e-3, atol=0)
+        source = Source(
+            task_of(found, names, float(np.median(every))),
+            first.coordinates,
+            int(lengths.max()),
+            {split: int(ends[-1]) for split, ends in self._ends.items()},
+            first.start_time,
+            (*assumptions_of(found, names), how),
+            frames=None if (lengths == lengths[0]).all() else {s: v.astype(np.int64) for s, v in frames.items()},
+            steps=None if same_step else steps,
+        )
+        super().__init__(source, subsampling)
+
+    def where(self, split: str, trajectory: int) -> str:
+        file, row = self._locate(split, trajectory)
+        return f"{file.key[0]} trajectory {row} ({split} trajectory {trajectory})"
+
+    def close(self) -> None:
+        for file in self._files:
+            drop_hdf5(file.key[0])
+
+    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
+        file, row = self._locate(split, trajectory)
+        return _assemble(file, row, "state", slice(start, stop, step), self.source.space)
+
+    def _given(self, split: str, trajectory: int, role: Role) -> Array:
+        file, row = self._locate(split, trajectory)
+        return np.asarray(_assemble(file, row, role, slice(0, 1, 1), self.source.space)[0])
+
+    def _parameters(self, split: str, trajectory: int) -> Array:
+        file, row = self._locate(split, trajectory)
+        return np.asarray(file.parameters[row])
+
+    def _source_identity(self) -> str:
+        digest = hashlib.sha256()
+        for file in self._files:
+            digest.update(file_identity("the_well", file.key).encode())
+        return digest.hexdigest()
+
+    def _locate(self, split: str, trajectory: int) -> tuple[_File, int]:
+        """File of a trajectory, and its row in there."""
+        ends = self._ends[split]
+        number = bisect.bisect_right(ends, trajectory)
+        before = ends[number - 1] if number else 0
+        return self._files[number], self._starts[split][number] + trajectory - before
+
+    def _by_split(self, name: str) -> dict[str, Array]:
+        """`frames` or `steps` of each trajectory of each split."""
+        return {
+            split: np.concatenate(
+                [
+                    getattr(file.layout, name)[start : start + count]
+                    for file, start, count in zip(self._files, self._starts[split], self._counts[split], strict=True)
+                ]
+            )
+            for split in SPLITS
+        }
+
+
+def _columns(layout: WellLayout, names: list[str]) -> Float32:
+    """(N, P) parameters of each trajectory."""
+    columns = [layout.parameters[name] for name in names]
+    return np.array(columns, np.float32).reshape(len(names), layout.num_trajectories).T
+
+
+def _assemble(file: _File, row: int, role: Role, frames: slice, space: tuple[int, ...]) -> Array:
+    """(T, C, *S) of one role: each field read, its axes brought into order, repeated along those it does not have."""
+    fields = [field for field in file.layout.fields if field.role == role]
+    num_frames = len(range(frames.start, frames.stop, frames.step))
+    turned = tuple(slice(None, None, -1) if flip else slice(None) for flip in file.layout.flipped)
+    out = np.empty((num_frames, sum(field.channels for field in fields), *space), np.float32)
+    channel = 0
+    for field in fields:
+        values = _read(file.key, row, field, frames, len(space))
+        out[:, channel : channel + field.channels] = values[(slice(None), slice(None), *turned)]
+        channel += field.channels
+    return out
+
+
+def _read(key: FileKey, row: int, field: WellField, frames: slice, dims: int) -> Array:
+    """(T, C, *S) of one field; an axis that it does not have is of length 1."""
+    region = tuple(
+        slice(row, row + 1, 1) if letter == "N" else frames if letter == "T" else slice(0, size, 1)
+        for letter, size in zip(field.axes, field.array.shape, strict=True)
+    )
+    values = read_region(key, field.array, region)
+    if field.mask:
+        values = values != 0
+    axes = field.axes.upper()
+    if "N" in axes:
+        values, axes = values[0], axes[1:]
+    if "T" not in axes:
+        values, axes = values[None], "T" + axes
+    for place, letter in enumerate(SPACE[:dims], start=1):
+        if letter not in axes:
+            values, axes = np.expand_dims(values, place), axes[:place] + letter + axes[place:]
+    values = values.reshape(*values.shape[: 1 + dims], field.channels)  # (T, *S, C): rows and columns of a tensor
+    return np.moveaxis(values, -1, 1)  # (T, C, *S)
+
+
+def _files_of(paths: list[Path]) -> list[Path]:
+    """The files of a data set, by split and name."""
+    found: list[Path] = []
+    for path in paths:
+        folder = path / "data" if path.is_dir() and (path / "data").is_dir() else path
+        if not path.is_dir():
+            found.append(path)
+            continue
+        for part in [folder / split for split in SPLITS] if any((folder / s).is_dir() for s in SPLITS) else [folder]:
+            found += sorted(p for p in part.glob("*") if p.suffix in (".h5", ".hdf5")) if part.is_dir() else []
+    if not found:
+        raise DataError(
+            f"{paths[0]} holds no HDF5 file",
+            hint="a data set of The Well is a directory with data/train/*.hdf5, data/valid and data/test",
+        )
+    if len(found) > MAX_FILES:
+        raise DataError(f"{len(found)} files are more than {MAX_FILES}")
+    real = [os.path.realpath(path) for path in found]
+    if len(set(real)) != len(real):
+        twice = next(path for path, one in zip(found, real, strict=True) if real.count(one) > 1)
+        raise DataError(f"{twice} is the same file as another of the list", hint="list each file once")
+    return found
+
+
+def _split(
+    paths: list[Path], layouts: list[WellLayout], valid_fraction: float, test_fraction: float
+) -> tuple[dict[str, list[int]], dict[str, list[int]], str]:
+    """First row and number of rows of each split in each file, and how that was decided."""
+    counts = [layout.num_trajectories for layout in layouts]
+    folders = [path.absolute().parent.name for path in paths]
+    if all(folder in SPLITS for folder in folders) and "train" in folders:
+        numbers = {s: [n if f == s else 0 for n, f in zip(counts, folders, strict=True)] for s in SPLITS}
+        return {s: [0] * len(counts) for s in SPLITS}, numbers, "splits are the folders train, valid and test"
+    starts, numbers = split_counts(counts, valid_fraction, test_fraction)
+    return starts, numbers, "there are no folders train, valid and test: each file is split by trajectory"
+
+
+class WellFormat:
+    """The Well: a directory of a data set, or HDF5 files of it."""
+
+    def recognizes(self, path: Path) -> bool:
+        """Whether this is a directory of that form, or an HDF5 file whose bytes name the groups of the format."""
+        if path.is_dir():
+            folder = path / "data" if (path / "data").is_dir() else path
+            files = [p for split in SPLITS for p in sorted((folder / split).glob("*.h*5"))[:1]]
+            return bool(files) and all(self.recognizes(file) for file in files)
+        try:
+            with open_regular(path, follow_link=True) as file:
+                if file is None:
+                    return False
+                size = os.fstat(file.fileno()).st_size
+                start = file.read(min(size, LOOKED_AT_BYTES))
+                file.seek(max(len(start), size - LOOKED_AT_BYTES))
+                seen = start + file.read(LOOKED_AT_BYTES)
+        except (OSError, ValueError):
+            return False
+        return start.startswith(HDF5_MAGIC) and sum(name.encode() in seen for name in GROUPS) >= 3
+
+    def open(
+        self,
+        paths: Sequence[Path],
+        subsampling: Subsampling,
+        *,
+        valid_fraction: float,
+        test_fraction: float,
+        problem: str | None,
+    ) -> WellReader:
+        """The reader of one data set."""
+        if problem is not None:
+            raise DataError(f"{paths[0]} is of The Well, which has no `problem`", hint="leave `problem` out")
+        return WellReader(paths, subsampling, valid_fraction=valid_fraction, test_fraction=test_fraction)
+
+
+THE_WELL = WellFormat()

@@ -1,0 +1,33 @@
+"""Reads a VTKHDF file with VTK and writes what it found to an .npz file: a program for an environment of its own.
+
+python vtk_program.py FILE.vtkhdf OUT.npz
+"""
+
+import sys
+
+import numpy as np
+
+
+def main() -> None:
+    """Reads every step."""
+    from vtkmodules.util.numpy_support import vtk_to_numpy  # type: ignore[import-not-found]
+    from vtkmodules.vtkIOHDF import vtkHDFReader  # type: ignore[import-not-found]
+
+    reader = vtkHDFReader()
+    reader.SetFileName(sys.argv[1])
+    reader.UpdateInformation()
+    found = {}
+    times = reader.GetOutputInformation(0).Get(reader.GetExecutive().TIME_STEPS())
+    for number, time in enumerate(times):
+        reader.UpdateTimeStep(time)
+        image = reader.GetOutputDataObject(0)
+        data = image.GetPointData()
+        for i in range(data.GetNumberOfArrays()):
+            found[f"{number}/{data.GetArrayName(i)}"] = vtk_to_numpy(data.GetArray(i)).copy()
+    found |= {"times": np.array(times), "dimensions": np.array(image.GetDimensions())}
+    found |= {"origin": np.array(image.GetOrigin()), "spacing": np.array(image.GetSpacing())}
+    np.savez(sys.argv[2], **found)
+
+
+if __name__ == "__main__":
+    main()
