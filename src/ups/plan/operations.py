@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -52,6 +51,8 @@ class Watch(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # what it does to its local tensors comes by here
         kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return func(*args, **kwargs)  # a question about a tensor, of which ghosts are asked many
         if self._around is None:
             out, seconds = func(*args, **kwargs), 0.0
         else:
@@ -124,7 +125,7 @@ def _size(tensor: Tensor) -> int:
 
 def _moves_nothing(func: Any) -> bool:
     """Views, and questions about a tensor."""
-    if func.namespace in ("prim", "profiler"):
+    if func.namespace == "profiler":
         return True
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)

@@ -63,10 +63,14 @@ class Rehearsal:
     activation_bytes: int = 0
     peak_bytes: int = 0
     start_bytes: int = 0
-    unit_bytes: list[int] = field(default_factory=list)
     forward: list[list[Operation]] = field(default_factory=list)
     backward: list[list[Operation]] = field(default_factory=list)
     update: list[Operation] = field(default_factory=list)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most that tensors hold, while the stage is put together or in a step."""
+        return max(self.peak_bytes, self.start_bytes)
 
     @property
     def state_bytes(self) -> int:
