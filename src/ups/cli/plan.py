@@ -114,7 +114,8 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
         (
             "step",
             f"about {_seconds(step['seconds'])}: forward {_seconds(step['forward_seconds'])}, backward "
-            f"{_seconds(step['backward_seconds'])}, update {_seconds(step['update_seconds'])}; {stage['flops']:.3g} FLOP",
+            f"{_seconds(step['backward_seconds'])}, update {_seconds(step['update_seconds'])}; "
+            f"{stage['flops']:.3g} FLOP",
         ),
     ]
     if step["sent_bytes"]:
@@ -136,7 +137,8 @@ def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("data", f"{data} (train split, as float32)"),
         (
             "checkpoints",
-            f"{_bytes(saves['bytes'])}, {_seconds(saves['save_seconds'])} to write, the loop stops {_seconds(saves['stops_seconds'])}; Young's interval "
+            f"{_bytes(saves['bytes'])}, {_seconds(saves['save_seconds'])} to write, the loop stops "
+            f"{_seconds(saves['stops_seconds'])}; Young's interval "
             f"{saves['young_interval_steps']:,} steps, the recipe's {saves['interval_steps']:,}",
         ),
         (
