@@ -67,6 +67,7 @@ COMMANDS = (
     Command("data", "ups.cli.data", "generate, import, inspect, validate, pack or cache data", PREPARE),
     Command("init", "ups.cli.init", "a recipe and a description for data of your own", PREPARE),
     Command("doctor", "ups.cli.doctor", "probe this machine, with your recipe", PREPARE),
+    Command("plan", "ups.cli.plan", "what a run will need and cost, before it starts", PREPARE),
     Command("run", "ups.cli.run", "from a recipe to a bundle that has passed its gate", RUN),
     Command("train", "ups.cli.train", "train a recipe, supervised, on one or many ranks", RUN),
     Command("finetune", "ups.cli.finetune", "train a bundle further on your data", RUN),

@@ -148,6 +148,11 @@ def spread(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strategy
     Every rank must hold the same initial weights: fsdp keeps a slice of its own copy.
     """
     stage.to(device=runtime.device, dtype=weight_dtype(config.precision))
+    return arrange(stage, runtime, config)
+
+
+def arrange(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strategy:
+    """`spread` for a stage whose weights are where and what they should be already. Collective: all ranks."""
     units = shard_units(stage)
     for unit in units:
         if config.activation_checkpointing:

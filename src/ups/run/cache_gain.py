@@ -88,7 +88,7 @@ def measure_gain(
         with_cache += 3 * steps * seconds[1] / samples
         without += (3 * steps * seconds[1] + (steps + 1) * seconds[0]) / samples
         errors[reader.task.name] = rounding_error(latents, dtype, changes=not reader.task.steady)
-    fields = sum(_field_bytes(reader) for reader in readers)
+    fields = sum(field_bytes(reader) for reader in readers)
     return Gain(encoder, operator, without / with_cache, errors, num_bytes, fields)
 
 
@@ -143,7 +143,7 @@ def _in_turns(works: list[Callable[[], object]]) -> list[float]:
     return [max(statistics.median(times[_WARM_UP:]), 1e-9) for times in found]
 
 
-def _field_bytes(reader: Reader) -> int:
+def field_bytes(reader: Reader) -> int:
     """Of the train split, as float32."""
     task, count = reader.task, reader.splits[SPLIT]
     frames = 0 if task.steady else sum(reader.frames_in(SPLIT, t) for t in range(count))

@@ -1,0 +1,170 @@
+"""`ups plan RECIPE`: what a run will need and cost, said before it starts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+from ups.cli.output import report, say, styled, table
+
+app = new_app()
+
+
+@app.command()
+def plan(
+    recipe: RecipeArgument,
+    gpus: Annotated[int, typer.Option("--gpus", min=1, max=65536, help="Devices, one rank each.")] = 1,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu", metavar="NAME", help="A GPU such as h100; default this machine's CPU.", show_default=False
+        ),
+    ] = None,
+    price_per_hour: Annotated[
+        float | None, typer.Option("--price-per-hour", min=0, help="Of one device, in your currency.")
+    ] = None,
+    failure_hours: Annotated[
+        float | None,
+        typer.Option("--failure-hours", min=0.01, help="Hours between failures of one device.", show_default=False),
+    ] = None,
+    restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0, help="From a failure to work.")] = 120.0,
+    storage: Annotated[float, typer.Option("--storage", min=0.001, help="Checkpoints are written at, GB/s.")] = 1.0,
+    network: Annotated[float, typer.Option("--network", min=0.01, help="Between hosts of 8 GPUs, Gbit/s.")] = 100.0,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Also train a few steps of each stage here, on one rank.")
+    ] = False,
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Say what a run needs before it starts: memory, step time, communication, checkpoints, failures, price.
+
+    Bytes and arithmetic are counted by running the real stages on tensors without data; times are estimates.
+    """
+    from ups.config.recipe import recipe_file, resolve
+    from ups.errors import ConfigError
+    from ups.plan.devices import gpu as gpu_of
+    from ups.plan.failures import HOURS_BETWEEN_FAILURES
+    from ups.run.assemble import open_data
+    from ups.run.directory import check_ranks
+    from ups.run.stage_plan import Circumstances, measure_stages, plan_run
+
+    checked = resolve(recipe_file(recipe), set).recipe
+    if measure and gpu is not None:
+        raise ConfigError("--measure is of this machine, and --gpu names another", hint="leave one of them out")
+    check_ranks(checked, gpus)
+    if gpu is not None:
+        device = gpu_of(gpu, checked.engine.precision)
+    else:
+        from ups.plan.yardstick import this_cpu
+
+        device = this_cpu()
+    circumstances = Circumstances(
+        gpus,
+        device,
+        price_per_hour=price_per_hour,
+        hours_between_failures=failure_hours or HOURS_BETWEEN_FAILURES,
+        restart_seconds=restart_seconds,
+        storage_bandwidth=storage * 1e9,
+        network_bandwidth=network * 1e9 / 8,
+    )
+    with open_data(checked) as opened:
+        found = plan_run(checked, opened, circumstances)
+        if measure:
+            found["measured"] = measure_stages(checked, opened)
+    if json:
+        report(found)
+        return
+    show(found)
+
+
+def show(found: dict[str, Any]) -> None:
+    """The plan for a person."""
+    name = "this CPU" if found["device"]["name"] == "cpu" else found["device"]["name"]
+    say(
+        f"{styled('plan', 'bold')}: {found['ranks']} x {name} ({found['device']['source']}), "
+        f"{found['strategy']}, {found['precision']}"
+    )
+    for number, stage in enumerate(found["stages"]):
+        say(f"\n{styled(f'stage {number}: ' + stage['type'], 'bold')}")
+        say(table(_stage_rows(stage)))
+    say(f"\n{styled('run', 'bold')}")
+    say(table(_run_rows(found)))
+    for number, one in enumerate(found.get("measured", ())):
+        say(
+            f"\nmeasured, stage {number}, one rank on this machine: {_seconds(one['step_seconds'])} of CPU time for a "
+            f"step, {_bytes(one['held_bytes'])} held at most"
+        )
+    say("\nBytes and arithmetic are counted; times are estimates from peaks and assumed efficiencies: docs/plan.md")
+
+
+def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
+    memory, step = stage["memory_bytes"], stage["step"]
+    verdict = "fits" if stage["fits"] else styled("does not fit", "bold", "red")
+    parts = ", ".join(
+        f"{name} {_bytes(memory[name])}" for name in ("parameters", "gradients", "optimizer", "average", "activations")
+    )
+    largest = stage["largest_micro_batch"]
+    rows = [
+        ("parameters", f"{stage['parameters']:,}, of which {stage['trained']:,} are trained ({stage['optimizer']})"),
+        ("memory of a rank", f"{_bytes(memory['peak'])} at the peak, {_bytes(memory['usable'])} usable: {verdict}"),
+        ("", parts),
+        ("micro-batch", f"{_micro(stage)}; the largest that fits: {largest if largest is not None else 'none'}"),
+        (
+            "step",
+            f"about {_seconds(step['seconds'])}: forward {_seconds(step['forward_seconds'])}, backward "
+            f"{_seconds(step['backward_seconds'])}, update {_seconds(step['update_seconds'])}; "
+            f"{stage['flops']:.3g} FLOP",
+        ),
+    ]
+    if step["sent_bytes"]:
+        rows.append(
+            (
+                "communication",
+                f"about {_seconds(step['communication_seconds'])} for {_bytes(step['sent_bytes'])} sent by a rank, of "
+                f"which {_seconds(step['not_hidden_seconds'])} hide behind nothing",
+            )
+        )
+    return [*rows, ("length", f"{stage['steps']:,} steps, about {_seconds(stage['seconds'])}")]
+
+
+def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
+    saves, failures = found["checkpoints"], found["failures"]
+    data = ", ".join(f"{name} {_bytes(size)}" for name, size in found["data_bytes"].items())
+    price = "" if found["price"] is None else f", price {found['price']:,.2f}"
+    return [
+        ("data", f"{data} (train split, as float32)"),
+        (
+            "checkpoints",
+            f"{_bytes(saves['bytes'])}, {_seconds(saves['save_seconds'])} to write, the loop stops "
+            f"{_seconds(saves['stops_seconds'])}; Young's interval "
+            f"{saves['young_interval_steps']:,} steps, the recipe's {saves['interval_steps']:,}",
+        ),
+        (
+            "failures",
+            f"one in {failures['hours_between']:,.0f} h; {100 * failures['effective_part']:.2f} % of the time is work "
+            f"that lasts ({100 * failures['effective_part_young']:.2f} % with Young's interval)",
+        ),
+        ("time", f"about {_seconds(found['hours'] * 3600)}, {found['device_hours']:,.2f} device hours{price}"),
+    ]
+
+
+def _micro(stage: dict[str, Any]) -> str:
+    return "; ".join(f"{tasks}: {'+'.join(map(str, sizes))}" for tasks, sizes in stage["micro_batches"].items())
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.3g} {unit}" if number < 100 else f"{number:.0f} {unit}"
+        number /= 1024
+    return f"{number:,.1f} TiB"
+
+
+def _seconds(number: float) -> str:
+    if number < 1:
+        return f"{1000 * number:.3g} ms"
+    if number < 120:
+        return f"{number:.3g} s"
+    return f"{number / 60:.3g} min" if number < 7200 else f"{number / 3600:,.1f} h"

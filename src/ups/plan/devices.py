@@ -1,0 +1,91 @@
+"""What devices can do: the table of data sheets (devices.json), and this machine's CPU as its yardstick finds it.
+
+A data sheet says what a device can do at most. What eager torch gets of it is assumed here, in one place, and was
+never measured on a GPU: every time that is made from it is an estimate.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+
+from ups.errors import ConfigError
+from ups.plan.operations import CONVOLUTION, DEPTHWISE, FOURIER, MOVE, PRODUCT, Operation
+
+# Assumed of a GPU: parts of the peaks that eager kernels reach, and seconds to launch one from Python.
+_OF_PEAK = {PRODUCT: 0.5, CONVOLUTION: 0.35, DEPTHWISE: 0.05, FOURIER: 0.1}
+_OF_BANDWIDTH = 0.7
+_LAUNCH_SECONDS = 8e-6
+_OF_MEMORY = 0.92  # the rest: context, kernels, what the caching allocator cannot hand out
+_OF_LINK = 0.7
+
+
+@dataclass(frozen=True)
+class Device:
+    """Rates: FLOP/s by kind of operation, bytes/s; memory in bytes; `queues`: launches run ahead of the device."""
+
+    name: str
+    rates: Mapping[str, float]
+    bandwidth: float
+    launch_seconds: float
+    memory_bytes: int
+    link_bandwidth: float
+    source: str
+    queues: bool = True
+
+    @property
+    def usable_bytes(self) -> int:
+        return int(self.memory_bytes * (_OF_MEMORY if self.queues else 0.9))
+
+    def seconds(self, operations: Iterable[Operation]) -> float:
+        """How long these operations take: each as long as its arithmetic or its bytes, whichever is longer."""
+        work, launches = 0.0, 0.0
+        for one in operations:
+            arithmetic = one.flops / self.rates[one.kind] if one.kind != MOVE else 0.0
+            work += max(arithmetic, one.num_bytes / self.bandwidth)
+            launches += self.launch_seconds
+        return max(work, launches) if self.queues else work + launches
+
+
+def known_devices() -> dict[str, dict[str, object]]:
+    """The rows of devices.json by name."""
+    text = resources.files("ups.plan").joinpath("devices.json").read_text()
+    rows: dict[str, dict[str, object]] = json.loads(text)["devices"]
+    return rows
+
+
+def gpu(name: str, precision: str) -> Device:
+    """A device of the table in one precision. Raises ConfigError that lists the known ones."""
+    rows = known_devices()
+    key = name.lower().replace("_", "-").replace(" ", "-")
+    if key not in rows:
+        close = difflib.get_close_matches(key, rows, n=1, cutoff=0.5)
+        meant = f"did you mean {close[0]}? " if close else ""
+        raise ConfigError(f"no GPU is called '{name[:40]}'", hint=f"{meant}known: {', '.join(sorted(rows))}")
+    row = rows[key]
+    peak = row[precision]
+    if peak is None:
+        raise ConfigError(
+            f"{key} has no {precision} arithmetic ({row['source']})", hint="--set engine.precision=float32"
+        )
+    plain = min(_number(row["float32"]), _number(peak)) * 1e12
+    rates = {
+        kind: part * (_number(peak) * 1e12 if kind in (PRODUCT, CONVOLUTION) else plain)
+        for kind, part in _OF_PEAK.items()
+    }
+    return Device(
+        key,
+        rates,
+        _number(row["bandwidth"]) * 1e9 * _OF_BANDWIDTH,
+        _LAUNCH_SECONDS,
+        int(_number(row["memory"]) * 1e9),
+        _number(row["link"]) * 1e9 * _OF_LINK,
+        str(row["source"]),
+    )
+
+
+def _number(value: object) -> float:
+    return float(value)  # type: ignore[arg-type]

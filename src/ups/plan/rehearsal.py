@@ -1,0 +1,187 @@
+"""One optimizer step of a stage, rehearsed without data: what is alive when, and what is computed.
+
+The stage, the optimizer, the average and `fully_shard` are the real ones. DistributedDataParallel reads memory that
+ghosts do not have, so what it does to memory is done in its place: gradients live in buckets that stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ups.config.schema import EngineConfig
+from ups.config.stage import StageLength
+from ups.distributed.precision import autocast, weight_dtype
+from ups.distributed.runtime import Runtime
+from ups.distributed.strategies import Strategy, arrange, locals_of
+from ups.plan.ghosts import ghost_batch, ghostly, make_ghost, pretended_world
+from ups.plan.operations import Operation, Watch
+from ups.spec.batch import Batch
+from ups.spec.place import Place
+from ups.training.engine import Engine
+from ups.training.stages import Stage
+
+_CPU = torch.device("cpu")
+# What a first step adds to a process besides tensors, on a CPU: compiled kernels, pages of code, nodes of the graph.
+BESIDES_TENSORS = 18 << 20
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of micro-batch that a step contains: real batches of its tasks, windows of each, and how often it comes.
+
+    per_step: on average; the passes of a step that are like this one.
+    """
+
+    batches: tuple[Batch, ...]
+    samples: tuple[int, ...]
+    per_step: float
+
+    @property
+    def num_samples(self) -> int:
+        return sum(self.samples)
+
+
+@dataclass
+class Rehearsal:
+    """Bytes of one rank, and the work of one of its steps.
+
+    peak_bytes: the most that tensors hold at one moment of a step; start_bytes: while the stage is put together.
+    activations_bytes: what autograd keeps at the end of the largest forward pass. passes: operations of forward and
+    backward by kind of micro-batch; update: of optimizer and average.
+    """
+
+    parameters: int = 0
+    trainable: int = 0
+    parameter_bytes: int = 0
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
+    average_bytes: int = 0
+    batch_bytes: int = 0
+    activation_bytes: int = 0
+    peak_bytes: int = 0
+    start_bytes: int = 0
+    forward: list[list[Operation]] = field(default_factory=list)
+    backward: list[list[Operation]] = field(default_factory=list)
+    update: list[Operation] = field(default_factory=list)
+
+    @property
+    def needed_bytes(self) -> int:
+        """The most that tensors hold, while the stage is put together or in a step."""
+        return max(self.peak_bytes, self.start_bytes)
+
+    @property
+    def state_bytes(self) -> int:
+        """What a checkpoint holds of this rank."""
+        return self.parameter_bytes + self.optimizer_bytes + self.average_bytes
+
+
+def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConfig, length: StageLength) -> Rehearsal:
+    """Rehearse two steps of the first of `ranks` ranks; the second counts, when everything that stays is there.
+
+    stage: fresh, built on the meta device; it is used up.
+    """
+    strategy = config.strategy if config.strategy != "auto" else "ddp" if ranks > 1 else "single"
+    dtype = weight_dtype(config.precision)
+    found = Rehearsal()
+    found.parameters = sum(p.numel() for p in stage.parameters())
+    found.trainable = sum(p.numel() for p in stage.parameters() if p.requires_grad)
+    with contextlib.ExitStack() as stack:
+        mesh = stack.enter_context(pretended_world(ranks)) if strategy == "fsdp" else None
+        place = Place(0, ranks, 0, ranks, "cpu")
+        pretended = "single" if strategy == "ddp" else strategy
+        runtime = Runtime(place, _CPU, pretended, 0, None, None, mesh)
+        stack.enter_context(ghostly())
+        make_ghost(stage, [batch for kind in kinds for batch in kind.batches], dtype)
+        watch = stack.enter_context(Watch())
+        for tensor in (*stage.parameters(), *stage.buffers()):
+            watch.hold(tensor)
+        spread = arrange(stage, runtime, config)
+        buckets = _Buckets(stage) if strategy == "ddp" else None
+        engine = Engine(runtime, spread, _NoLoader(), config=config, length=length)
+        found.start_bytes = watch.mark()
+        found.parameter_bytes = _bytes(stage.parameters())
+        found.optimizer_bytes = _bytes(t for state in engine.optimizer.state.values() for t in state.values())
+        found.average_bytes = _bytes(engine.ema.tensors.values()) if engine.ema is not None else 0
+        for _ in range(2):
+            found.peak_bytes = _step(engine, spread, kinds, dtype, watch, buckets, found)
+    return found
+
+
+def _step(
+    engine: Engine,
+    strategy: Strategy,
+    kinds: Sequence[Kind],
+    dtype: torch.dtype,
+    watch: Watch,
+    buckets: _Buckets | None,
+    found: Rehearsal,
+) -> int:
+    """The order of `Engine._accumulate` and `_update`; each kind of micro-batch once."""
+    found.forward, found.backward = [], []
+    engine.optimizer.zero_grad(set_to_none=True)
+    held: list[tuple[Batch, ...]] = []
+    for number, kind in enumerate(kinds):
+        before = watch.live_bytes
+        held[:] = [tuple(ghost_batch(b, dtype, n) for b, n in zip(kind.batches, kind.samples, strict=True))]
+        found.batch_bytes = max(found.batch_bytes, watch.live_bytes - before)
+        watch.operations.clear()
+        at_start = watch.live_bytes
+        with strategy.micro_batch(is_last=number + 1 == len(kinds)):
+            with autocast(engine.config.precision, _CPU):
+                losses = strategy.module(held[0])
+            found.activation_bytes = max(found.activation_bytes, watch.live_bytes - at_start)
+            found.forward.append(list(watch.operations))
+            watch.operations.clear()
+            losses.total.backward()
+        del losses
+        found.backward.append(list(watch.operations))
+    if buckets is not None:
+        buckets.hand_out()
+    gradients = [p.grad for p in engine.parameters.values() if p.grad is not None]
+    found.gradient_bytes = _bytes(gradients)
+    watch.operations.clear()
+    strategy.gradient_norm(gradients)
+    engine._update(1)
+    found.update = list(watch.operations)
+    del gradients
+    return watch.mark()
+
+
+class _Buckets:
+    """What DistributedDataParallel does to memory with `gradient_as_bucket_view`."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._parameters = [p for p in stage.parameters() if p.requires_grad]
+        self._kept = [torch.empty_like(p) for p in self._parameters]
+        for parameter in self._parameters:
+            parameter.register_post_accumulate_grad_hook(self._take)
+
+    def _take(self, parameter: Tensor) -> None:
+        parameter.grad = None
+
+    def hand_out(self) -> None:
+        """Give every parameter its place in a bucket as its gradient."""
+        for parameter, kept in zip(self._parameters, self._kept, strict=True):
+            parameter.grad = kept
+
+
+class _NoLoader:
+    """Batches come from the rehearsal itself."""
+
+    def batches_in_step(self, step: int) -> int:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[tuple[Batch, ...]]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise NotImplementedError
+
+
+def _bytes(tensors: Iterator[Tensor] | Sequence[Tensor] | object) -> int:
+    return sum(t.numel() * t.element_size() for t in locals_of(tensors))  # type: ignore[arg-type]

@@ -1,0 +1,167 @@
+"""The plan of a run: what each stage needs on one rank, how long it takes, what failures and hours add.
+
+Bytes and arithmetic are counted in a rehearsal of the real code (`ups.plan.rehearsal`). Seconds are made from them
+with a table of devices, so they are estimates; only a measurement on the device itself is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ups.config.schema import Recipe
+from ups.distributed.runtime import Runtime
+from ups.plan.communication import traffic
+from ups.plan.devices import Device
+from ups.plan.failures import HOURS_BETWEEN_FAILURES, outlook
+from ups.plan.rehearsal import Kind
+from ups.run.assemble import OpenData
+from ups.run.cache_gain import field_bytes
+from ups.run.measured_step import measure_steps
+from ups.run.planning import kinds_of, largest_micro_batch, pass_seconds, rehearse_stage
+
+# Assumed of the copy of a state into host memory, bytes per second.
+_COPY_BANDWIDTH = 10e9
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a plan is made for. Rates are bytes per second; the price is of one device."""
+
+    ranks: int
+    device: Device
+    price_per_hour: float | None = None
+    hours_between_failures: float = HOURS_BETWEEN_FAILURES
+    restart_seconds: float = 120.0
+    storage_bandwidth: float = 1e9
+    network_bandwidth: float = 12.5e9
+
+
+def strategy_of(recipe: Recipe, ranks: int) -> str:
+    """The strategy that a run on so many ranks gets."""
+    given = recipe.engine.strategy
+    return given if given != "auto" else "ddp" if ranks > 1 else "single"
+
+
+def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str, Any]:
+    """The plan as plain data: `stages` and `run`."""
+    stages = [plan_stage(recipe, opened, index, given) for index in range(len(recipe.stages))]
+    seconds = [stage["seconds"] for stage in stages]
+    save_bytes = max(stage["checkpoint_bytes"] for stage in stages)
+    save_seconds = save_bytes / given.storage_bandwidth
+    # An asynchronous save stops the loop for the copy of what this rank holds, and writes while training goes on.
+    copied = max(stage["state_bytes"] for stage in stages) / _COPY_BANDWIDTH
+    stops_seconds = copied if recipe.checkpoint.asynchronous else save_seconds
+    longest = max(stages, key=lambda stage: stage["seconds"])
+    ahead = outlook(given.ranks, given.hours_between_failures, stops_seconds, given.restart_seconds)
+    step = longest["step"]["seconds"]
+    configured = recipe.checkpoint.interval_steps
+    as_is = outlook(
+        given.ranks, given.hours_between_failures, stops_seconds, given.restart_seconds, interval=configured * step
+    )
+    hours = sum(seconds) / 3600 / as_is.effective if as_is.effective else float("inf")
+    return {
+        "device": {"name": given.device.name, "source": given.device.source, "memory_bytes": given.device.memory_bytes},
+        "ranks": given.ranks,
+        "strategy": strategy_of(recipe, given.ranks),
+        "precision": recipe.engine.precision,
+        "data_bytes": {reader.task.name: field_bytes(reader) for reader in opened.readers},
+        "stages": stages,
+        "checkpoints": {
+            "bytes": save_bytes,
+            "save_seconds": save_seconds,
+            "stops_seconds": stops_seconds,
+            "interval_steps": configured,
+            "young_interval_steps": max(1, round(ahead.interval_seconds / step)),
+        },
+        "failures": {
+            "hours_between": ahead.failure_seconds / 3600,
+            "effective_part": as_is.effective,
+            "effective_part_young": ahead.effective,
+        },
+        "training_seconds": sum(seconds),
+        "hours": hours,
+        "device_hours": hours * given.ranks,
+        "price": None if given.price_per_hour is None else hours * given.ranks * given.price_per_hour,
+    }
+
+
+def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstances) -> dict[str, Any]:
+    """What stage `index` needs on one rank, as plain data."""
+    stage, device, ranks = recipe.stages[index], given.device, given.ranks
+    kinds = kinds_of(recipe, opened, index, ranks)
+    found = rehearse_stage(recipe, opened, index, ranks, kinds)
+    forward, backward = pass_seconds(found, kinds, device)
+    update = device.seconds(found.update)
+    size = 2 if recipe.engine.precision == "bfloat16" and not recipe.engine.float32_fraction else 4
+    width = 8 if recipe.engine.precision == "float64" else 4
+    sent = traffic(
+        strategy_of(recipe, ranks),
+        ranks,
+        device,
+        given.network_bandwidth,
+        parameter_bytes=found.parameters * (8 if width == 8 else size),
+        gradient_bytes=found.trainable * width,
+        passes=sum(kind.per_step for kind in kinds),
+        forward_seconds=forward,
+        backward_seconds=backward,
+    )
+    step = forward + backward + update + sent.exposed_seconds
+    steps = stage.steps or max(1, round((stage.budget_seconds or 0.0) / step))
+    peak = found.needed_bytes
+    return {
+        "type": stage.type,
+        "parameters": found.parameters,
+        "trained": found.trainable,
+        "optimizer": stage.optim.type,
+        "micro_batches": {"+".join(b.task.name for b in kind.batches): list(kind.samples) for kind in kinds},
+        "memory_bytes": {
+            "parameters": found.parameter_bytes,
+            "gradients": found.gradient_bytes,
+            "optimizer": found.optimizer_bytes,
+            "average": found.average_bytes,
+            "batch": found.batch_bytes,
+            "activations": found.activation_bytes,
+            "peak": peak,
+            "usable": device.usable_bytes,
+        },
+        "fits": peak <= device.usable_bytes,
+        "largest_micro_batch": _largest(recipe, opened, index, given, kinds, peak),
+        "flops": sum(
+            k.per_step * op.flops
+            for k, *passes in zip(kinds, found.forward, found.backward, strict=True)
+            for one in passes
+            for op in one
+        )
+        + sum(op.flops for op in found.update),
+        "step": {
+            "seconds": step,
+            "forward_seconds": forward,
+            "backward_seconds": backward,
+            "update_seconds": update,
+            "sent_bytes": sent.sent_bytes,
+            "communication_seconds": sent.seconds,
+            "not_hidden_seconds": sent.exposed_seconds,
+        },
+        "steps": steps,
+        "seconds": steps * step,
+        "state_bytes": found.state_bytes,
+        "checkpoint_bytes": found.state_bytes * (ranks if strategy_of(recipe, ranks) == "fsdp" else 1),
+    }
+
+
+def _largest(
+    recipe: Recipe, opened: OpenData, index: int, given: Circumstances, kinds: Sequence[Kind], peak: int
+) -> int | None:
+    if recipe.engine.micro_batch is None and peak <= given.device.usable_bytes:
+        return max(n for kind in kinds for n in kind.samples)  # the whole share of a rank, which was just rehearsed
+    return largest_micro_batch(recipe, opened, index, given.ranks, given.device.usable_bytes)
+
+
+def measure_stages(recipe: Recipe, opened: OpenData, steps: int = 4) -> list[dict[str, float]]:
+    """A few real steps of each stage on one rank of this machine, on one thread of the CPU."""
+    engine = recipe.engine.model_copy(update={"strategy": "single", "device": "cpu", "threads": 1})
+    alone = recipe.model_copy(update={"engine": engine})
+    with Runtime.start(engine) as runtime:
+        return [asdict(measure_steps(alone, opened, runtime, index, steps)) for index in range(len(recipe.stages))]

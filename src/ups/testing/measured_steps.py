@@ -1,0 +1,44 @@
+"""Real steps of a drawn recipe on a rank, for the comparison with what was planned."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from ups.config.schema import Recipe
+from ups.distributed.runtime import Runtime
+from ups.plan.yardstick import this_cpu
+from ups.run.assemble import open_data
+from ups.run.measured_step import measure_steps
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LARGEST_THRESHOLD = 32 << 20  # what glibc's own rule comes to where large blocks are freed
+
+
+def measured_on_rank(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Train a few steps of the recipe's first stage on this rank, twice, and run the yardstick in between.
+
+    held_bytes: with a malloc that gives every large block its own mapping, so that what is freed is gone, as the
+    allocator of a GPU counts. The rest as a rank usually runs: freed blocks stay in glibc's heap, and steps are faster.
+    """
+    recipe = Recipe.model_validate(arguments["recipe"])
+    libc, steps = ctypes.CDLL(None), int(arguments["steps"])
+    with Runtime.start(recipe.engine) as runtime, open_data(recipe) as opened:
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 16)
+        exact = measure_steps(recipe, opened, runtime, 0, 2)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * _LARGEST_THRESHOLD)
+        device = this_cpu() if runtime.is_first else None
+        usual = measure_steps(recipe, opened, runtime, 0, steps)
+    result: dict[str, Any] = {
+        "held_bytes": exact.held_bytes,
+        "usual_held_bytes": usual.held_bytes,
+        "step_seconds": usual.step_seconds,
+    }
+    if device is not None:
+        result["device"] = {
+            "rates": dict(device.rates),
+            "bandwidth": device.bandwidth,
+            "launch_seconds": device.launch_seconds,
+        }
+    return result
