@@ -200,14 +200,15 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
     from ups.evaluation.ensemble import score_ensemble
     from ups.evaluation.rollout import RolloutPlan
     from ups.inference.bundle import load_bundle
+    from ups.models.ensemble import members_of
     from ups.spec.place import Place
 
     stepper = load_bundle(bundle).stepper
-    stepper.network.fix_weights()
+    stepper.fix_weights()
     reader = open_paths(data / f"{stepper.tasks[0].name}.zarr")
     plan = RolloutPlan.whole(reader, stepper.context_frames, split=split)
     found = score_ensemble(
-        stepper, reader, Place(0, 1), plan, members=members, split=split, max_trajectories=trajectories
+        members_of(stepper, members), reader, Place(0, 1), plan, split=split, max_trajectories=trajectories
     )
     reader.close()
     return found.result()

@@ -21,6 +21,15 @@ KINDS: list[dict[str, Any]] = [
     {"precision": "float32", "optimizer": "sgd"},
     {"precision": "float64", "optimizer": "adamw", "joint": True},
     {"precision": "float64", "optimizer": "adamw", "joint": True, "stage": "corrector", "steps": 8},
+    {
+        "precision": "float64",
+        "optimizer": "adamw",
+        "joint": True,
+        "stage": "corrector",
+        "steps": 8,
+        "settings": {"kind": "flow"},
+    },
+    {"precision": "float64", "optimizer": "adamw", "joint": True, "stage": "distill", "steps": 8},
     {"precision": "float64", "optimizer": "adamw", "model": "deep_encoder", "latents": True},
 ]
 ARRANGEMENTS = [

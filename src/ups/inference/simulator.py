@@ -24,7 +24,7 @@ from ups.inference.frames import FrameSink, open_sink
 from ups.inference.inputs import read_start, suggestion
 from ups.inference.module import SimulatorModule
 from ups.inference.trust import judge
-from ups.models.ensemble import Ensemble, has_members, repeated
+from ups.models.ensemble import has_members, members_of, repeated
 from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
@@ -40,7 +40,7 @@ class Simulator:
     def __init__(self, bundle: Bundle, device: torch.device) -> None:
         self._bundle = bundle
         self._stepper = bundle.stepper
-        self._stepper.network.fix_weights()
+        self._stepper.fix_weights()
         self._device = device
 
     @classmethod
@@ -77,7 +77,7 @@ class Simulator:
         """
         with torch.inference_mode(False):  # else no gradient could ever flow through the copy
             stepper = copy.deepcopy(self._stepper)
-        stepper.network.fix_weights(False)
+        stepper.fix_weights(False)
         return SimulatorModule(stepper, self._bundle.info)
 
     def __repr__(self) -> str:
@@ -183,7 +183,7 @@ class Simulator:
         batch = start.batch.to(self._device)
         if members is None:
             return self._run(self._stepper, batch, steps, every, sink, progress)
-        predictor = Ensemble(self._stepper, int(members), int(seed))
+        predictor = members_of(self._stepper, int(members), int(seed))
         return self._run(predictor, repeated(batch, int(members)), steps, every, sink, progress)
 
     def query(self, points: Any, times: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, PluginError
+from ups.models.flow import CORRECTOR, STUDENT, FlowNetwork, flow_settings, flow_task
 from ups.models.network import Network
 from ups.models.stepper import OPERATOR, Stepper
 from ups.registry import MODELS
@@ -63,13 +64,20 @@ def _build(
                 f"{task.num_spatial_dims}",
                 hint="choose another model.type",
             )
+    flows = name in (CORRECTOR, STUDENT)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         # Each name has draws of its own: a network next to the operator does not change the operator.
         torch.manual_seed(key_of(seed, "init") if name == OPERATOR else key_of(seed, "init", name))
-        network = build(config, tasks, context_frames)
+        if flows:
+            network = build(flow_settings(config), [flow_task(task) for task in tasks], context_frames)
+        else:
+            network = build(config, tasks, context_frames)
     if not isinstance(network, Network):
         raise PluginError(
             f"model '{config.type}' of {MODELS.origin(config.type)} built a {type(network).__name__}, not a Network",
             hint="derive it from ups.models.network.Network",
         )
+    if flows:
+        with torch.device(device):
+            return FlowNetwork(network, config, tasks)
     return network

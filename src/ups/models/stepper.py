@@ -69,7 +69,10 @@ class Stepper(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The next frame (B, C, *S) after the context frames in `batch.state`, or the target (B, Ct, *S) if steady."""
-        prediction = self.predict(batch)
+        return self.fields(batch, self.predict(batch))
+
+    def fields(self, batch: Batch, prediction: Tensor) -> Tensor:
+        """What a prediction (B, C, *S) means in physical units: the next frame, or the target of a steady task."""
         if batch.task.steady:
             return self.normalization.restore("target", batch.task, prediction, 1)
         return self.advance(batch.state[:, -1], prediction, batch.task)
@@ -119,6 +122,11 @@ class Stepper(nn.Module):
         x = self.fit.back(wide(raw), task, space)
         if self.network.predicts_update:
             x = x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
+        return self.constrained(x, task)
+
+    def constrained(self, prediction: Tensor, task: TaskSpec) -> Tensor:
+        """A scaled change (B, C, *S) with what the task says of changes; the target of a steady task as it is."""
+        x = prediction
         if task.divergence_free:
             x = without_divergence(x, self.normalization.change_scale(task, x, task.num_spatial_dims), task)
         return conserving(x, task) if self._conserve else x
@@ -173,6 +181,11 @@ class Stepper(nn.Module):
                 hint="use model.type multiscale with its propagator, or leave this stage out",
             )
         return self.network
+
+    def fix_weights(self, fixed: bool = True) -> None:
+        """Whether the weights of all networks stay as they are from now on (`Network.fix_weights`)."""
+        for network in self.networks.values():
+            cast(Network, network).fix_weights(fixed)
 
     def shard_units(self) -> list[nn.Module]:
         """The modules of all networks to shard, recompute or compile one by one."""

@@ -70,7 +70,12 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
     for reader in opened.readers:
         check_conserved(recipe.model, reader)
     stepper = build_model(
-        recipe.model, tasks, opened.statistics, recipe.data.context_frames, seed=recipe.run.seed, device=device
+        recipe.network_configs,
+        tasks,
+        opened.statistics,
+        recipe.data.context_frames,
+        seed=recipe.run.seed,
+        device=device,
     )
     return stepper, build_stage(recipe.stages[index], stepper, recipe.run.seed)
 

@@ -98,6 +98,7 @@ def _ensemble(
 ) -> dict[str, Any]:
     """Scores of whole rollouts of `NUM_MEMBERS` members, as `ups.evaluation.ensemble` gives them."""
     from ups.evaluation.ensemble import score_ensemble
+    from ups.models.ensemble import members_of
     from ups.run.trained import single_process_runtime
 
     total, done = min(reader.splits[split], max_trajectories or reader.splits[split]), 0
@@ -110,11 +111,10 @@ def _ensemble(
 
     with single_process_runtime() as runtime:
         found = score_ensemble(
-            trained.stepper,
+            members_of(trained.stepper, NUM_MEMBERS),
             reader,
             runtime.place,
             plan,
-            members=NUM_MEMBERS,
             split=split,
             max_trajectories=max_trajectories,
             progress=add,

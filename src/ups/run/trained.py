@@ -105,7 +105,7 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
         check_statistics(path, known)
     statistics = read_statistics(path, readers)
     tasks = [reader.task for reader in readers]
-    stepper = build_model(recipe.model, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
+    stepper = build_model(recipe.network_configs, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
     weights = {name.removeprefix("stepper."): tensor for name, tensor in read_weights(found).items()}
     expected = {name: (tensor.shape, tensor.dtype) for name, tensor in stepper.named_parameters()}
     stored = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}

@@ -100,10 +100,12 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
         "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
     }
     stage |= variant.get("settings", {})
-    stages = [stage | ({"loss": "nrmse", "balance": 0.5} if joint else {})]
-    if stage["type"] == "corrector":  # trains on; what is compared is the last stage alone
-        model = model | {"noise_size": 4}
-        stages = [{"type": "operator", "steps": 1}, stage]
+    stages = [stage | ({"loss": "nrmse", "balance": 0.5} if joint and stage["type"] == "operator" else {})]
+    if stage["type"] in ("corrector", "distill"):  # they train on; what is compared is the last stage alone
+        model = model | ({"noise_size": 4} if joint else {})
+        before = [{"type": "operator", "steps": 1}]
+        before += [{"type": "corrector", "kind": "flow", "steps": 1}] if stage["type"] == "distill" else []
+        stages = [*before, stage]
     return Recipe.model_validate(
         mixture_recipe(
             folder,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,13 @@ _BALANCE_MEMORY = 0.98
 
 
 class Stage(nn.Module, ABC):
-    """Base of all stages. Building one decides which parameters are trained: all others stop asking for gradients."""
+    """Base of all stages. Building one decides which parameters are trained: all others stop asking for gradients.
+
+    measured_steps: batches of so many steps are passed through the stage before its first one, without gradients,
+    between `measure(True)` and `begin()`.
+    """
+
+    measured_steps: ClassVar[int] = 0
 
     def __init__(self, stepper: Stepper, seed: int) -> None:
         super().__init__()
@@ -84,6 +91,12 @@ class Stage(nn.Module, ABC):
     def task_factor(self, task: TaskSpec) -> float:
         """What the losses of a task are multiplied by."""
         return 1.0
+
+    def measure(self, on: bool) -> None:
+        """Whether the passes that follow are to be measured."""
+
+    def begin(self) -> None:
+        """Before the first step, when the weights to start from are in place. Collective: all ranks."""
 
     def finish(self) -> None:
         """After the last step, when the weights are final. Collective: all ranks."""

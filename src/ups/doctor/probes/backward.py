@@ -90,7 +90,9 @@ def train_alone(assignment: Assignment, report: Report) -> None:
             capture = Capture()
             at = Progress(stage_index=index)
             with assemble(recipe, opened, runtime, at, hooks=[capture], change=move_weights) as parts:
-                weights, plain = weights_of(parts), plain_gradient(parts)
+                weights = weights_of(parts)
+                parts.engine.begin()
+                plain = plain_gradient(parts)
                 if index == len(recipe.stages) - 1:
                     facts["scores"] = validation_scores(recipe, opened, parts)
                 run_steps(parts)
