@@ -212,6 +212,9 @@ class NetworksConfig(Section):
         None, "Draws what the operator's step leaves over: for a corrector of kind 'flow'; default: as model."
     )
     student: ModelConfig | None = setting(None, "Draws it in one evaluation: for stage distill; default: as corrector.")
+    steady: ModelConfig | None = setting(
+        None, "Solves the steady tasks, for stage steady; default: the model itself learns them, next to others."
+    )
 
 
 class Recipe(Section):
@@ -285,6 +288,8 @@ class Recipe(Section):
         found = {"operator": self.model}
         if "corrector" in needed:
             found["corrector"] = self.networks.corrector or self.model
+        if self.networks.steady is not None:
+            found["steady"] = self.networks.steady
         if "student" in needed:
             found["student"] = self.networks.student or found["corrector"]
         return found

@@ -394,3 +394,24 @@ class DistillStageConfig(StageConfig):
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
         return context_frames + self.unroll_steps
+
+
+class SteadyStageConfig(StageConfig):
+    """Train the solution of steady tasks, by their own network if the recipe has one, before and after refinement."""
+
+    type: Literal["steady"] = setting("steady", "Which stage this is.")
+    balance: float = setting(
+        0.0,
+        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike.",
+        ge=0,
+        le=1,
+    )
+    refined_weight: float = setting(
+        1.0,
+        "Weight of the error after the model's refine_steps, relative to the one before; of tasks that have them.",
+        ge=0,
+        le=100,
+    )
+    augment: bool = setting(
+        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
+    )

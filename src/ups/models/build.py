@@ -12,7 +12,7 @@ from ups.config.model import ModelConfig
 from ups.errors import ConfigError, PluginError
 from ups.models.flow import CORRECTOR, STUDENT, FlowNetwork, flow_settings, flow_task
 from ups.models.network import Network
-from ups.models.stepper import OPERATOR, Stepper
+from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.registry import MODELS
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics
@@ -37,8 +37,22 @@ def build_model(
     problem = wrong_names(configs)
     if problem:
         raise ConfigError(problem)
-    networks = {name: _build(name, one, tasks, context_frames, seed, device) for name, one in configs.items()}
+    of = {name: _tasks_of(name, configs, tasks) for name in configs}
+    networks = {name: _build(name, one, of[name], context_frames, seed, device) for name, one in configs.items()}
     return Stepper(configs, networks, tasks, statistics, context_frames)
+
+
+def _tasks_of(name: str, configs: Collection[str], tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
+    """The tasks that a network is built for: steady ones may have one of their own."""
+    found = list(tasks)
+    if STEADY in configs and name in (OPERATOR, STEADY):
+        found = [task for task in tasks if task.steady == (name == STEADY)]
+    if not found:
+        raise ConfigError(
+            f"network '{name}' would have no task: networks.steady is for steady tasks next to others",
+            hint="leave networks.steady out: the model itself learns tasks of one kind",
+        )
+    return found
 
 
 def wrong_names(names: Collection[str]) -> str:

@@ -18,6 +18,7 @@ from ups.data.normalize import ensure_statistics
 from ups.data.open import open_tasks
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, spread
+from ups.errors import ConfigError
 from ups.formats.base import Reader
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
@@ -77,7 +78,15 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
         seed=recipe.run.seed,
         device=device,
     )
-    return stepper, build_stage(recipe.stages[index], stepper, recipe.run.seed)
+    stage = build_stage(recipe.stages[index], stepper, recipe.run.seed)
+    for reader in opened.readers_of(recipe, recipe.data_of(index)):
+        if not stage.takes(reader.task):
+            kind = "is steady" if reader.task.steady else "changes in time"
+            raise ConfigError(
+                f"stages.{index}: '{recipe.stages[index].type}' does not train task '{reader.task.name}', which {kind}",
+                hint=f"name the tasks that it trains: stages.{index}.tasks",
+            )
+    return stepper, stage
 
 
 def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:

@@ -169,6 +169,7 @@ class Engine:
                     with torch.no_grad(), autocast(self.precision, self.runtime.device):
                         self.strategy.module(self._next(batches, 0))
             self.loader.load_state_dict({"step": 0})
+            self.strategy.weights_changed()  # what begin() writes must reach the shards and not a gathered copy
         begin()
         self.strategy.weights_changed()
 

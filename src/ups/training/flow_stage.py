@@ -23,12 +23,13 @@ from ups.models.flow import CORRECTOR, FlowNetwork, Step, flow_of, noise_of
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
+from ups.spec.task import TaskSpec
 from ups.training.stages import Stage
 
 logger = logging.getLogger(__name__)
 
 # Of which the residuals are measured before the first step.
-_MEASURED_STEPS = 16
+_MEASURED_STEPS = 8
 
 
 class StageOnResiduals(Stage):
@@ -47,6 +48,9 @@ class StageOnResiduals(Stage):
     def flow(self) -> FlowNetwork:
         """The network that is trained."""
         return flow_of(self.stepper, self.trained)
+
+    def takes(self, task: TaskSpec) -> bool:
+        return True
 
     def window_frames(self, context_frames: int) -> int:
         return self._config.window_frames(context_frames)

@@ -17,10 +17,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ups.config.stage import AutoencodeStageConfig, CorrectorStageConfig, OperatorStageConfig, StageConfig
+from ups.config.stage import (
+    AutoencodeStageConfig,
+    CorrectorStageConfig,
+    OperatorStageConfig,
+    StageConfig,
+    SteadyStageConfig,
+)
 from ups.errors import ConfigError, DataError, PluginError
 from ups.models.normalization import wide
-from ups.models.stepper import Stepper
+from ups.models.stepper import OPERATOR, Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import STAGES
 from ups.spec.batch import Batch
@@ -82,6 +88,10 @@ class Stage(nn.Module, ABC):
             raise DataError("a micro-batch without a batch has no loss")
         metrics["loss"] = with_number(total.detach(), weight)
         return Losses(total, metrics)
+
+    def takes(self, task: TaskSpec) -> bool:
+        """Whether this stage trains on a task: its trained modules are what predicts that."""
+        return self.stepper.network_of(task) == OPERATOR
 
     @property
     def averages(self) -> TaskAverages | None:
@@ -177,7 +187,9 @@ class AutoencodeStage(Stage):
 class BalancedStage(Stage):
     """Trains the whole network, with tasks weighed by what they have reached."""
 
-    def __init__(self, config: OperatorStageConfig | CorrectorStageConfig, stepper: Stepper, seed: int) -> None:
+    def __init__(
+        self, config: OperatorStageConfig | CorrectorStageConfig | SteadyStageConfig, stepper: Stepper, seed: int
+    ) -> None:
         super().__init__(stepper, seed)
         self._balance, self._frames = config.balance, config.window_frames
         self._averages = None
