@@ -242,6 +242,20 @@ class OperatorStageConfig(StageConfig):
         le=1,
     )
     noise_clean: float = setting(0.5, "Share of the samples that get no noise.", ge=0, le=1)
+    conservation_weight: float = setting(
+        0.0,
+        "Weight of the change of integrals that a task conserves, in usual changes: for a model that does not keep "
+        "them exactly (conserve: false, or a grid that is not uniform).",
+        ge=0,
+        le=1000,
+    )
+    inverse_weight: float = setting(
+        0.0,
+        "Weight of the losses of stage autoencode (fields -> latent -> fields, and back to the same latent), for a "
+        "model with latents, when space is 'physical'.",
+        ge=0,
+        le=100,
+    )
     augment: bool = setting(
         True,
         "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
@@ -256,7 +270,7 @@ class OperatorStageConfig(StageConfig):
     @property
     def needs_latents(self) -> bool:
         """Whether only a model with latents can be trained by this stage."""
-        return self.space == "latent"
+        return self.space == "latent" or self.inverse_weight > 0
 
     @property
     def needs_trained_latents(self) -> bool:
@@ -271,6 +285,12 @@ class OperatorStageConfig(StageConfig):
     def _loss_fits_space(self) -> Self:
         if self.space == "latent" and self.loss == "nrmse":
             raise ValueError("loss 'nrmse' compares fields, and space is 'latent'; use relative_l2 or mse")
+        return self
+
+    @model_validator(mode="after")
+    def _penalties_fit_space(self) -> Self:
+        if self.space == "latent" and (self.inverse_weight or self.conservation_weight):
+            raise ValueError("inverse_weight and conservation_weight are for fields, and space is 'latent'")
         return self
 
     @model_validator(mode="after")

@@ -27,6 +27,12 @@ def conserving(change: Tensor, task: TaskSpec) -> Tensor:
     return change - mask * mean
 
 
+def conserved_channels(task: TaskSpec) -> list[int]:
+    """Numbers of the state channels whose integral the task says is conserved."""
+    fields = [field for field, _ in _fields(task) for _ in range(field.num_channels(task.num_spatial_dims))]
+    return [channel for channel, field in enumerate(fields) if field.name in task.conserved]
+
+
 def not_negative(frame: Tensor, task: TaskSpec) -> Tensor:
     """frame (B, C, *S) in physical units with 0 instead of negative values in the fields that the task calls positive.
 

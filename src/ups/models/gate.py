@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
+from ups.models.constraints import conserved_channels
 from ups.models.equation_residual import equation_residual
 from ups.models.flow import Step, corrected, noise_of, trained_flow
 from ups.models.stepper import Stepper
@@ -142,10 +143,5 @@ def _drift(frame: Tensor, start: Tensor, task: TaskSpec) -> Tensor:
     space = tuple(range(2, frame.ndim))
     now, before = frame.double(), start.double()
     moved = (now.mean(space) - before.mean(space)).abs() / before.abs().mean(space).clamp_min(1e-300)  # (B, C)
-    rows = [
-        channel
-        for channel, name in enumerate(task.channel_names("state"))
-        if any(name == f or name.startswith(f"{f}_") for f in task.conserved)
-    ]
-    largest = moved[:, rows].amax(1)
+    largest = moved[:, conserved_channels(task)].amax(1)
     return torch.where(largest > _LEAST_DRIFT, largest, torch.zeros_like(largest))
