@@ -3,12 +3,12 @@ stage brought."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
 import ups
 from ups.config.recipe import resolve
@@ -32,11 +32,11 @@ STAGES: list[dict[str, Any]] = [
 
 
 def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tmp_path: Path) -> None:
-    tasks = [write_mixture(tmp_path)[n] for n in (0, 2)]
+    tasks = write_mixture(tmp_path)[::2]
     document = mixture_recipe(tmp_path / "stack", tasks, model=MODELS["multiscale"], stages=STAGES)
     document |= {"networks": {"steady": MODELS["multiscale"]}, "evaluate": {"max_trajectories": 2}}
     path = tmp_path / "stack.yaml"
-    path.write_text(yaml.safe_dump(document))
+    path.write_text(json.dumps(document))
     run = ups.fit(str(path), progress=False)
     simulator = ups.Simulator.load(run.path / "bundle", device="cpu")
     assert simulator.is_ensemble
