@@ -30,6 +30,7 @@ KINDS: list[dict[str, Any]] = [
         "settings": {"kind": "flow"},
     },
     {"precision": "float64", "optimizer": "adamw", "joint": True, "stage": "distill", "steps": 4},
+    {"precision": "float64", "optimizer": "adamw", "joint": True, "stage": "steady"},
     {"precision": "float64", "optimizer": "adamw", "model": "deep_encoder", "latents": True},
 ]
 ARRANGEMENTS = [

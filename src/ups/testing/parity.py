@@ -102,6 +102,9 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
         "unroll_steps": 2,
         "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
     }
+    if stage["type"] == "steady":
+        del stage["unroll_steps"]
+        stage["tasks"] = ["darcy2d"]
     stage |= variant.get("settings", {})
     stages = [stage | ({"loss": "nrmse", "balance": 0.5} if joint and stage["type"] == "operator" else {})]
     if stage["type"] in ("corrector", "distill"):  # they train on; what is compared is the last stage alone
