@@ -1,4 +1,4 @@
-"""A bundle with a corrector: members, and a gate whose every intervention stands in the result, in memory and in files."""
+"""A bundle with a corrector: members, and a gate, whose every intervention stands in the result, also in files."""
 
 from __future__ import annotations
 
