@@ -169,7 +169,7 @@ class Study:
             recipe["stages"].append(stage(1.0, RATE, type="corrector"))
             return
         widths = recipe["model"].get("widths", [32, 64, 128])
-        recipe["networks"] = {"corrector": recipe["model"] | {"widths": [width // 2 for width in widths]}}
+        recipe["networks"] = {"flow": recipe["model"] | {"widths": [width // 2 for width in widths]}}
         stages = [stage(2 / 3, 1.0, type="corrector", kind="flow"), stage(1 / 3, RATE, type="distill")]
         recipe["stages"] += stages
 
@@ -246,7 +246,7 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
     from ups.evaluation.rollout import RolloutPlan
     from ups.inference.bundle import load_bundle
     from ups.models.ensemble import FlowMembers, Members, has_members, members_of
-    from ups.models.flow import CORRECTOR, STUDENT, trained_flow
+    from ups.models.flow import STUDENT, trained_flow
     from ups.spec.place import Place
 
     stepper = load_bundle(bundle).stepper
@@ -264,7 +264,7 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
     # A model without trained noise or corrector has one member, which is what its central one is.
     found = scored(members_of(stepper, members) if has_members(stepper) else Single(stepper, members))
     if trained_flow(stepper) == STUDENT:
-        teacher = scored(FlowMembers(stepper, members, 0, CORRECTOR))
+        teacher = scored(FlowMembers(stepper, members, 0, FLOW))
         found["teacher"] = teacher["summary"] | {"seconds": teacher["seconds"]}
         gate = find_gate(stepper, reader, stepper.context_frames, max_trajectories=min(16, trajectories))
         found["gate"] = score_gate(stepper, reader, plan, gate, **limits) if gate is not None else None

@@ -67,4 +67,4 @@ def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tm
     # One stage can be trained again alone: it takes all networks from the run.
     alone = stage_alone(resolve(path), run.path, "distill", [])
     again = load_trained(str(ups.fit(alone.recipe, progress=False).path))
-    assert set(again.stepper.networks) == {"operator", "corrector", "student", "steady"}
+    assert set(again.stepper.networks) == {"operator", "flow", "student", "steady"}

@@ -24,11 +24,11 @@ from ups.training.stages import OperatorStage
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 
-class SecondStage(OperatorStage):
-    """Trains `second` to take back what `operator` does."""
+class CorrectorStage(OperatorStage):
+    """Trains `corrector` to take back what `operator` does."""
 
     def trained_modules(self) -> list[nn.Module]:
-        return [self.stepper.networks["second"]]
+        return [self.stepper.networks["corrector"]]
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         found = []
@@ -36,7 +36,7 @@ class SecondStage(OperatorStage):
             given = batch.with_state(batch.state[:, : self.stepper.context_frames])
             with torch.no_grad():
                 change = self.stepper.predict(given)
-            corrected = change + self.stepper.networks["second"](self.stepper.network_input(given))
+            corrected = change + self.stepper.networks["corrector"](self.stepper.network_input(given))
             found.append({"loss": corrected.square().flatten(1).mean(1)})
         return found
 
@@ -48,11 +48,11 @@ def gradients(arguments: dict[str, Any]) -> dict[str, Any]:
     )
     configs = {
         "operator": LatentOperatorConfig.model_validate(SMALL),
-        "second": LatentOperatorConfig.model_validate({**SMALL, "width": 8, "depth": 1}),
+        "corrector": LatentOperatorConfig.model_validate({**SMALL, "width": 8, "depth": 1}),
     }
     with Runtime.start(config) as runtime:
         stepper = awake(build_model(configs, [LINE], {"line": statistics_of(LINE)}, 1))
-        stage = SecondStage(OperatorStageConfig.model_validate({"steps": 1}), stepper, seed=1)
+        stage = CorrectorStage(OperatorStageConfig.model_validate({"steps": 1}), stepper, seed=1)
         strategy = spread(stage, runtime, config)
         batch = batch_of(LINE, 2, samples=2, dtype=torch.float64)
         with strategy.micro_batch(is_last=True):
@@ -74,7 +74,7 @@ def _whole(tensor: Tensor) -> Tensor:
 def test_two_ranks_train_the_second_network_as_one_rank_does(strategy: str) -> None:
     alone = launch(gradients, 1, arguments={"strategy": "single"})[0]
     assert alone["gradients"]
-    assert all(name.startswith("stepper.networks.second.") for name in alone["gradients"])
+    assert all(name.startswith("stepper.networks.corrector.") for name in alone["gradients"])
     assert any(any(values) for values in alone["gradients"].values())
     for found in launch(gradients, 2, arguments={"strategy": strategy}):
         assert found["names"] == alone["names"]

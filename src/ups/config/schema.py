@@ -208,10 +208,10 @@ class SuperviseConfig(Section):
 class NetworksConfig(Section):
     """Networks next to the operator, which `model` describes: what later stages train."""
 
-    corrector: ModelConfig | None = setting(
+    flow: ModelConfig | None = setting(
         None, "Draws what the operator's step leaves over: for a corrector of kind 'flow'; default: as model."
     )
-    student: ModelConfig | None = setting(None, "Draws it in one evaluation: for stage distill; default: as corrector.")
+    student: ModelConfig | None = setting(None, "Draws it in one evaluation: for stage distill; default: as flow.")
     steady: ModelConfig | None = setting(
         None, "Solves the steady tasks, for stage steady; default: the model itself learns them, next to others."
     )
@@ -286,12 +286,12 @@ class Recipe(Section):
         """The settings of every network that the stages need, by name; the one that makes the step is `operator`."""
         needed = {name for stage in self.stages for name in stage.networks}
         found = {"operator": self.model}
-        if "corrector" in needed:
-            found["corrector"] = self.networks.corrector or self.model
+        if "flow" in needed:
+            found["flow"] = self.networks.flow or self.model
         if self.networks.steady is not None:
             found["steady"] = self.networks.steady
         if "student" in needed:
-            found["student"] = self.networks.student or found["corrector"]
+            found["student"] = self.networks.student or found["flow"]
         return found
 
     def data_of(self, index: int) -> DataConfig:

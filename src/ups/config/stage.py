@@ -381,7 +381,7 @@ class CorrectorStageConfig(StageConfig):
     @property
     def networks(self) -> tuple[str, ...]:
         """The networks next to the operator that this stage needs."""
-        return ("corrector",) if self.kind == "flow" else ()
+        return ("flow",) if self.kind == "flow" else ()
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
@@ -409,7 +409,7 @@ class DistillStageConfig(StageConfig):
     @property
     def networks(self) -> tuple[str, ...]:
         """The networks next to the operator that this stage needs."""
-        return ("student", "corrector")
+        return ("student", "flow")
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, PluginError
-from ups.models.flow import CORRECTOR, STUDENT, FlowNetwork, flow_settings, flow_task
+from ups.models.flow import FLOW, STUDENT, FlowNetwork, flow_settings, flow_task
 from ups.models.network import Network
 from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.registry import MODELS
@@ -78,7 +78,7 @@ def _build(
                 f"{task.num_spatial_dims}",
                 hint="choose another model.type",
             )
-    flows = name in (CORRECTOR, STUDENT)
+    flows = name in (FLOW, STUDENT)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         # Each name has draws of its own: a network next to the operator does not change the operator.
         torch.manual_seed(key_of(seed, "init") if name == OPERATOR else key_of(seed, "init", name))

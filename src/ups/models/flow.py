@@ -31,7 +31,7 @@ from ups.spec.keyed import key_of
 from ups.spec.task import FieldSpec, ParameterSpec, TaskSpec
 
 # Names of networks next to the operator: the flow, and its student, which needs one evaluation.
-CORRECTOR, STUDENT = "corrector", "student"
+FLOW, STUDENT = "flow", "student"
 # Of Heun's method, two evaluations each but for the last: with more of them scores of the tried tasks did not change.
 STEPS = 4
 _TIME = "flow_time"
@@ -219,7 +219,7 @@ def flow_of(stepper: Stepper, name: str) -> FlowNetwork:
 
 def trained_flow(stepper: Stepper) -> str:
     """The name of the network that corrects: the student if there is one, else the corrector, '' if none is trained."""
-    for name in (STUDENT, CORRECTOR):
+    for name in (STUDENT, FLOW):
         if name in stepper.networks and flow_of(stepper, name).is_trained:
             return name
     return ""

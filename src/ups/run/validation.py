@@ -19,7 +19,7 @@ from ups.evaluation.results import trajectory_means
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
 from ups.models.ensemble import FlowMembers, members_of
-from ups.models.flow import CORRECTOR, STUDENT, trained_flow
+from ups.models.flow import FLOW, STUDENT, trained_flow
 from ups.models.references import TrainingMean, persistence
 from ups.models.rollout import Predictor
 from ups.models.stepper import Stepper
@@ -108,7 +108,7 @@ def _members(
     errors = scores.sums[CENTER]
     yield CENTER, float(errors.sum()) / errors.shape[1], float(scores.counts.sum())
     if trained_flow(stepper) == STUDENT:
-        teacher = FlowMembers(stepper, members, 0, CORRECTOR)
+        teacher = FlowMembers(stepper, members, 0, FLOW)
         scores = score_ensemble(teacher, reader, place, plan, **common)
         yield TEACHER, sum(scores.rows.values()), float(len(scores.rows))
 

@@ -58,7 +58,7 @@ def make_bundle(
     if ensemble:
         config = MultiscaleConfig(widths=[8, 8], blocks=[1, 1], num_heads=2, noise_size=4)
     statistics = {t.name: statistics_of(t) for t in tasks}
-    configs = {"operator": config} | ({"corrector": config} if corrector else {})
+    configs = {"operator": config} | ({"flow": config} if corrector else {})
     stepper = build_model(configs, tasks, statistics, context_frames, seed=1)
     if ensemble or corrector:  # as if it had been trained: gates that start at zero would hide that members differ
         for parameter in stepper.parameters():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ups.distributed.strategies import local
-from ups.models.flow import CORRECTOR, STEPS, STUDENT, Step, endpoints, flow_of, noise_of
+from ups.models.flow import FLOW, STEPS, STUDENT, Step, endpoints, flow_of, noise_of
 from ups.spec.batch import Batch
 from ups.training.flow_stage import StageOnResiduals
 
@@ -27,7 +27,7 @@ class DistillStage(StageOnResiduals):
             noise_of(batch, self.seed, 0, number).to(s.predicted.dtype) for batch, s in zip(batches, steps, strict=True)
         ]
         with torch.no_grad():
-            wanted = endpoints(self.stepper, flow_of(self.stepper, CORRECTOR), steps, starts, STEPS)
+            wanted = endpoints(self.stepper, flow_of(self.stepper, FLOW), steps, starts, STEPS)
         found = endpoints(self.stepper, self.flow, steps, starts, 1)
         return [(x - y).square().flatten(1).mean(1) for x, y in zip(found, wanted, strict=True)]
 
@@ -35,6 +35,6 @@ class DistillStage(StageOnResiduals):
     def begin(self) -> None:
         """The student starts as its teacher, as far as it has the same shapes. Each rank copies its own part."""
         student = dict(self.flow.named_parameters())
-        for name, parameter in flow_of(self.stepper, CORRECTOR).named_parameters():
+        for name, parameter in flow_of(self.stepper, FLOW).named_parameters():
             if name in student and student[name].shape == parameter.shape:
                 local(student[name]).copy_(local(parameter))

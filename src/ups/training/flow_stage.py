@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ups.config.stage import CorrectorStageConfig, DistillStageConfig
 from ups.distributed.strategies import set_rows
-from ups.models.flow import CORRECTOR, FlowNetwork, Step, flow_of, noise_of
+from ups.models.flow import FLOW, FlowNetwork, Step, flow_of, noise_of
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
@@ -97,7 +97,7 @@ class StageOnResiduals(Stage):
 class FlowStage(StageOnResiduals):
     """Trains the velocity of draws."""
 
-    trained = CORRECTOR
+    trained = FLOW
     measured_steps = _MEASURED_STEPS
 
     def __init__(self, config: CorrectorStageConfig, stepper: Stepper, seed: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.models.build import build_model
 from ups.models.ensemble import by_member, has_members, members_of, repeated
-from ups.models.flow import CORRECTOR, STUDENT, flow_of, flow_task, heun, noise_of, trained_flow
+from ups.models.flow import FLOW, STUDENT, flow_of, flow_task, heun, noise_of, trained_flow
 from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
@@ -29,7 +29,7 @@ each_type = pytest.mark.parametrize("kind", CONFIGS)
 
 
 def stepper_of(
-    kind: str = "multiscale", tasks: tuple[TaskSpec, ...] = TASKS, names: tuple[str, ...] = (CORRECTOR,)
+    kind: str = "multiscale", tasks: tuple[TaskSpec, ...] = TASKS, names: tuple[str, ...] = (FLOW,)
 ) -> Stepper:
     """Networks with small weights everywhere, as if they had been trained."""
     configs = dict.fromkeys(("operator", *names), CONFIGS[kind])
@@ -58,13 +58,13 @@ def test_a_model_with_a_corrector_has_members_that_differ_and_is_its_operator_wi
 ) -> None:
     stepper = stepper_of(kind)
     assert has_members(stepper)
-    assert trained_flow(stepper) == CORRECTOR
+    assert trained_flow(stepper) == FLOW
     batch = batch_of(task, 1)
     frames = by_member(members_of(stepper, 3)(repeated(batch, 3)), 3)
     assert frames.shape[:2] == (3, 3)
     assert float((frames[:, 0] - frames[:, 1]).detach().abs().max()) > 1e-3
     alone = build_model(CONFIGS[kind], TASKS, {t.name: statistics_of(t) for t in TASKS}, 1)
-    alone.load_state_dict({n: t for n, t in stepper.state_dict().items() if ".corrector." not in n})
+    alone.load_state_dict({n: t for n, t in stepper.state_dict().items() if ".flow." not in n})
     torch.testing.assert_close(stepper(batch), alone(batch))
 
 
@@ -96,11 +96,11 @@ def test_what_a_draw_adds_keeps_what_the_task_conserves() -> None:
 
 def test_an_untrained_corrector_is_none_and_a_student_is_taken_before_its_teacher() -> None:
     new = build_model(
-        dict.fromkeys(("operator", CORRECTOR), CONFIGS["multiscale"]), [LINE], {"line": statistics_of(LINE)}, 1
+        dict.fromkeys(("operator", FLOW), CONFIGS["multiscale"]), [LINE], {"line": statistics_of(LINE)}, 1
     )
     assert trained_flow(new) == ""
     assert not has_members(new)
-    assert trained_flow(stepper_of(names=(CORRECTOR, STUDENT))) == STUDENT
+    assert trained_flow(stepper_of(names=(FLOW, STUDENT))) == STUDENT
 
 
 def test_the_network_sees_two_more_fields_for_each_predicted_one_and_the_time() -> None:
@@ -117,9 +117,9 @@ def test_the_network_sees_two_more_fields_for_each_predicted_one_and_the_time() 
 def test_a_corrector_goes_over_to_a_model_with_more_tasks(kind: str) -> None:
     source, target = stepper_of(kind, tasks=(LINE,)), stepper_of(kind, tasks=(LINE, STEADY))
     with torch.no_grad():
-        flow_of(source, CORRECTOR).scale.fill_(0.25)
+        flow_of(source, FLOW).scale.fill_(0.25)
     taken = transfer(source, target)
-    assert taken.rows["corrector/scale"] == (("line/u",), ("steady/u",))
-    assert float(flow_of(target, CORRECTOR).size(LINE, torch.zeros(1))) == 0.25
+    assert taken.rows["flow/scale"] == (("line/u",), ("steady/u",))
+    assert float(flow_of(target, FLOW).size(LINE, torch.zeros(1))) == 0.25
     bare = build_model(CONFIGS[kind], [LINE], {"line": statistics_of(LINE)}, 1)
-    assert any(name.startswith("corrector/inner.") for name in transfer(bare, stepper_of(kind, tasks=(LINE,))).new)
+    assert any(name.startswith("flow/inner.") for name in transfer(bare, stepper_of(kind, tasks=(LINE,))).new)

@@ -12,7 +12,7 @@ from ups.config.model import MultiscaleConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.ensemble import members_of, repeated
-from ups.models.flow import CORRECTOR
+from ups.models.flow import FLOW
 from ups.models.gate import Gated, available, reason_words
 from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
@@ -52,10 +52,10 @@ def test_it_acts_on_the_trajectories_that_are_above_alone() -> None:
 def test_a_drift_of_a_conserved_integral_is_seen_since_the_first_frame() -> None:
     task = replace(LINE, conserved=("u",))
     config = MultiscaleConfig(widths=[8, 8], blocks=[1, 1], num_heads=2, conserve=False)
-    stepper = build_model({"operator": config, CORRECTOR: config}, [task], {"line": statistics_of(task)}, 1)
+    stepper = build_model({"operator": config, FLOW: config}, [task], {"line": statistics_of(task)}, 1)
     with torch.no_grad():
         stepper.networks["operator"].lower.bias.fill_(1.0)  # a change by 0.25 everywhere in each step
-        stepper.networks[CORRECTOR].scale.fill_(0.5)  # as if it had been measured
+        stepper.networks[FLOW].scale.fill_(0.5)  # as if it had been measured
     assert available(stepper, task) == ["drift", "spread"]
     batch = batch_of(task, 1)
     batch = batch.with_state(torch.ones_like(batch.state))

@@ -11,7 +11,7 @@ from torch import Tensor
 from ups.config.model import MultiscaleConfig
 from ups.config.stage import CorrectorStageConfig, DistillStageConfig
 from ups.models.build import build_model
-from ups.models.flow import CORRECTOR, STUDENT, Step, endpoints, flow_of, noise_of
+from ups.models.flow import FLOW, STUDENT, Step, endpoints, flow_of, noise_of
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
@@ -26,7 +26,7 @@ each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
 
 def stepper_of(tasks: tuple[TaskSpec, ...] = TASKS) -> Stepper:
-    configs = dict.fromkeys(("operator", CORRECTOR, STUDENT), CONFIG)
+    configs = dict.fromkeys(("operator", FLOW, STUDENT), CONFIG)
     return build_model(configs, tasks, {t.name: statistics_of(t) for t in tasks}, 1)
 
 
@@ -44,7 +44,7 @@ def test_the_operator_is_frozen_and_every_trained_parameter_has_a_gradient(task:
     stage = stage_of(stepper, kind)
     assert isinstance(stage, FlowStage if kind == "flow" else DistillStage)
     loss_of(stage, batch_of(task, 3)).backward()
-    trained = CORRECTOR if kind == "flow" else STUDENT
+    trained = FLOW if kind == "flow" else STUDENT
     for name, parameter in stepper.named_parameters():
         inside = name.startswith(f"networks.{trained}.inner.")
         assert parameter.requires_grad == inside, name
@@ -76,11 +76,11 @@ def test_residuals_are_measured_channel_by_channel_before_the_first_step() -> No
     # A new operator predicts no change: the whole change is left over.
     change = stepper.scaled_change(batch.state[:, 0], batch.state[:, 1], PLANE)
     expected = change.square().mean((0, 2, 3)).sqrt()
-    torch.testing.assert_close(flow_of(stepper, CORRECTOR).size(PLANE, change).flatten(), expected)
-    assert float(flow_of(stepper, CORRECTOR).size(STEADY, change)) == 1.0  # was not seen
-    again = flow_of(stepper, CORRECTOR).scale.clone()
+    torch.testing.assert_close(flow_of(stepper, FLOW).size(PLANE, change).flatten(), expected)
+    assert float(flow_of(stepper, FLOW).size(STEADY, change)) == 1.0  # was not seen
+    again = flow_of(stepper, FLOW).scale.clone()
     stage.begin()
-    torch.testing.assert_close(flow_of(stepper, CORRECTOR).scale.data, again)
+    torch.testing.assert_close(flow_of(stepper, FLOW).scale.data, again)
 
 
 def coin(step: int, samples: int = 24) -> Batch:
@@ -114,13 +114,13 @@ def test_draws_learn_a_law_with_two_sides_and_a_student_needs_one_evaluation() -
     flow.begin()
     first, last = train(flow, 200)
     assert last < 0.8 * first
-    drawn = ends(stepper, CORRECTOR, 4)
+    drawn = ends(stepper, FLOW, 4)
     # Neither between the sides, as a mean would be, nor on one of them.
     assert float((drawn.abs() - 1).abs().mean()) < 0.35
     assert 0.2 < float((drawn > 0).double().mean()) < 0.8
     student = stage_of(stepper, "distill", unroll_steps=1)
     student.begin()
-    torch.testing.assert_close(ends(stepper, STUDENT, 1), ends(stepper, CORRECTOR, 1))  # it starts as its teacher
+    torch.testing.assert_close(ends(stepper, STUDENT, 1), ends(stepper, FLOW, 1))  # it starts as its teacher
     before = float((ends(stepper, STUDENT, 1) - drawn).abs().mean())
     train(student, 100)
     assert float((ends(stepper, STUDENT, 1) - drawn).abs().mean()) < 0.7 * before
