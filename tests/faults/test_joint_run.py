@@ -1,5 +1,6 @@
 """Faults in a run of the joint model (grouped tasks, unequal blocks, Muon, balance, a linear part fitted first, and a
-corrector after it), and in one that learns from latents of a frozen encoder, which it reads from a cache."""
+corrector after it), in one that learns from latents of a frozen encoder, which it reads from a cache, and in one with a
+corrector of kind flow, a student of it and a stage on steady tasks."""
 
 from __future__ import annotations
 
@@ -16,6 +17,12 @@ from ups.testing.mixture import MODELS, write_mixture
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 OPTIM = {"type": "muon", "learning_rate": 2e-3, "matrix_learning_rate": 5e-3, "clip_norm": 0.0, "clip_ratio": 3.0}
+FLOW_STAGES = [
+    {"type": "operator", "steps": 8, "loss": "nrmse", "optim": OPTIM},
+    {"type": "corrector", "kind": "flow", "steps": 10, "optim": OPTIM},
+    {"type": "distill", "steps": 6, "optim": OPTIM},
+    {"type": "steady", "steps": 4, "optim": OPTIM, "tasks": ["darcy2d"]},
+]
 STAGES = [
     {"type": "linear", "steps": 6},
     {"type": "operator", "steps": 14, "loss": "nrmse", "balance": 0.5, "noise": 0.005, "optim": OPTIM},
@@ -23,13 +30,15 @@ STAGES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["joint", "latents"])
+@pytest.fixture(scope="module", params=["joint", "latents", "flow"])
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     tasks = [task | {"block_size": 4 if number else 8} for number, task in enumerate(write_mixture(folder))]
     if request.param == "latents":
         stages = [{"type": "operator", "steps": 28, "unroll_steps": 2, **prepare_latents(folder, tasks)}]
         return write_recipe(folder, tasks, save_every=4, model=MODELS["deep_encoder"], stages=stages)
+    if request.param == "flow":
+        return write_recipe(folder, tasks, save_every=4, model=MODELS["multiscale"], stages=FLOW_STAGES)
     return write_recipe(folder, tasks, save_every=4, model=MODELS["multiscale"] | {"noise_size": 4}, stages=STAGES)
 
 

@@ -43,6 +43,9 @@ def run(folder: Path, tasks: list[dict[str, Any]], ranks: int, strategy: str, la
 KINDS: dict[str, dict[str, Any]] = {
     **{model: {"model": model} for model in MODELS},
     "corrector": {"joint": True, "stage": "corrector"},
+    "flow": {"joint": True, "stage": "corrector", "settings": {"kind": "flow"}},
+    "distill": {"joint": True, "stage": "distill"},
+    "steady": {"joint": True, "stage": "steady"},
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -129,6 +129,15 @@ class DescribedParameter(Section):
         return self
 
 
+class DescribedBoundaryValue(Section):
+    """What a predicted field is at the first or the last point of an axis, at all times."""
+
+    channel: str = setting(REQUIRED, "Field, or component of one such as velocity_x.")
+    axis: str = setting(REQUIRED, "Axis, which is not periodic and has a point on that end of the domain.")
+    end: Literal["first", "last"] = setting(REQUIRED, "Which end of the axis.")
+    value: float = setting(0.0, "The value there.", unit="unit of the field")
+
+
 class TaskDescription(Section):
     """What the arrays of a file mean. Everything that is said here overrides what the file seems to say."""
 
@@ -161,6 +170,9 @@ class TaskDescription(Section):
         [],
         "Vector fields of the state without divergence, where all axes are periodic; the model adds none.",
         max_length=64,
+    )
+    boundary_values: list[DescribedBoundaryValue] = setting(
+        [], "Values of predicted fields at ends of axes; the model keeps them in every step.", max_length=64
     )
     symmetries: list[Literal["translation", "reflection", "rotation90", "galilean"]] = setting(
         [], "Transformations of the domain that map solutions to solutions.", max_length=4

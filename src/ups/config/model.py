@@ -29,6 +29,13 @@ class ModelConfig(PartSection):
     dims: ClassVar[frozenset[int]] = frozenset({1, 2, 3})
 
     type: str = setting(REQUIRED, "Which model to build.")
+    refine_steps: int = setting(
+        0,
+        "Steps of conjugate gradients after a prediction, for steady tasks with an equation in discretized form.",
+        unit="steps",
+        ge=0,
+        le=64,
+    )
 
     @property
     def grid_divisor(self) -> int:

@@ -241,6 +241,18 @@ class SuperviseConfig(Section):
     max_restarts: int = setting(3, "Restarts without a new checkpoint in between.", unit="restarts", ge=0, le=1000)
 
 
+class NetworksConfig(Section):
+    """Networks next to the operator, which `model` describes: what later stages train."""
+
+    flow: ModelConfig | None = setting(
+        None, "Draws what the operator's step leaves over: for a corrector of kind 'flow'; default: as model."
+    )
+    student: ModelConfig | None = setting(None, "Draws it in one evaluation: for stage distill; default: as flow.")
+    steady: ModelConfig | None = setting(
+        None, "Solves the steady tasks, for stage steady; default: the model itself learns them, next to others."
+    )
+
+
 class Recipe(Section):
     """A complete run."""
 
@@ -248,6 +260,7 @@ class Recipe(Section):
     run: RunConfig = setting(REQUIRED, "Identity of the run.")
     data: DataConfig = setting(REQUIRED, "Tasks and how they are mixed.")
     model: ModelConfig = section(dict, "The model.")
+    networks: NetworksConfig = section(NetworksConfig, "Networks next to the model, for the stages that train them.")
     stages: list[StageConfig] = setting(REQUIRED, "What is trained, in this order.", min_length=1, max_length=32)
     engine: EngineConfig = section(EngineConfig, "How the training loop runs.")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "When the state is saved.", may_change=True)
@@ -283,11 +296,18 @@ class Recipe(Section):
                     f"stages.0: '{stage.type}' trains on from learned weights: put a stage before it, or say with "
                     "start_from where they are"
                 )
-            if stage.num_members and not self.model.noise_numbers:
+            if stage.needs_noise and not self.model.noise_numbers:
                 able = [name for name, kind in ModelConfig.kinds().items() if "noise_size" in kind.model_fields]
                 raise ValueError(
                     f"stages.{number}: the members of '{stage.type}' differ by noise, and the model takes none; set "
                     f"model.noise_size, such as 16 (model.type {' or '.join(able)})"
+                )
+            made = {name for earlier in self.stages[:number] for name in earlier.networks[:1]}
+            missing = [name for name in stage.networks[1:] if name not in made]
+            if missing and stage.start_from is None:
+                raise ValueError(
+                    f"stages.{number}: '{stage.type}' learns from the network '{missing[0]}': put the stage before it "
+                    "that trains that, or say with start_from where it is"
                 )
             unknown = sorted(set(stage.tasks or ()) - {task.name for task in self.data.tasks})
             if unknown:
@@ -303,6 +323,19 @@ class Recipe(Section):
             if unknown:
                 raise ValueError(f"gate.{number}.tasks: data has no task '{unknown[0]}'")
         return self
+
+    @property
+    def network_configs(self) -> dict[str, ModelConfig]:
+        """The settings of every network that the stages need, by name; the one that makes the step is `operator`."""
+        needed = {name for stage in self.stages for name in stage.networks}
+        found = {"operator": self.model}
+        if "flow" in needed:
+            found["flow"] = self.networks.flow or self.model
+        if self.networks.steady is not None:
+            found["steady"] = self.networks.steady
+        if "student" in needed:
+            found["student"] = self.networks.student or found["flow"]
+        return found
 
     def data_of(self, index: int) -> DataConfig:
         """What stage `index` trains on: its tasks in the order of `data`, with its blocks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -118,8 +118,18 @@ class StageConfig(StageLength):
 
     @property
     def num_members(self) -> int:
-        """Members of the ensemble that this stage trains, for which the model must take noise; 0 if it trains none."""
+        """Members that validation scores together, of what this stage trains; 0 if that has no members."""
         return 0
+
+    @property
+    def needs_noise(self) -> bool:
+        """Whether members differ by noise that the operator's network must take."""
+        return False
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks next to the operator that this stage needs, the one that it trains first."""
+        return ()
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
@@ -232,6 +242,20 @@ class OperatorStageConfig(StageConfig):
         le=1,
     )
     noise_clean: float = setting(0.5, "Share of the samples that get no noise.", ge=0, le=1)
+    conservation_weight: float = setting(
+        0.0,
+        "Weight of the change of integrals that a task conserves, in usual changes: for a model that does not keep "
+        "them exactly (conserve: false, or a grid that is not uniform).",
+        ge=0,
+        le=1000,
+    )
+    inverse_weight: float = setting(
+        0.0,
+        "Weight of the losses of stage autoencode (fields -> latent -> fields, and back to the same latent), for a "
+        "model with latents, when space is 'physical'.",
+        ge=0,
+        le=100,
+    )
     augment: bool = setting(
         True,
         "Show each sample under a random symmetry that its task declares, keyed by seed, step and window.",
@@ -246,7 +270,7 @@ class OperatorStageConfig(StageConfig):
     @property
     def needs_latents(self) -> bool:
         """Whether only a model with latents can be trained by this stage."""
-        return self.space == "latent"
+        return self.space == "latent" or self.inverse_weight > 0
 
     @property
     def needs_trained_latents(self) -> bool:
@@ -261,6 +285,12 @@ class OperatorStageConfig(StageConfig):
     def _loss_fits_space(self) -> Self:
         if self.space == "latent" and self.loss == "nrmse":
             raise ValueError("loss 'nrmse' compares fields, and space is 'latent'; use relative_l2 or mse")
+        return self
+
+    @model_validator(mode="after")
+    def _penalties_fit_space(self) -> Self:
+        if self.space == "latent" and (self.inverse_weight or self.conservation_weight):
+            raise ValueError("inverse_weight and conservation_weight are for fields, and space is 'latent'")
         return self
 
     @model_validator(mode="after")
@@ -299,22 +329,29 @@ class CorrectorOptimConfig(OptimConfig):
 
 
 class CorrectorStageConfig(StageConfig):
-    """Train the operator on as an ensemble, whose members cover what a single prediction leaves open."""
+    """Train what covers the part of a step that a single prediction leaves open: members that differ by noise."""
 
     needs_start = True
 
     type: Literal["corrector"] = setting("corrector", "Which stage this is.")
-    kind: Literal["ensemble"] = setting(
-        "ensemble", "ensemble: noise in the condition makes members, which are judged together by almost fair CRPS."
+    kind: Literal["ensemble", "flow"] = setting(
+        "ensemble",
+        "ensemble: the operator trained on, with noise in its condition, by almost fair CRPS. flow: a second network "
+        "draws what the operator's step leaves over, by flow matching; the operator stays as it is.",
     )
     optim: CorrectorOptimConfig = section(CorrectorOptimConfig, "Optimizer and schedule of this stage.")
     members: int = setting(
-        2, "Members of a training sample: each costs a forward and backward pass.", unit="members", ge=2, le=16
+        2,
+        "Members of a training sample (ensemble: each costs a forward and backward pass), and of validation.",
+        unit="members",
+        ge=2,
+        le=16,
     )
     unroll_steps: int = setting(2, "Model steps in a training sample.", unit="steps", ge=1, le=64)
     balance: float = setting(
         0.5,
-        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike.",
+        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike; of "
+        "kind ensemble. The losses of flow have one size for all tasks.",
         ge=0,
         le=1,
     )
@@ -322,11 +359,79 @@ class CorrectorStageConfig(StageConfig):
         True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rates_of_a_new_network(cls, value: Any) -> Any:
+        """The network of a flow starts from nothing: its rates are those of an operator that does."""
+        if isinstance(value, dict) and value.get("kind") == "flow" and isinstance(value.get("optim", {}), dict):
+            rates = {"learning_rate": 2e-3, "matrix_learning_rate": 5e-3}
+            return {**value, "optim": {**rates, **value.get("optim", {})}}
+        return value
+
     @property
     def num_members(self) -> int:
-        """Members of the ensemble that this stage trains."""
+        """Members that validation scores together."""
         return self.members
+
+    @property
+    def needs_noise(self) -> bool:
+        """Whether members differ by noise that the operator's network must take."""
+        return self.kind == "ensemble"
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks next to the operator that this stage needs."""
+        return ("flow",) if self.kind == "flow" else ()
 
     def window_frames(self, context_frames: int) -> int:
         """Frames that a sample of a transient task needs."""
         return context_frames + self.unroll_steps
+
+
+class DistillStageConfig(StageConfig):
+    """Train a student that draws in one evaluation what the corrector of kind flow draws in several."""
+
+    needs_start = True
+
+    type: Literal["distill"] = setting("distill", "Which stage this is.")
+    optim: CorrectorOptimConfig = section(CorrectorOptimConfig, "Optimizer and schedule of this stage.")
+    members: int = setting(2, "Members that validation scores together.", unit="members", ge=2, le=16)
+    unroll_steps: int = setting(2, "Model steps in a training sample.", unit="steps", ge=1, le=64)
+    augment: bool = setting(
+        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
+    )
+
+    @property
+    def num_members(self) -> int:
+        """Members that validation scores together."""
+        return self.members
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """The networks next to the operator that this stage needs."""
+        return ("student", "flow")
+
+    def window_frames(self, context_frames: int) -> int:
+        """Frames that a sample of a transient task needs."""
+        return context_frames + self.unroll_steps
+
+
+class SteadyStageConfig(StageConfig):
+    """Train the solution of steady tasks, by their own network if the recipe has one, before and after refinement."""
+
+    type: Literal["steady"] = setting("steady", "Which stage this is.")
+    balance: float = setting(
+        0.0,
+        "How far tasks are weighed by what they have reached: 0 not at all, 1 so that equal factors count alike.",
+        ge=0,
+        le=1,
+    )
+    refined_weight: float = setting(
+        1.0,
+        "Weight of the error after the model's refine_steps, relative to the one before; of tasks that have them.",
+        ge=0,
+        le=100,
+    )
+    augment: bool = setting(
+        True, "Show each sample under a random symmetry that its task declares, keyed by seed, step and window."
+    )

@@ -186,12 +186,23 @@ def local(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def scale_rows(parameter: Tensor, factors: Tensor) -> None:
     """Multiply each row of a parameter, sharded or whole, by its factor (rows,), which every rank knows."""
+    local(parameter).mul_(_by_row(parameter, factors))
+
+
+@torch.no_grad()
+def set_rows(parameter: Tensor, values: Tensor) -> None:
+    """Write a number into each row of a parameter, sharded or whole, from (rows,), which every rank knows."""
+    local(parameter).copy_(_by_row(parameter, values))
+
+
+def _by_row(parameter: Tensor, values: Tensor) -> Tensor:
+    """This rank's part of a tensor like the parameter, with one number in each row."""
     whole = (
-        factors.to(parameter.device, parameter.dtype).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
+        values.to(parameter.device, parameter.dtype).reshape(-1, *[1] * (parameter.ndim - 1)).expand(parameter.shape)
     )
     if isinstance(parameter, DTensor):
         whole = distribute_tensor(whole.contiguous(), parameter.device_mesh, parameter.placements, src_data_rank=None)
-    local(parameter).mul_(local(whole))
+    return local(whole)
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -25,9 +25,8 @@ from ups.evaluation.ensemble_metrics import (
 from ups.evaluation.metrics import shell_energy, trajectory_rms
 from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
 from ups.formats.base import Reader
-from ups.models.ensemble import Ensemble, by_member, repeated
+from ups.models.ensemble import Members, by_member, repeated
 from ups.models.rollout import rollout
-from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.grid import point_weights
 from ups.spec.place import Place
@@ -122,13 +121,11 @@ class EnsembleScores:
 
 @torch.no_grad()
 def score_ensemble(
-    stepper: Stepper,
+    ensemble: Members,
     reader: Reader,
     place: Place,
     plan: RolloutPlan,
     *,
-    members: int,
-    seed: int = 0,
     split: str = "test",
     batch_size: int = 8,
     max_trajectories: int | None = None,
@@ -137,10 +134,9 @@ def score_ensemble(
     kind: Literal["rollout", "one_step"] = "rollout",
     progress: Callable[[int], None] | None = None,
 ) -> EnsembleScores:
-    """This rank's share of the scores of `members` members on one task; kind: as in `score_task`."""
+    """This rank's share of the scores of an ensemble's members on one task; kind: as in `score_task`."""
     device = device or torch.device("cpu")
-    task = reader.task
-    ensemble = Ensemble(stepper, members, seed)
+    task, members, seed = reader.task, ensemble.members, ensemble.seed
     weights = point_weights(task.axes, reader.coordinates)
     counts = None if weights is None else torch.from_numpy(weights)
     scores = EnsembleScores.empty(members, seed, plan, task.channel_names(task.predicted), counts)
@@ -162,13 +158,13 @@ def score_ensemble(
     return scores
 
 
-def _rollouts(ensemble: Ensemble, batch: Batch, plan: RolloutPlan) -> Iterator[tuple[Tensor, Tensor]]:
+def _rollouts(ensemble: Members, batch: Batch, plan: RolloutPlan) -> Iterator[tuple[Tensor, Tensor]]:
     """For each step the frames (B * M, C, *S) of all members, and those of the central one (B, C, *S)."""
     all_members = rollout(ensemble, repeated(batch, ensemble.members), plan.num_steps)
     return zip(all_members, rollout(ensemble.stepper, batch, plan.num_steps), strict=True)
 
 
-def _one_steps(ensemble: Ensemble, batch: Batch, truth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _one_steps(ensemble: Members, batch: Batch, truth: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """As `_rollouts`, each frame from the true ones before it."""
     context = batch.state.shape[1]
     frames = truth if batch.task.steady else torch.cat([batch.state, truth], dim=1)

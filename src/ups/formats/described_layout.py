@@ -28,7 +28,7 @@ from ups.formats.base import Array
 from ups.formats.container import Container, Variable
 from ups.record.untrusted_files import printable
 from ups.spec.batch import Float64
-from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, Role, TaskSpec
+from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, ParameterSpec, Role, TaskSpec
 
 TIME_NAMES = ("time", "t", "times", "t-coordinate")
 # Attributes that describe how numbers are written, or are read as something else than a parameter.
@@ -126,6 +126,7 @@ class _Understanding:
             conserved=tuple(said.conserved),
             positive=tuple(said.positive),
             divergence_free=tuple(said.divergence_free),
+            boundary_values=tuple(BoundaryValue(b.channel, b.axis, b.end, b.value) for b in said.boundary_values),
             symmetries=tuple(said.symmetries),
             equation=said.equation,
         )

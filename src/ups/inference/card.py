@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ups.inference.bundle import BundleInfo
@@ -65,7 +65,18 @@ def write_card(name: str, info: BundleInfo) -> str:
         equation = plain(task.equation) or "not known"
         lines.append(f"| {task.name} | {equation} | {fields} | {grid} | {dt} | {ranges} | {boundaries} |")
     lines += _assumptions(info.assumptions)
-    lines += ["", "## Scores", "", *_scores(info.scores), "", "## Where not to trust it", "", *LIMITS]
+    lines += [
+        "",
+        "## Scores",
+        "",
+        *_scores(info.scores),
+        *_stages(info.stages),
+        *_gates(info),
+        "",
+        "## Where not to trust it",
+        "",
+        *LIMITS,
+    ]
     lines += ["", "## Provenance", "", *(f"- {plain(k)}: {_code(v)}" for k, v in info.provenance.items()), ""]
     return "\n".join(lines)
 
@@ -118,6 +129,46 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
     if members:
         head = "It is an ensemble; scores above are of its central member, without noise (`members=` gives others)."
         lines += ["", head, "", *(f"- {plain(task)}: {plain(str(words))}" for task, words in members)]
+    return lines
+
+
+def _stages(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A section about what each stage of the run brought; empty where that is not known."""
+    if not rows:
+        return []
+    head = [
+        "",
+        "## What each stage brought",
+        "",
+        "Measured on the valid split at the end of each stage, frame by frame from true ones.",
+        "",
+        "| stage | task | figure | before: | | after |",
+        "|---|---|---|---|---|---|",
+    ]
+    return [
+        *head,
+        *(
+            f"| {plain(row['stage'])} | {plain(row['task'])} | {plain(row['figure'])} | {plain(row['against'])} | "
+            f"{_number(row['before'])} | {_number(row['after'])} |"
+            for row in rows
+        ),
+    ]
+
+
+def _gates(info: BundleInfo) -> list[str]:
+    """A section about when the corrector acts; empty without one."""
+    if not info.gates:
+        return []
+    lines = ["", "## When the corrector acts", "", "Only where it is asked for: `gate=True`, `--gate`.", ""]
+    for task, gate in info.gates.items():
+        worth = "less error than without" if gate["earned"] else "no less error than without: leave it off"
+        lines.append(
+            f"- {plain(task)}: where {gate['signal']} is above {_number(gate['threshold'])}. On the "
+            f"{plain(gate['split'])} split it acted in {gate.get('rate', 0.0):.1%} of the steps; error of rollouts "
+            f"{_number(gate.get('error'))}, "
+            f"without corrector {_number(gate.get('error_never'))}, with it in every step "
+            f"{_number(gate.get('error_always'))}: {worth}."
+        )
     return lines
 
 

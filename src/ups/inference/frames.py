@@ -2,9 +2,10 @@
 
 Variables are fields by name with dimensions (sample, member, time, [component,] *axes); `sample` only where the input
 had it, `member` only in an ensemble. Two more, one value for each sample: `warnings` (bit flags, see
-`ups.inference.trust`) and `blew_up`, which each member has of its own. The attributes of these names say the same in
-words, and are empty where there is nothing to say. Further attributes are those of the CF conventions
-(`ups.spec.labels`). Files: `ups.inference.streamed`.
+`ups.inference.trust`) and `blew_up`, which each member has of its own. A gated rollout has three more along a dimension
+`intervention`: sample (and member), step and reason of each place at which the corrector acted. The attributes of these
+names say the same in words, and are empty where there is nothing to say. Further attributes are those of the CF
+conventions (`ups.spec.labels`). Files: `ups.inference.streamed`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 
 from ups.errors import BundleError
 from ups.inference.inputs import Start
-from ups.inference.layout import BlewUp, Frame, Layout
+from ups.inference.layout import NOTHING, Added, BlewUp, Frame, Layout
 from ups.inference.streamed import open_streamed
 from ups.inference.trust import Trust
 from ups.spec.task import TaskSpec
@@ -29,7 +30,7 @@ class FrameSink(Protocol):
 
     def add(self, frame: Frame) -> None: ...
 
-    def finish(self) -> Any: ...
+    def finish(self, added: Added = NOTHING) -> Any: ...
 
 
 def open_sink(
@@ -73,7 +74,7 @@ class MemorySink:
         self.frames[:, self.count] = frame
         self.count += 1
 
-    def finish(self) -> Any:
+    def finish(self, added: Added = NOTHING) -> Any:
         import xarray
 
         layout = self.layout
@@ -85,6 +86,6 @@ class MemorySink:
         for name, (labels, values) in layout.parameters.items():
             variables[name] = (("sample",), values, labels) if layout.batched else ((), values[0], labels)
         coordinates = {name: ((name,), values, layout.labels[name]) for name, values in layout.coordinates.items()}
-        variables |= layout.per_sample(self.blew_up)
-        attributes = layout.attributes | {"blew_up": self.blew_up.words()}
+        variables |= layout.per_sample(self.blew_up) | added.variables
+        attributes = layout.attributes | {"blew_up": self.blew_up.words()} | added.attributes
         return xarray.Dataset(variables, coords=coordinates, attrs=attributes)

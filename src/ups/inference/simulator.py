@@ -22,9 +22,12 @@ from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, load_bundle
 from ups.inference.frames import FrameSink, open_sink
 from ups.inference.inputs import read_start, suggestion
+from ups.inference.interventions import said
+from ups.inference.layout import NOTHING
 from ups.inference.module import SimulatorModule
 from ups.inference.trust import judge
-from ups.models.ensemble import Ensemble, has_members, repeated
+from ups.models.ensemble import has_members, members_of, repeated
+from ups.models.gate import Gated
 from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
@@ -40,7 +43,7 @@ class Simulator:
     def __init__(self, bundle: Bundle, device: torch.device) -> None:
         self._bundle = bundle
         self._stepper = bundle.stepper
-        self._stepper.network.fix_weights()
+        self._stepper.fix_weights()
         self._device = device
 
     @classmethod
@@ -77,7 +80,7 @@ class Simulator:
         """
         with torch.inference_mode(False):  # else no gradient could ever flow through the copy
             stepper = copy.deepcopy(self._stepper)
-        stepper.network.fix_weights(False)
+        stepper.fix_weights(False)
         return SimulatorModule(stepper, self._bundle.info)
 
     def __repr__(self) -> str:
@@ -132,6 +135,7 @@ class Simulator:
         every: int = 1,
         members: int | None = None,
         seed: int = 0,
+        gate: bool = False,
         out: str | Path | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Any:
@@ -147,6 +151,8 @@ class Simulator:
         they differ, the future is not known. Without it the one trajectory whose noise is zero, which is the same
         each time and no mean of the members. seed: of the noise; equal seeds give equal members, and a member is the
         same however many there are.
+        gate: of a simulator with a corrector, let it act only where a signal of the step is above the threshold that
+        was found on the valid split; the result then says in which trajectories and steps it acted, and why.
         out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
         from it: NetCDF if its name ends with .nc, else a Zarr store. progress: called with the number of steps done.
         """
@@ -181,9 +187,13 @@ class Simulator:
             facts |= {"ensemble": f"{members} members, seed {seed}"}
         sink = open_sink(spec, start, steps // every, every, trust, facts, out, members)
         batch = start.batch.to(self._device)
+        if gate:
+            gated = Gated(self._stepper, self._gate_of(spec), None if members is None else int(members), int(seed))
+            given = batch if members is None else repeated(batch, int(members))
+            return self._run(gated, given, steps, every, sink, progress)
         if members is None:
             return self._run(self._stepper, batch, steps, every, sink, progress)
-        predictor = Ensemble(self._stepper, int(members), int(seed))
+        predictor = members_of(self._stepper, int(members), int(seed))
         return self._run(predictor, repeated(batch, int(members)), steps, every, sink, progress)
 
     def query(self, points: Any, times: Any) -> Any:
@@ -197,8 +207,8 @@ class Simulator:
         if not self.is_ensemble:
             raise BundleError(
                 "this simulator was not trained as an ensemble: its members would all be the same",
-                hint="leave members out, or train one: stage corrector, kind ensemble (docs/stages.md)",
-                command_hint="leave --members out, or train one: stage corrector, kind ensemble (docs/stages.md)",
+                hint="leave members out, or train one: stage corrector (docs/stages.md)",
+                command_hint="leave --members out, or train one: stage corrector (docs/stages.md)",
             )
 
     @torch.inference_mode()
@@ -219,7 +229,17 @@ class Simulator:
                 sink.add(_host(frame))
             if progress is not None:
                 progress(number)
-        return sink.finish()
+        return sink.finish(said(predictor) if isinstance(predictor, Gated) else NOTHING)
+
+    def _gate_of(self, spec: TaskSpec) -> dict[str, float]:
+        gate = self._bundle.info.gates.get(spec.name)
+        if gate is None:
+            raise BundleError(
+                f"this simulator has no gate for task '{spec.name}': it has no corrector, or had no valid split",
+                hint="leave gate out, or train one: stage corrector, kind flow (docs/stages.md)",
+                command_hint="leave --gate out, or train one: stage corrector, kind flow (docs/stages.md)",
+            )
+        return {str(gate["signal"]): float(gate["threshold"])}
 
     def _predict(self, predictor: Predictor, batch: Batch) -> Tensor:
         try:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ups.errors import BundleError
-from ups.inference.layout import BlewUp, Frame, Layout
+from ups.inference.layout import NOTHING, Added, BlewUp, Frame, Layout
 from ups.record.atomic import machine_error, temporary_name
 from ups.record.manifest import make_temporary
 from ups.spec.task import FieldSpec
@@ -67,8 +67,8 @@ class StreamedSink(ABC):
         """Write a variable as a whole."""
 
     @abstractmethod
-    def close(self, blew_up: str) -> Any:
-        """Finish the file, give it its name, and open it as an xarray.Dataset."""
+    def close(self, attributes: dict[str, Any]) -> Any:
+        """Finish the file with some more attributes, give it its name, and open it as an xarray.Dataset."""
 
     def add(self, frame: Frame) -> None:
         self.buffer[:, self.buffered] = frame
@@ -89,11 +89,11 @@ class StreamedSink(ABC):
         self.written += count
         self.buffered = 0
 
-    def finish(self) -> Any:
+    def finish(self, added: Added = NOTHING) -> Any:
         self._flush()
-        for name, (dims, values, attributes) in self.layout.per_sample(self.blew_up).items():
+        for name, (dims, values, attributes) in (self.layout.per_sample(self.blew_up) | added.variables).items():
             self.small(name, dims, values, attributes)
-        return self.close(self.blew_up.words())
+        return self.close({"blew_up": self.blew_up.words()} | added.attributes)
 
     def check_free(self) -> None:
         """Raises BundleError if somebody else has taken the name meanwhile."""
@@ -131,11 +131,11 @@ class ZarrSink(StreamedSink):
             )
             array[...] = data
 
-    def close(self, blew_up: str) -> Any:
+    def close(self, attributes: dict[str, Any]) -> Any:
         import xarray
         import zarr
 
-        self.group.attrs["blew_up"] = blew_up
+        self.group.attrs.update(attributes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is not in the specification yet; who does not know it, ignores it
             zarr.consolidate_metadata(self.group.store)
@@ -177,6 +177,9 @@ class NetcdfSink(StreamedSink):
         import h5py
 
         data = np.asarray(values)
+        for dim, size in zip(dims, data.shape, strict=True):
+            if dim not in self.file.dimensions:
+                self.file.dimensions[dim] = size
         if data.dtype == object:
             kind: Any = h5py.string_dtype()
         elif data.dtype == bool:  # which NetCDF lacks; xarray knows it again by this attribute
@@ -191,10 +194,11 @@ class NetcdfSink(StreamedSink):
             variable.attrs[name] = value
         return variable
 
-    def close(self, blew_up: str) -> Any:
+    def close(self, attributes: dict[str, Any]) -> Any:
         import xarray
 
-        self.file.attrs["blew_up"] = blew_up
+        for name, value in attributes.items():
+            self.file.attrs[name] = value
         self.file.close()
         try:
             self.check_free()

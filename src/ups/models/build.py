@@ -10,8 +10,9 @@ from torch import nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, PluginError
+from ups.models.flow import FLOW, STUDENT, FlowNetwork, flow_settings, flow_task
 from ups.models.network import Network
-from ups.models.stepper import OPERATOR, Stepper
+from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.registry import MODELS
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics
@@ -36,8 +37,22 @@ def build_model(
     problem = wrong_names(configs)
     if problem:
         raise ConfigError(problem)
-    networks = {name: _build(name, one, tasks, context_frames, seed, device) for name, one in configs.items()}
+    of = {name: _tasks_of(name, configs, tasks) for name in configs}
+    networks = {name: _build(name, one, of[name], context_frames, seed, device) for name, one in configs.items()}
     return Stepper(configs, networks, tasks, statistics, context_frames)
+
+
+def _tasks_of(name: str, configs: Collection[str], tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
+    """The tasks that a network is built for: steady ones may have one of their own."""
+    found = list(tasks)
+    if STEADY in configs and name in (OPERATOR, STEADY):
+        found = [task for task in tasks if task.steady == (name == STEADY)]
+    if not found:
+        raise ConfigError(
+            f"network '{name}' would have no task: networks.steady is for steady tasks next to others",
+            hint="leave networks.steady out: the model itself learns tasks of one kind",
+        )
+    return found
 
 
 def wrong_names(names: Collection[str]) -> str:
@@ -63,13 +78,20 @@ def _build(
                 f"{task.num_spatial_dims}",
                 hint="choose another model.type",
             )
+    flows = name in (FLOW, STUDENT)
     with torch.random.fork_rng(devices=[]), torch.device(device):
         # Each name has draws of its own: a network next to the operator does not change the operator.
         torch.manual_seed(key_of(seed, "init") if name == OPERATOR else key_of(seed, "init", name))
-        network = build(config, tasks, context_frames)
+        if flows:
+            network = build(flow_settings(config), [flow_task(task) for task in tasks], context_frames)
+        else:
+            network = build(config, tasks, context_frames)
     if not isinstance(network, Network):
         raise PluginError(
             f"model '{config.type}' of {MODELS.origin(config.type)} built a {type(network).__name__}, not a Network",
             hint="derive it from ups.models.network.Network",
         )
+    if flows:
+        with torch.device(device):
+            return FlowNetwork(network, config, tasks)
     return network

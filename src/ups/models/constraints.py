@@ -1,5 +1,5 @@
 """What a task says about its fields, kept exactly in every step: integrals, fields without negative values, vectors
-without divergence. The stepper applies them, whatever the network.
+without divergence, values on the boundary. The stepper applies them, whatever the network.
 
 B samples, C channels of the state, S space, A axes.
 """
@@ -27,6 +27,12 @@ def conserving(change: Tensor, task: TaskSpec) -> Tensor:
     return change - mask * mean
 
 
+def conserved_channels(task: TaskSpec) -> list[int]:
+    """Numbers of the state channels whose integral the task says is conserved."""
+    fields = [field for field, _ in _fields(task) for _ in range(field.num_channels(task.num_spatial_dims))]
+    return [channel for channel, field in enumerate(fields) if field.name in task.conserved]
+
+
 def not_negative(frame: Tensor, task: TaskSpec) -> Tensor:
     """frame (B, C, *S) in physical units with 0 instead of negative values in the fields that the task calls positive.
 
@@ -41,6 +47,21 @@ def not_negative(frame: Tensor, task: TaskSpec) -> Tensor:
     kept = [name for name in task.positive if name in task.conserved]
     share = torch.where(_mask(frame, task, kept) > 0, share, 1.0)
     return torch.where(_mask(frame, task, task.positive) > 0, cut * share.to(frame.dtype), frame)
+
+
+def at_boundaries(frame: Tensor, task: TaskSpec) -> Tensor:
+    """frame (B, C, *S) in physical units with the values that the task knows at the first and last points of its axes.
+
+    Applied last: what they change of an integral, or of a divergence, is not made up for.
+    """
+    if not task.boundary_values:
+        return frame
+    names, axes = task.channel_names(task.predicted), [axis.name for axis in task.axes]
+    found = frame.clone()
+    for known in task.boundary_values:
+        channel = found[:, names.index(known.channel)]
+        channel.select(axes.index(known.axis) + 1, 0 if known.end == "first" else -1).fill_(known.value)
+    return found
 
 
 def without_divergence(change: Tensor, scale: Tensor, task: TaskSpec) -> Tensor:

@@ -1,4 +1,4 @@
-"""Members of an ensemble: the same step under different noise in its condition.
+"""Members of an ensemble: the same step under different noise, in its condition or as the start of a corrector's draw.
 
 A batch of an ensemble holds every sample `members` times, one behind the other. The noise of a member is a function of
 (seed, task, step, sample, member): it is new at each step, no member depends on how many others there are, and equal
@@ -10,15 +10,56 @@ B samples, M members, K numbers of noise, C channels, S space.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
+from ups.models.flow import Step, corrected, noise_of, trained_flow
 from ups.models.keyed_normal import keyed_normal
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of
+
+
+class Members(Protocol):
+    """A predictor (`ups.models.rollout.Predictor`) of members, for batches that `repeated` made.
+
+    stepper: what predicts without members.
+    """
+
+    stepper: Stepper
+    members: int
+    seed: int
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The next frame (B * M, C, *S) of each member; `batch.stage_step` counts the steps of a rollout."""
+        ...
+
+
+def members_of(stepper: Stepper, members: int, seed: int = 0) -> Members:
+    """The members of a model: draws of its corrector or of the student of that, if it has one, else of its operator."""
+    name = trained_flow(stepper)
+    return FlowMembers(stepper, members, seed, name) if name else Ensemble(stepper, members, seed)
+
+
+class FlowMembers:
+    """The operator's step with a draw of what it leaves over, a new one for each member and step.
+
+    name: of the network that draws. Without members a model with a corrector is its operator.
+    """
+
+    def __init__(self, stepper: Stepper, members: int, seed: int, name: str) -> None:
+        self.stepper, self.members, self.seed, self.name = stepper, members, seed, name
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """The next frame (B * M, C, *S) of each member; `batch.stage_step` counts the steps of a rollout."""
+        step = Step(batch, self.stepper.predict(batch))
+        each = replace(batch, numbers=batch.numbers[:: self.members], dt=batch.dt[:: self.members])
+        draws = [noise_of(each, self.seed, member) for member in range(self.members)]
+        noise = torch.stack(draws, dim=1).flatten(0, 1).to(step.predicted.dtype)
+        return self.stepper.fields(batch, corrected(self.stepper, self.name, step, noise))
 
 
 class Ensemble:
@@ -71,7 +112,9 @@ def by_member(x: Tensor, members: int) -> Tensor:
 
 
 def has_members(stepper: Stepper) -> bool:
-    """Whether the members of a model differ: it takes noise, and was trained to use it."""
+    """Whether the members of a model differ: it has a corrector, or takes noise and was trained to use it."""
+    if trained_flow(stepper):
+        return True
     if not stepper.config.noise_numbers:
         return False
     return any(bool(p.count_nonzero()) for p in stepper.network.noise_weights())

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, DataError
-from ups.models.constraints import conserving, not_negative, without_divergence
+from ups.models.constraints import at_boundaries, conserving, not_negative, without_divergence
+from ups.models.equation_residual import refined
 from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLatents, NetworkWithLinearPart
 from ups.models.normalization import Normalization, wide
@@ -26,8 +27,8 @@ from ups.spec.batch import Batch
 from ups.spec.statistics import Statistics
 from ups.spec.task import Role, TaskSpec
 
-# The name of the network that makes the step.
-OPERATOR = "operator"
+# The name of the network that makes the step, and of the one that steady tasks may have instead.
+OPERATOR, STEADY = "operator", "steady"
 
 
 class Stepper(nn.Module):
@@ -54,6 +55,7 @@ class Stepper(nn.Module):
         self.networks = nn.ModuleDict(networks)
         self.normalization = Normalization(Vocabulary.of(tasks), tasks, statistics)
         self.fit = GridFit(self.config.grid_divisor)
+        self._steady_fit = GridFit(self.configs[STEADY].grid_divisor) if STEADY in self.configs else self.fit
         self._conserve = self.config.conserves
         self._known = {t.name: t for t in tasks}
 
@@ -69,19 +71,44 @@ class Stepper(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The next frame (B, C, *S) after the context frames in `batch.state`, or the target (B, Ct, *S) if steady."""
-        prediction = self.predict(batch)
+        return self.fields(batch, self.predict(batch))
+
+    def fields(self, batch: Batch, prediction: Tensor) -> Tensor:
+        """What a prediction (B, C, *S) means in physical units: the next frame, or the target of a steady task."""
         if batch.task.steady:
-            return self.normalization.restore("target", batch.task, prediction, 1)
+            return at_boundaries(self.normalization.restore("target", batch.task, prediction, 1), batch.task)
         return self.advance(batch.state[:, -1], prediction, batch.task)
 
     def predict(self, batch: Batch) -> Tensor:
         """Scaled change (B, C, *S) of the last frame, or normalized target (B, Ct, *S): what losses are taken of."""
         return self.predict_group([batch])[0]
 
-    def predict_group(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """`predict` of each task of a group, through the network at once where it can."""
-        raw = self.network.forward_group([self.network_input(batch) for batch in batches])
-        return [self._gained(x, batch.task, batch.space) for x, batch in zip(raw, batches, strict=True)]
+    def predict_group(self, batches: Sequence[Batch], *, refine: bool = True) -> list[Tensor]:
+        """`predict` of each task of a group, through the network at once where it can.
+
+        refine: where the equation of a steady task is known, as many steps nearer to it as the model's settings say.
+        """
+        found: dict[int, Tensor] = {}
+        for name in (OPERATOR, STEADY):
+            mine = [n for n, batch in enumerate(batches) if self.network_of(batch.task) == name]
+            if not mine:
+                continue
+            raw = cast(Network, self.networks[name]).forward_group([self.network_input(batches[n]) for n in mine])
+            steps = self.configs[name].refine_steps if refine else 0
+            for n, x in zip(mine, raw, strict=True):
+                batch = batches[n]
+                x = self._gained(x, batch.task, batch.space)
+                found[n] = self.refined(batch, x, steps) if steps and batch.task.residual else x
+        return [found[n] for n in range(len(batches))]
+
+    def refined(self, batch: Batch, prediction: Tensor, num_steps: int) -> Tensor:
+        """The normalized target (B, Ct, *S) of a steady task after steps of its solver."""
+        solution = self.normalization.restore("target", batch.task, prediction, 1)
+        return self.normalization.normalize("target", batch.task, refined(batch, solution, num_steps), 1)
+
+    def network_of(self, task: TaskSpec) -> str:
+        """The name of the network that predicts a task: steady ones may have one of their own."""
+        return STEADY if task.steady and STEADY in self.networks else OPERATOR
 
     def network_input(self, batch: Batch) -> NetworkInput:
         """The samples as the network gets them. Raises DataError for a task that it was not built for."""
@@ -90,16 +117,19 @@ class Stepper(nn.Module):
         fields, channels = self.inputs(batch.state, batch.static, task)
         return NetworkInput(
             task=task,
-            fields=self.fit.onto(fields, task),
+            fields=self._fit_of(task).onto(fields, task),
             channels=channels,
             outputs=task.channel_names(task.predicted),
             parameters=self.normalization.parameters_of(task, batch.parameters),
             relative_parameters=self.normalization.relative_parameters(task, batch.parameters),
             dt=batch.dt,
-            coordinates=self.fit.coordinates(batch.coordinates, task),
+            coordinates=self._fit_of(task).coordinates(batch.coordinates, task),
             change_gain=self.normalization.change_gain(task, fields),
             noise=batch.noise,
         )
+
+    def _fit_of(self, task: TaskSpec) -> GridFit:
+        return self.fit if self.network_of(task) == OPERATOR else self._steady_fit
 
     def encode(self, fields: Tensor, channels: Channels, task: TaskSpec) -> Tensor:
         """Normalized fields (B, F, *S) -> latent."""
@@ -116,9 +146,14 @@ class Stepper(nn.Module):
         return self._gained(self.latent.decoder(update, outputs, task), task, space)
 
     def _gained(self, raw: Tensor, task: TaskSpec, space: Sequence[int]) -> Tensor:
-        x = self.fit.back(wide(raw), task, space)
-        if self.network.predicts_update:
+        x = self._fit_of(task).back(wide(raw), task, space)
+        if cast(Network, self.networks[self.network_of(task)]).predicts_update:
             x = x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
+        return self.constrained(x, task)
+
+    def constrained(self, prediction: Tensor, task: TaskSpec) -> Tensor:
+        """A scaled change (B, C, *S) with what the task says of changes; the target of a steady task as it is."""
+        x = prediction
         if task.divergence_free:
             x = without_divergence(x, self.normalization.change_scale(task, x, task.num_spatial_dims), task)
         return conserving(x, task) if self._conserve else x
@@ -126,7 +161,8 @@ class Stepper(nn.Module):
     def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
         """last (B, C, *S) physical, change (B, C, *S) scaled -> the next frame, physical."""
         x = wide(last)
-        return not_negative(x + change * self.normalization.change_scale(task, x, task.num_spatial_dims), task)
+        following = x + change * self.normalization.change_scale(task, x, task.num_spatial_dims)
+        return at_boundaries(not_negative(following, task), task)
 
     def scaled_change(self, last: Tensor, following: Tensor, task: TaskSpec) -> Tensor:
         """Inverse of `advance`: two frames (B, C, *S) -> the scaled change between them."""
@@ -173,6 +209,11 @@ class Stepper(nn.Module):
                 hint="use model.type multiscale with its propagator, or leave this stage out",
             )
         return self.network
+
+    def fix_weights(self, fixed: bool = True) -> None:
+        """Whether the weights of all networks stay as they are from now on (`Network.fix_weights`)."""
+        for network in self.networks.values():
+            cast(Network, network).fix_weights(fixed)
 
     def shard_units(self) -> list[nn.Module]:
         """The modules of all networks to shard, recompute or compile one by one."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
-from ups.models.network import NamedRows
-from ups.models.stepper import Stepper
+from ups.models.network import NamedRows, Network
+from ups.models.stepper import OPERATOR, Stepper
 
 _SHOWN = 12
 
@@ -48,36 +49,54 @@ class Taken:
 
 @torch.no_grad()
 def transfer(source: Stepper, target: Stepper) -> Taken:
-    """Write into `target` what `source` has for it. Raises ConfigError if they have nothing in common."""
-    theirs = dict(source.network.named_parameters())
-    fitted = target.network.fitted(source.network, theirs)
-    known, wanted = source.network.named_rows(), target.network.named_rows()
-    whole, new = [], []
-    rows: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-    num_taken = num_weights = 0
-    for name, parameter in target.network.named_parameters():
-        num_weights += parameter.numel()
-        given = fitted.get(name)
-        if given is None:
-            new.append(name)
-        elif name in wanted and name in known:
-            taken = _take_rows(parameter, wanted[name], given, known[name])
-            if taken is None:
-                new.append(name)
-                continue
-            rows[name] = taken
-            num_taken += parameter.numel() * len(taken[0]) // max(len(wanted[name].names), 1)
-        elif given.shape == parameter.shape:
-            parameter.copy_(given)
-            whole.append(name)
-            num_taken += parameter.numel()
-        else:
-            new.append(name)
-    if not num_taken:
+    """Write into `target` what `source` has for it, network by network. Raises ConfigError if that is nothing."""
+    found = [
+        _transfer(
+            cast(Network, source.networks[name]) if name in source.networks else None, cast(Network, network), name
+        )
+        for name, network in target.networks.items()
+    ]
+    if not sum(one.num_taken for one in found):
         raise ConfigError(
             f"a model of type '{source.config.type}' has no weights for one of type '{target.config.type}'",
             hint="start from a model of the same type, or leave start_from out",
         )
+    return Taken(
+        tuple(name for one in found for name in one.whole),
+        {name: rows for one in found for name, rows in one.rows.items()},
+        tuple(name for one in found for name in one.new),
+        sum(one.num_taken for one in found),
+        sum(one.num_weights for one in found),
+    )
+
+
+def _transfer(source: Network | None, target: Network, network: str) -> Taken:
+    """One network; parameters of others than the operator are said with the name of the network."""
+    prefix = "" if network == OPERATOR else f"{network}/"
+    theirs = {} if source is None else dict(source.named_parameters())
+    fitted = {} if source is None else target.fitted(source, theirs)
+    known, wanted = {} if source is None else source.named_rows(), target.named_rows()
+    whole, new = [], []
+    rows: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    num_taken = num_weights = 0
+    for name, parameter in target.named_parameters():
+        num_weights += parameter.numel()
+        given = fitted.get(name)
+        if given is None:
+            new.append(prefix + name)
+        elif name in wanted and name in known:
+            taken = _take_rows(parameter, wanted[name], given, known[name])
+            if taken is None:
+                new.append(prefix + name)
+                continue
+            rows[prefix + name] = taken
+            num_taken += parameter.numel() * len(taken[0]) // max(len(wanted[name].names), 1)
+        elif given.shape == parameter.shape:
+            parameter.copy_(given)
+            whole.append(prefix + name)
+            num_taken += parameter.numel()
+        else:
+            new.append(prefix + name)
     return Taken(tuple(whole), rows, tuple(new), num_taken, num_weights)
 
 

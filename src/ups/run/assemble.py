@@ -18,6 +18,7 @@ from ups.data.normalize import ensure_statistics
 from ups.data.open import open_tasks
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, spread
+from ups.errors import ConfigError
 from ups.formats.base import Reader
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
@@ -70,9 +71,22 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
     for reader in opened.readers:
         check_conserved(recipe.model, reader)
     stepper = build_model(
-        recipe.model, tasks, opened.statistics, recipe.data.context_frames, seed=recipe.run.seed, device=device
+        recipe.network_configs,
+        tasks,
+        opened.statistics,
+        recipe.data.context_frames,
+        seed=recipe.run.seed,
+        device=device,
     )
-    return stepper, build_stage(recipe.stages[index], stepper, recipe.run.seed)
+    stage = build_stage(recipe.stages[index], stepper, recipe.run.seed)
+    for reader in opened.readers_of(recipe, recipe.data_of(index)):
+        if not stage.takes(reader.task):
+            kind = "is steady" if reader.task.steady else "changes in time"
+            raise ConfigError(
+                f"stages.{index}: '{recipe.stages[index].type}' does not train task '{reader.task.name}', which {kind}",
+                hint=f"name the tasks that it trains: stages.{index}.tasks",
+            )
+    return stepper, stage
 
 
 def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:

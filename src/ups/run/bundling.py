@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.run.scoring import MODEL, Progress, ensemble_words
+from ups.run.scoring import MODEL, Progress, ensemble_words, gate_words
 
 # Enough for a card; `ups eval` scores the whole split.
 SCORED_TRAJECTORIES = 64
@@ -47,6 +47,8 @@ def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str
         scores=to_json({result["task"]: _summary(result) for result in results}),
         provenance=trained.identity,
         assumptions={reader.task.name: reader.assumptions for reader in trained.readers if reader.assumptions},
+        gates=to_json({r["task"]: r["gate"]["found"] for r in results if "gate" in r}) or trained.gates,
+        stages=tuple(trained.stages),
     )
     card = write_card(trained.name, info)
     return write_bundle(directory, stepper, info, config_text=trained.config_text, card=card)
@@ -61,6 +63,7 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
     if not result["steady"]:
         words += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
     members = {"ensemble": ensemble_words(result["ensemble"])} if "ensemble" in result else {}
+    members |= {"gate": gate_words(result["gate"])} if "gate" in result else {}
     return members | {
         "protocol": words,
         "num_steps": plan["num_steps"],

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ups.errors import CheckpointError, DataError
 from ups.record.places import find_model, is_bundle
+from ups.run.stage_gains import stage_gains
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 class Trained:
     """A model with the data it is scored on.
 
-    identity: label -> value, for reports and cards; step: optimizer steps of the run, 0 if not known.
+    identity: label -> value, for reports and cards; step: optimizer steps of the run, 0 if not known. gates, stages: as
+    a bundle has them (`ups.inference.bundle`).
     """
 
     name: str
@@ -31,6 +34,8 @@ class Trained:
     config_text: str
     identity: dict[str, str]
     step: int
+    gates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stages: Sequence[Mapping[str, Any]] = ()
 
 
 def load_trained(name: str, checkpoint: Path | None = None) -> Trained:
@@ -72,7 +77,11 @@ def _from_bundle(path: Path) -> Trained:
             f"{error.message}: the bundle is scored on the data that it was trained with, and does not carry it",
             hint=f"bring that data to this place; or simulate from data of your own with: ups rollout {path} INPUT",
         ) from error
-    return Trained(resolved.recipe.run.name, bundle.stepper, readers, resolved.recipe, resolved.text, identity, step)
+    info = bundle.info
+    name = resolved.recipe.run.name
+    return Trained(
+        name, bundle.stepper, readers, resolved.recipe, resolved.text, identity, step, info.gates, info.stages
+    )
 
 
 def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
@@ -105,7 +114,7 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
         check_statistics(path, known)
     statistics = read_statistics(path, readers)
     tasks = [reader.task for reader in readers]
-    stepper = build_model(recipe.model, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
+    stepper = build_model(recipe.network_configs, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
     weights = {name.removeprefix("stepper."): tensor for name, tensor in read_weights(found).items()}
     expected = {name: (tensor.shape, tensor.dtype) for name, tensor in stepper.named_parameters()}
     stored = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
@@ -117,4 +126,5 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
     step = Progress.from_json(read_progress(found)["progress"]).step
     identity = {"run": recipe.run.name, "recipe": resolved.hash, "checkpoint": found.name, "step": str(step)}
     identity |= {f"data {reader.task.name}": reader.identity() for reader in readers}
-    return Trained(recipe.run.name, stepper.eval(), readers, recipe, resolved.text, identity, step)
+    stages = stage_gains(path, recipe)
+    return Trained(recipe.run.name, stepper.eval(), readers, recipe, resolved.text, identity, step, stages=stages)

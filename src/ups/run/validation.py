@@ -5,7 +5,7 @@ Composes `ups.evaluation` with the engine, which do not know each other. Scores 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,17 @@ from ups.evaluation.references import mean_field
 from ups.evaluation.results import trajectory_means
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
+from ups.models.ensemble import FlowMembers, members_of
+from ups.models.flow import FLOW, STUDENT, trained_flow
 from ups.models.references import TrainingMean, persistence
 from ups.models.rollout import Predictor
 from ups.models.stepper import Stepper
+from ups.spec.place import Place
 from ups.training.engine import Engine
 
 MODEL = "one_step"
-CRPS = "crps"
+# Of members together, of those of the corrector that a student learns from, and without members.
+CRPS, TEACHER, CENTER = "crps", "crps_teacher", "absolute_error"
 
 
 def build_validation(
@@ -34,8 +38,8 @@ def build_validation(
 
     Per task: `valid/<task>/one_step`, the error of every frame predicted from the true ones before it, relative to the
     RMS of the trajectory, and the same of the references (see `_bar`); `better_on` of `trajectories`: on how many the
-    model is better than the best of them. With `members`, for a stage that trains an ensemble: `crps` of so many, where
-    one_step is the error of the central one.
+    model is better than the best of them. With `members`, for a stage that trains what has some: `crps` of them, next
+    to `absolute_error`, the same score without members (one_step is of that too), and to that of a student's teacher.
     """
     context = stepper.context_frames
     held_out = [reader for reader in readers if reader.splits.get("valid", 0) > 0 and _long_enough(reader, context)]
@@ -63,12 +67,11 @@ def build_validation(
             }
             with autocast(engine.precision, device):
                 scores = score_task(predictors, reader, place, plan, **common)
-                if members:
-                    rows = score_ensemble(stepper, reader, place, plan, members=members, **common).rows
-                    names.append(f"valid/{task}/{CRPS}")
-                    sums.append(sum(rows.values()))
+                for name, total, count in _members(stepper, reader, place, plan, members, **common):
+                    names.append(f"valid/{task}/{name}")
+                    sums.append(total)
                     wins.append(0.0)
-                    counts.append(float(len(rows)))
+                    counts.append(count)
             ours = trajectory_means(scores[MODEL].rows)
             for name in predictors:
                 theirs = trajectory_means(scores[name].rows)
@@ -85,13 +88,29 @@ def build_validation(
         scored = dict(zip(names, packed[2].tolist(), strict=True))
         found: dict[str, float] = {}
         for task, bar in bars.items():
-            shown = (MODEL, *([CRPS] if members else []), *bar)
-            found |= {f"valid/{task}/{name}": means[f"valid/{task}/{name}"] for name in shown}
+            shown = (MODEL, CRPS, TEACHER, CENTER, *bar)
+            found |= {key: means[key] for name in shown if (key := f"valid/{task}/{name}") in means}
             best = min((f"valid/{task}/{name}" for name in bar), key=lambda name: means[name])
             found |= {f"valid/{task}/better_on": won[best], f"valid/{task}/trajectories": scored[best]}
         return found
 
     return validate
+
+
+def _members(
+    stepper: Stepper, reader: Reader, place: Place, plan: RolloutPlan, members: int, **common: Any
+) -> Iterator[tuple[str, float, float]]:
+    """Name, sum and number of each score of `members` members on this rank; nothing without members."""
+    if not members:
+        return
+    scores = score_ensemble(members_of(stepper, members), reader, place, plan, **common)
+    yield CRPS, sum(scores.rows.values()), float(len(scores.rows))
+    errors = scores.sums[CENTER]
+    yield CENTER, float(errors.sum()) / errors.shape[1], float(scores.counts.sum())
+    if trained_flow(stepper) == STUDENT:
+        teacher = FlowMembers(stepper, members, 0, FLOW)
+        scores = score_ensemble(teacher, reader, place, plan, **common)
+        yield TEACHER, sum(scores.rows.values()), float(len(scores.rows))
 
 
 def _bar(reader: Reader, stepper: Stepper) -> dict[str, Predictor]:

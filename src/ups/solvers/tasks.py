@@ -234,6 +234,7 @@ darcy2d = SolverTask(
         steady=True,
         symmetries=("reflection", "rotation90"),
         equation="-div(a grad u) = beta, u = 0 on the boundary; a = 3 or 12",
+        residual="darcy",
     ),
     solver="darcy:darcy2d",
     resolution=32,

@@ -118,6 +118,21 @@ class Batch:
             latents=None if self.latents is None else self.latents.pin_memory(),
         )
 
+    def pick(self, rows: torch.Tensor) -> Batch:
+        """The samples of these numbers (n,), on the CPU."""
+        index = rows.to(self.dt.device)
+        return replace(
+            self,
+            state=self.state[index],
+            static=self.static[index],
+            target=self.target[index],
+            parameters=self.parameters[index],
+            dt=self.dt[index],
+            numbers=self.numbers[rows],
+            noise=None if self.noise is None else self.noise[index],
+            latents=None if self.latents is None else self.latents[index],
+        )
+
     def cut(self, start: int, stop: int) -> Batch:
         """Samples start..stop-1: how a block is cut into ranks and micro-batches."""
         return replace(

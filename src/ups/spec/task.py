@@ -18,6 +18,8 @@ Role = Literal["state", "static", "target"]
 Boundary = Literal["periodic", "wall", "open", "dirichlet", "neumann", "unknown"]
 Symmetry = Literal["translation", "reflection", "rotation90", "galilean"]
 Scale = Literal["linear", "log"]
+End = Literal["first", "last"]
+RESIDUALS = ("darcy",)
 
 MAX_FIELDS = 64
 MAX_PARAMETERS = 64
@@ -155,6 +157,21 @@ class ParameterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundaryValue:
+    """What a channel of a predicted field is at the first or at the last point of an axis, at all times."""
+
+    channel: str
+    axis: str
+    end: End
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_choice(f"end of axis '{str(self.axis)[:80]}'", self.end, get_args(End))
+        if not _is_number(self.value):
+            raise DataError(f"boundary value of '{str(self.channel)[:80]}' must be finite, not {_short(self.value)}")
+
+
+@dataclass(frozen=True, slots=True)
 class TaskSpec:
     """One PDE problem: what is given, what is asked, and on what domain.
 
@@ -164,6 +181,8 @@ class TaskSpec:
     positive: state fields that are never negative. divergence_free: vector fields of the state without divergence, on
     axes that are all periodic. Models keep both in every step.
     symmetries: transformations of the domain that map solutions to solutions.
+    boundary_values: of the predicted fields, where the first or the last point of an axis lies on the boundary.
+    residual: the discretized equation of a steady task, by name (`ups.models.equation_residual`); '' if it has none.
     """
 
     name: str
@@ -179,6 +198,8 @@ class TaskSpec:
     dt_range: tuple[float, float] | None = None
     positive: tuple[str, ...] = ()
     divergence_free: tuple[str, ...] = ()
+    boundary_values: tuple[BoundaryValue, ...] = ()
+    residual: str = ""
 
     def __post_init__(self) -> None:
         _check_name("task", self.name)
@@ -223,6 +244,20 @@ class TaskSpec:
                     f"task '{self.name}' calls '{str(name)[:80]}' free of divergence: that needs a vector field of the "
                     "state, and axes that are all periodic"
                 )
+        for known in self.boundary_values:
+            axis = next((a for a in self.axes if a.name == known.axis), None)
+            if axis is None or axis.periodic or known.channel not in self.channel_names(self.predicted):
+                raise DataError(
+                    f"task '{self.name}' knows '{str(known.channel)[:80]}' at an end of '{str(known.axis)[:80]}': that "
+                    "needs a predicted channel, and an axis that is not periodic"
+                )
+        ends = [(known.channel, known.axis, known.end) for known in self.boundary_values]
+        if len(set(ends)) != len(ends):
+            raise DataError(f"task '{self.name}' has two boundary values for one end of a channel")
+        if self.residual:
+            _check_choice(f"discretized equation of task '{self.name}'", self.residual, RESIDUALS)
+            if not self.steady:
+                raise DataError(f"task '{self.name}' changes in time, and has the equation of a steady one")
         for symmetry in self.symmetries:
             _check_choice(f"symmetry of task '{self.name}'", symmetry, get_args(Symmetry))
 
@@ -272,7 +307,7 @@ class TaskSpec:
         data = asdict(self)
         if self.dt_range is None:  # as a task was written before there was one
             del data["dt_range"]
-        for name in ("positive", "divergence_free"):
+        for name in ("positive", "divergence_free", "boundary_values", "residual"):
             if not data[name]:
                 del data[name]
         return data
@@ -291,6 +326,7 @@ class TaskSpec:
             values["symmetries"] = tuple(_bounded(values, "symmetries"))
             values["positive"] = tuple(_bounded(values, "positive"))
             values["divergence_free"] = tuple(_bounded(values, "divergence_free"))
+            values["boundary_values"] = tuple(BoundaryValue(**b) for b in _bounded(values, "boundary_values"))
             return cls(**values)
         except (TypeError, ValueError) as error:
             raise DataError(f"task specification is malformed: {str(error)[:200]}") from error

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from ups.config.schema import Recipe
 from ups.data.loader import Loader
 from ups.distributed.runtime import Runtime
+from ups.doctor.probes.parts import move_weights
 from ups.run.assemble import assemble, open_data
 from ups.spec.batch import Batch
 from ups.testing.mixture import MODELS, mixture_recipe
@@ -75,7 +76,9 @@ def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
         for number, variant in enumerate(arguments["variants"]):
             recipe = _recipe(folder, tasks, arguments["strategy"], arguments["steps"], variant)
             at = Progress(stage_index=len(recipe.stages) - 1)
-            with open_data(recipe) as opened, assemble(recipe, opened, runtime, at) as parts:
+            # A student of an untrained corrector has nothing to learn.
+            change = move_weights if recipe.stages[-1].type == "distill" else None
+            with open_data(recipe) as opened, assemble(recipe, opened, runtime, at, change=change) as parts:
                 parts.engine.loader = loader = Watched(parts.loader)
                 before = whole_weights(parts.engine)
                 parts.engine.run()
@@ -99,11 +102,16 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
         "unroll_steps": 2,
         "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
     }
+    if stage["type"] == "steady":
+        del stage["unroll_steps"]
+        stage["tasks"] = ["darcy2d"]
     stage |= variant.get("settings", {})
-    stages = [stage | ({"loss": "nrmse", "balance": 0.5} if joint else {})]
-    if stage["type"] == "corrector":  # trains on; what is compared is the last stage alone
-        model = model | {"noise_size": 4}
-        stages = [{"type": "operator", "steps": 1}, stage]
+    stages = [stage | ({"loss": "nrmse", "balance": 0.5} if joint and stage["type"] == "operator" else {})]
+    if stage["type"] in ("corrector", "distill"):  # they train on; what is compared is the last stage alone
+        model = model | ({"noise_size": 4} if joint else {})
+        before = [{"type": "operator", "steps": 1}]
+        before += [{"type": "corrector", "kind": "flow", "steps": 1}] if stage["type"] == "distill" else []
+        stages = [*before, stage]
     return Recipe.model_validate(
         mixture_recipe(
             folder,

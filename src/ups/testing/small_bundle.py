@@ -1,8 +1,10 @@
-"""A small bundle with untrained weights: three kinds of task, two given frames or one, alone or as an ensemble."""
+"""A small bundle with untrained weights: three kinds of task, two given frames or one, with members or without."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,14 +51,18 @@ def make_bundle(
     context_frames: int = 1,
     tasks: tuple[TaskSpec, ...] = (ADVECTION, FLOW, DARCY),
     ensemble: bool = False,
+    corrector: bool = False,
+    gates: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     config: ModelConfig = LatentOperatorConfig(width=16, depth=1, num_heads=2)
     if ensemble:
         config = MultiscaleConfig(widths=[8, 8], blocks=[1, 1], num_heads=2, noise_size=4)
     statistics = {t.name: statistics_of(t) for t in tasks}
-    stepper = build_model(config, tasks, statistics, context_frames, seed=1)
-    if ensemble:  # as if it had been trained: gates that start at zero would hide that members differ
+    configs = {"operator": config} | ({"flow": config} if corrector else {})
+    stepper = build_model(configs, tasks, statistics, context_frames, seed=1)
+    if ensemble or corrector:  # as if it had been trained: gates that start at zero would hide that members differ
         for parameter in stepper.parameters():
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
-    info = BundleInfo(stepper.configs, context_frames, tasks, statistics, {t.name: grid(t) for t in tasks})
+    coordinates = {t.name: grid(t) for t in tasks}
+    info = BundleInfo(stepper.configs, context_frames, tasks, statistics, coordinates, gates=gates or {})
     return write_bundle(directory, stepper, info, config_text="run:\n  name: small\n", card="# small\n")

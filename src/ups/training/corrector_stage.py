@@ -1,6 +1,6 @@
-"""The stage `corrector`: the operator trained on, so that it says what it cannot know.
+"""The stage `corrector` of kind `ensemble`: the operator trained on, so that it says what it cannot know.
 
-Kind `ensemble`: noise in the condition of the network makes members that differ. Members of one sample are judged
+Noise in the condition of the network makes members that differ. Members of one sample are judged
 together, by the almost fair CRPS of each point over a short rollout of each: its first part asks for members near the
 truth, its second for members that are as far from each other as from the truth.
 
@@ -19,8 +19,9 @@ from ups.config.stage import CorrectorStageConfig
 from ups.models.ensemble import Ensemble, by_member, repeated
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
+from ups.training.flow_stage import FlowStage
 from ups.training.losses import almost_fair_crps
-from ups.training.stages import BalancedStage, in_field_units
+from ups.training.stages import BalancedStage, Stage, in_field_units
 
 
 @dataclass
@@ -82,3 +83,8 @@ class EnsembleStage(BalancedStage):
 
 def _means(losses: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([each[name] for each in losses]).mean(0) for name in losses[0]}
+
+
+def build_corrector(config: CorrectorStageConfig, stepper: Stepper, seed: int) -> Stage:
+    """The corrector of the kind that the recipe names."""
+    return (FlowStage if config.kind == "flow" else EnsembleStage)(config, stepper, seed)

@@ -95,6 +95,7 @@ class Engine:
         self.windows = 0  # trained on since this process started, over all ranks
         self._dtype = weight_dtype(config.precision)
         self._compiled: set[tuple[str, str]] = set()
+        self._begun = False
 
     def run(self) -> int:
         """Train to the end of the stage; returns 0, or the signal that all ranks agreed to leave with.
@@ -104,6 +105,7 @@ class Engine:
         progress = self.progress
         if not progress.total_steps and self.length.steps:
             progress.total_steps = self.length.steps
+        self.begin()
         if self.ema is not None and not progress.stage_step:
             self.ema.restart()  # the weights may have come from the stage before, after the average was made
         budget = Budget(self.length, progress.budget_used_seconds)
@@ -149,6 +151,27 @@ class Engine:
         for hook in self.hooks:
             hook.at_end(self)
         return 0
+
+    def begin(self) -> None:
+        """What a stage does before its first step, once. Collective: all ranks."""
+        begin = getattr(self.strategy.stage, "begin", None)
+        if begin is None or self.progress.stage_step or self._begun:
+            return
+        self._begun = True
+        measured = int(getattr(self.strategy.stage, "measured_steps", 0))
+        if measured:
+            self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=COMPILE_SECONDS)
+            self.strategy.stage.measure(True)  # type: ignore[operator]
+            self.loader.load_state_dict({"step": 0})
+            batches = iter(self.loader)
+            for step in range(measured):
+                for _ in range(self.loader.batches_in_step(step)):
+                    with torch.no_grad(), autocast(self.precision, self.runtime.device):
+                        self.strategy.module(self._next(batches, 0))
+            self.loader.load_state_dict({"step": 0})
+            self.strategy.weights_changed()  # what begin() writes must reach the shards and not a gathered copy
+        begin()
+        self.strategy.weights_changed()
 
     @property
     def precision(self) -> str:

@@ -12,17 +12,26 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ups.config.stage import AutoencodeStageConfig, CorrectorStageConfig, OperatorStageConfig, StageConfig
+from ups.config.stage import (
+    AutoencodeStageConfig,
+    CorrectorStageConfig,
+    OperatorStageConfig,
+    StageConfig,
+    SteadyStageConfig,
+)
 from ups.errors import ConfigError, DataError, PluginError
+from ups.models.constraints import conserved_channels
 from ups.models.normalization import wide
-from ups.models.stepper import Stepper
+from ups.models.stepper import OPERATOR, Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import STAGES
 from ups.spec.batch import Batch
+from ups.spec.grid import point_weights
 from ups.spec.statistics import safe
 from ups.spec.task import TaskSpec
 from ups.training.augment import Augmentation
@@ -36,7 +45,13 @@ _BALANCE_MEMORY = 0.98
 
 
 class Stage(nn.Module, ABC):
-    """Base of all stages. Building one decides which parameters are trained: all others stop asking for gradients."""
+    """Base of all stages. Building one decides which parameters are trained: all others stop asking for gradients.
+
+    measured_steps: batches of so many steps are passed through the stage before its first one, without gradients,
+    between `measure(True)` and `begin()`.
+    """
+
+    measured_steps: ClassVar[int] = 0
 
     def __init__(self, stepper: Stepper, seed: int) -> None:
         super().__init__()
@@ -76,6 +91,10 @@ class Stage(nn.Module, ABC):
         metrics["loss"] = with_number(total.detach(), weight)
         return Losses(total, metrics)
 
+    def takes(self, task: TaskSpec) -> bool:
+        """Whether this stage trains on a task: its trained modules are what predicts that."""
+        return self.stepper.network_of(task) == OPERATOR
+
     @property
     def averages(self) -> TaskAverages | None:
         """Moving averages of the tasks' losses, if this stage needs them: the engine then updates them each step."""
@@ -84,6 +103,12 @@ class Stage(nn.Module, ABC):
     def task_factor(self, task: TaskSpec) -> float:
         """What the losses of a task are multiplied by."""
         return 1.0
+
+    def measure(self, on: bool) -> None:
+        """Whether the passes that follow are to be measured."""
+
+    def begin(self) -> None:
+        """Before the first step, when the weights to start from are in place. Collective: all ranks."""
 
     def finish(self) -> None:
         """After the last step, when the weights are final. Collective: all ranks."""
@@ -133,38 +158,17 @@ class AutoencodeStage(Stage):
     def task_losses(self, batch: Batch) -> dict[str, Tensor]:
         """Relative errors of fields and of re-encoded latents; a steady task's given and asked fields in turn."""
         batch = self.prepare(batch, self.config.augment)
-        task, stepper = batch.task, self.stepper
-        fields, channels = stepper.inputs(batch.state[:, : stepper.context_frames], batch.static, task)
-        pairs = [self.round_trip(fields, channels, task)]
-        if task.steady:
-            pairs.append(self.round_trip(*stepper.target_inputs(batch.target, task), task))
-        reconstruction = torch.stack([p[0] for p in pairs]).mean(0)
-        inverse = torch.stack([p[1] for p in pairs]).mean(0)
+        reconstruction, inverse = round_trips(self.stepper, batch)
         loss = reconstruction + self.config.inverse_weight * inverse
         return {"loss": loss, "reconstruction": reconstruction, "inverse": inverse}
-
-    def round_trip(self, fields: Tensor, channels: Channels, task: TaskSpec) -> tuple[Tensor, Tensor]:
-        """(B, F, *S) normalized -> (B,) errors of the decoded fields and of the re-encoded latent.
-
-        The decoder gives the last frame; older context frames stay as they are.
-        """
-        stepper, last_slot = self.stepper, self.stepper.context_frames - 1
-        latent = stepper.encode(fields, channels, task)
-        newest = [i for i, slot in enumerate(channels.slots) if slot == last_slot]
-        decoded = stepper.decode(latent, [channels.names[i] for i in newest], task, fields.shape[2:])
-        index = torch.tensor(newest, device=fields.device)
-        wanted = fields.index_select(1, index)
-        again = stepper.encode(fields.index_copy(1, index, decoded.to(fields.dtype)), channels, task)
-        return (
-            relative_l2(decoded - wanted, wanted, _FIELD_FLOOR),
-            relative_l2(again - latent, latent.detach(), _FIELD_FLOOR),
-        )
 
 
 class BalancedStage(Stage):
     """Trains the whole network, with tasks weighed by what they have reached."""
 
-    def __init__(self, config: OperatorStageConfig | CorrectorStageConfig, stepper: Stepper, seed: int) -> None:
+    def __init__(
+        self, config: OperatorStageConfig | CorrectorStageConfig | SteadyStageConfig, stepper: Stepper, seed: int
+    ) -> None:
         super().__init__(stepper, seed)
         self._balance, self._frames = config.balance, config.window_frames
         self._averages = None
@@ -200,6 +204,7 @@ class OperatorStage(BalancedStage):
         stepper = self.stepper
         histories = [self.given_frames(batch) for batch in batches]
         errors: list[list[Tensor]] = [[] for _ in batches]
+        drifts: list[list[Tensor]] = [[] for _ in batches]
         for step in range(self.config.unroll_steps):
             counts = step >= self.config.pushforward_steps
             # A steady task has one step: it takes part in the first one that counts.
@@ -211,10 +216,24 @@ class OperatorStage(BalancedStage):
                     batch = batches[i]
                     if counts:
                         errors[i].append(self.errors(batch, histories[i], predicted, step))
+                        if self.config.conservation_weight:
+                            drifts[i].append(conservation_errors(batch, predicted))
                     if not batch.task.steady and step + 1 < self.config.unroll_steps:
                         following = stepper.advance(histories[i][:, -1], predicted, batch.task)
                         histories[i] = torch.cat([histories[i][:, 1:], following[:, None].to(batch.state.dtype)], dim=1)
-        return [{"loss": torch.stack(found).mean(0)} for found in errors]
+        return [self._with_penalties(*each) for each in zip(batches, errors, drifts, strict=True)]
+
+    def _with_penalties(self, batch: Batch, errors: list[Tensor], drifts: list[Tensor]) -> dict[str, Tensor]:
+        """The mean error over the steps; penalties are added to it where the recipe asks for them."""
+        found = {"loss": torch.stack(errors).mean(0)}
+        if drifts:
+            found["conservation"] = torch.stack(drifts).mean(0)
+            found["loss"] = found["loss"] + self.config.conservation_weight * found["conservation"]
+        if self.config.inverse_weight:
+            found["reconstruction"], found["inverse"] = round_trips(self.stepper, batch)
+            penalty = found["reconstruction"] + found["inverse"]
+            found["loss"] = found["loss"] + self.config.inverse_weight * penalty
+        return found
 
     def given_frames(self, batch: Batch) -> Tensor:
         """The context frames (B, T, C, *S), with noise."""
@@ -349,6 +368,49 @@ class LatentOperatorStage(OperatorStage):
         places = self.stepper.fit.coordinates(batch.coordinates, batch.task)
         update: Tensor = self.stepper.latent.operator(latent, batch.task, parameters, batch.dt, places)
         return update
+
+
+def round_trips(stepper: Stepper, batch: Batch) -> tuple[Tensor, Tensor]:
+    """(B,) errors of the decoded fields and of the re-encoded latent; mean of given and asked fields if steady."""
+    task = batch.task
+    pairs = [_round_trip(stepper, *stepper.inputs(batch.state[:, : stepper.context_frames], batch.static, task), task)]
+    if task.steady:
+        pairs.append(_round_trip(stepper, *stepper.target_inputs(batch.target, task), task))
+    return torch.stack([p[0] for p in pairs]).mean(0), torch.stack([p[1] for p in pairs]).mean(0)
+
+
+def _round_trip(stepper: Stepper, fields: Tensor, channels: Channels, task: TaskSpec) -> tuple[Tensor, Tensor]:
+    """(B, F, *S) normalized -> (B,) errors of the decoded fields and of the re-encoded latent.
+
+    The decoder gives the last frame; older context frames stay as they are.
+    """
+    last_slot = stepper.context_frames - 1
+    latent = stepper.encode(fields, channels, task)
+    newest = [i for i, slot in enumerate(channels.slots) if slot == last_slot]
+    decoded = stepper.decode(latent, [channels.names[i] for i in newest], task, fields.shape[2:])
+    index = torch.tensor(newest, device=fields.device)
+    wanted = fields.index_select(1, index)
+    again = stepper.encode(fields.index_copy(1, index, decoded.to(fields.dtype)), channels, task)
+    return (
+        relative_l2(decoded - wanted, wanted, _FIELD_FLOOR),
+        relative_l2(again - latent, latent.detach(), _FIELD_FLOOR),
+    )
+
+
+def conservation_errors(batch: Batch, change: Tensor) -> Tensor:
+    """(B,): how far a scaled change (B, C, *S) moves the integrals that its task conserves, in usual changes.
+
+    Root mean square over those fields of the task alone, so that tasks with other fields, or none that is conserved,
+    can share a step; on grids that are not uniform points count by their cells.
+    """
+    task = batch.task
+    rows = [] if task.steady else conserved_channels(task)
+    if not rows:
+        return change.flatten(1).sum(1) * 0.0  # every parameter is in every graph
+    weights = point_weights(task.axes, [c.double().cpu().numpy() for c in batch.coordinates])
+    moved = change[:, rows]
+    moved = moved if weights is None else moved * torch.from_numpy(weights).to(moved)
+    return torch.sqrt(moved.flatten(2).mean(2).square().mean(1) + 1e-16)
 
 
 def field_errors(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tensor) -> Tensor:

@@ -12,10 +12,11 @@ from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.errors import DataError
 from ups.models.build import build_model
 from ups.models.constraints import divergence, not_negative
+from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
-from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
-from ups.testing.small_model import LINE, SMALL, awake, batch_of, statistics_of
+from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, TaskSpec
+from ups.testing.small_model import LINE, PLANE, SMALL, awake, batch_of, statistics_of
 
 FLOW = TaskSpec(
     "plane",
@@ -102,3 +103,43 @@ def test_a_task_says_it_in_json_and_a_task_that_does_not_is_written_as_before() 
 def test_what_cannot_be_kept_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(DataError):
         replace(FLOW, **changes)  # type: ignore[arg-type]
+
+
+WALLS = replace(
+    PLANE,
+    boundary_values=(
+        BoundaryValue("velocity_x", "x", "first"),
+        BoundaryValue("velocity_x", "x", "last"),
+        BoundaryValue("height", "x", "last", 2.5),
+    ),
+)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.type)
+def test_a_rollout_has_the_values_that_the_task_knows_at_its_ends(config: ModelConfig) -> None:
+    stepper, free = lively(config, WALLS), lively(config, PLANE)
+    batch = batch_of(WALLS, 1, dtype=torch.float64)
+    with torch.no_grad():
+        frames = torch.stack(list(rollout(stepper, batch, 3)), dim=1)
+        without = free(replace(batch, task=PLANE))
+    assert bool((frames[:, :, 1, 0] == 0).all())
+    assert bool((frames[:, :, 1, -1] == 0).all())
+    assert bool((frames[:, :, 0, -1] == 2.5).all())
+    assert not bool((frames[:, :, 0, 0] == 2.5).any())
+    torch.testing.assert_close(frames[:, 0, :, 1:-1], without[:, :, 1:-1])
+
+
+def test_boundary_values_are_checked_and_survive_json() -> None:
+    assert TaskSpec.from_json(WALLS.to_json()) == WALLS
+    assert "boundary_values" not in PLANE.to_json()
+    for wrong in (
+        BoundaryValue("velocity_x", "y", "first"),  # periodic
+        BoundaryValue("floor", "x", "first"),  # given, not predicted
+        BoundaryValue("height", "z", "first"),
+    ):
+        with pytest.raises(DataError, match="not periodic"):
+            replace(PLANE, boundary_values=(wrong,))
+    with pytest.raises(DataError, match="two boundary values"):
+        replace(PLANE, boundary_values=(WALLS.boundary_values[0],) * 2)
+    with pytest.raises(DataError, match="finite"):
+        BoundaryValue("height", "x", "first", float("nan"))

@@ -16,11 +16,11 @@ from ups.testing.small_model import LINE, SMALL, awake, batch_of, loss_of, small
 from ups.training.stages import OperatorStage
 
 OPERATOR: ModelConfig = LatentOperatorConfig.model_validate(SMALL)
-CORRECTOR: ModelConfig = LatentOperatorConfig.model_validate({**SMALL, "width": 8, "depth": 1})
+FLOW: ModelConfig = LatentOperatorConfig.model_validate({**SMALL, "width": 8, "depth": 1})
 
 
 def two_networks(seed: int = 0) -> Stepper:
-    configs = {"operator": OPERATOR, "corrector": CORRECTOR}
+    configs = {"operator": OPERATOR, "corrector": FLOW}
     return build_model(configs, [LINE], {"line": statistics_of(LINE)}, 1, seed)
 
 

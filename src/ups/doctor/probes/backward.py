@@ -45,7 +45,7 @@ def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) ->
     trained = {n: p for n, p in stage.named_parameters() if p.requires_grad}
     if not trained:
         raise CheckFailed(f"{stage_name(recipe, index)} trains no parameter at all")
-    for reader in opened.readers:
+    for reader in opened.readers_of(recipe, recipe.data_of(index)):
         batch, _ = next(evaluation_batches(reader, "train", Place(0, 1), window_frames=frames, batch_size=2))
         stage.zero_grad(set_to_none=True)
         with autocast(recipe.engine.precision, device):
@@ -90,7 +90,9 @@ def train_alone(assignment: Assignment, report: Report) -> None:
             capture = Capture()
             at = Progress(stage_index=index)
             with assemble(recipe, opened, runtime, at, hooks=[capture], change=move_weights) as parts:
-                weights, plain = weights_of(parts), plain_gradient(parts)
+                weights = weights_of(parts)
+                parts.engine.begin()
+                plain = plain_gradient(parts)
                 if index == len(recipe.stages) - 1:
                     facts["scores"] = validation_scores(recipe, opened, parts)
                 run_steps(parts)

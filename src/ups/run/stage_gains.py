@@ -1,0 +1,80 @@
+"""What each stage of a run brought, from the validations at the ends of its stages. No torch.
+
+Each stage is judged by what it trains: errors of a step from true frames, or the CRPS of members next to the same score
+without any (the absolute error), or that of a student next to its teacher, which needs more evaluations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ups.config.schema import Recipe
+from ups.tracking.metrics_file import METRICS_NAME
+
+_ONE_STEP = "one step"
+
+
+def stage_gains(run_dir: Path, recipe: Recipe) -> list[dict[str, Any]]:
+    """Rows of stage, task, figure, against (what `before` is), before and after; none of a stage without validation."""
+    ends = _last_validations(run_dir)
+    found = []
+    for number, stage in enumerate(recipe.stages):
+        row = ends.get(number)
+        if row is None:
+            continue
+        label = stage.type if not getattr(stage, "kind", "") else f"{stage.type} ({stage.kind})"  # type: ignore[attr-defined]
+        earlier = [ends[n] for n in range(number) if n in ends]
+        for task in recipe.data.tasks:
+            if stage.tasks is not None and task.name not in stage.tasks:
+                continue
+            found += [
+                {"stage": label, "task": task.name} | one for one in _figures(stage.type, task.name, row, earlier)
+            ]
+    return [one for one in found if math.isfinite(one["before"]) and math.isfinite(one["after"])]
+
+
+def _figures(
+    kind: str, task: str, row: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    def value(of: Mapping[str, Any], name: str) -> float | None:
+        return of.get(f"valid/{task}/{name}")
+
+    crps, teacher, single = value(row, "crps"), value(row, "crps_teacher"), value(row, "absolute_error")
+    if crps is not None and single is not None:
+        rows = [{"figure": "CRPS", "against": "operator alone", "before": single, "after": crps}]
+        if teacher is not None:
+            rows.append({"figure": "CRPS", "against": "its teacher", "before": teacher, "after": crps})
+        return rows
+    after = value(row, "one_step")
+    if after is None:
+        return []
+    before = value(earlier[-1], "one_step") if earlier else None
+    if before is not None:
+        return [{"figure": _ONE_STEP, "against": "the stage before", "before": before, "after": after}]
+    for reference in ("persistence", "training_mean"):
+        bar = value(row, reference)
+        if bar is not None:
+            words = reference.replace("_", " ")
+            return [{"figure": _ONE_STEP, "against": words, "before": bar, "after": after}]
+    return []
+
+
+def _last_validations(run_dir: Path) -> dict[int, dict[str, Any]]:
+    """Stage -> the last row of its validations."""
+    found: dict[int, dict[str, Any]] = {}
+    with contextlib.suppress(OSError), open(run_dir / METRICS_NAME, encoding="utf-8") as lines:
+        for line in lines:
+            with contextlib.suppress(ValueError):  # a line that was cut off
+                row = json.loads(line)
+                if (
+                    isinstance(row, dict)
+                    and isinstance(row.get("stage"), int)
+                    and any(n.startswith("valid/") for n in row)
+                ):
+                    found[row["stage"]] = row
+    return found

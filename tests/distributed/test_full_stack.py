@@ -1,0 +1,70 @@
+"""All stages in a chain, to one bundle: members, a gate, a network for steady tasks, and a card that says what each
+stage brought."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ups
+from ups.config.recipe import resolve
+from ups.library.stage_alone import stage_alone
+from ups.models.flow import STUDENT, trained_flow
+from ups.run.score_text import score_lines
+from ups.run.scoring import score
+from ups.run.trained import load_trained
+from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+OPTIM = {"learning_rate": 5e-3}
+TIME = {"tasks": ["wave1d"]}
+STAGES: list[dict[str, Any]] = [
+    {"type": "operator", "steps": 12, "loss": "nrmse", "optim": OPTIM, **TIME},
+    {"type": "corrector", "kind": "flow", "steps": 8, **TIME},
+    {"type": "distill", "steps": 4, **TIME},
+    {"type": "steady", "steps": 8, "optim": OPTIM, "tasks": ["darcy2d"]},
+]
+
+
+def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tmp_path: Path) -> None:
+    tasks = write_mixture(tmp_path)[::2]
+    document = mixture_recipe(tmp_path / "stack", tasks, model=MODELS["multiscale"], stages=STAGES)
+    document |= {"networks": {"steady": MODELS["multiscale"]}, "evaluate": {"max_trajectories": 2}}
+    path = tmp_path / "stack.yaml"
+    path.write_text(json.dumps(document))
+    run = ups.fit(str(path), progress=False)
+    simulator = ups.Simulator.load(run.path / "bundle", device="cpu")
+    assert simulator.is_ensemble
+    rows = {(row["stage"], row["task"], row["against"]) for row in load_trained(str(run.path)).stages}
+    assert rows == {
+        ("operator", "wave1d", "persistence"),
+        ("corrector (flow)", "wave1d", "operator alone"),
+        ("distill", "wave1d", "operator alone"),
+        ("distill", "wave1d", "its teacher"),
+        ("steady", "darcy2d", "the stage before"),
+    }
+    for words in ("What each stage brought", "corrector (flow)", "When the corrector acts", "of the steps"):
+        assert words in simulator.card
+
+    wave = np.sin(2 * np.pi * np.arange(16) / 16)[None]
+    members = simulator.rollout(wave, 3, {"speed": 1.0}, task="wave1d", members=8)
+    assert members["u"].shape == (8, 3, 16)
+    gated = simulator.rollout(wave, 3, {"speed": 1.0}, task="wave1d", gate=True)
+    assert gated.attrs["interventions"].startswith("the corrector acted in ")
+    assert 0 <= gated.attrs["intervention_rate"] <= 1
+
+    trained = load_trained(str(run.path / "bundle"))
+    assert trained_flow(trained.stepper) == STUDENT
+    results = score(trained, max_trajectories=2)
+    assert "the corrector acted in" in score_lines(results)
+    assert "at random" in score_lines(results)
+
+    # One stage can be trained again alone: it takes all networks from the run.
+    alone = stage_alone(resolve(path), run.path, "distill", [])
+    again = load_trained(str(ups.fit(alone.recipe, progress=False).path))
+    assert set(again.stepper.networks) == {"operator", "flow", "student", "steady"}
