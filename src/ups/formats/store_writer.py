@@ -7,6 +7,7 @@ complete; a writer that dies leaves the old store, if there was one, as it was.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -401,7 +402,9 @@ class _ShardFileWriter:
         self._store.remember_hash(self._name, self._hash.hexdigest(), self._size)
 
     def close(self) -> None:
-        self._file.close()
+        """Let go of the file of a store that is given up: what its buffer holds may not fit on the disk either."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _put(self, data: Any) -> None:
         self._file.write(data)
