@@ -133,6 +133,7 @@ class Simulator:
         members: int | None = None,
         seed: int = 0,
         out: str | Path | None = None,
+        reversed_axes: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Any:
         """Roll out `steps` steps and keep every `every`-th frame: an xarray.Dataset.
@@ -148,7 +149,8 @@ class Simulator:
         each time and no mean of the members. seed: of the noise; equal seeds give equal members, and a member is the
         same however many there are.
         out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
-        from it: NetCDF if its name ends with .nc, else a Zarr store. progress: called with the number of steps done.
+        from it: NetCDF if its name ends with .nc, else a Zarr store. reversed_axes: variables lie in the order time, z,
+        y, x, as programs for NetCDF expect them. progress: called with the number of steps done.
         """
         spec = self.task(task)
         _check_count("steps", steps, MAX_STEPS)
@@ -179,7 +181,8 @@ class Simulator:
         facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}
         if members is not None:
             facts |= {"ensemble": f"{members} members, seed {seed}"}
-        sink = open_sink(spec, start, steps // every, every, trust, facts, out, members)
+        kept = steps // every
+        sink = open_sink(spec, start, kept, every, trust, facts, out, members, reversed_axes=reversed_axes)
         batch = start.batch.to(self._device)
         if members is None:
             return self._run(self._stepper, batch, steps, every, sink, progress)
