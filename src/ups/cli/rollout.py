@@ -47,6 +47,9 @@ def rollout(
             help="Write it: NetCDF (FILE.nc), VTKHDF for ParaView (FILE.vtkhdf), else Zarr.",
         ),
     ] = None,
+    reversed_axes: Annotated[
+        bool, typer.Option("--reversed-axes", help="Write variables in the order time, z, y, x.")
+    ] = False,
     film: Annotated[str | None, typer.Option(metavar="FILE.mp4", help="Make a film (extra: report).")] = None,
     picture: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a picture (extra: report).")] = None,
     field: Annotated[
@@ -120,6 +123,7 @@ def rollout(
             seed=seed,
             gate=gate,
             out=None if vtkhdf else out,
+            reversed_axes=reversed_axes,
             progress=lambda done: line.count("rollout", done, count, "steps"),
         )
     if vtkhdf:
@@ -368,6 +372,7 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
         values = result[field.name]
         values = values.isel(sample=0) if "sample" in values.dims else values
         values = values.mean("member") if "member" in values.dims else values
+        values = values.transpose(..., *(axis.name for axis in spec.axes))
         array = values.values[None] if spec.steady else values.values
         array = array if field.tensor_rank else array[:, None]  # (T, c, *S)
         parts.append(array)

@@ -42,13 +42,16 @@ def open_sink(
     facts: dict[str, str],
     out: str | Path | None,
     members: int | None = None,
+    *,
+    reversed_axes: bool = False,
 ) -> FrameSink:
     """A sink for `num_frames` frames, `every` steps apart. facts: further attributes of the result.
 
     members: how many a sample has, if the result is an ensemble.
     out: a new file; NetCDF if its name ends so (.nc, .nc4, .cdf), else a Zarr store.
+    reversed_axes: variables lie in the order z, y, x.
     """
-    layout = Layout(task, start, num_frames, every, trust, facts, members)
+    layout = Layout(task, start, num_frames, every, trust, facts, members, reversed_axes=reversed_axes)
     if out is None:
         if layout.num_bytes > MAX_MEMORY_BYTES:
             raise BundleError(

@@ -39,6 +39,7 @@ class Layout:
     """Names, dimensions, coordinates and units of a result.
 
     members: of an ensemble, which has an axis of its own then; frames hold those of a sample one behind the other.
+    reversed_axes: variables lie in the order z, y, x.
     """
 
     def __init__(
@@ -50,8 +51,11 @@ class Layout:
         trust: Trust,
         facts: dict[str, str],
         members: int | None = None,
+        *,
+        reversed_axes: bool = False,
     ) -> None:
         self.task = task
+        self.reversed_axes = reversed_axes
         self.fields = task.fields_of(task.predicted)
         self.space = start.batch.space
         self.num_samples = start.batch.num_samples
@@ -103,7 +107,8 @@ class Layout:
         lead = self.lead
         lead += () if self.task.steady else ("time",)
         lead += component_dim(self.task, field)
-        return (*lead, *(a.name for a in self.task.axes))
+        axes = tuple(a.name for a in self.task.axes)
+        return (*lead, *(axes[::-1] if self.reversed_axes else axes))
 
     def shape(self, field: FieldSpec, num_frames: int) -> tuple[int, ...]:
         """The shape that `dims` names."""
@@ -111,7 +116,7 @@ class Layout:
         lead = tuple(sizes[name] for name in self.lead)
         lead += () if self.task.steady else (num_frames,)
         lead += (self.components(field),) if field.tensor_rank else ()
-        return (*lead, *self.space)
+        return (*lead, *(self.space[::-1] if self.reversed_axes else self.space))
 
     def squeeze(self, field: FieldSpec, values: Frame) -> Frame:
         """(row, time, component, *S) -> the shape that `dims` names."""
@@ -119,6 +124,9 @@ class Layout:
             values = values[:, :, 0]
         if self.task.steady:
             values = values[:, 0]
+        if self.reversed_axes:
+            lead = values.ndim - len(self.space)
+            values = values.transpose(*range(lead), *range(values.ndim - 1, lead - 1, -1))
         return self.by_sample(values)
 
     def by_sample(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -137,6 +137,7 @@ class Simulator:
         seed: int = 0,
         gate: bool = False,
         out: str | Path | None = None,
+        reversed_axes: bool = False,
         progress: Callable[[int], None] | None = None,
     ) -> Any:
         """Roll out `steps` steps and keep every `every`-th frame: an xarray.Dataset.
@@ -154,7 +155,8 @@ class Simulator:
         gate: of a simulator with a corrector, let it act only where a signal of the step is above the threshold that
         was found on the valid split; the result then says in which trajectories and steps it acted, and why.
         out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
-        from it: NetCDF if its name ends with .nc, else a Zarr store. progress: called with the number of steps done.
+        from it: NetCDF if its name ends with .nc, else a Zarr store. reversed_axes: variables lie in the order time, z,
+        y, x, as programs for NetCDF expect them. progress: called with the number of steps done.
         """
         spec = self.task(task)
         _check_count("steps", steps, MAX_STEPS)
@@ -185,7 +187,8 @@ class Simulator:
         facts = {"task": spec.name, "equation": spec.equation, "bundle": self._bundle.hash}
         if members is not None:
             facts |= {"ensemble": f"{members} members, seed {seed}"}
-        sink = open_sink(spec, start, steps // every, every, trust, facts, out, members)
+        kept = steps // every
+        sink = open_sink(spec, start, kept, every, trust, facts, out, members, reversed_axes=reversed_axes)
         batch = start.batch.to(self._device)
         if gate:
             gated = Gated(self._stepper, self._gate_of(spec), None if members is None else int(members), int(seed))

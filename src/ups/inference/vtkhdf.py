@@ -84,6 +84,7 @@ def _write(group: Any, result: xarray.Dataset, task: TaskSpec, coordinates: tupl
         )
         for number in range(len(times)):
             frame = result[field.name] if task.steady else result[field.name].isel(time=number)
+            frame = frame.transpose(..., *(axis.name for axis in task.axes))
             array[number] = _turned(np.asarray(frame.values, np.float32), field, len(coordinates))
         offsets[field.name] = np.arange(len(times), dtype=np.int64)
     group["PointData"].attrs["Scalars"] = next((f.name for f in task.fields_of(task.predicted)), "")

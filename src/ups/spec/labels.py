@@ -34,8 +34,8 @@ def field_attributes(field: FieldSpec | ParameterSpec) -> dict[str, Any]:
 
 
 def component_dim(task: TaskSpec, field: FieldSpec) -> tuple[str, ...]:
-    """The dimension of a field's components, () for a scalar. Vectors and tensors of one task differ in their number, so
-    that tensors then have a dimension of their own."""
+    """The dimension of a field's components, () for a scalar. Vectors and tensors of one task differ in their number:
+    then tensors have a dimension of their own."""
     if not field.tensor_rank:
         return ()
     both = field.tensor_rank == 2 and any(other.tensor_rank == 1 for other in task.fields)

@@ -60,6 +60,17 @@ def test_the_three_ways_hold_the_same_numbers(simulator: Simulator, tmp_path: Pa
         xarray.testing.assert_identical(first, other.load())
 
 
+@pytest.mark.parametrize("kind", ["memory", "zarr", "netcdf"])
+def test_reversed_axes_hold_the_same_numbers_in_the_order_time_y_x(
+    simulator: Simulator, tmp_path: Path, kind: str
+) -> None:
+    plain = flow(simulator)
+    turned = flow(simulator, out=places(tmp_path)[kind], reversed_axes=True)
+    assert turned["velocity"].dims == ("sample", "time", "component", "y", "x")
+    for name in ("velocity", "nu"):
+        xarray.testing.assert_equal(plain[name], turned[name].load().transpose(*plain[name].dims))
+
+
 def test_a_single_sample_and_a_steady_task_as_netcdf(simulator: Simulator, tmp_path: Path) -> None:
     (x,) = grid(ADVECTION)
     wave = simulator.rollout(np.sin(x)[None], 3, {"beta": 1.0}, task="advection", out=tmp_path / "w.nc")
