@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -136,7 +137,9 @@ def main() -> None:
             near_time += abs(row["time_ratio"] - 1) <= 0.25
             row["took"] = round(time.monotonic() - started)
             print(json.dumps({"case": number, **row}), flush=True)
-    print(json.dumps({"cases": num_run, "memory_within_10": near_memory, "time_within_25": near_time}))
+    ok = num_run > 0 and near_memory >= 0.8 * num_run
+    print(json.dumps({"ok": ok, "cases": num_run, "memory_within_10": near_memory, "time_within_25": near_time}))
+    sys.exit(0 if ok else 1)
 
 
 if __name__ == "__main__":
