@@ -7,7 +7,7 @@ ghosts do not have, so what it does to memory is done in its place: gradients li
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -166,7 +166,7 @@ class _Buckets:
         self._parameters = [p for p in stage.parameters() if p.requires_grad]
         self._kept = [torch.empty_like(p) for p in self._parameters]
         for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._take)
+            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def _take(self, parameter: Tensor) -> None:
         parameter.grad = None
@@ -190,5 +190,5 @@ class _NoLoader:
         raise NotImplementedError
 
 
-def _bytes(tensors: Iterator[Tensor] | Sequence[Tensor] | object) -> int:
-    return sum(t.numel() * t.element_size() for t in locals_of(tensors))  # type: ignore[arg-type]
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in locals_of(tensors))

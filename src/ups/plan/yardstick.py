@@ -42,7 +42,8 @@ class _Pieces(nn.Module):
         tokens = self.norm(tokens)
         tokens = tokens + self.narrow(functional.silu(self.wide(tokens)))
         weights = (tokens @ tokens.mT).softmax(-1)
-        return (weights @ tokens).square().mean()
+        found: Tensor = (weights @ tokens).square().mean()
+        return found
 
 
 def this_cpu() -> Device:
@@ -76,7 +77,8 @@ def this_cpu() -> Device:
 
 
 def _one_pass(pieces: nn.Module, sizes: list[Tensor]) -> Watch:
-    with Watch(_timed) as watch:
+    watch = Watch(_timed)
+    with watch:
         for x in sizes:
             pieces(x).backward()
     pieces.zero_grad(set_to_none=True)
