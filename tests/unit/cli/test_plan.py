@@ -44,4 +44,4 @@ def test_what_cannot_be_planned_is_refused(recipe: str, capsys: pytest.CaptureFi
     assert "known: a10, a100-40g" in capsys.readouterr().err
     assert run(["plan", recipe, "--gpu", "h100", "--measure"]) == 3
     assert run(["plan", recipe, "--gpus", "3", "--gpu", "h100"]) == 3
-    assert "cannot be cut into 3" in capsys.readouterr().err
+    assert "cannot be cut evenly over 3 ranks" in capsys.readouterr().err
