@@ -123,7 +123,7 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
             (
                 "communication",
                 f"about {_seconds(step['communication_seconds'])} for {_bytes(step['sent_bytes'])} sent by a rank, of "
-                f"which {_seconds(step['not_hidden_seconds'])} hide behind nothing",
+                f"which {_seconds(step['not_hidden_seconds'])} are not hidden behind arithmetic",
             )
         )
     return [*rows, ("length", f"{stage['steps']:,} steps, about {_seconds(stage['seconds'])}")]

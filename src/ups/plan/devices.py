@@ -21,6 +21,7 @@ _OF_BANDWIDTH = 0.7
 _LAUNCH_SECONDS = 8e-6
 _OF_MEMORY = 0.92  # the rest: context, kernels, what the caching allocator cannot hand out
 _OF_LINK = 0.7
+NEAR_BYTES = 2 << 20
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Device:
     link_bandwidth: float
     source: str
     queues: bool = True
+    near_bandwidth: float = 0.0  # of operations whose bytes stay in the caches of a CPU; 0: as `bandwidth`
 
     @property
     def usable_bytes(self) -> int:
@@ -45,7 +47,8 @@ class Device:
         work, launches = 0.0, 0.0
         for one in operations:
             arithmetic = one.flops / self.rates[one.kind] if one.kind != MOVE else 0.0
-            work += max(arithmetic, one.num_bytes / self.bandwidth)
+            near = self.near_bandwidth if one.num_bytes <= NEAR_BYTES else 0.0
+            work += max(arithmetic, one.num_bytes / (near or self.bandwidth))
             launches += self.launch_seconds
         return max(work, launches) if self.queues else work + launches
 

@@ -27,18 +27,18 @@ from ups.training.stages import Stage
 class HostNumbers(Tensor):
     """Window numbers inside `ghostly()`: the one tensor of a batch whose values are asked for."""
 
-    values: npt.NDArray[np.int64]
+    on_host: npt.NDArray[np.int64]
 
     @classmethod
     def of(cls, values: npt.NDArray[np.int64]) -> HostNumbers:
         with _disable_current_modes():
             found: HostNumbers = Tensor._make_subclass(cls, torch.from_numpy(values))
-        found.values = values
+        found.on_host = values
         return found
 
-    def numpy(self, *, force: bool = False) -> npt.NDArray[np.int64]:  # type: ignore[override]
+    def numpy(self, *, force: bool = False) -> npt.NDArray[np.int64]:
         """The real numbers."""
-        return self.values
+        return self.on_host
 
 
 def ghostly() -> contextlib.AbstractContextManager[Any]:

@@ -32,14 +32,14 @@ class Operation:
     num_bytes: int
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, operations are listed and live bytes followed; `mark` reads and restarts the peak.
 
     around: called as around(run) -> (result, seconds) to measure each operation as well.
     """
 
     def __init__(self, around: Callable[[Callable[[], Any]], tuple[Any, float]] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[Operation] = []
         self.seconds: list[float] = []
         self.live_bytes = 0

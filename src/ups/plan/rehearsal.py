@@ -7,7 +7,7 @@ ghosts do not have, so what it does to memory is done in its place: gradients li
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -121,17 +121,23 @@ def _step(
     buckets: _Buckets | None,
     found: Rehearsal,
 ) -> int:
-    """The order of `Engine._accumulate` and `_update`; each kind of micro-batch once."""
+    """The order of `Engine._accumulate` and `_update`; each kind of micro-batch once.
+
+    A single kind that comes more than once is passed twice: the second time gradients are there already.
+    """
     found.forward, found.backward = [], []
+    passes = list(kinds)
+    if len(passes) == 1 and passes[0].per_step > 1:
+        passes *= 2
     engine.optimizer.zero_grad(set_to_none=True)
     held: list[tuple[Batch, ...]] = []
-    for number, kind in enumerate(kinds):
+    for number, kind in enumerate(passes):
         before = watch.live_bytes
         held[:] = [tuple(ghost_batch(b, dtype, n) for b, n in zip(kind.batches, kind.samples, strict=True))]
         found.batch_bytes = max(found.batch_bytes, watch.live_bytes - before)
         watch.operations.clear()
         at_start = watch.live_bytes
-        with strategy.micro_batch(is_last=number + 1 == len(kinds)):
+        with strategy.micro_batch(is_last=number + 1 == len(passes)):
             with autocast(engine.config.precision, _CPU):
                 losses = strategy.module(held[0])
             found.activation_bytes = max(found.activation_bytes, watch.live_bytes - at_start)
@@ -140,6 +146,7 @@ def _step(
             losses.total.backward()
         del losses
         found.backward.append(list(watch.operations))
+    del found.forward[len(kinds) :], found.backward[len(kinds) :]
     if buckets is not None:
         buckets.hand_out()
     gradients = [p.grad for p in engine.parameters.values() if p.grad is not None]
@@ -159,7 +166,7 @@ class _Buckets:
         self._parameters = [p for p in stage.parameters() if p.requires_grad]
         self._kept = [torch.empty_like(p) for p in self._parameters]
         for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._take)
+            parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
 
     def _take(self, parameter: Tensor) -> None:
         parameter.grad = None
@@ -183,5 +190,5 @@ class _NoLoader:
         raise NotImplementedError
 
 
-def _bytes(tensors: Iterator[Tensor] | Sequence[Tensor] | object) -> int:
-    return sum(t.numel() * t.element_size() for t in locals_of(tensors))  # type: ignore[arg-type]
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in locals_of(tensors))

@@ -38,8 +38,8 @@ def kinds_of(recipe: Recipe, opened: OpenData, index: int, ranks: int) -> list[K
             loader._numbers = iter(numbers)
             batches = tuple(loader._part() for _ in numbers)
             kinds.append(Kind(batches, tuple(size for _, size in key), often[key] / _STEPS))
-    # The largest first: what it needs is then seen in both steps of a rehearsal.
-    return sorted(kinds, key=lambda kind: -sum(b.state.numel() + b.target.numel() for b in kind.batches))
+    # The largest last: with the gradients of those before it, as it comes in a step sooner or later.
+    return sorted(kinds, key=lambda kind: sum(b.state.numel() + b.target.numel() for b in kind.batches))
 
 
 def rehearse_stage(recipe: Recipe, opened: OpenData, index: int, ranks: int, kinds: Sequence[Kind]) -> Rehearsal:

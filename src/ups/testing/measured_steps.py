@@ -32,7 +32,6 @@ def measured_on_rank(arguments: dict[str, Any]) -> dict[str, Any]:
         usual = measure_steps(recipe, opened, runtime, 0, steps)
     result: dict[str, Any] = {
         "held_bytes": exact.held_bytes,
-        "usual_held_bytes": usual.held_bytes,
         "step_seconds": usual.step_seconds,
     }
     if device is not None:
@@ -40,5 +39,6 @@ def measured_on_rank(arguments: dict[str, Any]) -> dict[str, Any]:
             "rates": dict(device.rates),
             "bandwidth": device.bandwidth,
             "launch_seconds": device.launch_seconds,
+            "near_bandwidth": device.near_bandwidth,
         }
     return result

@@ -1,0 +1,42 @@
+"""The table of devices, and what is said about one that is not in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ups.errors import ConfigError
+from ups.plan.communication import traffic
+from ups.plan.devices import gpu, known_devices
+from ups.plan.operations import MOVE, PRODUCT, Operation
+
+
+def test_every_row_names_its_source_and_makes_a_device() -> None:
+    for name, row in known_devices().items():
+        assert row["source"]
+        assert gpu(name, "float32").memory_bytes > 1e10
+
+
+def test_an_unknown_gpu_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="no GPU is called 'h1000'") as caught:
+        gpu("h1000", "float32")
+    assert "did you mean h100" in caught.value.hint
+    assert all(name in caught.value.hint for name in known_devices())
+    with pytest.raises(ConfigError, match="has no bfloat16"):
+        gpu("t4", "bfloat16")
+
+
+def test_time_is_bound_by_arithmetic_by_bytes_or_by_launches() -> None:
+    device = gpu("h100", "bfloat16")
+    assert device.seconds([Operation(PRODUCT, 1e15, 1)]) == pytest.approx(1e15 / device.rates[PRODUCT])
+    assert device.seconds([Operation(MOVE, 0.0, 10**12)]) == pytest.approx(1e12 / device.bandwidth)
+    assert device.seconds([Operation(MOVE, 0.0, 8)] * 100) == pytest.approx(100 * device.launch_seconds)
+
+
+def test_ranks_send_what_their_strategy_sends() -> None:
+    device = gpu("h100", "float32")
+    given = {"parameter_bytes": 1000, "gradient_bytes": 1000, "forward_seconds": 0.0, "backward_seconds": 0.0}
+    sent = {s: traffic(s, 4, device, 1e10, passes=2.0, **given) for s in ("ddp", "fsdp")}
+    assert sent["ddp"].sent_bytes == 2 * 0.75 * 1000
+    assert sent["fsdp"].sent_bytes == 0.75 * (2 * 2 * 1000 + 1000)
+    assert traffic("single", 1, device, 1e10, passes=1.0, **given).seconds == 0
+    assert traffic("ddp", 16, device, 1e10, passes=1.0, **given).seconds > sent["ddp"].seconds
