@@ -18,6 +18,8 @@ from ups.run.score_text import score_lines
 from ups.run.scoring import score
 from ups.run.trained import load_trained
 from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
+from ups.training.engine import Engine
+from ups.training.export import read_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -31,12 +33,45 @@ STAGES: list[dict[str, Any]] = [
 ]
 
 
-def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tmp_path: Path) -> None:
-    tasks = write_mixture(tmp_path)[::2]
-    document = mixture_recipe(tmp_path / "stack", tasks, model=MODELS["multiscale"], stages=STAGES)
-    document |= {"networks": {"steady": MODELS["multiscale"]}, "evaluate": {"max_trajectories": 2}}
-    path = tmp_path / "stack.yaml"
+def recipe(folder: Path, tasks: list[dict[str, Any]], name: str, **sections: Any) -> Path:
+    document = mixture_recipe(folder / name, tasks, model=MODELS["multiscale"], stages=STAGES)
+    document |= {"networks": {"steady": MODELS["multiscale"]}, "evaluate": {"max_trajectories": 2}} | sections
+    path = folder / f"{name}.yaml"
     path.write_text(json.dumps(document))
+    return path
+
+
+def test_a_run_that_breaks_off_in_every_stage_ends_with_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ups.library.fit.leave_bundle", lambda *_: None)
+    short = [stage | {"steps": 4} for stage in STAGES]
+    tasks = write_mixture(tmp_path)[::2]
+    given = {"stages": short, "checkpoint": {"interval_steps": 2}, "evaluate": {"max_trajectories": 1}}
+    whole = ups.fit(str(recipe(tmp_path, tasks, "whole", **given)), progress=False)
+    broken = recipe(tmp_path, tasks, "broken", **given)
+    update, left = Engine._update, {6, 8, 11, 16}  # in the second step of the flow, at its end, and so on
+
+    def breaks(engine: Engine, number: int) -> None:
+        if number in left:
+            left.remove(number)
+            raise RuntimeError("broke off")
+        update(engine, number)
+
+    monkeypatch.setattr(Engine, "_update", breaks)
+    for _ in range(4):
+        with pytest.raises(RuntimeError, match="broke off"):
+            ups.fit(str(broken), progress=False)
+    again = ups.fit(str(broken), progress=False)
+    assert not left
+    first, second = (read_weights(run.path / "checkpoints/step_00000016") for run in (whole, again))
+    assert first.keys() == second.keys()
+    assert "stepper.networks.flow.scale" in first
+    assert [name for name in first if not bool((first[name] == second[name]).all())] == []
+
+
+def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tmp_path: Path) -> None:
+    path = recipe(tmp_path, write_mixture(tmp_path)[::2], "stack")
     run = ups.fit(str(path), progress=False)
     simulator = ups.Simulator.load(run.path / "bundle", device="cpu")
     assert simulator.is_ensemble

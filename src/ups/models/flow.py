@@ -32,7 +32,7 @@ from ups.spec.task import FieldSpec, ParameterSpec, TaskSpec
 
 # Names of networks next to the operator: the flow, and its student, which needs one evaluation.
 FLOW, STUDENT = "flow", "student"
-# Of Heun's method, two evaluations each but for the last: with more of them scores of the tried tasks did not change.
+# Of Heun's method, two evaluations each but for the last.
 STEPS = 4
 _TIME = "flow_time"
 # What the parts of a name are for, where it has room for them.

@@ -1,0 +1,73 @@
+"""Networks next to the model: which ones a recipe has, what they are like, and stages that lack one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from ups.config.description import TaskDescription
+from ups.config.identity import recipe_identity
+from ups.config.schema import Recipe
+
+OPERATOR = {"type": "operator", "steps": 1}
+FLOW = {"type": "corrector", "kind": "flow", "steps": 1}
+DISTILL = {"type": "distill", "steps": 1}
+
+
+def recipe(*stages: dict[str, Any], **sections: Any) -> Recipe:
+    data = {"tasks": [{"name": "line", "path": "line.zarr"}]}
+    given = {"run": {"name": "r"}, "data": data, "model": {"type": "multiscale"}, "stages": list(stages)}
+    return Recipe.model_validate(given | sections)
+
+
+def test_a_network_is_there_if_a_stage_needs_it_and_is_like_the_model_unless_it_is_said() -> None:
+    assert list(recipe(OPERATOR).network_configs) == ["operator"]
+    chain = recipe(OPERATOR, FLOW, DISTILL)
+    assert chain.network_configs == dict.fromkeys(("operator", "flow", "student"), chain.model)
+    small = {"type": "multiscale", "widths": [8, 16, 32]}
+    said = recipe(OPERATOR, FLOW, DISTILL, networks={"flow": small})
+    assert said.network_configs["student"] == said.network_configs["flow"] != said.model
+    assert recipe(OPERATOR, networks={"steady": small}).network_configs["steady"].type == "multiscale"
+
+
+def test_a_recipe_without_networks_has_the_identity_that_it_always_had() -> None:
+    assert recipe_identity(recipe(OPERATOR)) == recipe_identity(recipe(OPERATOR, networks={}))
+    other = recipe(OPERATOR, networks={"steady": {"type": "multiscale"}})
+    assert recipe_identity(other) != recipe_identity(recipe(OPERATOR))
+
+
+def test_a_student_without_a_teacher_and_a_corrector_without_an_operator_are_refused() -> None:
+    with pytest.raises(ValidationError, match="learns from the network 'flow'"):
+        recipe(OPERATOR, DISTILL)
+    assert recipe(DISTILL | {"start_from": "runs/teacher"})
+    with pytest.raises(ValidationError, match="trains on from learned weights"):
+        recipe(FLOW)
+    with pytest.raises(ValidationError, match=r"networks\.critic"):
+        recipe(OPERATOR, networks={"critic": {"type": "multiscale"}})
+
+
+def test_a_flow_starts_from_nothing_and_has_the_rates_of_that_unless_they_are_said() -> None:
+    rates = [
+        recipe(OPERATOR, stage).stages[1].optim.learning_rate for stage in (FLOW, FLOW | {"optim": {"beta1": 0.8}})
+    ]
+    assert rates == [2e-3, 2e-3]
+    said = FLOW | {"optim": {"learning_rate": 1e-4}}
+    assert recipe(OPERATOR, said).stages[1].optim.learning_rate == 1e-4
+    assert recipe(OPERATOR, FLOW).stages[1].optim.matrix_learning_rate == 5e-3
+
+
+def test_a_description_takes_boundary_values() -> None:
+    said = TaskDescription.model_validate(
+        {
+            "fields": [{"name": "u"}],
+            "axes": [{"name": "x", "boundary": "dirichlet"}],
+            "boundary_values": [{"channel": "u", "axis": "x", "end": "last", "value": 1.5}],
+        }
+    )
+    assert said.boundary_values[0].value == 1.5
+    with pytest.raises(ValidationError, match="first"):
+        TaskDescription.model_validate(
+            {"fields": [{"name": "u"}], "axes": [{"name": "x"}], "boundary_values": [{"end": "left"}]}
+        )  # fmt: skip
