@@ -1,7 +1,7 @@
 """A rollout as a VTKHDF file, which ParaView opens: an image of the grid with a step for each frame (h5py alone).
 
 The format: https://docs.vtk.org/en/latest/vtk_file_formats/vtkhdf_file_format. Arrays have the order time, z, y, x,
-component; axes that a task does not have are of length 1. Vectors get three components and tensors nine, as ParaView
+component; axes that a task does not have are absent. Vectors get three components and tensors nine, as ParaView
 wants them, filled up with zeros.
 """
 
@@ -79,9 +79,8 @@ def _write(group: Any, result: xarray.Dataset, task: TaskSpec, coordinates: tupl
     points, offsets = group.create_group("PointData"), steps.create_group("PointDataOffsets")
     for field in task.fields_of(task.predicted):
         tail = (3**field.tensor_rank,) if field.tensor_rank else ()
-        array = points.create_dataset(
-            field.name, (len(times), *reversed(sizes), *tail), np.float32, chunks=(1, *reversed(sizes), *tail)
-        )
+        shape = (*(len(values) for values in reversed(coordinates)), *tail)
+        array = points.create_dataset(field.name, (len(times), *shape), np.float32, chunks=(1, *shape))
         for number in range(len(times)):
             frame = result[field.name] if task.steady else result[field.name].isel(time=number)
             frame = frame.transpose(..., *(axis.name for axis in task.axes))
@@ -94,9 +93,9 @@ def _turned(values: Any, field: FieldSpec, dims: int) -> Any:
     """([component,] x[, y, z]) -> (z, y, x[, component])."""
     rank = field.tensor_rank
     if not rank:
-        return values.reshape(*values.shape, *(1,) * (3 - dims)).transpose(2, 1, 0)
-    components = values.reshape(*(dims,) * rank, *values.shape[1:], *(1,) * (3 - dims))
+        return values.transpose()
+    components = values.reshape(*(dims,) * rank, *values.shape[1:])
     full = np.zeros((*(3,) * rank, *components.shape[rank:]), np.float32)
     full[(slice(0, dims),) * rank] = components
     flat = full.reshape(3**rank, *components.shape[rank:])  # rows of a tensor one after another
-    return flat.transpose(3, 2, 1, 0)
+    return flat.transpose()

@@ -50,11 +50,11 @@ def test_arrays_lie_in_the_order_of_the_format(tmp_path: Path, dims: int) -> Non
         u, v, s = (np.asarray(group[f"PointData/{name}"]) for name in "uvs")
     space = (5, 4, 3)[:dims]
     for place in np.ndindex(*space):
-        x, y, z = (*place, 0, 0)[:3]
-        np.testing.assert_array_equal(u[:, z, y, x], result["u"].values[(slice(None), *place)])
-        np.testing.assert_array_equal(v[:, z, y, x, :dims], result["v"].values[(slice(None), slice(None), *place)])
+        at = (slice(None), *reversed(place))
+        np.testing.assert_array_equal(u[at], result["u"].values[(slice(None), *place)])
+        np.testing.assert_array_equal(v[at][:, :dims], result["v"].values[(slice(None), slice(None), *place)])
         tensor = result["s"].values[(slice(None), slice(None), *place)].reshape(3, dims, dims)
-        np.testing.assert_array_equal(s[:, z, y, x].reshape(3, 3, 3)[:, :dims, :dims], tensor)
+        np.testing.assert_array_equal(s[at].reshape(3, 3, 3)[:, :dims, :dims], tensor)
     assert not v[..., dims:].any()
 
 
