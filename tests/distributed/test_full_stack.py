@@ -12,6 +12,7 @@ import pytest
 
 import ups
 from ups.config.recipe import resolve
+from ups.errors import BundleError
 from ups.library.stage_alone import stage_alone
 from ups.models.flow import STUDENT, trained_flow
 from ups.run.score_text import score_lines
@@ -89,6 +90,8 @@ def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tm
     wave = np.sin(2 * np.pi * np.arange(16) / 16)[None]
     members = simulator.rollout(wave, 3, {"speed": 1.0}, task="wave1d", members=8)
     assert members["u"].shape == (8, 3, 16)
+    with pytest.raises(BundleError, match="not trained on task 'darcy2d'"):
+        simulator.rollout(static=np.ones((1, 8, 8)), task="darcy2d", members=2)
     gated = simulator.rollout(wave, 3, {"speed": 1.0}, task="wave1d", gate=True)
     assert gated.attrs["interventions"].startswith("the corrector acted in ")
     assert 0 <= gated.attrs["intervention_rate"] <= 1
@@ -96,6 +99,7 @@ def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tm
     trained = load_trained(str(run.path / "bundle"))
     assert trained_flow(trained.stepper) == STUDENT
     results = score(trained, max_trajectories=2)
+    assert [("gate" in result, "ensemble" in result) for result in results] == [(True, True), (False, False)]
     assert "the corrector acted in" in score_lines(results)
     assert "at random" in score_lines(results)
 

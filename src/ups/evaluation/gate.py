@@ -35,7 +35,7 @@ def find_gate(
 ) -> dict[str, Any] | None:
     """signal, threshold, and what was measured on the split: rate of interventions, and errors of whole rollouts with
     the gate, without the corrector and with it in every step. None without a corrector or a split."""
-    if not trained_flow(stepper) or not reader.splits.get(split, 0):
+    if not trained_flow(stepper, reader.task) or not reader.splits.get(split, 0):
         return None
     plan = RolloutPlan.whole(reader, context_frames, split=split)
     count = min(reader.splits[split], max_trajectories or NUM_TRAJECTORIES)

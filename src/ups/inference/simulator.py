@@ -165,7 +165,7 @@ class Simulator:
             raise BundleError(f"task '{spec.name}' is steady: it has one solution, not {steps} steps")
         if members is not None:
             _check_count("members", members, MAX_MEMBERS)
-            self._check_ensemble()
+            self._check_ensemble(spec)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed <= MAX_SEED:
             raise BundleError(f"seed must be a whole number from 0 to {MAX_SEED}, not {str(seed)[:40]!r}")
         if steps < every:
@@ -206,7 +206,13 @@ class Simulator:
             hint="use rollout() and interpolate: result.interp(x=..., time=...)",
         )
 
-    def _check_ensemble(self) -> None:
+    def _check_ensemble(self, spec: TaskSpec) -> None:
+        if self.is_ensemble and not has_members(self._stepper, spec):
+            raise BundleError(
+                f"the corrector of this simulator was not trained on task '{spec.name}': it has no members",
+                hint="leave members out for this task",
+                command_hint="leave --members out for this task",
+            )
         if not self.is_ensemble:
             raise BundleError(
                 "this simulator was not trained as an ensemble: its members would all be the same",

@@ -21,6 +21,7 @@ from ups.models.keyed_normal import keyed_normal
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of
+from ups.spec.task import TaskSpec
 
 
 class Members(Protocol):
@@ -111,10 +112,13 @@ def by_member(x: Tensor, members: int) -> Tensor:
     return x.reshape(-1, members, *x.shape[1:])
 
 
-def has_members(stepper: Stepper) -> bool:
-    """Whether the members of a model differ: it has a corrector, or takes noise and was trained to use it."""
+def has_members(stepper: Stepper, task: TaskSpec | None = None) -> bool:
+    """Whether the members of a model differ: it has a corrector, or takes noise and was trained to use it.
+
+    task: for which a corrector must have been trained.
+    """
     if trained_flow(stepper):
-        return True
+        return bool(trained_flow(stepper, task))
     if not stepper.config.noise_numbers:
         return False
     return any(bool(p.count_nonzero()) for p in stepper.network.noise_weights())

@@ -106,10 +106,9 @@ class FlowNetwork(Network):
         rows = torch.tensor([n for n, name in enumerate(self.row_names) if name[0] == task.name], device=like.device)
         return self.scale[rows].to(like.dtype).reshape(-1, *[1] * task.num_spatial_dims)
 
-    @property
-    def is_trained(self) -> bool:
-        """Whether a stage has measured the residuals: it does so before it trains."""
-        return bool((self.scale != 1).any())
+    def is_trained(self, task: TaskSpec | None = None) -> bool:
+        """Whether a stage has measured the residuals (of a task): it does so before it trains."""
+        return bool(((self.scale if task is None else self.size(task, self.scale)) != 1).any())
 
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
@@ -217,9 +216,12 @@ def flow_of(stepper: Stepper, name: str) -> FlowNetwork:
     return network
 
 
-def trained_flow(stepper: Stepper) -> str:
-    """The name of the network that corrects: the student if there is one, else the corrector, '' if none is trained."""
+def trained_flow(stepper: Stepper, task: TaskSpec | None = None) -> str:
+    """The name of the network that corrects: the student if there is one, else the corrector, '' if none is trained.
+
+    task: on which it must have been trained.
+    """
     for name in (STUDENT, FLOW):
-        if name in stepper.networks and flow_of(stepper, name).is_trained:
+        if name in stepper.networks and flow_of(stepper, name).is_trained(task):
             return name
     return ""

@@ -114,7 +114,7 @@ def available(stepper: Stepper, task: TaskSpec) -> list[str]:
     """The signals that a task has with this model."""
     found = ["drift"] if task.conserved and not task.steady else []
     found += ["residual"] if task.residual else []
-    return [*found, "spread"] if trained_flow(stepper) else found
+    return [*found, "spread"] if trained_flow(stepper, task) else found
 
 
 def signals(

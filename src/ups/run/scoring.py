@@ -51,7 +51,7 @@ def score(
         scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories, progress)
         shared = trajectories_in_train(reader, split)
         result = task_result(reader, plan, split, scores, MODEL, steps, shared)
-        if has_members(trained.stepper):
+        if has_members(trained.stepper, reader.task):
             result["ensemble"] = _ensemble(trained, reader, plan, split, max_trajectories, progress)
         gate = _gate(trained, reader, plan, split, max_trajectories, progress)
         if gate is not None:
@@ -138,7 +138,7 @@ def _gate(
     from ups.evaluation.gate import find_gate, score_gate
     from ups.models.flow import trained_flow
 
-    if not trained_flow(trained.stepper):
+    if not trained_flow(trained.stepper, reader.task):
         return None
     if progress is not None:
         progress(f"gated rollouts of {reader.task.name}", 0, 1)

@@ -101,7 +101,7 @@ def _members(
     stepper: Stepper, reader: Reader, place: Place, plan: RolloutPlan, members: int, **common: Any
 ) -> Iterator[tuple[str, float, float]]:
     """Name, sum and number of each score of `members` members on this rank; nothing without members."""
-    if not members:
+    if not members or (trained_flow(stepper) and not trained_flow(stepper, reader.task)):
         return
     scores = score_ensemble(members_of(stepper, members), reader, place, plan, **common)
     yield CRPS, sum(scores.rows.values()), float(len(scores.rows))
