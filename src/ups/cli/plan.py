@@ -93,8 +93,8 @@ def show(found: dict[str, Any]) -> None:
     say(table(_run_rows(found)))
     for number, one in enumerate(found.get("measured", ())):
         say(
-            f"\nmeasured, stage {number}, one rank on this machine: {_seconds(one['step_seconds'])} of CPU time for a "
-            f"step, {_bytes(one['held_bytes'])} held at most"
+            f"\nmeasured, stage {number}, one rank on this machine: {_seconds(one['step_seconds'])} of CPU time "
+            "for a step"
         )
     say("\nBytes and arithmetic are counted; times are estimates from peaks and assumed efficiencies: docs/plan.md")
 

@@ -7,7 +7,7 @@ with a table of devices, so they are estimates; only a measurement on the device
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from ups.config.schema import Recipe
@@ -160,8 +160,14 @@ def _largest(
 
 
 def measure_stages(recipe: Recipe, opened: OpenData, steps: int = 4) -> list[dict[str, float]]:
-    """A few real steps of each stage on one rank of this machine, on one thread of the CPU."""
+    """CPU time of a real step of each stage on one rank of this machine, on one thread.
+
+    Memory is left out: this process has used some already, and steps take from that first.
+    """
     engine = recipe.engine.model_copy(update={"strategy": "single", "device": "cpu", "threads": 1})
     alone = recipe.model_copy(update={"engine": engine})
     with Runtime.start(engine) as runtime:
-        return [asdict(measure_steps(alone, opened, runtime, index, steps)) for index in range(len(recipe.stages))]
+        return [
+            {"step_seconds": measure_steps(alone, opened, runtime, index, steps).step_seconds}
+            for index in range(len(recipe.stages))
+        ]
