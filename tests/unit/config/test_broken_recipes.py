@@ -117,16 +117,16 @@ CASES: dict[str, Broken] = {
         edited("float32", "bfloat_16"),
     ),
     "unknown stage": Broken(
-        "config: r.yaml:10: stages.0.type = \"operater\": expected one of autoencode, corrector, linear, operator -> did you mean 'operator'?",
+        "config: r.yaml:10: stages.0.type = \"operater\": expected one of autoencode, corrector, distill, linear, operator, steady -> did you mean 'operator'?",
         edited("type: operator", "type: operater"),
     ),
     "stage without a type": Broken(
-        "config: r.yaml:10: stages.0.type: is missing: expected one of autoencode, corrector, linear, operator -> say which kind this is",
+        "config: r.yaml:10: stages.0.type: is missing: expected one of autoencode, corrector, distill, linear, operator, steady -> say which kind this is",
         edited("type: operator\n    steps", "steps"),
     ),
     "field of another stage": Broken(
-        "config: r.yaml:12: stages.0.inverse_weight = 1: no such field in stages.0 -> it belongs to type autoencode",
-        edited("steps: 10", "steps: 10\n    inverse_weight: 1"),
+        "config: r.yaml:12: stages.0.refined_weight = 1: no such field in stages.0 -> it belongs to type steady",
+        edited("steps: 10", "steps: 10\n    refined_weight: 1"),
     ),
     "below the range": Broken(
         "config: r.yaml:8: model.width = 4: expected at least 8 channels -> Channels of a latent token.",
