@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from ups.record.identity import RunIdentity
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
+    from ups.supervise.host_place import HostPlace
+    from ups.supervise.options import Options
     from ups.supervise.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -47,18 +50,26 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
     return Run(run_dir)
 
 
-def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output) -> int:
-    """The same for a recipe that is resolved already; returns the exit code of the run."""
+def train_resolved(
+    resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output, place: HostPlace | None = None
+) -> int:
+    """The same for a recipe that is resolved already; returns the exit code of the run.
+
+    place: where this process stands among the hosts of the run. The first host does all that is done once; the others
+    only start and watch their ranks.
+    """
     from ups.run.completed import completed_step
     from ups.supervise.trackers import Trackers
 
+    if place is not None and not place.is_head:
+        return follow_host(resolved.recipe, run_dir, ranks, output, place)
     with prepared(resolved, run_dir, ranks) as identity:
         done = completed_step(run_dir, resolved.recipe, identity)
         if done is not None:
             output.completed_before(run_dir, done)
             return 0
         with Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
-            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers)
+            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers, place)
             if code == 0:
                 # The verdict stands already: torch may come now.
                 leave_bundle(run_dir, output)
@@ -114,33 +125,62 @@ def check_latents(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> N
 
 
 def start_ranks(
-    run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity, output: Output, trackers: Trackers | None = None
+    run_dir: Path,
+    recipe: Recipe,
+    ranks: int,
+    identity: RunIdentity,
+    output: Output,
+    trackers: Trackers | None = None,
+    place: HostPlace | None = None,
 ) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     from ups.run.directory import last_step_of
     from ups.run.identity import check_inputs
-    from ups.supervise.options import Options
     from ups.supervise.supervisor import supervise_held
 
     share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).block_sizes) // ranks
-    threads = recipe.engine.threads or (1 if ranks > 1 else None)
-    environment = {"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {}
-    options = Options(
-        run_dir=run_dir,
-        ranks=ranks,
-        command=(sys.executable, "-m", "ups.run.rank_main", str(run_dir)),
+    options = replace(
+        _options(run_dir, recipe, ranks, place),
         max_restarts=recipe.supervise.max_restarts,
         micro_batch=recipe.engine.micro_batch or share,
         block_size=share,
-        environment=environment,
-        show_rank=None,
         identity=identity,
         check_inputs=lambda: check_inputs(run_dir, recipe, identity),
         last_step=last_step_of(recipe),
         trackers=trackers,
     )
     with output.following(run_dir, recipe) as say:
-        return supervise_held(options, say)
+        if place is None:
+            return supervise_held(options, say)
+        from ups import __version__
+        from ups.supervise.link_head import head_link
+
+        with head_link(place, ranks, __version__, run_dir, say) as link:
+            return supervise_held(options, say, link)
+
+
+def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, place: HostPlace) -> int:
+    """Start and watch the ranks of this host as host 0 says, until its verdict; returns the exit code of the run."""
+    from ups import __version__
+    from ups.supervise.follower import follow
+
+    with output.following_host() as say:
+        return follow(_options(run_dir, recipe, ranks, place), say, __version__)
+
+
+def _options(run_dir: Path, recipe: Recipe, ranks: int, place: HostPlace | None) -> Options:
+    """What every supervisor of the run knows about its ranks."""
+    from ups.supervise.options import Options
+
+    threads = recipe.engine.threads or (1 if ranks > 1 else None)
+    return Options(
+        run_dir=run_dir,
+        ranks=ranks,
+        command=(sys.executable, "-m", "ups.run.rank_main", str(run_dir)),
+        environment={"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {},
+        show_rank=None,
+        place=place,
+    )
 
 
 def leave_bundle(run_dir: Path, output: Output) -> None:
