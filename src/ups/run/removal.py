@@ -17,6 +17,8 @@ from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
 from ups.record.untrusted_files import read_object
 from ups.run.identity import STATISTICS_NAME
 from ups.run.stage_starts import FOLDER
+from ups.supervise.host_notes import FOLDER as HOSTS_FOLDER
+from ups.supervise.link import SECRET_NAME
 from ups.supervise.run_file import find_run, read_run, was_started
 from ups.supervise.run_lock import LOCK_NAME, hold_run
 
@@ -28,7 +30,8 @@ _IN_FOLDERS = {
     "checkpoints": re.compile(rf"(broken_)?step_\d+|{re.escape(TEMPORARY_PREFIX)}.*"),
     "logs": re.compile(r"attempt_\d+"),
     "failures": re.compile(r"attempt_\d+"),
-    "blackbox": re.compile(r"live|rank_\d+.*"),
+    "blackbox": re.compile(r"live(_\d+)?|rank_\d+.*"),
+    HOSTS_FOLDER: re.compile(r"\.?\d+\.json.*"),
     "report": re.compile(r"index\.html|scores\.json"),
     "tensorboard": re.compile(r"events\.out\.tfevents\..*"),
     "tracking": re.compile(r".*"),
@@ -47,7 +50,7 @@ def remove_records(run_dir: Path) -> None:
             _remove(run_dir / BUNDLE_NAME)
         for path in run_dir.glob(f"{TEMPORARY_PREFIX}*"):
             _remove(path)
-        for name in ("metrics.jsonl", *INPUTS, "run.json"):
+        for name in ("metrics.jsonl", SECRET_NAME, *INPUTS, "run.json"):
             _remove(run_dir / name)
     except OSError as error:
         raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error

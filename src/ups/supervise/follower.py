@@ -20,6 +20,7 @@ from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE
 from ups.record.open_files import raise_open_files
 from ups.supervise.attempt import Attempt, StopRequest
 from ups.supervise.first_cause import position
+from ups.supervise.host_file import HostFile
 from ups.supervise.host_outcome import HostOutcome
 from ups.supervise.launcher import keep_rings, make_box_root
 from ups.supervise.link_follower import FollowerLink
@@ -74,8 +75,17 @@ class _Following:
         self._done = -1  # the last attempt that was run here
         self._report: dict[str, Any] = {"state": "waiting"}
         self._told_joined = False
+        self._file = HostFile(options.run_dir, options.place, options.local_ranks)
+        self._box_dir = box_root
 
     def run(self) -> int:
+        try:
+            return self._run()
+        except HeadLostError as error:
+            self._file.leave(error.cause)
+            raise
+
+    def _run(self) -> int:
         self._tell()
         while True:
             order = self._link.order
@@ -93,7 +103,7 @@ class _Following:
         self._done = number
         self._report = {"attempt": number, "state": "running"}
         self._tell()
-        box_dir = self._box_root / f"attempt_{number}"
+        self._box_dir = box_dir = self._box_root / f"attempt_{number}"
         told = order.get("environment")
         known = {name: str(told[name]) for name in (IDENTITY_VARIABLE, HASHED_VARIABLE) if name in told} if told else {}
         options = replace(
@@ -135,6 +145,8 @@ class _Following:
         if self._stop_request.number != self._report.get("asked", 0):
             self._report = {**self._report, "asked": self._stop_request.number}
             self._tell()
+        if views:
+            self._file.look(self._box_dir)
         behind = least_advanced(view for view in views if view.alive)
         if behind:
             self._link.stand_at([behind[0].rank, *position(behind[0])])

@@ -17,7 +17,6 @@ from ups.supervise.attempt import Outcome, StopRequest
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.host_outcome import HostOutcome, joined
-from ups.supervise.host_place import HostPlace
 from ups.supervise.link_head import HeadLink, Peer
 from ups.supervise.options import Options
 from ups.supervise.rendezvous import Rendezvous
@@ -58,9 +57,9 @@ class Head:
         self._told_end = False
         self._cascade_since = 0.0
 
-    @property
-    def place(self) -> HostPlace:
-        return self._place
+    def labels(self) -> list[str]:
+        """All hosts of the run, in their order."""
+        return [self._place.label, *(peer.label for peer in self._link.peers().values())]
 
     def gather(self, first: bool) -> bool:
         """Wait until every host is there and has no rank left. False if the run was asked to leave before that.

@@ -123,6 +123,8 @@ class _Supervision:
         while True:
             if self._head is not None and not self._head.gather(first):
                 return self._left_before_start()
+            if self._head is not None:
+                document["hosts"] = self._head.labels()
             first = False
             outcome = self._attempt(number)
             state, cause, exit_code, detail = self._judge(outcome)

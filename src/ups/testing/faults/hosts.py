@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from ups.record import process_tree
-from ups.testing.faults.supervised import DEADLINES, MARK, TOY
+from ups.testing.faults.supervised import MARK, TOY
 
 HOST_RUNNER = Path(__file__).parent / "programs" / "run_host.py"
 PORT = 29500
+# Hosts are judged sooner than in real runs, ranks are not: all of them share the cores of one machine.
+HOST_DEADLINES = {"host_lost_seconds": 12.0, "host_return_seconds": 10.0, "host_join_seconds": 120.0}
 
 
 def why_no_network() -> str:
@@ -97,11 +100,11 @@ class HostsResult:
     def faults(self) -> list[dict[str, Any]]:
         return [fault for attempt in self.document["attempts"] for fault in attempt["faults"]]
 
-    def states(self) -> set[str]:
-        """Hashes of the final states that the ranks of the last attempt printed."""
+    @property
+    def digests(self) -> set[str]:
+        """Hash of the final state of each rank of the last attempt."""
         last = max((self.run_dir / "logs").iterdir(), key=lambda path: int(path.name.split("_")[1]))
-        texts = [line for path in last.glob("*.out") for line in path.read_text().splitlines()]
-        return {line.split()[1] for line in texts if line.startswith("done ")}
+        return {d for path in last.glob("*.out") for d in re.findall(r"done ([0-9a-f]{64})", path.read_text())}
 
 
 class StartedHosts:
@@ -133,7 +136,7 @@ class StartedHosts:
                     return process.pid
         return 0
 
-    def everything_of(self, host: int, ranks: range) -> list[int]:
+    def everything_of(self, host: int) -> list[int]:
         """The supervisor of a host, its ranks and their wrappers."""
         own = process_tree.descendants(self.processes[host].pid)
         return [self.processes[host].pid, *(process.pid for process in own)]
@@ -167,9 +170,13 @@ def started_hosts(
     restarts: int = 1,
     deadlines: dict[str, float] | None = None,
     address: str = "",
+    around: dict[int, list[str]] | None = None,
     **variables: object,
 ) -> Iterator[StartedHosts]:
-    """Start a supervisor over toy ranks on each host; without a network all on the loopback, at `address`."""
+    """Start a supervisor over toy ranks on each host; without a network all on the loopback, at `address`.
+
+    around: host -> a command that gets the command of its supervisor as further arguments.
+    """
     mark = f"{os.getpid()}-{run_dir}"
     environment = {
         **os.environ,
@@ -186,9 +193,10 @@ def started_hosts(
             "host": host,
             "address": address or (made.address if made else ""),
             "max_restarts": restarts,
-            "deadlines": {**DEADLINES, **(deadlines or {})},
+            "deadlines": {**HOST_DEADLINES, **(deadlines or {})},
         }
-        command = [sys.executable, str(HOST_RUNNER), json.dumps(settings), str(TOY), mark]
+        outer = (around or {}).get(host, [])
+        command = [*outer, sys.executable, str(HOST_RUNNER), json.dumps(settings), str(TOY), mark]
         processes.append(
             subprocess.Popen(
                 command if made is None else made.inside(host, command),
