@@ -46,7 +46,7 @@ def check_ended(result: HostsResult) -> None:
 def test_a_rank_that_is_killed_on_one_host_restarts_all_and_the_result_is_that_of_one_host(
     tmp_path: Path, hosts: Network
 ) -> None:
-    with started_hosts(tmp_path / "run", hosts, steps=30, step_seconds=0.1) as started:
+    with started_hosts(tmp_path / "run", hosts, with_torch=True, steps=30, step_seconds=0.1) as started:
         started.wait_for(lambda: started.has_commit(10))
         os.kill(started.rank_pid(1), signal.SIGKILL)
         result = started.finish(250)
@@ -84,7 +84,7 @@ def test_a_supervisor_that_is_killed_takes_its_ranks_along_and_its_host_is_named
     assert fault["cause"].startswith("host_lost(1:")
     assert (fault["rank"], fault["action"]) == (1, "restart 1/1")
     assert fault["host"].startswith("1:")
-    assert fault["step"] >= 5
+    assert fault["step"] >= 1  # what its last ping said, a second before
     assert "its supervisor is gone" in fault["message"]
     # It does not come back, and the run does not wait for it forever.
     assert result.document["state"] == "failed"
@@ -117,7 +117,7 @@ def test_a_cable_that_stays_out_is_a_lost_host(tmp_path: Path, hosts: Network) -
 
 @pytest.mark.long
 def test_a_cable_that_is_out_for_five_seconds_costs_no_fault(tmp_path: Path, hosts: Network) -> None:
-    with started_hosts(tmp_path / "run", hosts, steps=100, step_seconds=0.1) as started:
+    with started_hosts(tmp_path / "run", hosts, with_torch=True, steps=100, step_seconds=0.1) as started:
         started.wait_for(lambda: started.has_commit(5))
         hosts.plug(1, False)
         time.sleep(5)
@@ -146,7 +146,7 @@ def test_a_host_that_stands_still_as_a_whole_is_lost(tmp_path: Path, hosts: Netw
 
 @pytest.mark.long
 def test_four_hosts_give_the_result_of_one(tmp_path: Path, hosts: Network) -> None:
-    with started_hosts(tmp_path / "run", hosts, hosts=4, ranks=4, steps=15, step_seconds=0.05) as started:
+    with started_hosts(tmp_path / "run", hosts, hosts=4, ranks=4, with_torch=True, steps=15) as started:
         result = started.finish(300)
     check_ended(result)
     assert result.codes == [0, 0, 0, 0], result.outputs

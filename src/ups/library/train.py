@@ -63,10 +63,12 @@ def train_resolved(
 
     if place is not None and not place.is_head:
         return follow_host(resolved.recipe, run_dir, ranks, output, place)
-    with prepared(resolved, run_dir, ranks) as identity:
+    with prepared(resolved, run_dir, ranks, 1 if place is None else place.count) as identity:
         done = completed_step(run_dir, resolved.recipe, identity)
         if done is not None:
             output.completed_before(run_dir, done)
+            if place is not None:
+                _send_home(run_dir, ranks, place, f"{run_dir} is completed: step {done}")
             return 0
         with Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
             code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers, place)
@@ -77,7 +79,7 @@ def train_resolved(
 
 
 @contextlib.contextmanager
-def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[RunIdentity]:
+def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1) -> Iterator[RunIdentity]:
     """Check machine and data, hold the run, and write what ranks read; gives the identity of the run."""
     from ups.data.open import open_tasks
     from ups.doctor.probes.preflight import check_data, check_machine
@@ -91,7 +93,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
     recipe = resolved.recipe
     check_trackers(recipe.tracking.trackers)
     check_ranks(recipe, ranks)
-    for warning in check_machine(recipe, ranks, run_dir):
+    for warning in check_machine(recipe, ranks // hosts, run_dir):
         logger.warning("%s", warning)
     with contextlib.ExitStack() as stack:
         readers = stack.enter_context(open_tasks(recipe.data.tasks))
@@ -157,6 +159,16 @@ def start_ranks(
 
         with head_link(place, ranks, __version__, run_dir, say) as link:
             return supervise_held(options, say, link)
+
+
+def _send_home(run_dir: Path, ranks: int, place: HostPlace, line: str) -> None:
+    """Tell the other hosts of a run that there is nothing to do."""
+    from ups import __version__
+    from ups.supervise.head import dismiss
+    from ups.supervise.link_head import head_link
+
+    with head_link(place, ranks, __version__, run_dir, logger.warning) as link:
+        dismiss(link, line, 0)
 
 
 def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, place: HostPlace) -> int:

@@ -26,6 +26,7 @@ _CLOSED_SECONDS = 5.0
 # Where one host reports only consequences, another one most likely has the cause and is about to report it.
 _CAUSE_SECONDS = 3.0
 _GOODBYE_SECONDS = 5.0
+_DISMISS_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 
 
@@ -149,6 +150,11 @@ class Head:
         peers = self._link.peers()
         for number, why in lost.items():
             outcomes[number] = self._lost_outcome(number, peers[number], why)
+        silent = next((number for number, one in reported.items() if one.state == "ended"), None)
+        if silent is not None and all(one.fault is None for one in outcomes.values()):
+            # It was not told to end, and nothing failed anywhere: only the way from here to there was cut.
+            why = _Lost("it ended its ranks because it did not hear host 0 any more", time.monotonic_ns())
+            outcomes[silent] = self._lost_outcome(silent, peers[silent], why)
         self._end()
         shares = [self._place.ranks_of(number, self._options.ranks)[0] for number in range(self._place.count)]
         result = joined(outcomes, shares, own.training_wall)
@@ -168,6 +174,7 @@ class Head:
             time.sleep(_POLL_SECONDS)
 
     def _tell(self) -> None:
+        # Both are in every order: who comes late learns of a request, too.
         stop = {"stop": self._stop_request.number, "urgent": self._stop_request.urgent}
         self._link.tell({**self._order, **stop})
 
@@ -230,3 +237,11 @@ class Head:
             noticed_after_seconds=round(seconds, 3),
         )
         return HostOutcome("failed", fault, False, lost.time_ns, step)
+
+
+def dismiss(link: HeadLink, line: str, code: int, seconds: float = _DISMISS_SECONDS) -> None:
+    """Send all hosts home without an attempt: each that comes within that time."""
+    link.tell({"what": "verdict", "attempt": -1, "line": line, "code": code})
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(p.session or not p.heard for p in link.peers().values()):
+        time.sleep(_POLL_SECONDS)

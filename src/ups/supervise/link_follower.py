@@ -46,7 +46,7 @@ class FollowerLink:
         self._order: dict[str, Any] = {}
         self._report: dict[str, Any] = {}
         self._position: list[Any] = []
-        self._heard = time.monotonic()
+        self._heard = self._ticked = time.monotonic()
         self._joined = False
         self._problem = ""
         self._refused: UpsError | None = None
@@ -72,7 +72,9 @@ class FollowerLink:
     @property
     def silent_seconds(self) -> float:
         """How long ago the head was heard; before the first time, how long it has been looked for."""
-        return time.monotonic() - self._heard
+        now = time.monotonic()
+        # Who did not run itself has heard nobody, and accuses nobody.
+        return 0.0 if now - self._ticked > FROZEN_SECONDS else now - self._heard
 
     @property
     def problem(self) -> str:
@@ -113,6 +115,7 @@ class FollowerLink:
 
     def _keep(self) -> None:
         while not self._closing and self._refused is None:
+            self._tick()
             session = self._connect()
             if session is None:
                 time.sleep(_AGAIN_SECONDS)
@@ -125,6 +128,14 @@ class FollowerLink:
                 with self._lock:
                     self._session = None
                 session.close()
+
+    def _tick(self) -> float:
+        """The time; after a pause in which this process stood still, the head has all its time again."""
+        now = time.monotonic()
+        if now - self._ticked > FROZEN_SECONDS:
+            self._heard = now
+        self._ticked = now
+        return now
 
     def _connect(self) -> Session | None:
         place = self._place
@@ -152,17 +163,14 @@ class FollowerLink:
     def _talk(self, session: Session) -> None:
         with self._lock:
             self._session = session
-            self._heard = ticked = time.monotonic()
+            self._heard = self._ticked = time.monotonic()
             report = self._report
         if report:
             self._send(session, {"report": report})
         self._joined, self._problem = True, ""
         next_ping = 0.0
         while not self._closing:
-            now = time.monotonic()
-            if now - ticked > FROZEN_SECONDS:
-                self._heard = now  # this process stood still, not the head
-            ticked = now
+            now = self._tick()
             if now >= next_ping:
                 next_ping = now + _PING_SECONDS
                 error = min(self._exchanges)[0] / 2e9 if self._exchanges else 0.0

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ups.record import process_tree
-from ups.testing.faults.supervised import MARK, TOY
+from ups.testing.faults.supervised import MARK, PROGRAMS, TOY
 
-HOST_RUNNER = Path(__file__).parent / "programs" / "run_host.py"
+HOST_RUNNER = PROGRAMS / "run_host.py"
+LIGHT = PROGRAMS / "light_rank.py"
 PORT = 29500
 # Hosts are judged sooner than in real runs, ranks are not: all of them share the cores of one machine.
 HOST_DEADLINES = {"host_lost_seconds": 12.0, "host_return_seconds": 10.0, "host_join_seconds": 120.0}
@@ -171,10 +172,12 @@ def started_hosts(
     deadlines: dict[str, float] | None = None,
     address: str = "",
     around: dict[int, list[str]] | None = None,
+    with_torch: bool = False,
     **variables: object,
 ) -> Iterator[StartedHosts]:
-    """Start a supervisor over toy ranks on each host; without a network all on the loopback, at `address`.
+    """Start a supervisor on each host, over ranks without torch or over toy ranks `with_torch`.
 
+    Without a network all are on the loopback, at `address`.
     around: host -> a command that gets the command of its supervisor as further arguments.
     """
     mark = f"{os.getpid()}-{run_dir}"
@@ -184,7 +187,8 @@ def started_hosts(
         "TOY_FAULTS": json.dumps(faults),
         **{f"TOY_{name.upper()}": str(value) for name, value in variables.items()},
     }
-    processes = []
+    processes: list[subprocess.Popen[str]] = []
+    program = TOY if with_torch else LIGHT
     for host in range(hosts):
         settings = {
             "run_dir": str(run_dir),
@@ -196,7 +200,7 @@ def started_hosts(
             "deadlines": {**HOST_DEADLINES, **(deadlines or {})},
         }
         outer = (around or {}).get(host, [])
-        command = [*outer, sys.executable, str(HOST_RUNNER), json.dumps(settings), str(TOY), mark]
+        command = [*outer, sys.executable, str(HOST_RUNNER), json.dumps(settings), str(program), mark]
         processes.append(
             subprocess.Popen(
                 command if made is None else made.inside(host, command),
