@@ -14,6 +14,9 @@ import pytest
 
 from ups.record import process_tree
 from ups.record.manifest import read_manifest
+from ups.supervise.host_file import rows_of_hosts
+from ups.supervise.host_notes import head_was_lost
+from ups.supervise.run_file import read_run
 from ups.testing.faults import supervised
 from ups.testing.faults.hosts import HostsResult, Network, network, started_hosts, why_no_network
 from ups.testing.faults.small_run import write_recipe
@@ -99,6 +102,8 @@ def test_hosts_that_lose_the_head_end_their_ranks_and_say_so(tmp_path: Path, hos
     check_ended(result)
     assert result.codes == [-signal.SIGKILL, 6], result.outputs
     assert "ERROR head_lost: host 0 was not heard at 10.203.0.1:29500" in result.outputs[1]
+    assert head_was_lost(result.run_dir)  # what readers on other hosts go by
+    assert read_run(result.run_dir)["state"] == "died"
 
 
 @pytest.mark.long
@@ -158,6 +163,9 @@ def test_four_hosts_give_the_result_of_one(tmp_path: Path, hosts: Network) -> No
 def test_a_host_that_is_asked_to_leave_takes_the_others_along(tmp_path: Path, hosts: Network) -> None:
     with started_hosts(tmp_path / "run", hosts, steps=5000, step_seconds=0.1) as started:
         started.wait_for(lambda: started.has_commit(5))
+        started.wait_for(lambda: [row.rank for row in rows_of_hosts(started.run_dir)] == [1])
+        (row,) = rows_of_hosts(started.run_dir)
+        assert (row.host.partition(":")[0], row.state) == ("1", "alive")
         started.processes[1].send_signal(signal.SIGTERM)
         result = started.finish(200)
     check_ended(result)
@@ -177,6 +185,23 @@ def test_a_rank_that_stands_still_is_named_and_not_the_one_that_waits_for_it(tmp
     assert result.codes == [6, 6], result.outputs
     (fault,) = result.faults
     assert (fault["rank"], fault["cause"]) == (1, "stopped(SIGSTOP)")
+    assert fault["host"].startswith("1:")
+
+
+@pytest.mark.long
+def test_a_rank_that_computes_forever_is_named_although_another_host_waits_for_it(
+    tmp_path: Path, hosts: Network
+) -> None:
+    quick = {"name_floor_seconds": 8.0, "kill_floor_seconds": 20.0}
+    planted = {"kind": "hold_the_lock", "rank": 1, "step": 12, "phase": "forward"}
+    with started_hosts(
+        tmp_path / "run", hosts, planted, with_torch=True, restarts=0, deadlines=quick, steps=5000, step_seconds=0.1
+    ) as started:
+        result = started.finish(300)
+    check_ended(result)
+    assert result.codes == [6, 6], result.outputs
+    (fault,) = result.faults
+    assert (fault["rank"], fault["cause"], fault["step"], fault["phase"]) == (1, "stalled", 12, "forward")
     assert fault["host"].startswith("1:")
 
 

@@ -134,7 +134,12 @@ class _Following:
         }
         self._tell()
         if outcome.fault is not None:
-            self._say(f"SEEN HERE {outcome.fault.one_line().removeprefix('FAILED ')}")
+            fault = outcome.fault
+            # Host 0 says what is made of it, with all that it knows of the others.
+            self._say(
+                f"SEEN rank={fault.rank}/{fault.world} step={fault.step} phase={fault.phase} host={fault.host} "
+                f"cause={fault.cause} at={fault.at} log={fault.log}"
+            )
 
     def _look(self, views: list[RankView]) -> None:
         """Ten times a second: requests to leave, in both directions, and where the ranks are."""
