@@ -11,11 +11,13 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ups.errors import HostLostError
 from ups.supervise.attempt import Outcome, StopRequest
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
+from ups.supervise.host_file import HostFile
 from ups.supervise.host_outcome import HostOutcome, joined
 from ups.supervise.link_head import HeadLink, Peer
 from ups.supervise.options import Options
@@ -57,6 +59,7 @@ class Head:
         self._incarnations: dict[int, str] = {}
         self._told_end = False
         self._cascade_since = 0.0
+        self._file = HostFile(options.run_dir, options.place, options.local_ranks)
 
     def labels(self) -> list[str]:
         """All hosts of the run, in their order."""
@@ -110,6 +113,10 @@ class Head:
         }
         self._tell()
         return Rendezvous(place.address, port, place.interface)
+
+    def show(self, box_dir: Path) -> None:
+        """Leave a summary of the ranks of this host for readers on the others."""
+        self._file.look(box_dir)
 
     def look(self) -> None:
         """Pass requests to leave on, in both directions."""

@@ -1,7 +1,7 @@
 """`hosts/00001.json` in a run over several hosts: what the ranks of one host are doing, for readers on any host.
 
-Rings lie in the shared memory of their host, where no other host sees them. So each supervisor that follows the head
-leaves a summary in the run directory every few seconds, and a word when it left because the head was gone.
+Rings lie in the shared memory of their host, where no other host sees them. So each supervisor leaves a
+summary in the run directory every few seconds, and a word when it left because the head was gone.
 """
 
 from __future__ import annotations

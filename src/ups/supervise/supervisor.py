@@ -192,6 +192,8 @@ class _Supervision:
         """Ten times a second: what rank 0 prints, how the trackers are, and what was committed."""
         if self._head is not None:
             self._head.look()
+            if views:
+                self._head.show(self._box_dir)
         self._mirror.look(views)
         self._look_at_trackers()
         commits, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
