@@ -94,6 +94,35 @@ def test_a_supervisor_that_is_killed_takes_its_ranks_along_and_its_host_is_named
     assert result.document["cause"].startswith("host_lost(1:")
 
 
+def test_a_run_goes_on_when_the_command_of_a_lost_host_is_started_again(tmp_path: Path, hosts: Network) -> None:
+    patient = {"host_return_seconds": 60.0}
+    with started_hosts(tmp_path / "run", hosts, steps=60, step_seconds=0.1, deadlines=patient) as started:
+        started.wait_for(lambda: started.has_commit(5))
+        started.processes[1].kill()
+        started.start_again(1)
+        result = started.finish(200)
+    check_ended(result)
+    assert result.codes == [0, 0], result.outputs
+    (fault,) = result.faults
+    assert fault["cause"].startswith("host_lost(1:")
+    assert fault["action"] == "restart 1/1"
+    assert "VERDICT state=completed exit=0 attempts=2 faults=1" in result.outputs[1]
+
+
+@pytest.mark.long
+def test_a_run_goes_on_when_a_cable_is_back_after_its_host_was_given_up(tmp_path: Path, hosts: Network) -> None:
+    patient = {"host_return_seconds": 60.0}
+    with started_hosts(tmp_path / "run", hosts, steps=60, step_seconds=0.1, deadlines=patient) as started:
+        started.wait_for(lambda: started.has_commit(5))
+        hosts.plug(1, False)
+        started.wait_for(lambda: "host_lost" in (started.run_dir / "run.json").read_text())
+        hosts.plug(1, True)
+        result = started.finish(200)
+    check_ended(result)
+    assert result.codes == [0, 0], result.outputs
+    assert [fault["cause"].partition(":")[0] for fault in result.faults] == ["host_lost(1"]
+
+
 def test_hosts_that_lose_the_head_end_their_ranks_and_say_so(tmp_path: Path, hosts: Network) -> None:
     with started_hosts(tmp_path / "run", hosts, steps=5000, step_seconds=0.1) as started:
         started.wait_for(lambda: started.has_commit(5))
@@ -159,7 +188,6 @@ def test_four_hosts_give_the_result_of_one(tmp_path: Path, hosts: Network) -> No
     assert result.digests == alone.digests
 
 
-@pytest.mark.long
 def test_a_host_that_is_asked_to_leave_takes_the_others_along(tmp_path: Path, hosts: Network) -> None:
     with started_hosts(tmp_path / "run", hosts, steps=5000, step_seconds=0.1) as started:
         started.wait_for(lambda: started.has_commit(5))

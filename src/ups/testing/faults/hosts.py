@@ -111,8 +111,19 @@ class HostsResult:
 class StartedHosts:
     """Supervisors in progress, one for each host."""
 
-    def __init__(self, run_dir: Path, mark: str, processes: list[subprocess.Popen[str]]) -> None:
-        self.run_dir, self.mark, self.processes = run_dir, mark, processes
+    def __init__(
+        self,
+        run_dir: Path,
+        mark: str,
+        processes: list[subprocess.Popen[str]],
+        begin: Callable[[int], subprocess.Popen[str]],
+    ) -> None:
+        self.run_dir, self.mark, self.processes, self._begin = run_dir, mark, processes, begin
+
+    def start_again(self, host: int) -> None:
+        """Start the command of a host whose supervisor is gone again."""
+        self.processes[host].communicate(timeout=30)
+        self.processes[host] = self._begin(host)
 
     def wait_for(self, what: Callable[[], bool], timeout_seconds: float = 120.0) -> None:
         """Wait until `what` is true."""
@@ -187,9 +198,9 @@ def started_hosts(
         "TOY_FAULTS": json.dumps(faults),
         **{f"TOY_{name.upper()}": str(value) for name, value in variables.items()},
     }
-    processes: list[subprocess.Popen[str]] = []
     program = TOY if with_torch else LIGHT
-    for host in range(hosts):
+
+    def begin(host: int) -> subprocess.Popen[str]:
         settings = {
             "run_dir": str(run_dir),
             "ranks": ranks,
@@ -201,17 +212,17 @@ def started_hosts(
         }
         outer = (around or {}).get(host, [])
         command = [*outer, sys.executable, str(HOST_RUNNER), json.dumps(settings), str(program), mark]
-        processes.append(
-            subprocess.Popen(
-                command if made is None else made.inside(host, command),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env=environment,
-            )
+        return subprocess.Popen(
+            command if made is None else made.inside(host, command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
         )
+
+    processes = [begin(host) for host in range(hosts)]
     try:
-        yield StartedHosts(run_dir, mark, processes)
+        yield StartedHosts(run_dir, mark, processes, begin)
     finally:
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
