@@ -157,7 +157,7 @@ def start_ranks(
         from ups import __version__
         from ups.supervise.link_head import head_link
 
-        with head_link(place, ranks, __version__, run_dir, say) as link:
+        with head_link(place, ranks, __version__, run_dir) as link:
             return supervise_held(options, say, link)
 
 
@@ -167,7 +167,7 @@ def _send_home(run_dir: Path, ranks: int, place: HostPlace, line: str) -> None:
     from ups.supervise.head import dismiss
     from ups.supervise.link_head import head_link
 
-    with head_link(place, ranks, __version__, run_dir, logger.warning) as link:
+    with head_link(place, ranks, __version__, run_dir) as link:
         dismiss(link, line, 0)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ups.errors import HostLostError
 from ups.supervise.attempt import Outcome, StopRequest
@@ -41,7 +42,7 @@ class _Lost:
 
 
 class Head:
-    """Speaks for host 0. `find_commit` gives the step from which a restart would go on."""
+    """Speaks for host 0. `find_commit` gives the step from which a restart would go on; `notice` keeps a line."""
 
     def __init__(
         self,
@@ -50,10 +51,11 @@ class Head:
         stop_request: StopRequest,
         say: Callable[[str], None],
         find_commit: Callable[[], int | None],
+        notice: Callable[[dict[str, Any]], None],
     ) -> None:
         assert options.place is not None
         self._options, self._place, self._link = options, options.place, link
-        self._stop_request, self._say, self._find_commit = stop_request, say, find_commit
+        self._stop_request, self._say, self._find_commit, self._notice = stop_request, say, find_commit, notice
         self._number = -1
         self._order: dict[str, object] = {}
         self._incarnations: dict[int, str] = {}
@@ -119,7 +121,10 @@ class Head:
         self._file.look(box_dir)
 
     def look(self) -> None:
-        """Pass requests to leave on, in both directions."""
+        """Pass requests to leave on, in both directions, and keep what other hosts say."""
+        for line in self._link.take_notes():
+            self._say(line)
+            self._notice({"time": time.time(), "line": line})
         for peer in self._link.peers().values():
             asked = peer.report.get("asked")
             if type(asked) is int and asked and not self._stop_request.number:

@@ -11,7 +11,8 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _TICK_SECONDS = 0.5
 FROZEN_SECONDS = 5.0
 _MAX_STRANGERS = 32
 _MAX_REFUSALS_TOLD = 20
+_MAX_NOTES = 100
 
 
 @dataclass(slots=True)
@@ -45,11 +47,9 @@ class Peer:
 
 
 @contextlib.contextmanager
-def head_link(
-    place: HostPlace, world: int, version: str, run_dir: Path, note: Callable[[str], None]
-) -> Iterator[HeadLink]:
+def head_link(place: HostPlace, world: int, version: str, run_dir: Path) -> Iterator[HeadLink]:
     """Listen for the other hosts of a run that is held, with a new secret, which is removed at the end."""
-    link = HeadLink(place, world, version, make_secret(run_dir), note)
+    link = HeadLink(place, world, version, make_secret(run_dir))
     try:
         yield link
     finally:
@@ -58,10 +58,11 @@ def head_link(
 
 
 class HeadLink:
-    """Listens until it is closed. `note` gets a line about whoever is refused, and those that followers say."""
+    """Listens until it is closed."""
 
-    def __init__(self, place: HostPlace, world: int, version: str, secret: bytes, note: Callable[[str], None]) -> None:
-        self._place, self._world, self._version, self._secret, self._note = place, world, version, secret, note
+    def __init__(self, place: HostPlace, world: int, version: str, secret: bytes) -> None:
+        self._place, self._world, self._version, self._secret = place, world, version, secret
+        self._notes: deque[str] = deque(maxlen=_MAX_NOTES)
         self._lock = threading.RLock()
         self._order: dict[str, Any] = {}
         self._peers = {number: Peer(str(number)) for number in range(1, place.count)}
@@ -83,6 +84,13 @@ class HeadLink:
         """All other hosts, by number; each is a copy."""
         with self._lock:
             return {number: replace(peer) for number, peer in self._peers.items()}
+
+    def take_notes(self) -> list[str]:
+        """Lines about whoever was refused, and those that other hosts said, since the last call."""
+        found = []
+        while self._notes:
+            found.append(self._notes.popleft())
+        return found
 
     def tell(self, order: dict[str, Any]) -> None:
         """Give all hosts a new order; those that are away get it when they come back."""
@@ -157,7 +165,7 @@ class HeadLink:
     def _refuse(self, address: str, reason: str) -> None:
         self._refusals += 1
         if self._refusals <= _MAX_REFUSALS_TOLD:
-            self._note(f"NOTICE refused a connection from {address}: {reason}")
+            self._notes.append(f"NOTICE refused a connection from {address}: {reason}")
 
     def _join(self, session: Session, who: dict[str, Any]) -> str:
         """Take a supervisor in; returns why not, or ''."""
@@ -210,7 +218,7 @@ class HeadLink:
         if isinstance(message.get("report"), dict):
             peer.report = message["report"]
         if isinstance(message.get("line"), str):
-            self._note(message["line"][:2000])
+            self._notes.append(message["line"][:2000])
 
 
 def _send(session: Session, message: dict[str, Any]) -> None:

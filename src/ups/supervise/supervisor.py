@@ -92,7 +92,7 @@ class _Supervision:
         self._commits_offset = 0
         # What was found after the last attempt; the next one starts from it, so that bytes are read once.
         self._found: Found | None = None
-        self._head = None if link is None else Head(options, link, stop_request, say, self._find_commit)
+        self._head = None if link is None else Head(options, link, stop_request, say, self._find_commit, self._notice)
 
     def run(self) -> int:
         try:

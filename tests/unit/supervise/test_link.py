@@ -159,9 +159,9 @@ def test_a_secret_from_the_environment_leaves_no_file(tmp_path: Path, monkeypatc
 
 
 @contextlib.contextmanager
-def linked(run_dir: Path, notes: list[str]) -> Iterator[tuple[HeadLink, HostPlace]]:
+def linked(run_dir: Path) -> Iterator[tuple[HeadLink, HostPlace]]:
     place = HostPlace(0, 2, "n0", "127.0.0.1", free_port(), "lo")
-    with head_link(place, 2, "1.0", run_dir, notes.append) as link:
+    with head_link(place, 2, "1.0", run_dir) as link:
         yield link, place
 
 
@@ -170,8 +170,7 @@ def follower_of(place: HostPlace, run_dir: Path, version: str = "1.0", ranks: in
 
 
 def test_orders_and_reports_arrive_also_after_the_connection_was_cut(tmp_path: Path) -> None:
-    notes: list[str] = []
-    with linked(tmp_path, notes) as (head, place), contextlib.closing(follower_of(place, tmp_path)) as follower:
+    with linked(tmp_path) as (head, place), contextlib.closing(follower_of(place, tmp_path)) as follower:
         head.tell({"what": "begin", "attempt": 0})
         follower.report({"state": "running", "attempt": 0})
         wait_for(lambda: head.peers()[1].report.get("attempt") == 0 and follower.order.get("attempt") == 0)
@@ -182,8 +181,8 @@ def test_orders_and_reports_arrive_also_after_the_connection_was_cut(tmp_path: P
         wait_for(lambda: follower.order.get("what") == "end" and head.peers()[1].session not in (None, session))
         assert head.peers()[1].report == {"state": "running", "attempt": 0}
         assert follower.silent_seconds < 5
+        assert head.take_notes() == []
     assert not (tmp_path / SECRET_NAME).exists()
-    assert notes == []
 
 
 def test_clocks_that_differ_are_compared_over_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,38 +194,36 @@ def test_clocks_that_differ_are_compared_over_the_link(tmp_path: Path, monkeypat
         take(self, session, peer, message, now_ns + ahead_ns)
 
     monkeypatch.setattr(HeadLink, "_take", shifted)
-    with linked(tmp_path, []) as (_, place), contextlib.closing(follower_of(place, tmp_path)) as follower:
+    with linked(tmp_path) as (_, place), contextlib.closing(follower_of(place, tmp_path)) as follower:
         wait_for(lambda: len(follower._exchanges) >= 3)
         assert abs(follower.head_time_ns(5) - 5 - ahead_ns) < 0.5e9
 
 
 @pytest.mark.parametrize(("options", "words"), [({"version": "2.0"}, "version 2.0"), ({"ranks": 8}, "ranks 8")])
 def test_a_host_that_was_started_differently_is_told_so(tmp_path: Path, options: Any, words: str) -> None:
-    notes: list[str] = []
     with (
-        linked(tmp_path, notes) as (head, place),
+        linked(tmp_path) as (head, place),
         contextlib.closing(follower_of(place, tmp_path, **options)) as follower,
     ):
         wait_for(lambda: follower._refused is not None)
         with pytest.raises(ConfigError, match=words):
             _ = follower.order
         assert head.peers()[1].session is None
-    assert words in notes[0]
+        assert words in head.take_notes()[0]
 
 
 def test_a_stranger_is_refused_and_noted_while_the_host_stays(tmp_path: Path) -> None:
-    notes: list[str] = []
-    with linked(tmp_path, notes) as (head, place), contextlib.closing(follower_of(place, tmp_path)):
+    with linked(tmp_path) as (head, place), contextlib.closing(follower_of(place, tmp_path)):
         wait_for(lambda: head.peers()[1].session)
         with socket.create_connection((place.address, place.port)) as stranger:
             stranger.recv(2048)
             answer = {"challenge": "a" * 64, "who": {"number": 1}, "proof": "0" * 64}
             stranger.sendall((json.dumps(answer) + "\n").encode())
             assert stranger.recv(2048) == b""
-        wait_for(lambda: notes)
         # A second supervisor for the same host, with the secret.
         with contextlib.closing(follower_of(place, tmp_path)) as second:
             wait_for(lambda: second._refused is not None)
         assert head.peers()[1].session is not None
+        notes = head.take_notes()
     assert notes[0] == "NOTICE refused a connection from 127.0.0.1: it does not know the secret of the run"
     assert "host 1 is here already" in notes[1]

@@ -34,7 +34,7 @@ def main() -> int:
     )
     if not place.is_head:
         return follow(options, say, "test")
-    with hold_run(run_dir), head_link(place, ranks, "test", run_dir, say) as link:
+    with hold_run(run_dir), head_link(place, ranks, "test", run_dir) as link:
         return supervise_held(options, say, link)
 
 
