@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -92,6 +93,22 @@ def test_a_supervisor_that_is_killed_takes_its_ranks_along_and_its_host_is_named
     # It does not come back, and the run does not wait for it forever.
     assert result.document["state"] == "failed"
     assert result.document["cause"].startswith("host_lost(1:")
+
+
+def test_with_two_ranks_on_each_host_the_right_one_is_named(tmp_path: Path, hosts: Network) -> None:
+    with started_hosts(tmp_path / "run", hosts, ranks=4, steps=40, step_seconds=0.1) as started:
+        started.wait_for(lambda: started.has_commit(5))
+        os.kill(started.rank_pid(3), signal.SIGKILL)
+        result = started.finish(200)
+    check_ended(result)
+    assert result.codes == [0, 0], result.outputs
+    (fault,) = result.faults
+    assert (fault["rank"], fault["world"], fault["cause"]) == (3, 4, "killed(SIGKILL)")
+    assert fault["host"].startswith("1:")
+    assert fault["log"] == "logs/attempt_0/rank_00003.err"
+    evidence = json.loads((result.run_dir / fault["evidence"]).read_text())
+    assert [rank["rank"] for rank in evidence["ranks"]] == [2, 3]
+    assert "with ranks 2 to 3 of 4" in result.outputs[1]
 
 
 def test_a_run_goes_on_when_the_command_of_a_lost_host_is_started_again(tmp_path: Path, hosts: Network) -> None:

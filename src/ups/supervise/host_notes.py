@@ -1,14 +1,23 @@
-"""Where the hosts of a run leave notes in its directory, and whether they say that the head is gone."""
+"""Where the hosts of a run leave notes in its directory, whether they say that the head is gone, and what a host is."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 from ups.record.untrusted_files import read_object
 
 FOLDER = "hosts"
 MAX_BYTES = 2**22
+
+
+def machine_mark() -> str:
+    """What distinguishes this machine, and this container on it, from others that may have the same name."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""
 
 
 def host_files(run_dir: Path) -> list[Path]:

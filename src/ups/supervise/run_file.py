@@ -23,7 +23,7 @@ from ups.record.manifest import write_file_atomically
 from ups.record.places import RUNS, meant_by
 from ups.record.untrusted_files import is_number, is_whole, load_object
 from ups.supervise.fault import Fault
-from ups.supervise.host_notes import head_was_lost
+from ups.supervise.host_notes import head_was_lost, machine_mark
 
 FORMAT_VERSION = 1
 MAX_NOTICES = 100
@@ -243,6 +243,8 @@ def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _supervisor_is_gone(document: dict[str, Any]) -> bool:
+    if document.get("machine", machine_mark()) != machine_mark():
+        return False  # of several hosts another one, whatever its name is
     if document.get("host") != os.uname().nodename:
         return False
     pid: int = document.get("supervisor_pid", 0)
@@ -290,6 +292,7 @@ def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     yield "max_restarts", is_whole(get("max_restarts", 0))
     yield "supervisor_pid", is_whole(get("supervisor_pid", 0)) and 0 <= get("supervisor_pid", 0) < 2**31
     yield "supervisor_started", is_whole(get("supervisor_started", 0))
+    yield "machine", isinstance(get("machine", ""), str)
     hosts = get("hosts", [])
     yield "hosts", isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
     yield "overrides", isinstance(get("overrides", {}), dict)

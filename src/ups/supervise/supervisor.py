@@ -30,6 +30,7 @@ from ups.supervise.checkpoints import Found, find_usable
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.head import Head
+from ups.supervise.host_notes import machine_mark
 from ups.supervise.launcher import keep_rings, make_box_root
 from ups.supervise.link_head import HeadLink
 from ups.supervise.options import Options
@@ -124,7 +125,7 @@ class _Supervision:
             if self._head is not None and not self._head.gather(first):
                 return self._left_before_start()
             if self._head is not None:
-                document["hosts"] = self._head.labels()
+                document.update(hosts=self._head.labels(), machine=machine_mark())
             first = False
             outcome = self._attempt(number)
             state, cause, exit_code, detail = self._judge(outcome)
