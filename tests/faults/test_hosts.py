@@ -196,6 +196,20 @@ def test_a_host_that_stands_still_as_a_whole_is_lost(tmp_path: Path, hosts: Netw
 
 
 @pytest.mark.long
+def test_a_job_that_is_frozen_as_a_whole_accuses_no_host(tmp_path: Path, hosts: Network) -> None:
+    with started_hosts(tmp_path / "run", hosts, steps=60, step_seconds=0.1) as started:
+        started.wait_for(lambda: started.has_commit(5))
+        frozen = [*started.everything_of(0), *started.everything_of(1)]
+        process_tree.send(frozen, signal.SIGSTOP)
+        time.sleep(20)  # longer than a host may be silent
+        process_tree.send(reversed(frozen), signal.SIGCONT)
+        result = started.finish(120)
+    check_ended(result)
+    assert result.codes == [0, 0], result.outputs
+    assert result.faults == []
+
+
+@pytest.mark.long
 def test_four_hosts_give_the_result_of_one(tmp_path: Path, hosts: Network) -> None:
     with started_hosts(tmp_path / "run", hosts, hosts=4, ranks=4, with_torch=True, steps=15) as started:
         result = started.finish(300)
