@@ -156,6 +156,23 @@ class DistributedError(UpsError):
     exit_code = 6
 
 
+class HostLostError(DistributedError):
+    """A host of the run is not there, or stays away."""
+
+    cause = "host_lost"
+
+    def __init__(self, message: str, host: str = "", *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        if host:
+            self.cause = f"{type(self).cause}({host})"  # type: ignore[misc]
+
+
+class HeadLostError(DistributedError):
+    """The supervisor of host 0 is gone or out of reach, for a supervisor that follows it."""
+
+    cause = "head_lost"
+
+
 class TrainingError(UpsError):
     """Training cannot go on: divergence, too many skipped steps, a broken contract between ranks."""
 

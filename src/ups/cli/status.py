@@ -29,6 +29,7 @@ def status(
 ) -> None:
     """Show step, loss, rate, time left, and what each rank is doing."""
     from ups.supervise import status as live
+    from ups.supervise.host_file import rows_of_hosts
     from ups.supervise.run_file import read_run
     from ups.supervise.tracker_process import catch_up
 
@@ -37,6 +38,9 @@ def status(
     while True:
         document = read_run(run_dir)
         rows = live.rank_statuses(run_dir, document)
+        if document["state"] == "running" and "hosts" in document:
+            seen = {row.rank for row in rows}
+            rows += [row for row in rows_of_hosts(run_dir) if row.rank not in seen]
         result = live.summary(run_dir, document, rows)
         if json:
             ranks: list[dict[str, Any]] = [row.document() for row in rows]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+
+if TYPE_CHECKING:
+    from ups.supervise.host_place import HostPlace
 
 app = new_app()
 
@@ -17,6 +20,22 @@ app = new_app()
 def train(
     recipe: RecipeArgument,
     ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
+    hosts: Annotated[
+        int,
+        typer.Option("--hosts", min=1, max=10_000, help="Hosts that the ranks are spread over, equally many on each."),
+    ] = 1,
+    host: Annotated[
+        int | None,
+        typer.Option("--host", min=0, help="Number of this host, from 0; default SLURM_NODEID.", show_default=False),
+    ] = None,
+    address: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS:PORT", help="Where host 0 listens for the others; the same on every host."),
+    ] = "",
+    interface: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Interface that ranks talk over; default the one that leads to host 0."),
+    ] = "",
     stage: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Train this stage alone, from where the one before it ended in the run."),
@@ -28,21 +47,36 @@ def train(
 
     A completed run is left as it is; with more steps in its last stage it is trained longer. A stage that is trained
     alone is a run of its own next to the first one, such as runs/NAME-corrector.
+
+    Over several hosts: the same command on each, with its own --host, in a file system that all of them see.
     """
     from ups.config.recipe import recipe_file, resolve
     from ups.run.directory import run_dir_of
 
+    place = _place(hosts, ranks, host, address, interface)
     if stage is None:
         resolved = resolve(recipe_file(recipe), set)
-        raise typer.Exit(start(resolved, run_dir_of(resolved, recipe, set), ranks, json=json))
+        raise typer.Exit(start(resolved, run_dir_of(resolved, recipe, set), ranks, json=json, place=place))
     from ups.library.stage_alone import stage_alone, without_place
 
     whole = resolve(recipe_file(recipe), without_place(set))
     alone = stage_alone(whole, run_dir_of(whole, recipe), stage, set)
-    raise typer.Exit(start(alone, run_dir_of(alone, ""), ranks, json=json))
+    raise typer.Exit(start(alone, run_dir_of(alone, ""), ranks, json=json, place=place))
 
 
-def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool) -> int:
+def _place(hosts: int, ranks: int, host: int | None, address: str, interface: str) -> HostPlace | None:
+    """Where this process stands among several hosts; None on one."""
+    from ups.errors import ConfigError
+    from ups.supervise.host_place import find_place
+
+    if hosts > 1:
+        return find_place(hosts, ranks, host, address, interface)
+    if host or address or interface:
+        raise ConfigError("--host, --address and --interface are for several hosts", hint="give --hosts as well")
+    return None
+
+
+def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, place: HostPlace | None = None) -> int:
     """Train a resolved recipe and say how it ended; returns the exit code of the run."""
     from contextlib import contextmanager
 
@@ -76,10 +110,14 @@ def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool) -> int:
         def following(self, run_dir: Path, recipe: Any) -> Iterator[Callable[[str], None]]:
             yield note
 
+        @contextmanager
+        def following_host(self) -> Iterator[Callable[[str], None]]:
+            yield note
+
     if not json:
-        return train_resolved(resolved, run_dir, ranks, Terminal())
+        return train_resolved(resolved, run_dir, ranks, Terminal(), place)
     shown = Object()
-    code = train_resolved(resolved, run_dir, ranks, shown)
+    code = train_resolved(resolved, run_dir, ranks, shown, place)
     report(_facts(run_dir, code, shown.results, nothing_to_do=shown.nothing_to_do))
     return code
 

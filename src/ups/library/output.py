@@ -31,6 +31,11 @@ class Output:
         yield lambda line: None
 
     @contextlib.contextmanager
+    def following_host(self) -> Iterator[Callable[[str], None]]:
+        """The same on a host that follows another one: lines about its own ranks, and the verdict of the run."""
+        yield lambda line: None
+
+    @contextlib.contextmanager
     def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
         """Show progress while entered; gives the function that takes what is done, how much of it, of how much."""
         yield None
@@ -61,6 +66,10 @@ class Printed(Output):
             yield rows.say
 
     @contextlib.contextmanager
+    def following_host(self) -> Iterator[Callable[[str], None]]:
+        yield _write_line
+
+    @contextlib.contextmanager
     def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
         from ups.run.progress_line import ProgressLine
 
@@ -86,6 +95,11 @@ def messages_shown(progress: bool) -> Iterator[None]:
     """Show warnings on standard error to who asked for progress and has not configured logging."""
     with log_shown_by(_write_short) if progress else contextlib.nullcontext():
         yield
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(printable(line) + "\n")
+    sys.stdout.flush()
 
 
 def _write_short(record: logging.LogRecord) -> None:

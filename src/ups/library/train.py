@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from ups.record.identity import RunIdentity
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
+    from ups.supervise.host_place import HostPlace
+    from ups.supervise.options import Options
     from ups.supervise.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -47,21 +50,34 @@ def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overr
     return Run(run_dir)
 
 
-def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: Output, *, bundle: bool = True) -> int:
+def train_resolved(
+    resolved: ResolvedRecipe,
+    run_dir: Path,
+    ranks: int,
+    output: Output,
+    place: HostPlace | None = None,
+    *,
+    bundle: bool = True,
+) -> int:
     """The same for a recipe that is resolved already; returns the exit code of the run.
 
-    bundle: whether it is also scored and bundled.
+    place: where this process stands among the hosts of the run. The first host does all that is done once; the others
+    only start and watch their ranks. bundle: whether it is also scored and bundled.
     """
     from ups.run.completed import completed_step
     from ups.supervise.trackers import Trackers
 
-    with prepared(resolved, run_dir, ranks) as identity:
+    if place is not None and not place.is_head:
+        return follow_host(resolved.recipe, run_dir, ranks, output, place)
+    with prepared(resolved, run_dir, ranks, 1 if place is None else place.count) as identity:
         done = completed_step(run_dir, resolved.recipe, identity, bundled=bundle)
         if done is not None:
             output.completed_before(run_dir, done)
+            if place is not None:
+                _send_home(run_dir, ranks, place, f"{run_dir} is completed: step {done}")
             return 0
         with Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
-            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers)
+            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers, place)
             if code == 0 and bundle:
                 # The verdict stands already: torch may come now.
                 leave_bundle(run_dir, output)
@@ -69,7 +85,7 @@ def train_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: 
 
 
 @contextlib.contextmanager
-def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[RunIdentity]:
+def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1) -> Iterator[RunIdentity]:
     """Check machine and data, hold the run, and write what ranks read; gives the identity of the run."""
     from ups.data.open import open_tasks
     from ups.doctor.probes.preflight import check_data, check_machine
@@ -83,7 +99,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int) -> Iterator[Ru
     recipe = resolved.recipe
     check_trackers(recipe.tracking.trackers)
     check_ranks(recipe, ranks)
-    for warning in check_machine(recipe, ranks, run_dir):
+    for warning in check_machine(recipe, ranks // hosts, run_dir):
         logger.warning("%s", warning)
     with contextlib.ExitStack() as stack:
         readers = stack.enter_context(open_tasks(recipe.data.tasks))
@@ -117,33 +133,72 @@ def check_latents(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> N
 
 
 def start_ranks(
-    run_dir: Path, recipe: Recipe, ranks: int, identity: RunIdentity, output: Output, trackers: Trackers | None = None
+    run_dir: Path,
+    recipe: Recipe,
+    ranks: int,
+    identity: RunIdentity,
+    output: Output,
+    trackers: Trackers | None = None,
+    place: HostPlace | None = None,
 ) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     from ups.run.directory import last_step_of
     from ups.run.identity import check_inputs
-    from ups.supervise.options import Options
     from ups.supervise.supervisor import supervise_held
 
     share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).block_sizes) // ranks
-    threads = recipe.engine.threads or (1 if ranks > 1 else None)
-    environment = {"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {}
-    options = Options(
-        run_dir=run_dir,
-        ranks=ranks,
-        command=(sys.executable, "-m", "ups.run.rank_main", str(run_dir)),
+    options = replace(
+        _options(run_dir, recipe, ranks, place),
         max_restarts=recipe.supervise.max_restarts,
         micro_batch=recipe.engine.micro_batch or share,
         block_size=share,
-        environment=environment,
-        show_rank=None,
         identity=identity,
         check_inputs=lambda: check_inputs(run_dir, recipe, identity),
         last_step=last_step_of(recipe),
         trackers=trackers,
     )
     with output.following(run_dir, recipe) as say:
-        return supervise_held(options, say)
+        if place is None:
+            return supervise_held(options, say)
+        from ups import __version__
+        from ups.supervise.link_head import head_link
+
+        with head_link(place, ranks, __version__, run_dir) as link:
+            return supervise_held(options, say, link)
+
+
+def _send_home(run_dir: Path, ranks: int, place: HostPlace, line: str) -> None:
+    """Tell the other hosts of a run that there is nothing to do."""
+    from ups import __version__
+    from ups.supervise.head import dismiss
+    from ups.supervise.link_head import head_link
+
+    with head_link(place, ranks, __version__, run_dir) as link:
+        dismiss(link, line, 0)
+
+
+def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, place: HostPlace) -> int:
+    """Start and watch the ranks of this host as host 0 says, until its verdict; returns the exit code of the run."""
+    from ups import __version__
+    from ups.supervise.follower import follow
+
+    with output.following_host() as say:
+        return follow(_options(run_dir, recipe, ranks, place), say, __version__)
+
+
+def _options(run_dir: Path, recipe: Recipe, ranks: int, place: HostPlace | None) -> Options:
+    """What every supervisor of the run knows about its ranks."""
+    from ups.supervise.options import Options
+
+    threads = recipe.engine.threads or (1 if ranks > 1 else None)
+    return Options(
+        run_dir=run_dir,
+        ranks=ranks,
+        command=(sys.executable, "-m", "ups.run.rank_main", str(run_dir)),
+        environment={"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {},
+        show_rank=None,
+        place=place,
+    )
 
 
 def leave_bundle(run_dir: Path, output: Output) -> None:

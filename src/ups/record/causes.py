@@ -27,6 +27,8 @@ CAUSES: dict[str, str] = {
     "collective_mismatch": "the rank issued another collective than its peers, or skipped one",
     "worker_killed": "a loader worker of the rank was killed, crashed or left",
     "connection_lost": "ranks lost each other, and none of them recorded a reason",
+    "host_lost": "a host of the run, or its supervisor, is gone, out of reach or stands still",
+    "head_lost": "a host lost the supervisor of host 0, which leads the run; it ended its ranks and left",
     "launcher_failed": "a rank could not be started, or the wrapper process between it and the supervisor failed",
     "unproven": "all ranks left with exit code 0, but the success could not be proven",
     "supervisor_died": "the supervisor itself was killed; all ranks went with it",

@@ -19,6 +19,8 @@ from ups.run.identity import STATISTICS_NAME
 from ups.run.stage_starts import FOLDER
 from ups.run.steps_file import STEPS_NAME
 from ups.run.tags import tags_of
+from ups.supervise.host_notes import FOLDER as HOSTS_FOLDER
+from ups.supervise.link import SECRET_NAME
 from ups.supervise.run_file import find_run, read_run, was_started
 from ups.supervise.run_lock import LOCK_NAME, STEPS_LOCK_NAME, hold_run, hold_steps
 
@@ -30,7 +32,8 @@ _IN_FOLDERS = {
     "checkpoints": re.compile(rf"(broken_)?step_\d+|{re.escape(TEMPORARY_PREFIX)}.*"),
     "logs": re.compile(r"attempt_\d+"),
     "failures": re.compile(r"attempt_\d+"),
-    "blackbox": re.compile(r"live|rank_\d+.*"),
+    "blackbox": re.compile(r"live(_\d+)?|rank_\d+.*"),
+    HOSTS_FOLDER: re.compile(r"\.?\d+\.json.*"),
     "report": re.compile(r"index\.html|scores\.json"),
     "tensorboard": re.compile(r"events\.out\.tfevents\..*"),
     "tracking": re.compile(r".*"),
@@ -50,7 +53,7 @@ def remove_records(run_dir: Path) -> None:
         for pattern in (f"{TEMPORARY_PREFIX}*", ".doctor-*"):
             for path in run_dir.glob(pattern):
                 _remove(path)
-        for name in ("metrics.jsonl", STEPS_NAME, *INPUTS, "run.json"):
+        for name in ("metrics.jsonl", STEPS_NAME, SECRET_NAME, *INPUTS, "run.json"):
             _remove(run_dir / name)
     except OSError as error:
         raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error

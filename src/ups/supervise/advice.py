@@ -23,6 +23,9 @@ ADVICE: dict[str, str] = {
     "worker_killed": "A reader process of the loader died. After a crash the line of the reader is named: check the "
     "file with `ups data validate`. After SIGKILL: fewer data.loader.workers, or a smaller data.loader.prefetch.",
     "connection_lost": "No rank on this host failed by itself. Look at the other hosts, then at the network between.",
+    "host_lost": "See whether the host that is named runs, whether it is reached over the network, and what its own "
+    "`ups train` has printed. Start the same commands again on all hosts: the run resumes.",
+    "head_lost": "See what happened to host 0, then start the same commands again on all hosts: the run resumes.",
     "launcher_failed": "A rank, or the small process that starts it, could not be started or failed: see the message "
     "and the limits on processes and memory of this host.",
     "unproven": "All ranks left without an error, but the last checkpoint is missing or damaged. Do not use the "

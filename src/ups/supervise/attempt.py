@@ -1,13 +1,12 @@
 """One attempt: the ranks from their start until all of them are gone, and what happened in between.
 
-Looks about ten times a second at files in shared memory and at /proc, never at other hosts. Ends in one of three ways:
-all ranks finished, all ranks saved and left because they were asked to, or a fault with its first cause. Whether to try
-again is left to `restart.py`.
+Looks about ten times a second at files in shared memory and at /proc, never at other hosts. Ends in one of four ways:
+all ranks finished, all ranks saved and left because they were asked to, a fault with its first cause, or because the
+attempt is over on another host (`hosts.py`). Whether to try again is left to `restart.py`.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -44,7 +43,7 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt ended: `finished`, `left` or `failed`."""
+    """How an attempt ended: `finished`, `left` or `failed`; `ended` where only another host had a reason for that."""
 
     state: str
     fault: Fault | None
@@ -55,6 +54,8 @@ class Outcome:
     behind: int | None = None
     # When every rank was in its loop; None if that never happened.
     training_wall: float | None = None
+    # What the fault was made from.
+    first: RankEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class Attempt:
     on_look: Callable[[list[RankView]], None] = lambda views: None
     # Step of the checkpoint from which a restart would go on.
     find_commit: Callable[[], int | None] = lambda: None
+    # Whether the attempt is over on another host.
+    over_elsewhere: Callable[[], bool] = lambda: False
     _views: list[RankView] = field(default_factory=list)
     # (rank, number of the record) -> how long it had stood still when it was named
     _named: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -96,7 +99,7 @@ class Attempt:
         self.box_dir.mkdir(parents=True, exist_ok=True)
         self._times = PhaseTimes(self.options.deadlines)
         run_dir = self.options.run_dir
-        self._views = [RankView(run_dir, self.box_dir, self.number, rank) for rank in range(self.options.ranks)]
+        self._views = [RankView(run_dir, self.box_dir, self.number, rank) for rank in self.options.local_ranks]
         self._oom_kills.look(time.monotonic())
         launcher = Launcher(self.options, self.number, self.box_dir, self.overrides)
         try:
@@ -120,6 +123,8 @@ class Attempt:
             if all(clean(view) for view in self._views):
                 return self._all_clean(launcher)
             if any(view.failed or (view.exit is not None and not clean(view)) for view in self._views):
+                return self._failed(launcher, None)
+            if self.over_elsewhere():
                 return self._failed(launcher, None)
             now = time.monotonic()
             self._oom_kills.look(now)
@@ -241,7 +246,9 @@ class Attempt:
         step, phase = position(view)
         usual = "never seen before" if found.usual_seconds is None else f"usually {found.usual_seconds:.3g} s"
         message = f"no progress for {found.seconds:.1f} s in {phase} ({usual})"
-        rank_end = RankEnd(view.rank, found.record.time_ns, found.cause, step, phase, at, message=message)
+        # Where all ranks of this host wait for those of another one, it is there that somebody stands still.
+        waits = self.options.place is not None and evidence.waits_for_peers(view)
+        rank_end = RankEnd(view.rank, found.record.time_ns, found.cause, step, phase, at, waits, message)
         return _Verdict(rank_end, self._named[key])
 
     def _who_is_not_waiting(self, found: Standstill) -> RankView:
@@ -256,7 +263,7 @@ class Attempt:
         usual = "-" if found.usual_seconds is None else f"{found.usual_seconds:.3g}s"
         after = "now" if found.kill else f"after_{found.kill_after_seconds:.0f}s"
         line = (
-            f"SLOW rank={view.rank}/{self.options.ranks} step={step} phase={phase} host={os.uname().nodename} "
+            f"SLOW rank={view.rank}/{self.options.ranks} step={step} phase={phase} host={self.options.host} "
             f"for={found.seconds:.1f}s usual={usual} at={at} ends={after} log={view.log}"
         )
         self.say(line)
@@ -296,11 +303,11 @@ class Attempt:
         found = rank_ends(self._views, out_of_memory_kill=oom, ended_ns=ended_ns)
         first = self._choose(own, found)
         if first is None:
-            return self._outcome("left", None, orphans)
+            return self._outcome("ended" if self.over_elsewhere() else "left", None, orphans)
         since = own.noticed_after_seconds if own else (noticed_ns - first.time_ns) / 1e9
         fault = self._fault(first, found, max(since, 0.0), (down_ns - noticed_ns) / 1e9)
-        evidence.write(self.options.run_dir, self.number, fault, self._views, pictures)
-        return self._outcome("failed", fault, orphans)
+        evidence.write(self.options.run_dir, fault, self._views, pictures)
+        return replace(self._outcome("failed", fault, orphans), first=first)
 
     def _settle(self, launcher: Launcher) -> _Verdict | None:
         """Let the others write down what they saw; the death may turn out to be the echo of a mismatched collective.
@@ -315,7 +322,7 @@ class Attempt:
             seconds = time.monotonic() - began
             if all(view.failed or not view.alive for view in self._views) or seconds > _CAUSE_SECONDS:
                 return None
-            if seconds > self.options.settle_seconds and not self._only_consequences():
+            if seconds > self.options.settle_seconds and (self.over_elsewhere() or not self._only_consequences()):
                 return None
             time.sleep(0.02)
 
@@ -342,12 +349,12 @@ class Attempt:
 
     def _fault(self, first: RankEnd, found: list[RankEnd], noticed: float, down: float) -> Fault:
         commit = self.find_commit()
-        view = self._views[first.rank]
+        view = next(view for view in self._views if view.rank == first.rank)
         return Fault(
             attempt=self.number,
             rank=first.rank,
             world=self.options.ranks,
-            host=os.uname().nodename,
+            host=self.options.host,
             step=first.step,
             phase=first.phase,
             cause=first.cause,
@@ -361,7 +368,7 @@ class Attempt:
             time_wall=time.time() - (time.monotonic_ns() - first.time_ns) / 1e9,
             noticed_after_seconds=round(noticed, 3),
             down_after_seconds=round(down, 3),
-            evidence=f"failures/attempt_{self.number}/evidence.json",
+            evidence=f"failures/attempt_{self.number}/{self.options.evidence_name}",
             consequences=[s.document() for s in found if s.rank != first.rank],
         )
 

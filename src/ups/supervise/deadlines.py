@@ -62,6 +62,11 @@ class Deadlines:
     # must not hold up the end. Where nothing is known: half as much again as the grace.
     grace_seconds: float = 60.0
     leave_seconds: float = 600.0
+    # Several hosts: until all of them have come, how long one may be silent before it counts as lost, and how long it
+    # may then stay away before the run ends without it.
+    host_join_seconds: float = 600.0
+    host_lost_seconds: float = 20.0
+    host_return_seconds: float = 60.0
 
     def own_floor(self, phase: Phase) -> float | None:
         """The deadline of a phase whose length says nothing about the next time; None for the loop's phases."""

@@ -29,16 +29,14 @@ def gather(views: Sequence[RankView]) -> dict[int, dict[str, Any]]:
     return {view.rank: memory_of_process(view.pid) for view in views if view.alive and view.pid}
 
 
-def write(
-    run_dir: Path, attempt: int, fault: Fault, views: Sequence[RankView], memory: dict[int, dict[str, Any]]
-) -> None:
+def write(run_dir: Path, fault: Fault, views: Sequence[RankView], memory: dict[int, dict[str, Any]]) -> None:
     """Store the evidence of one fault; losing it must not lose the run."""
     document = {
         "fault": fault.document(),
         "ranks": [_of_rank(view, memory.get(view.rank, {}), view.rank == fault.rank) for view in views],
     }
     with contextlib.suppress(UpsError, OSError):
-        path = run_dir / "failures" / f"attempt_{attempt}" / "evidence.json"
+        path = run_dir / fault.evidence
         if run_dir.is_dir():  # one that was moved away is not made again for this
             path.parent.mkdir(parents=True, exist_ok=True)
         write_file_atomically(path, (json.dumps(document, indent=1) + "\n").encode())

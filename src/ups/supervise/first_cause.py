@@ -2,7 +2,8 @@
 
 On one host all times come from one clock (CLOCK_MONOTONIC), so the first by time is the first. A rank that only reports
 that a peer is gone is a consequence whatever its time: its connection broke because somebody else had left already.
-Ranks on other hosts are not seen from here; each host's supervisor writes down its own first cause.
+Ranks on other hosts are not seen from here: each host finds its own first cause, and the head the first of them
+(`host_outcome.py`).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from typing import IO
 
 from ups.errors import MachineError
 from ups.record import process_tree
+from ups.supervise.link import SECRET_VARIABLE
 from ups.supervise.options import Options
 
 # Carried by every process of the run: what it finds after the end is an orphan.
@@ -54,7 +55,7 @@ class Launcher:
             **options.environment,
             **rendezvous,
             "WORLD_SIZE": str(options.ranks),
-            "LOCAL_WORLD_SIZE": str(options.ranks),
+            "LOCAL_WORLD_SIZE": str(len(options.local_ranks)),
             "UPS_ATTEMPT": str(attempt),
             "UPS_BLACKBOX_DIR": str(box_dir),
             "UPS_OVERRIDES": json.dumps(dict(overrides)),
@@ -62,9 +63,9 @@ class Launcher:
             **_flight_recorder(options.run_dir, attempt),
         }
         command = [sys.executable, "-m", "ups.record.rank_wrapper", str(options.run_dir), *options.command]
-        for rank in range(options.ranks):
+        for local_rank, rank in enumerate(options.local_ranks):
             try:
-                place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
                 with (logs / f"rank_{rank:05d}.err").open("ab") as log:
                     self._wrappers[rank] = _start(command, {**environment, **place}, log)
             except (OSError, subprocess.SubprocessError) as error:
@@ -124,8 +125,8 @@ def _start(command: list[str], environment: dict[str, str], log: IO[bytes]) -> s
 
 
 def _of_another_launcher(name: str) -> bool:
-    """Whether a variable shows a launcher around the supervisor, which these ranks must not take for their own."""
-    return name in _LAUNCH_VARIABLES or name.startswith("TORCHELASTIC_")
+    """Whether a variable shows a launcher around the supervisor, or is for supervisors only: not for these ranks."""
+    return name in _LAUNCH_VARIABLES or name == SECRET_VARIABLE or name.startswith("TORCHELASTIC_")
 
 
 def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
@@ -140,8 +141,8 @@ def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
     return {name: prefix for name in names if name not in os.environ}
 
 
-def make_box_root(run_dir: Path, ranks: int) -> Path:
-    """A directory for the rings: shared memory where there is enough, else inside the run."""
+def make_box_root(run_dir: Path, ranks: int, name: str = "live") -> Path:
+    """A directory for the rings of `ranks`: shared memory where there is enough, else `name` inside the run."""
     sweep_box_roots()
     if (
         _SHARED_MEMORY.is_dir()
@@ -151,10 +152,20 @@ def make_box_root(run_dir: Path, ranks: int) -> Path:
         root = _SHARED_MEMORY / f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
         root.mkdir(mode=0o700)  # fails if somebody else has made it
     else:
-        root = run_dir / "blackbox" / "live"
+        root = run_dir / "blackbox" / name
         root.mkdir(parents=True, mode=0o700, exist_ok=True)
         root.chmod(0o700)
     return root
+
+
+def keep_rings(run_dir: Path, box_dir: Path) -> None:
+    """Copy the rings of an attempt into the run: shared memory goes with the supervisor."""
+    target = run_dir / "blackbox"
+    with contextlib.suppress(OSError):
+        target.mkdir(exist_ok=True)
+        for ring in box_dir.glob("rank_*.ring"):
+            if ring.parent != target:
+                shutil.copy2(ring, target / ring.name)
 
 
 def _space_for(directory: Path) -> int:

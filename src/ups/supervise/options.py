@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.record.identity import RunIdentity
 from ups.supervise.deadlines import Deadlines
+from ups.supervise.host_place import HostPlace
 from ups.supervise.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ class Options:
     what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if recipe, statistics or data are
     not those that the run was started with; it is called before each restart and before success is declared.
     `last_step` is where a finished run must stand, where the recipe fixes it. `trackers` are looked at, not waited for.
+    `ranks` are those of the whole run; with a `place` among several hosts those of this host are `local_ranks`.
     """
 
     run_dir: Path
@@ -45,3 +48,19 @@ class Options:
     check_inputs: Callable[[], None] | None = None
     last_step: int | None = None
     trackers: Trackers | None = None
+    place: HostPlace | None = None
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks that this supervisor starts and watches."""
+        return range(self.ranks) if self.place is None else self.place.ranks_of(self.place.number, self.ranks)
+
+    @property
+    def host(self) -> str:
+        """How this host is called in lines and records."""
+        return os.uname().nodename if self.place is None else self.place.label
+
+    @property
+    def evidence_name(self) -> str:
+        """The file for evidence: of each host its own, because they share the directory."""
+        return "evidence.json" if self.place is None else f"evidence.host_{self.place.number:05d}.json"

@@ -1,7 +1,7 @@
 """`run.json`: state, attempts, faults and verdict of a run, written by its supervisor and nobody else.
 
-Every write is atomic, so a reader sees the old or the new state. With several hosts each supervisor writes
-`run.<host>.json` and the reader merges them; nothing that one supervisor writes grows with the ranks of other hosts.
+Every write is atomic, so a reader sees the old or the new state. With several hosts only the one of host 0 writes;
+where the ranks of the others are is in `hosts/` (`host_file.py`). Files `run.NAME.json` are merged by readers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ups.record.manifest import write_file_atomically
 from ups.record.places import RUNS, meant_by
 from ups.record.untrusted_files import is_number, is_whole, load_object
 from ups.supervise.fault import Fault
+from ups.supervise.host_notes import head_was_lost, machine_mark
 
 FORMAT_VERSION = 1
 MAX_NOTICES = 100
@@ -132,7 +133,7 @@ def read_run(run_dir: Path) -> dict[str, Any]:
     merged = documents[0]
     for other in documents[1:]:
         merged = _merge(merged, other)
-    if merged["state"] == "running" and _supervisor_is_gone(merged):
+    if merged["state"] == "running" and (_supervisor_is_gone(merged) or ("hosts" in merged and head_was_lost(run_dir))):
         merged["state"], merged["cause"] = "died", "supervisor_died"
         merged["verdict"] = "VERDICT state=died cause=supervisor_died"
     return merged
@@ -279,6 +280,8 @@ def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _supervisor_is_gone(document: dict[str, Any]) -> bool:
+    if document.get("machine", machine_mark()) != machine_mark():
+        return False  # of several hosts another one, whatever its name is
     if document.get("host") != os.uname().nodename:
         return False
     pid: int = document.get("supervisor_pid", 0)
@@ -326,6 +329,9 @@ def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
     yield "max_restarts", is_whole(get("max_restarts", 0))
     yield "supervisor_pid", is_whole(get("supervisor_pid", 0)) and 0 <= get("supervisor_pid", 0) < 2**31
     yield "supervisor_started", is_whole(get("supervisor_started", 0))
+    yield "machine", isinstance(get("machine", ""), str)
+    hosts = get("hosts", [])
+    yield "hosts", isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
     yield "overrides", isinstance(get("overrides", {}), dict)
     notices = get("notices")
     yield (

@@ -24,7 +24,7 @@ _WINDOW = 512
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """One row of the table. `seconds` is the time in the current phase."""
+    """One row of the table. `seconds` is the time in the current phase; `host` is '' for a rank of this host."""
 
     rank: int
     pid: int
@@ -37,23 +37,29 @@ class RankStatus:
     loss: float
     total_steps: int
     steps_per_second: float
+    host: str = ""
 
     def document(self) -> dict[str, Any]:
         """As JSON, where NaN and infinity do not exist."""
-        values = {name: getattr(self, name) for name in self.__slots__}
+        values = {name: getattr(self, name) for name in self.__slots__ if name != "host" or self.host}
         return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
 def rank_statuses(run_dir: Path, document: dict[str, Any]) -> list[RankStatus]:
-    """One row per rank of this host whose ring can be read."""
+    """One row per rank whose ring can be read."""
     live = document["state"] == "running" and document["blackbox_dir"]
     directory = Path(document["blackbox_dir"]) if live else run_dir / "blackbox"
+    return rows_of_rings(directory, range(int(document["ranks"])), live=bool(live))
+
+
+def rows_of_rings(directory: Path, ranks: range, *, live: bool) -> list[RankStatus]:
+    """One row for each of the ranks whose ring is in `directory` and can be read."""
     rows = []
-    for rank in range(int(document["ranks"])):
+    for rank in ranks:
         with contextlib.suppress(OSError, UpsError), BlackBoxReader(ring_path(directory, rank)) as reader:
             records = reader.since(0, _WINDOW)
             if records:
-                rows.append(_row(reader, records, live=bool(live)))
+                rows.append(_row(reader, records, live=live))
     return rows
 
 
@@ -104,11 +110,12 @@ def tracker_lines(result: dict[str, Any]) -> list[str]:
 
 def rows_of_table(rows: list[RankStatus]) -> list[list[str]]:
     """The table of ranks as text cells, a header first; those that are furthest behind come first."""
-    table = [["rank", "pid", "state", "step", "phase", "for", "collective", "memory"]]
+    several = any(row.host for row in rows)
+    table = [["rank", *(["host"] if several else []), "pid", "state", "step", "phase", "for", "collective", "memory"]]
     for row in sorted(rows, key=lambda r: (r.step, r.rank)):
         memory = f"{row.resident_bytes / 2**20:.0f} MiB" if row.resident_bytes else "-"
-        cells = [row.rank, row.pid, row.state, row.step, row.phase, f"{row.seconds:.1f}s", row.collective, memory]
-        table.append([str(cell) for cell in cells])
+        cells = [row.pid, row.state, row.step, row.phase, f"{row.seconds:.1f}s", row.collective, memory]
+        table.append([str(cell) for cell in (row.rank, *([row.host or "-"] if several else []), *cells)])
     return table
 
 

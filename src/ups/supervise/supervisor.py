@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ups.errors import RunDirectoryLostError, UpsError
@@ -32,7 +29,10 @@ from ups.supervise.attempt import Attempt, Outcome, StopRequest
 from ups.supervise.checkpoints import Found, find_usable
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
-from ups.supervise.launcher import make_box_root
+from ups.supervise.head import Head
+from ups.supervise.host_notes import machine_mark
+from ups.supervise.launcher import keep_rings, make_box_root
+from ups.supervise.link_head import HeadLink
 from ups.supervise.options import Options
 from ups.supervise.output_thread import OutputThread
 from ups.supervise.proof import missing_proof
@@ -40,9 +40,7 @@ from ups.supervise.rank_view import RankView
 from ups.supervise.restart import MICRO_BATCH, RestartPolicy
 from ups.supervise.run_file import RunFile, state_after
 from ups.supervise.run_lock import hold_run
-
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SAME_REQUEST_SECONDS = 0.5
+from ups.supervise.stop_signals import listen
 
 
 def supervise(options: Options, say: Callable[[str], None] | None = None) -> int:
@@ -55,18 +53,18 @@ def supervise(options: Options, say: Callable[[str], None] | None = None) -> int
         return supervise_held(options, say)
 
 
-def supervise_held(options: Options, say: Callable[[str], None] | None = None) -> int:
-    """The same for who holds the run already (`run_lock.hold_run`)."""
+def supervise_held(options: Options, say: Callable[[str], None] | None = None, link: HeadLink | None = None) -> int:
+    """The same for who holds the run already (`run_lock.hold_run`); with a `link` as the head of several hosts."""
     with (
         contextlib.closing(HeldDirectory(options.run_dir)) as held,
-        _listen() as stop_request,
+        listen() as stop_request,
         OutputThread(say or _print) as output,
     ):
         process_tree.adopt_orphans()
         raise_open_files()  # inherited by every rank and loader worker
-        box_root = make_box_root(options.run_dir, options.ranks)
+        box_root = make_box_root(options.run_dir, len(options.local_ranks))
         try:
-            return _Supervision(options, stop_request, box_root, output.say, held).run()
+            return _Supervision(options, stop_request, box_root, output.say, held, link).run()
         finally:
             process_tree.adopt_orphans(False)
             shutil.rmtree(box_root, ignore_errors=True)
@@ -80,6 +78,7 @@ class _Supervision:
         box_root: Path,
         say: Callable[[str], None],
         held: HeldDirectory,
+        link: HeadLink | None = None,
     ) -> None:
         self._options = options
         self._held = held
@@ -94,6 +93,7 @@ class _Supervision:
         self._commits_offset = 0
         # What was found after the last attempt; the next one starts from it, so that bytes are read once.
         self._found: Found | None = None
+        self._head = None if link is None else Head(options, link, stop_request, say, self._find_commit, self._notice)
 
     def run(self) -> int:
         try:
@@ -120,15 +120,28 @@ class _Supervision:
         if remembered:
             self._policy.micro_batch = remembered
         number = len(document["attempts"])
+        first = True
         while True:
+            if self._head is not None and not self._head.gather(first):
+                return self._left_before_start()
+            if self._head is not None:
+                document.update(hosts=self._head.labels(), machine=machine_mark())
+            first = False
             outcome = self._attempt(number)
             state, cause, exit_code, detail = self._judge(outcome)
             if state != "again":
                 return self._verdict(state, cause, exit_code, detail)
             number += 1
 
+    def _left_before_start(self) -> int:
+        """Asked to leave while other hosts were waited for."""
+        asked, commit = self._stop_request.number, self._find_commit()
+        self._file.document["checkpoint"] = commit
+        state, code = state_after(asked)
+        return self._verdict(state, f"asked({_name(asked)})", code, f"ckpt={_or_dash(commit)} lost=0")
+
     def _attempt(self, number: int) -> Outcome:
-        document = self._file.document
+        document, options, head = self._file.document, self._options, self._head
         found = self._found or self._find()
         if found.foreign is not None:
             raise found.foreign
@@ -146,8 +159,12 @@ class _Supervision:
         self._box_dir, self._commits_offset = box_dir, 0
         self._file.save()
         self._mirror.follow(number)
+        reported = self._reported(found)
+        options = replace(options, environment={**options.environment, **reported})
+        if head is not None:
+            options = replace(options, rendezvous=head.begin(number, document["overrides"], reported))
         attempt = Attempt(
-            replace(self._options, environment={**self._options.environment, **self._reported(found)}),
+            options,
             number,
             box_dir,
             document["overrides"],
@@ -155,11 +172,14 @@ class _Supervision:
             self._say,
             self._notice,
             self._look,
-            self._find_commit,
+            self._find_commit if head is None else lambda: None,
+            (lambda: False) if head is None else head.over,
         )
         outcome = attempt.run()
+        if head is not None:
+            outcome = head.join(outcome)
         self._look([])
-        self._keep_rings(box_dir)
+        keep_rings(options.run_dir, box_dir)
         shutil.rmtree(box_dir, ignore_errors=True)  # shared memory is small, and restarts may be many
         entry["ended"] = time.time()
         entry["training"] = outcome.training_wall
@@ -171,6 +191,10 @@ class _Supervision:
 
     def _look(self, views: list[RankView]) -> None:
         """Ten times a second: what rank 0 prints, how the trackers are, and what was committed."""
+        if self._head is not None:
+            self._head.look()
+            if views:
+                self._head.show(self._box_dir)
         self._mirror.look(views)
         self._look_at_trackers()
         commits, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
@@ -270,7 +294,7 @@ class _Supervision:
             attempt=number,
             rank=outcome.behind or 0,
             world=self._options.ranks,
-            host=os.uname().nodename,
+            host=self._options.host,
             step=outcome.last_step,
             phase="teardown",
             cause=cause,
@@ -297,6 +321,8 @@ class _Supervision:
             self._file.document["trackers"] = self._options.trackers.known()
         line, problem = self._file.pronounce(state, cause, exit_code, detail)
         self._say(line)
+        if self._head is not None:
+            self._head.pronounce(line, exit_code)
         if problem:
             self._say(f"this verdict could not be written to {path_text(self._file.path)}: {problem}")
         if self._options.on_verdict is not None:
@@ -306,15 +332,6 @@ class _Supervision:
     def _notice(self, entry: dict[str, Any]) -> None:
         self._file.document["notices"].append(entry)
         self._file.save()
-
-    def _keep_rings(self, box_dir: Path) -> None:
-        """Copy the rings into the run: shared memory goes with the supervisor."""
-        target = self._options.run_dir / "blackbox"
-        with contextlib.suppress(OSError):
-            target.mkdir(exist_ok=True)
-            for ring in box_dir.glob("rank_*.ring"):
-                if ring.parent != target:
-                    shutil.copy2(ring, target / ring.name)
 
 
 class _Mirror:
@@ -343,36 +360,6 @@ class _Mirror:
                     self._offsets[path] = offset + len(text)
                     stream.write(text.decode(errors="replace"))
                     stream.flush()
-
-
-@contextlib.contextmanager
-def _listen() -> Iterator[StopRequest]:
-    """Turn SIGTERM, SIGHUP and Ctrl-C into a request to save and leave; a second one means now.
-
-    A signal that is ignored already stays so: that is what nohup asks for. Two at the same moment are one request:
-    shells, `timeout` and a closing terminal signal the process and its group.
-    """
-    stop_request = StopRequest()
-    first = [0.0]
-
-    def hear(number: int, _frame: FrameType | None) -> None:
-        now = time.monotonic()
-        first[0] = first[0] or now
-        stop_request.urgent = stop_request.urgent or (
-            number != signal.SIGHUP and now - first[0] > _SAME_REQUEST_SECONDS
-        )
-        stop_request.number = number
-
-    if threading.current_thread() is not threading.main_thread():
-        yield stop_request
-        return
-    heard = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    earlier = {number: signal.signal(number, hear) for number in heard}
-    try:
-        yield stop_request
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 def _print(line: str) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from ups.errors import MachineError
 from ups.supervise.options import Options
-from ups.supervise.supervisor import _listen, supervise
+from ups.supervise.stop_signals import listen
+from ups.supervise.supervisor import supervise
 
 
 def test_an_error_of_the_supervisor_is_written_down_as_the_verdict(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_a_rank_that_cannot_be_started_is_a_fault_with_its_reason(
 def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
     earlier = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _listen() as stop_request:
+        with listen() as stop_request:
             os.kill(os.getpid(), signal.SIGHUP)
             assert stop_request.number == 0
     finally:
@@ -50,7 +51,7 @@ def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
 
 
 def test_two_signals_at_once_are_one_request_and_a_later_one_means_now() -> None:
-    with _listen() as stop_request:
+    with listen() as stop_request:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)
         assert stop_request.number

@@ -1,0 +1,259 @@
+"""The head of a run over several hosts: gathers them, starts each attempt on all, and finds out how it ended.
+
+Its own ranks are watched by an `Attempt` as on one host; what this file adds is the others. A host is lost if its
+supervisor is gone, or silent for longer than `Deadlines.host_lost_seconds`. Then, and after every other fault, the
+attempt ends on all hosts before another one begins.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ups.errors import HostLostError
+from ups.supervise.attempt import Outcome, StopRequest
+from ups.supervise.fault import Fault
+from ups.supervise.first_cause import exit_code_for
+from ups.supervise.host_file import HostFile
+from ups.supervise.host_outcome import HostOutcome, joined
+from ups.supervise.link_head import HeadLink, Peer
+from ups.supervise.options import Options
+from ups.supervise.rendezvous import Rendezvous
+
+# A connection that was closed by the other side is made again at once, if there is anybody who can.
+_CLOSED_SECONDS = 5.0
+# Where one host reports only consequences, another one most likely has the cause and is about to report it.
+_CAUSE_SECONDS = 3.0
+_GOODBYE_SECONDS = 5.0
+_DISMISS_SECONDS = 30.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Lost:
+    """Why a host counts as lost, and since when by the head's clock."""
+
+    why: str
+    time_ns: int
+
+
+class Head:
+    """Speaks for host 0. `find_commit` gives the step from which a restart would go on; `notice` keeps a line."""
+
+    def __init__(
+        self,
+        options: Options,
+        link: HeadLink,
+        stop_request: StopRequest,
+        say: Callable[[str], None],
+        find_commit: Callable[[], int | None],
+        notice: Callable[[dict[str, Any]], None],
+    ) -> None:
+        assert options.place is not None
+        self._options, self._place, self._link = options, options.place, link
+        self._stop_request, self._say, self._find_commit, self._notice = stop_request, say, find_commit, notice
+        self._number = -1
+        self._order: dict[str, object] = {}
+        self._incarnations: dict[int, str] = {}
+        self._told_end = False
+        self._cascade_since = 0.0
+        self._file = HostFile(options.run_dir, options.place, options.local_ranks)
+
+    def labels(self) -> list[str]:
+        """All hosts of the run, in their order."""
+        return [self._place.label, *(peer.label for peer in self._link.peers().values())]
+
+    def gather(self, first: bool) -> bool:
+        """Wait until every host is there and has no rank left. False if the run was asked to leave before that.
+
+        Raises HostLostError for a host that does not come (`first`), or does not come back.
+        """
+        rules = self._options.deadlines
+        seconds = rules.host_join_seconds if first else rules.host_return_seconds
+        began, told = time.monotonic(), False
+        while True:
+            peers = self._link.peers()
+            missing = {number: peer for number, peer in peers.items() if not self._is_ready(peer)}
+            if not missing:
+                self._incarnations = {number: peer.incarnation for number, peer in peers.items()}
+                return True
+            self.look()
+            waited = time.monotonic() - began
+            if self._stop_request.number:
+                return False
+            names = ", ".join(peer.label for peer in missing.values())
+            if waited > seconds:
+                number = min(missing)
+                come = "come" if first else "come back"
+                raise HostLostError(
+                    f"host {names} did not {come} to {self._place.address}:{self._place.port} in {seconds:.0f} s",
+                    peers[number].label,
+                    hint="start the same command there, with its own --host, and see what it says",
+                )
+            if waited > 2.0 and not told:
+                told = True
+                self._say(f"WAITING for host {names} at {self._place.address}:{self._place.port}")
+            time.sleep(_POLL_SECONDS)
+
+    def begin(self, number: int, overrides: Mapping[str, int], environment: Mapping[str, str]) -> Rendezvous:
+        """Start an attempt on all other hosts; returns where its ranks meet."""
+        place = self._place
+        with socket.create_server((place.address, 0)) as free:
+            port = free.getsockname()[1]
+        self._number, self._told_end, self._cascade_since = number, False, 0.0
+        self._order = {
+            "what": "begin",
+            "attempt": number,
+            "overrides": dict(overrides),
+            "environment": dict(environment),
+            "address": place.address,
+            "port": port,
+        }
+        self._tell()
+        return Rendezvous(place.address, port, place.interface)
+
+    def show(self, box_dir: Path) -> None:
+        """Leave a summary of the ranks of this host for readers on the others."""
+        self._file.look(box_dir)
+
+    def look(self) -> None:
+        """Pass requests to leave on, in both directions, and keep what other hosts say."""
+        for line in self._link.take_notes():
+            self._say(line)
+            self._notice({"time": time.time(), "line": line})
+        for peer in self._link.peers().values():
+            asked = peer.report.get("asked")
+            if type(asked) is int and asked and not self._stop_request.number:
+                self._stop_request.number = asked
+        self._tell()
+
+    def over(self) -> bool:
+        """Whether the attempt is over on another host: something failed there, or the host is lost."""
+        reported, lost = self._reports()
+        if lost:
+            return True
+        failed = [one for one in reported.values() if one.state in ("failed", "ended")]
+        if not failed:
+            return False
+        if all(one.cascade for one in failed):
+            self._cascade_since = self._cascade_since or time.monotonic()
+            return time.monotonic() - self._cascade_since > _CAUSE_SECONDS
+        return True
+
+    def join(self, own: Outcome) -> Outcome:
+        """Wait until the attempt has ended on every host, and say how. Raises nothing: who stays away is a fault."""
+        mine = HostOutcome.of(own)
+        began = time.monotonic()
+        while True:
+            self.look()
+            reported, lost = self._reports()
+            outcomes = {0: mine, **reported}
+            failed = [one for one in outcomes.values() if one.state in ("failed", "ended")]
+            certain = bool(lost) or any(not one.cascade for one in failed)
+            if (failed or lost) and (certain or time.monotonic() - began > _CAUSE_SECONDS):
+                self._end()
+            if len(reported) + len(lost) == self._place.count - 1:
+                break
+            time.sleep(_POLL_SECONDS)
+        peers = self._link.peers()
+        for number, why in lost.items():
+            outcomes[number] = self._lost_outcome(number, peers[number], why)
+        silent = next((number for number, one in reported.items() if one.state == "ended"), None)
+        if silent is not None and all(one.fault is None for one in outcomes.values()):
+            # It was not told to end, and nothing failed anywhere: only the way from here to there was cut.
+            why = _Lost("it ended its ranks because it did not hear host 0 any more", time.monotonic_ns())
+            outcomes[silent] = self._lost_outcome(silent, peers[silent], why)
+        self._end()
+        shares = [self._place.ranks_of(number, self._options.ranks)[0] for number in range(self._place.count)]
+        result = joined(outcomes, shares, own.training_wall)
+        if result.fault is None:
+            return result
+        # After the ranks of all hosts are gone: until then another commit may come.
+        commit = self._find_commit()
+        lost_steps = max(0, result.fault.step - (commit or 0))
+        return replace(result, fault=replace(result.fault, checkpoint=commit, lost_steps=lost_steps))
+
+    def pronounce(self, line: str, code: int) -> None:
+        """Tell all hosts the verdict, and give them a moment to leave."""
+        self._order = {"what": "verdict", "attempt": self._number, "line": line, "code": code}
+        self._tell()
+        deadline = time.monotonic() + _GOODBYE_SECONDS
+        while any(peer.session for peer in self._link.peers().values()) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+    def _tell(self) -> None:
+        # Both are in every order: who comes late learns of a request, too.
+        stop = {"stop": self._stop_request.number, "urgent": self._stop_request.urgent}
+        self._link.tell({**self._order, **stop})
+
+    def _end(self) -> None:
+        if not self._told_end:
+            self._told_end = True
+            self._order = {"what": "end", "attempt": self._number}
+            self._tell()
+
+    def _is_ready(self, peer: Peer) -> bool:
+        """Whether a host is there, heard lately, and not busy with an attempt."""
+        silent = time.monotonic() - peer.heard > self._options.deadlines.host_lost_seconds
+        return peer.session is not None and not silent and peer.report.get("state") not in (None, "running")
+
+    def _reports(self) -> tuple[dict[int, HostOutcome], dict[int, _Lost]]:
+        """What other hosts say about how this attempt ended there, and which of those that say nothing are lost."""
+        reported, lost = {}, {}
+        for number, peer in self._link.peers().items():
+            outcome = None
+            if peer.report.get("attempt") == self._number and peer.incarnation == self._incarnations.get(number):
+                outcome = HostOutcome.from_json(peer.report.get("outcome"))
+            if outcome is not None:
+                reported[number] = outcome
+            elif (why := self._why_lost(number, peer)) is not None:
+                lost[number] = why
+        return reported, lost
+
+    def _why_lost(self, number: int, peer: Peer) -> _Lost | None:
+        now, patience = time.monotonic(), self._options.deadlines.host_lost_seconds
+        leaving = peer.report.get("leaving")
+        if isinstance(leaving, str):
+            return _Lost(f"its supervisor left: {leaving[:500]}", int(peer.heard * 1e9))
+        if peer.incarnation != self._incarnations.get(number):
+            return _Lost("its supervisor is gone, and another one came in its place", int(peer.heard * 1e9))
+        if peer.session is None and peer.closed and now - peer.closed > _CLOSED_SECONDS:
+            return _Lost("its supervisor is gone: the connection was closed there", int(peer.closed * 1e9))
+        if now - peer.heard > patience:
+            return _Lost(f"nothing was heard from it for {now - peer.heard:.0f} s", int(peer.heard * 1e9))
+        return None
+
+    def _lost_outcome(self, number: int, peer: Peer, lost: _Lost) -> HostOutcome:
+        ranks = self._place.ranks_of(number, self._options.ranks)
+        at = peer.position
+        known = len(at) == 3 and at[0] in ranks and type(at[1]) is int and isinstance(at[2], str)
+        rank, step, phase = at if known else (ranks[0], 0, "init")
+        cause = f"host_lost({peer.label})"
+        seconds = time.monotonic() - lost.time_ns / 1e9
+        fault = Fault(
+            attempt=self._number,
+            rank=rank,
+            world=self._options.ranks,
+            host=peer.label,
+            step=step,
+            phase=phase[:20],
+            cause=cause,
+            log=f"logs/attempt_{self._number}/rank_{rank:05d}.err",
+            message=f"{lost.why}; rank {rank} was last seen there",
+            exit_code=exit_code_for("host_lost"),
+            time_wall=time.time() - seconds,
+            noticed_after_seconds=round(seconds, 3),
+        )
+        return HostOutcome("failed", fault, False, lost.time_ns, step)
+
+
+def dismiss(link: HeadLink, line: str, code: int, seconds: float = _DISMISS_SECONDS) -> None:
+    """Send all hosts home without an attempt: each that comes within that time."""
+    link.tell({"what": "verdict", "attempt": -1, "line": line, "code": code})
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(p.session or not p.heard for p in link.peers().values()):
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,46 @@
+"""`python run_host.py SETTINGS PROGRAM MARK`: the supervisor of one host of several, as a process to be killed."""
+
+import json
+import sys
+from pathlib import Path
+
+from ups.errors import UpsError
+from ups.supervise.deadlines import Deadlines
+from ups.supervise.follower import follow
+from ups.supervise.host_place import find_place
+from ups.supervise.link_head import head_link
+from ups.supervise.options import Options
+from ups.supervise.run_lock import hold_run
+from ups.supervise.supervisor import supervise_held
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def main() -> int:
+    settings = json.loads(sys.argv[1])
+    run_dir, ranks = Path(settings["run_dir"]), settings["ranks"]
+    place = find_place(settings["hosts"], ranks, settings["host"], settings["address"], "")
+    options = Options(
+        run_dir,
+        ranks,
+        (sys.executable, sys.argv[2], str(run_dir)),
+        max_restarts=settings["max_restarts"],
+        deadlines=Deadlines(**settings["deadlines"]),
+        environment={"TOY_MARK": sys.argv[3]},
+        show_rank=None,
+        place=place,
+    )
+    if not place.is_head:
+        return follow(options, say, "test")
+    with hold_run(run_dir), head_link(place, ranks, "test", run_dir) as link:
+        return supervise_held(options, say, link)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except UpsError as error:
+        say(f"ERROR {error.one_line()}")
+        sys.exit(error.exit_code)

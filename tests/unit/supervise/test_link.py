@@ -1,0 +1,229 @@
+"""The link between supervisors: who is let in, what a frame is, and how far clocks are apart."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ups.errors import ConfigError, MachineError
+from ups.supervise.host_place import HostPlace
+from ups.supervise.link import SECRET_NAME, SECRET_VARIABLE, LinkClosed, Session, make_secret, read_secret
+from ups.supervise.link_follower import FollowerLink
+from ups.supervise.link_head import HeadLink, head_link
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def wait_for(what: Callable[[], Any], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def pair() -> tuple[Session, Session, socket.socket]:
+    one, other = socket.socketpair()
+    # TCP options do not exist on a pair of local sockets, so real ones are used.
+    one.close(), other.close()
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    accepted, _ = server.accept()
+    server.close()
+    return Session(accepted), Session(client), client
+
+
+def shaken(head_secret: bytes = SECRET, follower_secret: bytes = SECRET) -> tuple[Session, Session, list[str]]:
+    """Both sides of a connection after their handshake, and what each of them complained about."""
+    head, follower, _ = pair()
+    problems: list[str] = []
+
+    def accept() -> None:
+        try:
+            head.accept(head_secret)
+        except LinkClosed as error:
+            problems.append(f"head: {error}")
+            head.close()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        follower.introduce(follower_secret, {"number": 1})
+    except LinkClosed as error:
+        problems.append(f"follower: {error}")
+    thread.join(10)
+    return head, follower, problems
+
+
+def test_both_sides_talk_after_they_proved_the_secret() -> None:
+    head, follower, problems = shaken()
+    assert problems == []
+    head.send({"order": 1})
+    follower.send({"report": [2]})
+    assert follower.receive(5) == {"order": 1}
+    assert head.receive(5) == {"report": [2]}
+    assert head.receive(0.05) is None
+
+
+def test_who_does_not_know_the_secret_is_refused_and_learns_nothing_of_it() -> None:
+    _, _, problems = shaken(follower_secret=b"another secret of that length...")
+    assert "head: it does not know the secret of the run" in problems
+
+
+def test_a_follower_does_not_talk_to_a_head_without_the_secret() -> None:
+    head, follower, client = pair()
+
+    def pretend() -> None:
+        head._write({"protocol": "ups-link-1", "challenge": "ab" * 32})
+        head._read(time.monotonic() + 5)
+        head._write({"proof": "00" * 32})
+
+    thread = threading.Thread(target=pretend)
+    thread.start()
+    with pytest.raises(LinkClosed, match="does not know the secret"):
+        follower.introduce(SECRET, {"number": 1})
+    thread.join(10)
+    client.close()
+
+
+@pytest.mark.parametrize("change", ["text", "repeat", "no_code"])
+def test_a_frame_that_the_other_side_did_not_send_closes_the_link(change: str) -> None:
+    head, follower, _ = shaken()
+    sent: list[bytes] = []
+
+    class Tap:
+        """Keeps what would go over the wire."""
+
+        def sendall(self, line: bytes) -> None:
+            sent.append(line)
+
+    wire, follower._socket = follower._socket, Tap()  # type: ignore[assignment]
+    follower.send({"report": {"state": "running"}})
+    line = {
+        "text": sent[0].replace(b"running", b"stopped"),
+        "repeat": sent[0] + sent[0],
+        "no_code": b'{"report":{"state":"failed"}}\n',
+    }[change]
+    wire.sendall(line)
+    if change == "repeat":
+        assert head.receive(5) == {"report": {"state": "running"}}
+    with pytest.raises(LinkClosed, match="not sent by the other supervisor"):
+        head.receive(5)
+
+
+def test_a_stranger_cannot_fill_the_memory_or_keep_a_thread() -> None:
+    head, _, client = pair()
+    client.sendall(b"x" * 100_000)
+    began = time.monotonic()
+    with pytest.raises(LinkClosed, match="longer than 2048 bytes"):
+        head.accept(SECRET)
+    assert time.monotonic() - began < 4
+
+
+def test_the_secret_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
+    secret = make_secret(tmp_path)
+    path = tmp_path / SECRET_NAME
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_secret(tmp_path) == secret
+    assert make_secret(tmp_path) != secret
+    path.chmod(0o640)
+    with pytest.raises(MachineError, match="you alone can read"):
+        read_secret(tmp_path)
+    path.unlink()
+    assert read_secret(tmp_path) is None
+    (tmp_path / "elsewhere").write_text("a" * 64)
+    path.symlink_to(tmp_path / "elsewhere")
+    assert read_secret(tmp_path) is None
+
+
+def test_a_secret_from_the_environment_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, "a-secret-of-the-scheduler")
+    assert make_secret(tmp_path) == read_secret(tmp_path) == b"a-secret-of-the-scheduler"
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(SECRET_VARIABLE, "short")
+    with pytest.raises(MachineError, match="can be guessed"):
+        make_secret(tmp_path)
+
+
+@contextlib.contextmanager
+def linked(run_dir: Path) -> Iterator[tuple[HeadLink, HostPlace]]:
+    place = HostPlace(0, 2, "n0", "127.0.0.1", free_port(), "lo")
+    with head_link(place, 2, "1.0", run_dir) as link:
+        yield link, place
+
+
+def follower_of(place: HostPlace, run_dir: Path, version: str = "1.0", ranks: int = 2) -> FollowerLink:
+    return FollowerLink(HostPlace(1, 2, "n1", place.address, place.port, "lo"), ranks, version, run_dir)
+
+
+def test_orders_and_reports_arrive_also_after_the_connection_was_cut(tmp_path: Path) -> None:
+    with linked(tmp_path) as (head, place), contextlib.closing(follower_of(place, tmp_path)) as follower:
+        head.tell({"what": "begin", "attempt": 0})
+        follower.report({"state": "running", "attempt": 0})
+        wait_for(lambda: head.peers()[1].report.get("attempt") == 0 and follower.order.get("attempt") == 0)
+        session = head.peers()[1].session
+        assert session is not None
+        session.close()  # as a router that forgets a connection does
+        head.tell({"what": "end", "attempt": 0})
+        wait_for(lambda: follower.order.get("what") == "end" and head.peers()[1].session not in (None, session))
+        assert head.peers()[1].report == {"state": "running", "attempt": 0}
+        assert follower.silent_seconds < 5
+        assert head.take_notes() == []
+    assert not (tmp_path / SECRET_NAME).exists()
+
+
+def test_clocks_that_differ_are_compared_over_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head's clock is half a day ahead, as that of a host that was started earlier."""
+    ahead_ns = 12 * 3600 * 10**9
+    take = HeadLink._take
+
+    def shifted(self: HeadLink, session: Any, peer: Any, message: dict[str, Any], now_ns: int) -> None:
+        take(self, session, peer, message, now_ns + ahead_ns)
+
+    monkeypatch.setattr(HeadLink, "_take", shifted)
+    with linked(tmp_path) as (_, place), contextlib.closing(follower_of(place, tmp_path)) as follower:
+        wait_for(lambda: len(follower._exchanges) >= 3)
+        assert abs(follower.head_time_ns(5) - 5 - ahead_ns) < 0.5e9
+
+
+@pytest.mark.parametrize(("options", "words"), [({"version": "2.0"}, "version 2.0"), ({"ranks": 8}, "ranks 8")])
+def test_a_host_that_was_started_differently_is_told_so(tmp_path: Path, options: Any, words: str) -> None:
+    with (
+        linked(tmp_path) as (head, place),
+        contextlib.closing(follower_of(place, tmp_path, **options)) as follower,
+    ):
+        wait_for(lambda: follower._refused is not None)
+        with pytest.raises(ConfigError, match=words):
+            _ = follower.order
+        assert head.peers()[1].session is None
+        assert words in head.take_notes()[0]
+
+
+def test_a_stranger_is_refused_and_noted_while_the_host_stays(tmp_path: Path) -> None:
+    with linked(tmp_path) as (head, place), contextlib.closing(follower_of(place, tmp_path)):
+        wait_for(lambda: head.peers()[1].session)
+        with socket.create_connection((place.address, place.port)) as stranger:
+            stranger.recv(2048)
+            answer = {"challenge": "a" * 64, "who": {"number": 1}, "proof": "0" * 64}
+            stranger.sendall((json.dumps(answer) + "\n").encode())
+            assert stranger.recv(2048) == b""
+        # A second supervisor for the same host, with the secret.
+        with contextlib.closing(follower_of(place, tmp_path)) as second:
+            wait_for(lambda: second._refused is not None)
+        assert head.peers()[1].session is not None
+        notes = head.take_notes()
+    assert notes[0] == "NOTICE refused a connection from 127.0.0.1: it does not know the secret of the run"
+    assert "host 1 is here already" in notes[1]
