@@ -57,9 +57,11 @@ class BackgroundThread:
         if error is not None:
             raise error
 
-    def close(self) -> None:
-        """Let the thread end after what it is doing; does not wait for it."""
+    def close(self, wait_seconds: float = 0.0) -> None:
+        """Let the thread end after what it is doing; waits for that no longer than it is told to."""
         self._work.put(None)
+        if wait_seconds:
+            self._thread.join(wait_seconds)
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:

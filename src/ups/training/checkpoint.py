@@ -62,6 +62,8 @@ MAX_FAILED_SAVES = 3
 # Trying again does not help against these: the run stops instead of repeating the steps since the last commit.
 _NO_SPACE = re.compile("no space left|disk quota exceeded", re.IGNORECASE)
 _READ_ONLY = re.compile("read-only file system", re.IGNORECASE)
+# Of a save in flight when the loop has left by an error.
+_LAST_SAVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +155,13 @@ class Checkpointer:
         self._look()
 
     def close(self) -> None:
-        """Let the thread of the saves end; nothing can be saved afterwards."""
+        """Let the thread of the saves end; nothing can be saved afterwards.
+
+        After an error a save may still be in flight. On one rank it comes to its end by itself, and whoever trains on
+        in this process (`ups.fit`) must not meet its files; with peers that are gone it never may.
+        """
         if self._background is not None:
-            self._background.close()
+            self._background.close(_LAST_SAVE_SECONDS if self._runtime.world_size == 1 else 0.0)
         self._held.close()
 
     def save_now(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
