@@ -18,7 +18,7 @@ from ups.record.checkpoints import latest_verified, list_checkpoints, read_progr
 from ups.testing.ranks import Launched, launch
 from ups.testing.toy_training import train
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 SIZE = 137_000  # bytes; just below the size of the largest file of such a checkpoint
 OFFSETS = [int(SIZE * part / 9) for part in range(10)]

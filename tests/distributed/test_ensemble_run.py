@@ -18,7 +18,7 @@ from ups.run.scoring import score
 from ups.run.trained import load_trained
 from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 OPERATOR = {"type": "operator", "steps": 30, "loss": "nrmse", "optim": {"learning_rate": 5e-3}}
 CORRECTOR = {"type": "corrector", "steps": 20}

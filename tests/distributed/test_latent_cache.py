@@ -19,7 +19,7 @@ from ups.record.manifest import read_manifest
 from ups.testing.latents import latent_recipe
 from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def command(folder: Path, recipe: dict[str, Any], *options: str) -> Any:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
     arguments = [sys.executable, "-m", "ups.cli.main", "data", "cache", str(path), *options]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from ups.testing.toy import ToyStage
 from ups.testing.toy_training import Trial, engine_config, train
 from ups.training.optim import build_optimizer, matrices_of, set_learning_rate, trainable
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 # Rows of the second layer do not divide by two ranks.
 WIDTH = 5

@@ -21,7 +21,7 @@ from ups.testing.ranks import launch
 from ups.testing.small_model import LINE, SMALL, awake, batch_of, statistics_of
 from ups.training.stages import OperatorStage
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 class CorrectorStage(OperatorStage):

@@ -13,7 +13,7 @@ import pytest
 from ups.testing.ranks import Launched, launch
 from ups.testing.toy_training import train
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 # One of the two kills comes at a drawn step on a drawn rank; the seed is printed when it fails.
 SEED = int(os.environ.get("UPS_TEST_SEED") or time.time_ns() % 1_000_000)

@@ -19,7 +19,7 @@ from ups.models.build import build_model
 from ups.testing.mixture import COUNTS, mixture_recipe, write_mixture
 from ups.testing.ranks import launch
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def score(arguments: dict[str, Any]) -> dict[str, Any]:

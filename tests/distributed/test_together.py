@@ -14,7 +14,7 @@ from ups.record.checkpoints import latest_verified, read_progress
 from ups.testing.ranks import Launched, launch
 from ups.testing.toy_training import Trial, engine_config, train, train_on
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def train_with_many_seeds(arguments: dict[str, Any]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from ups.testing.mixture import mixture_recipe, write_mixture
 
 pytest.importorskip("tensorboard", reason="needs TensorBoard, to read its files back (extra: tensorboard)")
 pytest.importorskip("wandb", reason="needs the client of Weights & Biases (extra: wandb)")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 TRACKERS = [{"type": "tensorboard"}, {"type": "wandb", "mode": "offline"}]
 

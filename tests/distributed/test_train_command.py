@@ -18,7 +18,7 @@ from ups.record.checkpoints import latest_verified, read_progress
 from ups.testing.mixture import mixture_recipe, write_mixture
 from ups.training.export import read_weights
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 STAGES = [
     {"type": "autoencode", "steps": 4},

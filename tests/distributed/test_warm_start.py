@@ -14,7 +14,7 @@ import ups
 from ups.errors import DataChangedError
 from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def first_loss(run: ups.Run) -> float:

@@ -23,7 +23,7 @@ from ups.testing.faults.small_run import prepare_real, rank_is_at_step, rows, we
 from ups.testing.faults.supervised import PROGRAMS, Result, run, start
 from ups.testing.mixture import write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 # A cell that draws prints it; set the variable to see the same again.
 SEED = int(os.environ.get("UPS_TEST_SEED") or time.time_ns() % 1_000_000)

@@ -14,7 +14,7 @@ from ups.testing.faults.small_run import rank_is_at_step
 from ups.testing.faults.supervised import start
 from ups.testing.mixture import mixture_recipe, write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def test_a_run_whose_directory_was_moved_away_is_never_completed(tmp_path: Path) -> None:

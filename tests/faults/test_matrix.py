@@ -16,7 +16,7 @@ from ups.record.blackbox import BlackBoxReader, Mark, ring_path
 from ups.testing.faults.small_run import rank_is_at_step
 from ups.testing.faults.supervised import PATIENCE, PROGRAMS, Result, run, start, usual_port_taken
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 LINE_OF_PERSON_CODE = 1 + next(
     n for n, line in enumerate((PROGRAMS / "faults_to_plant.py").read_text().splitlines()) if "shard_0003.h5" in line

@@ -24,7 +24,7 @@ from ups.testing.faults.small_run import rank_is_at_step, write_recipe
 from ups.testing.faults.supervised import MARK, Started, start
 from ups.testing.mixture import write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from ups.testing.faults.small_run import rank_is_at_step, write_recipe
 from ups.testing.faults.supervised import PATIENCE, run, start
 from ups.testing.mixture import write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 # Far below those of real runs; a save of the small model takes less than a second, and is reported as one.
 QUICK = {

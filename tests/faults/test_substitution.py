@@ -26,14 +26,14 @@ from ups.record.checkpoints import list_checkpoints
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
 from ups.testing.mixture import mixture_recipe, write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 STEPS = 24
 
 
 def train(run: Path, *options: str, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ups", "train", str(run), "--ranks", str(ranks), *options]
-    return subprocess.run(command, env=environment() | variables, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env=environment() | variables, capture_output=True, text=True, timeout=300)
 
 
 def environment() -> dict[str, str]:

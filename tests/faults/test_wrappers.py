@@ -12,7 +12,7 @@ from tests.faults.test_matrix import check_every_fault_was_printed_once_and_hand
 from ups.testing.faults.small_run import rank_is_at_step
 from ups.testing.faults.supervised import PATIENCE, Started, run, start
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def wait_for_step(started: Started, attempt: int, step: int) -> None:

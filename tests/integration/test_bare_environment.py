@@ -49,7 +49,7 @@ def desk(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_no_package_of_an_extra_can_be_imported_here(environment: Path, tmp_path: Path) -> None:
     code = f"import importlib.util as u; print([n for n in {EXTRAS} if u.find_spec(n) is not None])"
     assert run(environment / "python", "-c", code, cwd=tmp_path) == "[]\n"
@@ -59,7 +59,7 @@ def test_no_package_of_an_extra_can_be_imported_here(environment: Path, tmp_path
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_a_kept_bundle_is_rolled_out_in_python_and_by_the_command_alike(environment: Path, desk: Path) -> None:
     command = ("rollout", "bundle", "start.nc", "--task", "advection", "--steps", "8", "-o", "result.zarr", "--json")
     facts = json.loads(run(environment / "ups", *command, cwd=desk))
@@ -73,7 +73,7 @@ def test_a_kept_bundle_is_rolled_out_in_python_and_by_the_command_alike(environm
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("option", ["--picture", "--film"])
 def test_a_picture_is_refused_before_any_work_with_the_name_of_the_extra(
     environment: Path, desk: Path, option: str

@@ -15,7 +15,7 @@ from tests.integration.environments import ROOT
 
 EXAMPLES = ROOT / "examples"
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def test_train_prints_scores_and_a_rollout(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ NOBODY += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(os.getuid() != 0, reason="only root can take another uid and mount"),
     pytest.mark.skipif(not shutil.which("setpriv") or not shutil.which("unshare"), reason="needs util-linux"),
 ]

@@ -96,7 +96,7 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "own-data.md").read_text()
     for kind, block in re.findall(r"^```(python|bash)\n(.*?)^```", page, re.M | re.S):
         if kind == "python":
-            subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True, timeout=120)
+            subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True, timeout=300)
             continue
         for line in block.splitlines():
             words = line.split()

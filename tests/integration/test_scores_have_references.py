@@ -90,7 +90,7 @@ def ups(desk: Path, *arguments: str) -> list[str]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -113,7 +113,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_no_number_stands_without_its_reference(printed: dict[str, list[str]]) -> None:
     for command in ("train", "eval", "compare"):
         lines = printed[command]
@@ -125,7 +125,7 @@ def test_no_number_stands_without_its_reference(printed: dict[str, list[str]]) -
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_score_has_its_verdict_and_equal_models_have_no_star(printed: dict[str, list[str]]) -> None:
     for command in ("train", "eval", "card"):
         rows = [line for line in printed[command] if re.search(r"(one step|rollout|solution|median \w+) .*\d", line)]
@@ -136,7 +136,7 @@ def test_every_score_has_its_verdict_and_equal_models_have_no_star(printed: dict
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_removed_reference_is_seen(printed: dict[str, list[str]]) -> None:
     """The guard of the first test: each score in turn loses its reference."""
     broken = 0

@@ -63,7 +63,7 @@ def lead(run_dir: Path, steps: range, ending: str, seconds: float = 0.0) -> subp
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -55,7 +55,7 @@ def test_all_means_the_nine_tasks_and_a_task_named_twice_is_made_once():
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_report_as_text_and_as_json(tmp_path):
     common = ("advection1d", "--trajectories", "2,1,1", "--resolution", 32, "--frames", 3, "--out", tmp_path)
     first = run(*common, "--processes", 1)

@@ -306,7 +306,7 @@ def test_killed_at_any_moment_and_run_again_it_ends_with_the_right_file(
             child.wait()
             assert not target.exists() or target.read_bytes() == content
         server.bytes_per_second = 0.0
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
     assert _md5(target.read_bytes()) == _md5(content)
     starts = [int(r.removeprefix("bytes=").split("-")[0]) for r in server.requests if r not in ("", "bytes=0-0")]

@@ -18,7 +18,7 @@ from ups.formats.described import DescribedReader
 from ups.formats.open_container import open_container
 
 NUM_FILES = 20
-pytestmark = pytest.mark.timeout(300)  # each HDF5 file is looked at by a process of its own
+pytestmark = pytest.mark.timeout(600)  # each HDF5 file is looked at by a process of its own
 
 
 @pytest.fixture(scope="module")

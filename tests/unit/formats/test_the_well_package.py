@@ -45,7 +45,7 @@ def dumped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("storage", STORAGE)
 @pytest.mark.parametrize("kind", files.KINDS)
 def test_every_window_is_what_the_package_reads(dumped: Path, kind: str, storage: str) -> None:

@@ -88,7 +88,7 @@ def test_a_bundle_of_one_network_is_read_as_its_operator():
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_loading_needs_neither_training_code_nor_distributed_nor_pickle(tmp_path):
     code = (
         "import sys, ups; s = ups.Simulator.load(sys.argv[1], device='cpu'); "

@@ -103,7 +103,7 @@ def test_what_is_no_bundle_is_refused(base: ups.Run) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_one_command_from_a_bundle_and_data_to_a_bundle(base: ups.Run, capfd: pytest.CaptureFixture[str]) -> None:
     write_own("mine.zarr")
     assert command(["finetune", "runs/base/bundle", "mine.zarr", "--budget", "0.5", "--json"]) == 0

@@ -66,7 +66,7 @@ def when_training(act: Callable[[], Any], rows: Path) -> threading.Thread:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_fit_computes_what_train_computes_bit_by_bit(recipe: ups.Recipe, capfd: pytest.CaptureFixture[str]) -> None:
     fitted = ups.fit(recipe, progress=False, run__dir="runs/fitted")
     trained = ups.train(recipe, run__dir="runs/trained")
@@ -187,7 +187,7 @@ def test_half_a_line_of_metrics_is_passed_over_and_the_last_of_two_rows_counts(r
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_what_fit_began_train_goes_on_with(recipe: ups.Recipe) -> None:
     whole = ups.fit(recipe, progress=False, run__dir="runs/whole")
     cut = ups.fit(recipe, progress=False, run__dir="runs/cut", engine__max_seconds=1e-6)
@@ -199,7 +199,7 @@ def test_what_fit_began_train_goes_on_with(recipe: ups.Recipe) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_scores_and_comparison_from_python(recipe: ups.Recipe) -> None:
     one = ups.fit(recipe, progress=False)
     other = ups.fit(recipe, progress=False, run__name="other", run__seed=5)
@@ -221,7 +221,7 @@ def test_scores_and_comparison_from_python(recipe: ups.Recipe) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_train_leaves_other_children_of_the_program_alone(recipe: ups.Recipe) -> None:
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"]) as child:
         assert ups.train(recipe, stages__0__steps=1).state == "completed"

@@ -106,7 +106,7 @@ def test_a_run_that_is_not_finished_is_not_made_longer(recipe: ups.Recipe) -> No
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_train_reports_as_json(recipe: ups.Recipe, capfd: pytest.CaptureFixture[str]) -> None:
     ups.fit(recipe, progress=False, engine__max_seconds=1e-6)
     assert command(["train", "runs/small", "--json", "--set", "engine.max_seconds=null"]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 DRIVER = Path(__file__).with_name("latent_cache_kill_driver.py")
 OFFSETS = 20

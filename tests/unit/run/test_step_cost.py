@@ -19,7 +19,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return entries(["ups-alone"], ["advection1d"], str(data), 100.0)[0].recipe
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_step_of_more_windows_costs_more(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_cost, "STEPS", 9)
     recipe["data"]["tasks"][0]["block_size"] = 2

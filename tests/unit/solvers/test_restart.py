@@ -37,7 +37,7 @@ def test_every_task_can_be_started_again():
     assert set(CASES) == set(RESTARTS) == set(TASKS)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CASES)
 def test_a_solver_started_from_a_stored_frame_follows_the_data(name):
     resolution, fine, small, coarse, large = CASES[name]

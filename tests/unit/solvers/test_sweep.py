@@ -25,7 +25,7 @@ from ups.solvers.pdebench_files import PdebenchFile, pdebench_name, with_given_p
 from ups.solvers.request import make_request
 from ups.solvers.sweep import generate
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 COUNTS = (24, 8, 8)
 

@@ -14,7 +14,7 @@ from ups.supervise.tracker_note import TrackerNote, read_note
 from ups.supervise.tracker_process import catch_up, sync
 from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, lead, make_run
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)

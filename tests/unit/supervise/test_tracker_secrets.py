@@ -26,7 +26,7 @@ def test_a_secret_is_taken_out_of_a_text_also_from_a_url() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_secrets_of_trackers_reach_no_file_list_or_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="needs the client of MLflow (extra: mlflow)")
     pytest.importorskip("wandb", reason="needs the client of Weights & Biases (extra: wandb)")

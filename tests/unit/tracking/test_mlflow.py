@@ -18,7 +18,7 @@ from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, lead, lead_c
 pytest.importorskip("mlflow", reason="needs the client of MLflow (extra: mlflow)")
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         not PROGRAM, reason="needs an MLflow server in an environment of its own; UPS_MLFLOW_SERVER says where"
     ),

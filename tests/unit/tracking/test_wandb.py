@@ -17,7 +17,7 @@ from ups.supervise.tracker_process import sync
 from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, lead, make_run, row
 
 pytest.importorskip("wandb", reason="needs the client of Weights & Biases (extra: wandb)")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(autouse=True)

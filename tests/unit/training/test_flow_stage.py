@@ -103,7 +103,7 @@ def ends(stepper: Stepper, name: str, num_steps: int) -> Tensor:
     return found.mean((1, 2))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_draws_learn_a_law_with_two_sides_and_a_student_needs_one_evaluation() -> None:
     stepper = stepper_of((LINE,))
     flow = stage_of(stepper, "flow", unroll_steps=1)

@@ -252,7 +252,7 @@ BOMBS = {
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_bombs_end_within_bounded_memory(tmp_path: Path) -> None:
     """In a process of its own: a stack overflow or an allocation without bound would end it."""
     program = (

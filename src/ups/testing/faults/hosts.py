@@ -125,7 +125,7 @@ class StartedHosts:
         self.processes[host].communicate(timeout=30)
         self.processes[host] = self._begin(host)
 
-    def wait_for(self, what: Callable[[], bool], timeout_seconds: float = 120.0) -> None:
+    def wait_for(self, what: Callable[[], bool], timeout_seconds: float = 300.0) -> None:
         """Wait until `what` is true."""
         deadline = time.monotonic() + timeout_seconds
         while not what():

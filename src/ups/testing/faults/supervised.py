@@ -95,7 +95,7 @@ class Started:
     mark: str
     began: float
 
-    def finish(self, timeout_seconds: float = 120.0) -> Result:
+    def finish(self, timeout_seconds: float = 300.0) -> Result:
         """Wait for the supervisor, then look for what it left running."""
         try:
             output, _ = self.process.communicate(timeout=timeout_seconds)
@@ -176,6 +176,6 @@ def start(
     return Started(run_dir, process, mark, time.monotonic())
 
 
-def run(run_dir: Path, *faults: dict[str, Any], timeout_seconds: float = 120.0, **options: Any) -> Result:
+def run(run_dir: Path, *faults: dict[str, Any], timeout_seconds: float = 300.0, **options: Any) -> Result:
     """Start and wait."""
     return start(run_dir, *faults, **options).finish(timeout_seconds)
