@@ -41,7 +41,7 @@ ADVICE: dict[str, str] = {
     "data_changed": "Bring the data back as it was, or start a new run on the new data: --set run.dir=PATH. "
     "`ups data validate` reads every byte.",
     "statistics_changed": "Bring statistics.json of the run back as it was, or start a new run: --set run.dir=PATH.",
-    "fetch_content": "The server sends something else than the file: try another with --mirror. Nothing was kept of it.",
+    "fetch_content": "The server sends something else than the file: try another one with --mirror.",
     "fetch_changed": "The file on the server changed on the way: start the same command again.",
     "fetch_refused": "The server says no: see the address in the message, or name another server with --mirror.",
     "fetch_unavailable": "Start the same command again later, or with --mirror: it goes on where it was.",
