@@ -17,11 +17,12 @@ from ups.testing.mixture import MODELS, write_mixture
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 OPTIM = {"type": "muon", "learning_rate": 2e-3, "matrix_learning_rate": 5e-3, "clip_norm": 0.0, "clip_ratio": 3.0}
+# Copies: one object in several places would be written as an anchor, which recipes do not have.
 FLOW_STAGES = [
-    {"type": "operator", "steps": 8, "loss": "nrmse", "optim": OPTIM},
-    {"type": "corrector", "kind": "flow", "steps": 10, "optim": OPTIM},
-    {"type": "distill", "steps": 6, "optim": OPTIM},
-    {"type": "steady", "steps": 4, "optim": OPTIM, "tasks": ["darcy2d"]},
+    {"type": "operator", "steps": 8, "loss": "nrmse", "optim": dict(OPTIM)},
+    {"type": "corrector", "kind": "flow", "steps": 10, "optim": dict(OPTIM)},
+    {"type": "distill", "steps": 6, "optim": dict(OPTIM)},
+    {"type": "steady", "steps": 4, "optim": dict(OPTIM), "tasks": ["darcy2d"]},
 ]
 STAGES = [
     {"type": "linear", "steps": 6},
