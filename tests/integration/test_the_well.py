@@ -77,7 +77,7 @@ def test_a_data_set_is_inspected_trained_on_and_scored(tmp_path: Path) -> None:
     assert "VERDICT state=completed" in _ups(tmp_path, "train", "recipe.yaml")
     shown = _ups(tmp_path, "eval", "runs/well")
     assert "waves" in shown
-    assert "persistence" in shown
+    assert "reference" in shown
     assert "wrote out.vtkhdf" in _ups(tmp_path, "rollout", "runs/well", "--steps", "3", "-o", "out.vtkhdf")
     with h5py.File(tmp_path / "out.vtkhdf") as file:
         assert file["VTKHDF/PointData/strain"].shape[-1] == 9
