@@ -82,4 +82,4 @@ def test_a_data_set_is_inspected_trained_on_and_scored(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "out.vtkhdf") as file:
         assert file["VTKHDF/PointData/strain"].shape[-1] == 9
         assert file["VTKHDF/Steps/Values"].shape[0] >= 3
-    assert "10" in _ups(tmp_path, "data", "pack", "set", "-o", "set.zarr")
+    assert "8 train, 2 valid, 4 test" in _ups(tmp_path, "data", "pack", "set", "-o", "set.zarr")
