@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 from ups.formats.hdf5_guard import FileKey
@@ -20,4 +21,12 @@ def file_identity(format_name: str, key: FileKey) -> str:
         for i in range(BLOCKS):
             file.seek(i * max(0, size - BLOCK_BYTES) // (BLOCKS - 1))
             digest.update(file.read(BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def files_identity(format_name: str, keys: Iterable[FileKey]) -> str:
+    """Hash of those of several files, in their order."""
+    digest = hashlib.sha256()
+    for key in keys:
+        digest.update(file_identity(format_name, key).encode())
     return digest.hexdigest()

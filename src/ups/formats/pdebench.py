@@ -6,8 +6,6 @@ number of files (and with the number of groups of those that keep one group per 
 
 from __future__ import annotations
 
-import bisect
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from ups.errors import DataError
-from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
+from ups.formats.base import FULL, Array, GridReader, Source, Subsampling, split_counts
 from ups.formats.hdf5_arrays import drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_files
-from ups.formats.hdf5_identity import file_identity
+from ups.formats.hdf5_identity import files_identity
 from ups.formats.hdf5_survey import FileSurvey
 from ups.formats.pdebench_layouts import FieldSource, FileLayout, member_of, understand
+from ups.formats.split_rows import SplitRows
 from ups.formats.the_well import THE_WELL
 from ups.record.untrusted_files import open_regular
 from ups.spec.task import ParameterSpec, Role
@@ -73,12 +72,10 @@ class PdebenchReader(GridReader):
             for key, survey, layout in layouts
         )
         counts = [f.layout.num_trajectories for f in self._files]
-        self._starts, self._counts = split_counts(counts, valid_fraction, test_fraction)
-        self._ends = {split: np.cumsum(self._counts[split]).tolist() for split in SPLITS}
+        self._rows = SplitRows(*split_counts(counts, valid_fraction, test_fraction))
         task = replace(first.task, parameters=tuple(_parameter(n, [x[2] for x in layouts]) for n in names))
-        totals = {split: int(self._ends[split][-1]) for split in SPLITS}
         assumptions = tuple(dict.fromkeys(text for _, _, layout in layouts for text in layout.assumptions))
-        source = Source(task, first.coordinates, first.num_frames, totals, first.start_time, assumptions)
+        source = Source(task, first.coordinates, first.num_frames, self._rows.totals, first.start_time, assumptions)
         super().__init__(source, subsampling)
 
     def where(self, split: str, trajectory: int) -> str:
@@ -102,17 +99,12 @@ class PdebenchReader(GridReader):
         return self._locate(split, trajectory)[0].parameters
 
     def _source_identity(self) -> str:
-        digest = hashlib.sha256()
-        for file in self._files:
-            digest.update(file_identity("pdebench", file.key).encode())
-        return digest.hexdigest()
+        return files_identity("pdebench", [file.key for file in self._files])
 
     def _locate(self, split: str, trajectory: int) -> tuple[_File, int]:
         """File of a trajectory, and its row in there."""
-        ends = self._ends[split]
-        number = bisect.bisect_right(ends, trajectory)
-        before = ends[number - 1] if number else 0
-        return self._files[number], self._starts[split][number] + trajectory - before
+        number, row = self._rows.locate(split, trajectory)
+        return self._files[number], row
 
 
 def _assemble(file: _File, row: int, role: Role, frames: slice) -> Array:

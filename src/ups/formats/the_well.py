@@ -6,8 +6,6 @@ of files and trajectories, never with windows. Files that lie in folders called 
 
 from __future__ import annotations
 
-import bisect
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +17,8 @@ from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
 from ups.formats.hdf5_arrays import drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_well_files
-from ups.formats.hdf5_identity import file_identity
+from ups.formats.hdf5_identity import files_identity
+from ups.formats.split_rows import SplitRows
 from ups.formats.the_well_fields import SPACE, WellField
 from ups.formats.the_well_layout import WellLayout, understand
 from ups.formats.the_well_survey import GROUPS
@@ -67,8 +66,7 @@ class WellReader(GridReader):
         found = [layout for _, layout in layouts]
         names = [n for n in found[0].parameters if all(n in layout.parameters for layout in found)]
         self._files = tuple(_File(key, layout, _columns(layout, names)) for key, layout in layouts)
-        self._starts, self._counts, how = _split(listed, found, valid_fraction, test_fraction)
-        self._ends = {split: np.cumsum(self._counts[split]).tolist() for split in SPLITS}
+        self._rows, how = _split(listed, found, valid_fraction, test_fraction)
         first = found[0]
         steps, frames = self._by_split("steps"), self._by_split("frames")
         every = np.concatenate(list(steps.values()))
@@ -78,7 +76,7 @@ class WellReader(GridReader):
             task_of(found, names, float(np.median(every))),
             first.coordinates,
             int(lengths.max()),
-            {split: int(ends[-1]) for split, ends in self._ends.items()},
+            self._rows.totals,
             first.start_time,
             (*assumptions_of(found, names), how),
             frames=None if (lengths == lengths[0]).all() else {s: v.astype(np.int64) for s, v in frames.items()},
@@ -107,25 +105,21 @@ class WellReader(GridReader):
         return np.asarray(file.parameters[row])
 
     def _source_identity(self) -> str:
-        digest = hashlib.sha256()
-        for file in self._files:
-            digest.update(file_identity("the_well", file.key).encode())
-        return digest.hexdigest()
+        return files_identity("the_well", [file.key for file in self._files])
 
     def _locate(self, split: str, trajectory: int) -> tuple[_File, int]:
         """File of a trajectory, and its row in there."""
-        ends = self._ends[split]
-        number = bisect.bisect_right(ends, trajectory)
-        before = ends[number - 1] if number else 0
-        return self._files[number], self._starts[split][number] + trajectory - before
+        number, row = self._rows.locate(split, trajectory)
+        return self._files[number], row
 
     def _by_split(self, name: str) -> dict[str, Array]:
         """`frames` or `steps` of each trajectory of each split."""
+        rows = self._rows
         return {
             split: np.concatenate(
                 [
                     getattr(file.layout, name)[start : start + count]
-                    for file, start, count in zip(self._files, self._starts[split], self._counts[split], strict=True)
+                    for file, start, count in zip(self._files, rows.starts[split], rows.counts[split], strict=True)
                 ]
             )
             for split in SPLITS
@@ -199,15 +193,16 @@ def _files_of(paths: list[Path]) -> list[Path]:
 
 def _split(
     paths: list[Path], layouts: list[WellLayout], valid_fraction: float, test_fraction: float
-) -> tuple[dict[str, list[int]], dict[str, list[int]], str]:
+) -> tuple[SplitRows, str]:
     """First row and number of rows of each split in each file, and how that was decided."""
     counts = [layout.num_trajectories for layout in layouts]
     folders = [path.absolute().parent.name for path in paths]
     if all(folder in SPLITS for folder in folders) and "train" in folders:
         numbers = {s: [n if f == s else 0 for n, f in zip(counts, folders, strict=True)] for s in SPLITS}
-        return {s: [0] * len(counts) for s in SPLITS}, numbers, "splits are the folders train, valid and test"
+        starts = {s: [0] * len(counts) for s in SPLITS}
+        return SplitRows(starts, numbers), "splits are the folders train, valid and test"
     starts, numbers = split_counts(counts, valid_fraction, test_fraction)
-    return starts, numbers, "there are no folders train, valid and test: each file is split by trajectory"
+    return SplitRows(starts, numbers), "there are no folders train, valid and test: each file is split by trajectory"
 
 
 class WellFormat:
