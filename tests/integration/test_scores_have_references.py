@@ -44,10 +44,14 @@ def unexplained(line: str, num_models: int = 1) -> list[str]:
     return re.findall(rf"(?<![\w.]){NUMBER}(?![\w.])", rest)
 
 
+def scores_of(card: str) -> list[str]:
+    """Lines of a card's section of scores; what each stage brought is another section."""
+    return card.split("## Scores")[1].split("## ")[0].splitlines()
+
+
 def unexplained_in_card(card: str) -> list[str]:
     """The rows of a card's scores in which a number has no reference next to it."""
-    section = card.split("## Scores")[1].split("## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    rows = [line for line in scores_of(card) if line.startswith("| ")][1:]
     sound = re.compile(rf"\|[^|]+\|[^|]+\|[^|]+\| {NUMBER} \| {NUMBER} \({REFERENCE}\) \| {NUMBER} \|[^|]*\|")
     assert rows
     return [row for row in rows if not sound.fullmatch(row)]
@@ -128,7 +132,8 @@ def test_no_number_stands_without_its_reference(printed: dict[str, list[str]]) -
 @pytest.mark.timeout(600)
 def test_every_score_has_its_verdict_and_equal_models_have_no_star(printed: dict[str, list[str]]) -> None:
     for command in ("train", "eval", "card"):
-        rows = [line for line in printed[command] if re.search(r"(one step|rollout|solution|median \w+) .*\d", line)]
+        lines = scores_of("\n".join(printed[command])) if command == "card" else printed[command]
+        rows = [line for line in lines if re.search(r"(one step|rollout|solution|median \w+) .*\d", line)]
         assert len(rows) == 7
         for row in rows:
             assert re.search(rf"(not better|better|not significantly better|worse) than (the )?{REFERENCE}", row), row
