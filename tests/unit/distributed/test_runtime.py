@@ -57,6 +57,33 @@ def test_threads_and_kernels_are_put_back() -> None:
     assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
 
 
+def test_numbers_too_small_for_full_precision_are_zero_inside() -> None:
+    """Each of them costs a hundred times as much as another number, and trained networks are full of them."""
+
+    def product() -> float:
+        return float(torch.full((1,), 1e-40) * 1.0)
+
+    assert product() > 0.0
+    with Runtime.start(EngineConfig(device="cpu", threads=1), ALONE):
+        assert product() == 0.0
+        found: list[float] = []
+        thread = threading.Thread(target=lambda: found.append(product()))
+        thread.start()
+        thread.join()
+        assert found == [0.0]
+    assert product() > 0.0
+
+
+def test_who_has_made_them_zero_before_keeps_that() -> None:
+    torch.set_flush_denormal(True)
+    try:
+        with Runtime.start(EngineConfig(device="cpu", threads=1), ALONE):
+            pass
+        assert float(torch.full((1,), 1e-40) * 1.0) == 0.0
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_stacks_of_all_threads_come_on_request_into_the_file_of_the_rank(tmp_path: Path) -> None:
     path = tmp_path / "rank.stacks"
     with Runtime.start(EngineConfig(device="cpu"), ALONE, stack_path=path):
