@@ -40,7 +40,7 @@ result = simulator.rollout(state, 3, {"nu": 0.005})
 print(bool(np.isfinite(result.u).all()))
 """
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600), pytest.mark.xdist_group("plugin")]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
