@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ups.config.stage import OptimConfig
-from ups.distributed.runtime import Runtime
+from ups.distributed.runtime import SHARD, Runtime
 from ups.distributed.strategies import local, spread
 from ups.testing.ranks import Launched, launch
 from ups.testing.toy import ToyStage
@@ -26,6 +26,7 @@ WIDTH = 5
 def updates(arguments: dict[str, Any]) -> list[list[float]]:
     """Movement of every parameter in three steps with given gradients."""
     config = engine_config(Trial(precision="float64", strategy=arguments["strategy"]))
+    config = config.model_copy(update=arguments.get("engine", {}))
     with Runtime.start(config) as runtime:
         stage = ToyStage(width=WIDTH)
         gradients = _gradients(stage)
@@ -59,14 +60,16 @@ def _whole(tensor: Tensor) -> Tensor:
 def _mine(whole: Tensor, like: Tensor) -> Tensor:
     if not hasattr(like, "placements"):
         return whole
-    rank, ranks = like.device_mesh.get_local_rank(), like.device_mesh.size()
+    mesh = like.device_mesh if like.device_mesh.ndim == 1 else like.device_mesh[SHARD]
+    rank, ranks = mesh.get_local_rank(), mesh.size()
     parts = whole.chunk(ranks)
     return parts[rank] if rank < len(parts) else whole[:0]
 
 
-def test_a_sharded_matrix_moves_as_the_whole_one_does() -> None:
+@pytest.mark.parametrize(("ranks", "engine"), [(2, {}), (4, {"shard_ranks": 2})], ids=["shards", "copies of shards"])
+def test_a_sharded_matrix_moves_as_the_whole_one_does(ranks: int, engine: dict[str, Any]) -> None:
     alone = launch(updates, 1, arguments={"strategy": "single"})[0]
-    for found in launch(updates, 2, arguments={"strategy": "fsdp"}):
+    for found in launch(updates, ranks, arguments={"strategy": "fsdp", "engine": engine}):
         for mine, wanted in zip(found, alone, strict=True):
             a, b = torch.tensor(mine, dtype=torch.float64), torch.tensor(wanted, dtype=torch.float64)
             assert (a - b).norm() <= 1e-10 * b.norm()

@@ -99,3 +99,30 @@ def test_many_ranks_train_like_one(
         assert global_windows(results, number, STEPS) == global_windows(alone, number, STEPS)
         assert alone[0][number]["moved"] > 0.01
         assert distance(alone[0][number]["weights"], results[0][number]["weights"]) <= limit_of(kind)
+
+
+@pytest.mark.parametrize(
+    ("arrangement", "engine"),
+    [
+        (Arrangement(4, "fsdp", 1), {"shard_ranks": 2}),
+        (Arrangement(2, "fsdp", 2), {"offload": True}),
+        (Arrangement(2, "ddp", 1), {"backend": "gloo"}),
+    ],
+    ids=["two copies of two shards", "offload", "backend"],
+)
+def test_other_ways_to_spread_a_model_change_nothing(
+    arrangement: Arrangement, engine: dict[str, Any], alone: list[Any], folder: Path, tasks: list[dict[str, Any]]
+) -> None:
+    numbers = [0, 2]
+    arguments = {
+        "tasks": tasks,
+        "folder": str(folder),
+        "strategy": arrangement.strategy,
+        "engine": engine,
+        "steps": STEPS,
+        "label": "other_" + "_".join(engine),
+        "variants": [KINDS[number] | {"micro_batch": arrangement.micro_batch} for number in numbers],
+    }
+    results = launch(run_variants, arrangement.ranks, deadline=300, arguments=arguments)
+    for found, number in enumerate(numbers):
+        assert distance(alone[0][number]["weights"], results[0][found]["weights"]) <= limit_of(KINDS[number])

@@ -34,9 +34,17 @@ def tasks(folder: Path) -> list[dict[str, Any]]:
     return write_mixture(folder)
 
 
-def run(folder: Path, tasks: list[dict[str, Any]], ranks: int, strategy: str, label: str, **variant: Any) -> list[Any]:
+def run(
+    folder: Path,
+    tasks: list[dict[str, Any]],
+    ranks: int,
+    strategy: str,
+    label: str,
+    engine: dict[str, Any] | None = None,
+    **variant: Any,
+) -> list[Any]:
     given = {"precision": "float64", "optimizer": "adamw", "micro_batch": None, "device": "cuda"} | variant
-    arguments = {"tasks": tasks, "folder": str(folder), "strategy": strategy, "steps": STEPS}
+    arguments = {"tasks": tasks, "folder": str(folder), "strategy": strategy, "steps": STEPS, "engine": engine or {}}
     return launch(run_variants, ranks, deadline=300, arguments=arguments | {"label": label, "variants": [given]})
 
 
@@ -69,6 +77,25 @@ def test_two_gpus_train_like_one(
     two = run(folder, tasks, 2, strategy, f"two_{strategy}", micro_batch=micro_batch, **KINDS[kind])
     assert global_windows(one, 0, STEPS) == global_windows(two, 0, STEPS)
     assert distance(one[0][0]["weights"], two[0][0]["weights"]) <= LIMITS["float64", "adamw"]
+
+
+@two_gpus
+@pytest.mark.parametrize(
+    ("strategy", "engine"), [("fsdp", {"offload": True}), ("ddp", {"backend": "gloo"})], ids=["offload", "gloo"]
+)
+def test_other_ways_to_spread_a_model_change_nothing(
+    folder: Path, tasks: list[dict[str, Any]], strategy: str, engine: dict[str, Any]
+) -> None:
+    one = run(folder, tasks, 1, "single", "one", joint=True)
+    two = run(folder, tasks, 2, strategy, "other", engine, joint=True)
+    assert distance(one[0][0]["weights"], two[0][0]["weights"]) <= LIMITS["float64", "adamw"]
+
+
+@pytest.mark.skipif(NUM_GPUS < 4, reason="needs four CUDA devices")
+def test_two_copies_of_two_shards_train_like_one(folder: Path, tasks: list[dict[str, Any]]) -> None:
+    one = run(folder, tasks, 1, "single", "one", joint=True)
+    four = run(folder, tasks, 4, "fsdp", "copies", {"shard_ranks": 2}, joint=True)
+    assert distance(one[0][0]["weights"], four[0][0]["weights"]) <= LIMITS["float64", "adamw"]
 
 
 @one_gpu

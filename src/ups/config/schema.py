@@ -169,7 +169,25 @@ class EngineConfig(Section):
         "Copies of the model per rank (ddp) or shards of it (fsdp); auto: single on one rank, else ddp.",
         may_change=True,
     )
+    shard_ranks: int | None = setting(
+        None,
+        "Ranks over which fsdp spreads one copy of the model, such as those of a host; default all.",
+        unit="ranks",
+        ge=1,
+        may_change=True,
+    )
+    offload: bool = setting(
+        False,
+        "Keep weights, gradients and optimizer of fsdp in CPU memory: less memory of the GPU, more time.",
+        may_change=True,
+    )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto takes CUDA where there is one.", may_change=True)
+    backend: Literal["auto", "gloo", "nccl"] = setting(
+        "auto",
+        "What sends tensors between ranks; auto: nccl for CUDA, else gloo. gloo with CUDA is slow, and tells whether "
+        "NCCL is to blame.",
+        may_change=True,
+    )
     precision: Literal["float32", "bfloat16", "float64"] = setting(
         "float32", "Arithmetic of the model; bfloat16 keeps float32 weights."
     )
@@ -209,6 +227,13 @@ class EngineConfig(Section):
         le=1024,
         may_change=True,
     )
+
+    @model_validator(mode="after")
+    def _only_fsdp_has_shards(self) -> Self:
+        given = [name for name in ("shard_ranks", "offload") if getattr(self, name)]
+        if given and self.strategy != "fsdp":
+            raise ValueError(f"{given[0]} is about the shards of strategy 'fsdp', and strategy is '{self.strategy}'")
+        return self
 
 
 class CheckpointConfig(Section):

@@ -36,6 +36,8 @@ from ups.spec.place import DeviceKind, Place
 logger = logging.getLogger(__name__)
 
 TEARDOWN_SECONDS = 10.0
+# Name of the dimension of the mesh along which fsdp cuts.
+SHARD = "shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class Runtime:
                 return
             stack.callback(_destroy_within, TEARDOWN_SECONDS)
             control, checkpoint = _make_groups(config, env, device)
-            mesh = init_device_mesh(device.type, (env.world_size,), mesh_dim_names=("shard",))
+            mesh = make_mesh(device.type, env.world_size, config.shard_ranks)
             yield Runtime(place, device, strategy, env.attempt, control, checkpoint, mesh)
 
 
@@ -122,6 +124,39 @@ def choose_strategy(wanted: str, env: RankEnvironment) -> str:
             hint="use --ranks 1, or engine.strategy=ddp",
         )
     return wanted
+
+
+def choose_backend(config: EngineConfig, device: torch.device) -> str:
+    """What sends tensors of the device between ranks, as torch names it. Raises MachineError for NCCL without CUDA."""
+    on_cuda = device.type == "cuda"
+    backend = config.backend if config.backend != "auto" else "nccl" if on_cuda else "gloo"
+    if backend == "nccl" and not on_cuda:
+        raise MachineError(
+            "engine.backend is 'nccl', which sends tensors of CUDA devices only, and this rank works on the CPU",
+            hint="leave engine.backend out, or set engine.device=cuda on a machine with GPUs",
+        )
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise MachineError(
+            "this torch has no NCCL, which CUDA ranks need", hint="install a CUDA build of torch for Linux"
+        )
+    # Offloaded shards live in CPU memory, and some of them are gathered there.
+    return f"cpu:gloo,cuda:{backend}" if on_cuda and config.offload else backend
+
+
+def make_mesh(device_type: str, world_size: int, shard_ranks: int | None) -> DeviceMesh:
+    """All ranks in a row that shares one copy of the model, or rows of `shard_ranks`, each with a copy of its own.
+
+    Neighbors in rank are in one row: with as many as a host has, gathering weights stays inside the host.
+    """
+    shard = shard_ranks or world_size
+    if world_size % shard:
+        raise DistributedError(
+            f"engine.shard_ranks is {shard}, which does not divide {world_size} ranks",
+            hint="use a number that divides the number of ranks, such as the ranks of one host",
+        )
+    if shard == world_size:
+        return init_device_mesh(device_type, (shard,), mesh_dim_names=(SHARD,))
+    return init_device_mesh(device_type, (world_size // shard, shard), mesh_dim_names=("replicate", SHARD))
 
 
 def _kind(device: torch.device) -> DeviceKind:
@@ -183,11 +218,7 @@ def _make_groups(
         # Rendezvous has no authentication: on one host nothing listens beyond the loopback.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    if backend == "nccl" and not dist.is_nccl_available():
-        raise MachineError(
-            "this torch has no NCCL, which CUDA ranks need", hint="install a CUDA build of torch for Linux"
-        )
+    backend = choose_backend(config, device)
     try:
         dist.init_process_group(
             backend,

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ups.config.schema import EngineConfig
 from ups.distributed.precision import weight_dtype
-from ups.distributed.runtime import Runtime
+from ups.distributed.runtime import SHARD, Runtime
 from ups.errors import ConfigError, TrainingError
 
 # Normalization buffers are constant: sending them along with each forward pass would be a collective for nothing. The
@@ -91,7 +91,10 @@ class Ddp(Single):
 
 
 class Fsdp(Single):
-    """A shard of every parameter on every rank (`fully_shard`), gathered unit by unit."""
+    """A shard of every parameter on every rank (`fully_shard`), gathered unit by unit.
+
+    With `shard_ranks` below the number of ranks there are several copies of the model, each spread over that many.
+    """
 
     def __init__(self, stage: nn.Module, runtime: Runtime, units: Sequence[nn.Module], config: EngineConfig) -> None:
         super().__init__(stage, runtime)
@@ -102,9 +105,12 @@ class Fsdp(Single):
         inner = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=reduce)
         # What is outside the units stays float32: it sees physical units, decides scales, and is small.
         outer = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
+        # Pinned memory, from which a GPU reads on its own, exists only where there is one.
+        on_gpu = runtime.device.type == "cuda"
+        place = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
         for unit in units:
-            fully_shard(unit, mesh=runtime.mesh, mp_policy=inner)
-        fully_shard(stage, mesh=runtime.mesh, mp_policy=outer)
+            fully_shard(unit, mesh=runtime.mesh, mp_policy=inner, offload_policy=place)
+        fully_shard(stage, mesh=runtime.mesh, mp_policy=outer, offload_policy=place)
         if not isinstance(stage, FSDPModule):
             raise TrainingError("fully_shard did not take the stage")
         self._fsdp: FSDPModule = stage
@@ -135,7 +141,10 @@ class Fsdp(Single):
         return [module for module in self.stage.modules() if isinstance(module, FSDPModule)]
 
     def _sum_over_shards(self, value: Tensor) -> Tensor:
-        dist.all_reduce(value)
+        # Over the shards of one copy: the others have the same ones.
+        mesh = self._runtime.mesh
+        value = value.to(self._runtime.device)
+        dist.all_reduce(value, group=None if mesh is None or mesh.ndim == 1 else mesh[SHARD].get_group())
         return value
 
 

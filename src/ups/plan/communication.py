@@ -21,6 +21,7 @@ class Traffic:
 def traffic(
     strategy: str,
     ranks: int,
+    shards: int,
     device: Device,
     network_bandwidth: float,
     *,
@@ -33,19 +34,32 @@ def traffic(
     """parameter_bytes: of the whole model as it is gathered; passes: micro-batches of a step.
 
     ddp reduces all gradients once, while the last backward pass runs. fsdp gathers the weights for each forward and
-    each backward pass and scatters reduced gradients once. The slower of link and network sets the pace of the ring.
+    each backward pass and scatters reduced gradients once, over the `shards` ranks of a copy; several copies then
+    reduce what each rank has of the gradients. The slower of link and network sets the pace of a ring.
     """
     if ranks == 1 or strategy == "single":
         return Traffic(0.0, 0.0, 0.0)
-    part = (ranks - 1) / ranks
-    hosts = -(-ranks // GPUS_PER_HOST)
-    share = network_bandwidth / min(ranks, GPUS_PER_HOST)
-    bandwidth = device.link_bandwidth if hosts == 1 else min(device.link_bandwidth, share)
     if strategy == "ddp":
-        sent = 2 * part * gradient_bytes
+        sent = 2 * _ring(ranks) * gradient_bytes
+        seconds = sent / _bandwidth(ranks, ranks, device, network_bandwidth)
         hidden = backward_seconds / max(passes, 1.0)
     else:
-        sent = part * (2 * passes * parameter_bytes + gradient_bytes)
+        inside = _ring(shards) * (2 * passes * parameter_bytes + gradient_bytes)
+        between = 2 * _ring(ranks // shards) * gradient_bytes / shards
+        sent = inside + between
+        seconds = inside / _bandwidth(shards, ranks, device, network_bandwidth)
+        seconds += between / _bandwidth(ranks, ranks, device, network_bandwidth)
         hidden = forward_seconds + backward_seconds
-    seconds = sent / bandwidth
     return Traffic(sent, seconds, max(0.0, seconds - hidden))
+
+
+def _ring(size: int) -> float:
+    """Which part of an array each member sends when it is gathered or scattered around a ring."""
+    return (size - 1) / size
+
+
+def _bandwidth(members: int, ranks: int, device: Device, network: float) -> float:
+    """Bytes per second of a ring of neighbors: a host's link, or its part of the network, whichever is slower."""
+    if ranks <= GPUS_PER_HOST or GPUS_PER_HOST % members == 0:
+        return device.link_bandwidth
+    return min(device.link_bandwidth, network / min(ranks, GPUS_PER_HOST))

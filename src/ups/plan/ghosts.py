@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ups.distributed.runtime import make_mesh
 from ups.spec.batch import Batch
 from ups.training.stages import Stage
 
@@ -94,12 +95,12 @@ def ghost_batch(batch: Batch, dtype: torch.dtype, samples: int) -> Batch:
 
 
 @contextlib.contextmanager
-def pretended_world(size: int) -> Iterator[DeviceMesh]:
+def pretended_world(size: int, shard_ranks: int | None = None) -> Iterator[DeviceMesh]:
     """A process group of `size` ranks of which this process is the first and the others do not exist."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
-        yield init_device_mesh("cpu", (size,), mesh_dim_names=("shard",))
+        yield make_mesh("cpu", size, shard_ranks)
     finally:
         dist.destroy_process_group()

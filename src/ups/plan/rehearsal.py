@@ -91,7 +91,7 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
     found.parameters = sum(p.numel() for p in stage.parameters())
     found.trainable = sum(p.numel() for p in stage.parameters() if p.requires_grad)
     with contextlib.ExitStack() as stack:
-        mesh = stack.enter_context(pretended_world(ranks)) if strategy == "fsdp" else None
+        mesh = stack.enter_context(pretended_world(ranks, config.shard_ranks)) if strategy == "fsdp" else None
         place = Place(0, ranks, 0, ranks, "cpu")
         pretended = "single" if strategy == "ddp" else strategy
         runtime = Runtime(place, _CPU, pretended, 0, None, None, mesh)

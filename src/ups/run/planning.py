@@ -49,7 +49,14 @@ def rehearse_stage(recipe: Recipe, opened: OpenData, index: int, ranks: int, kin
         return rehearse(stage, kinds, ranks, recipe.engine, recipe.stages[index])
 
 
-def largest_micro_batch(recipe: Recipe, opened: OpenData, index: int, ranks: int, usable_bytes: int) -> int | None:
+def device_bytes(found: Rehearsal, offloaded: bool) -> int:
+    """The most that a stage holds in the memory of its device; `offloaded`: the state is in that of the host."""
+    return found.needed_bytes - (found.state_bytes if offloaded else 0)
+
+
+def largest_micro_batch(
+    recipe: Recipe, opened: OpenData, index: int, ranks: int, usable_bytes: int, *, offloaded: bool = False
+) -> int | None:
     """Most windows of a task in a pass with which stage `index` fits on a rank; None if not even one does.
 
     Rehearsed, not extrapolated: of the sizes that cut the share of a rank evenly, the list is halved until one is left.
@@ -62,7 +69,7 @@ def largest_micro_batch(recipe: Recipe, opened: OpenData, index: int, ranks: int
     def fits(size: int) -> bool:
         tried = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch": size})})
         found = rehearse_stage(tried, opened, index, ranks, kinds_of(tried, opened, index, ranks))
-        return found.needed_bytes <= usable_bytes
+        return device_bytes(found, offloaded) <= usable_bytes
 
     if fits(sizes[-1]):  # the usual case, and then the only one that is tried
         return sizes[-1]

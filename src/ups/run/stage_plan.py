@@ -19,7 +19,7 @@ from ups.plan.rehearsal import Kind
 from ups.run.assemble import OpenData
 from ups.run.cache_gain import field_bytes
 from ups.run.measured_step import measure_steps
-from ups.run.planning import kinds_of, largest_micro_batch, pass_seconds, rehearse_stage
+from ups.run.planning import device_bytes, kinds_of, largest_micro_batch, pass_seconds, rehearse_stage
 
 # Assumed of the copy of a state into host memory, bytes per second.
 _COPY_BANDWIDTH = 10e9
@@ -42,6 +42,11 @@ def strategy_of(recipe: Recipe, ranks: int) -> str:
     """The strategy that a run on so many ranks gets."""
     given = recipe.engine.strategy
     return given if given != "auto" else "ddp" if ranks > 1 else "single"
+
+
+def shards_of(recipe: Recipe, ranks: int) -> int:
+    """Over how many ranks one copy of the model is spread."""
+    return (recipe.engine.shard_ranks or ranks) if strategy_of(recipe, ranks) == "fsdp" else 1
 
 
 def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str, Any]:
@@ -99,6 +104,7 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
     sent = traffic(
         strategy_of(recipe, ranks),
         ranks,
+        shards_of(recipe, ranks),
         device,
         given.network_bandwidth,
         parameter_bytes=found.parameters * (8 if width == 8 else size),
@@ -109,7 +115,7 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
     )
     step = forward + backward + update + sent.exposed_seconds
     steps = stage.steps or max(1, round((stage.budget_seconds or 0.0) / step))
-    peak = found.needed_bytes
+    peak = device_bytes(found, _offloaded(recipe, device))
     return {
         "type": stage.type,
         "parameters": found.parameters,
@@ -147,7 +153,7 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
         "steps": steps,
         "seconds": steps * step,
         "state_bytes": found.state_bytes,
-        "checkpoint_bytes": found.state_bytes * (ranks if strategy_of(recipe, ranks) == "fsdp" else 1),
+        "checkpoint_bytes": found.state_bytes * shards_of(recipe, ranks),
     }
 
 
@@ -156,7 +162,15 @@ def _largest(
 ) -> int | None:
     if recipe.engine.micro_batch is None and peak <= given.device.usable_bytes:
         return max(n for kind in kinds for n in kind.samples)  # the whole share of a rank, which was just rehearsed
-    return largest_micro_batch(recipe, opened, index, given.ranks, given.device.usable_bytes)
+    device = given.device
+    return largest_micro_batch(
+        recipe, opened, index, given.ranks, device.usable_bytes, offloaded=_offloaded(recipe, device)
+    )
+
+
+def _offloaded(recipe: Recipe, device: Device) -> bool:
+    """Whether weights and optimizer are somewhere else than the device that computes: on a CPU they never are."""
+    return recipe.engine.offload and device.queues
 
 
 def measure_stages(recipe: Recipe, opened: OpenData, steps: int = 4) -> list[dict[str, float]]:

@@ -68,13 +68,17 @@ class Watched:
 
 
 def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """Train each variant (see `_recipe`) on these ranks; weights go to files, windows come back."""
+    """Train each variant (see `_recipe`) on these ranks; weights go to files, windows come back.
+
+    `strategy` and, where given, `engine` are settings of the engine.
+    """
     tasks, folder = arguments["tasks"], Path(arguments["folder"])
     results = []
-    first = _recipe(folder, tasks, arguments["strategy"], arguments["steps"], arguments["variants"][0])
+    engine = {"strategy": arguments["strategy"]} | arguments.get("engine", {})
+    first = _recipe(folder, tasks, engine, arguments["steps"], arguments["variants"][0])
     with Runtime.start(first.engine) as runtime:
         for number, variant in enumerate(arguments["variants"]):
-            recipe = _recipe(folder, tasks, arguments["strategy"], arguments["steps"], variant)
+            recipe = _recipe(folder, tasks, engine, arguments["steps"], variant)
             at = Progress(stage_index=len(recipe.stages) - 1)
             # A student of an untrained corrector has nothing to learn.
             change = move_weights if recipe.stages[-1].type == "distill" else None
@@ -91,7 +95,9 @@ def run_variants(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     return results
 
 
-def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int, variant: Mapping[str, Any]) -> Recipe:
+def _recipe(
+    folder: Path, tasks: list[dict[str, Any]], engine: Mapping[str, Any], steps: int, variant: Mapping[str, Any]
+) -> Recipe:
     joint = variant.get("joint", False)
     if joint:  # tasks share a micro-batch, have blocks of unequal size, and are weighed by what they have reached
         tasks = [task | ({"block_size": BLOCK_SIZE // 2} if number else {}) for number, task in enumerate(tasks)]
@@ -123,7 +129,7 @@ def _recipe(folder: Path, tasks: list[dict[str, Any]], strategy: str, steps: int
                 "device": variant.get("device", "cpu"),
                 "compile": variant.get("compile", False),
                 "threads": 1,
-                "strategy": strategy,
+                **engine,
                 "precision": variant["precision"],
                 "micro_batch": variant["micro_batch"],
                 "activation_checkpointing": variant.get("activation_checkpointing", False),

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 
 from ups.config.schema import EngineConfig
 from ups.distributed import runtime as runtime_module
 from ups.distributed.environment import RankEnvironment
-from ups.distributed.runtime import Runtime, choose_device, choose_strategy
+from ups.distributed.runtime import Runtime, choose_backend, choose_device, choose_strategy, make_mesh
 from ups.errors import DistributedError, MachineError
 
 ALONE = RankEnvironment()
@@ -33,6 +34,28 @@ def test_single_on_two_ranks_is_refused_because_they_would_train_apart() -> None
         choose_strategy("single", two)
     assert choose_strategy("auto", two) == "ddp"
     assert choose_strategy("auto", ALONE) == "single"
+
+
+def test_a_copy_must_be_spread_over_a_number_that_divides_the_ranks() -> None:
+    with pytest.raises(DistributedError, match="shard_ranks is 3, which does not divide 4 ranks"):
+        make_mesh("cpu", 4, 3)
+
+
+def test_gloo_may_be_asked_for_and_nccl_only_on_cuda() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    assert choose_backend(EngineConfig(), cpu) == "gloo"
+    assert choose_backend(EngineConfig(backend="gloo"), cuda) == "gloo"
+    offloaded = EngineConfig(backend="gloo", strategy="fsdp", offload=True)
+    assert choose_backend(offloaded, cuda) == "cpu:gloo,cuda:gloo"
+    assert choose_backend(offloaded, cpu) == "gloo"
+    with pytest.raises(MachineError, match="works on the CPU"):
+        choose_backend(EngineConfig(backend="nccl"), cpu)
+
+
+@pytest.mark.parametrize("given", [{"shard_ranks": 2}, {"offload": True}])
+def test_settings_of_shards_need_shards(given: dict[str, int]) -> None:
+    with pytest.raises(ValidationError, match="strategy is 'ddp'"):
+        EngineConfig.model_validate({"strategy": "ddp", **given})
 
 
 def test_one_rank_needs_no_process_group() -> None:

@@ -35,8 +35,11 @@ def test_time_is_bound_by_arithmetic_by_bytes_or_by_launches() -> None:
 def test_ranks_send_what_their_strategy_sends() -> None:
     device = gpu("h100", "float32")
     given = {"parameter_bytes": 1000, "gradient_bytes": 1000, "forward_seconds": 0.0, "backward_seconds": 0.0}
-    sent = {s: traffic(s, 4, device, 1e10, passes=2.0, **given) for s in ("ddp", "fsdp")}
+    sent = {s: traffic(s, 4, 4, device, 1e10, passes=2.0, **given) for s in ("ddp", "fsdp")}
     assert sent["ddp"].sent_bytes == 2 * 0.75 * 1000
     assert sent["fsdp"].sent_bytes == 0.75 * (2 * 2 * 1000 + 1000)
-    assert traffic("single", 1, device, 1e10, passes=1.0, **given).seconds == 0
-    assert traffic("ddp", 16, device, 1e10, passes=1.0, **given).seconds > sent["ddp"].seconds
+    assert traffic("single", 1, 1, device, 1e10, passes=1.0, **given).seconds == 0
+    assert traffic("ddp", 16, 16, device, 1e10, passes=1.0, **given).seconds > sent["ddp"].seconds
+    whole, by_host = (traffic("fsdp", 16, shards, device, 1e10, passes=1.0, **given) for shards in (16, 8))
+    assert by_host.seconds < whole.seconds
+    assert by_host.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.1)
