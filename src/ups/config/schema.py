@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from ups.config.description import TaskDescription
 from ups.config.gate import GateCondition
@@ -194,11 +194,11 @@ class EngineConfig(Section):
     float32_fraction: float = setting(
         0.0, "Last part of each stage that runs in float32 when precision is 'bfloat16'.", ge=0, le=1
     )
-    micro_batch: int | None = setting(
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = setting(
         None,
-        "Most windows of a task in one forward pass of a rank, which takes equal parts; default its share of a block.",
+        "Most windows of a task in one forward pass of a rank, which takes equal parts; auto: as many as fit into "
+        "memory; default its share of a block.",
         unit="windows",
-        ge=1,
         may_change=True,
     )
     activation_checkpointing: bool = setting(
@@ -227,6 +227,11 @@ class EngineConfig(Section):
         le=1024,
         may_change=True,
     )
+
+    @property
+    def windows_at_once(self) -> int | None:
+        """The micro-batch as far as the recipe says it; None is the share of a rank."""
+        return self.micro_batch if isinstance(self.micro_batch, int) else None
 
     @model_validator(mode="after")
     def _only_fsdp_has_shards(self) -> Self:

@@ -160,7 +160,7 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
 def _largest(
     recipe: Recipe, opened: OpenData, index: int, given: Circumstances, kinds: Sequence[Kind], peak: int
 ) -> int | None:
-    if recipe.engine.micro_batch is None and peak <= given.device.usable_bytes:
+    if recipe.engine.windows_at_once is None and peak <= given.device.usable_bytes:
         return max(n for kind in kinds for n in kind.samples)  # the whole share of a rank, which was just rehearsed
     device = given.device
     return largest_micro_batch(

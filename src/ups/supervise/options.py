@@ -22,11 +22,13 @@ class Options:
     """Settings of one supervised run.
 
     `command` is what each rank runs. `micro_batch` is what a rank forwards at once and `block_size` what it must
-    divide; with 0 an out-of-memory fault is restarted as it is. `on_verdict` gets the final run document. `identity` is
-    what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if recipe, statistics or data are
-    not those that the run was started with; it is called before each restart and before success is declared.
-    `last_step` is where a finished run must stand, where the recipe fixes it. `trackers` are looked at, not waited for.
-    `ranks` are those of the whole run; with a `place` among several hosts those of this host are `local_ranks`.
+    divide; with 0 an out-of-memory fault is restarted as it is. `chosen` are settings that were found for this
+    machine, by their names in the recipe; what an earlier attempt has found stays. `on_verdict` gets the final run
+    document. `identity` is what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if
+    recipe, statistics or data are not those that the run was started with; it is called before each restart and
+    before success is declared. `last_step` is where a finished run must stand, where the recipe fixes it.
+    `trackers` are looked at, not waited for. `ranks` are those of the whole run; with a `place` among several hosts
+    those of this host are `local_ranks`.
     """
 
     run_dir: Path
@@ -34,6 +36,7 @@ class Options:
     command: tuple[str, ...]
     max_restarts: int = 3
     micro_batch: int = 0
+    chosen: Mapping[str, int] = field(default_factory=dict)
     block_size: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -116,6 +116,7 @@ class _Supervision:
             ranks=options.ranks, max_restarts=options.max_restarts, box_root=self._box_root, identity=self._identity
         )
         document = self._file.document
+        document["overrides"] = {**options.chosen, **document["overrides"]}
         remembered = document["overrides"].get(MICRO_BATCH)
         if remembered:
             self._policy.micro_batch = remembered

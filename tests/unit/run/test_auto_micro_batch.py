@@ -1,0 +1,56 @@
+"""`engine.micro_batch: auto` is what a rehearsal says fits, and a refusal where nothing does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ups.config.recipe import resolve_data
+from ups.config.schema import Recipe
+from ups.errors import MachineError
+from ups.library.recipe import RecipeLike
+from ups.library.train import prepared, train
+from ups.run.assemble import open_data
+from ups.run.auto_micro_batch import _OF_FREE, _PROCESS_BYTES, auto_micro_batch
+from ups.run.planning import kinds_of, rehearse_stage
+from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> RecipeLike:
+    tasks = write_mixture(tmp_path)
+    model = MODELS["multiscale"]
+    stages = [{"type": "operator", "steps": 2}]
+    engine = {"device": "cpu", "threads": 1, "micro_batch": "auto"}
+    data = {"tasks": tasks, "block_size": 8}
+    return mixture_recipe(tmp_path / "run", tasks, data=data, model=model, stages=stages, engine=engine)
+
+
+def needed(recipe: Recipe, size: int) -> int:
+    """Memory of a rank with which so many windows just fit."""
+    cut = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch": size})})
+    with open_data(cut) as opened:
+        tensors = rehearse_stage(cut, opened, 0, 1, kinds_of(cut, opened, 0, 1)).needed_bytes
+    return int((tensors + _PROCESS_BYTES) / _OF_FREE) + 2
+
+
+def test_as_many_windows_as_fit(recipe: dict[str, object], tmp_path: Path) -> None:
+    resolved = resolve_data(recipe)
+    run_dir = tmp_path / "run"
+    with prepared(resolved, run_dir, 1):
+        assert auto_micro_batch(run_dir, 1, 2**34) == 8
+        assert auto_micro_batch(run_dir, 1, needed(resolved.recipe, 2)) == 2
+        with pytest.raises(MachineError, match="stage 0 does not fit with one window"):
+            auto_micro_batch(run_dir, 1, _PROCESS_BYTES)
+
+
+def test_a_run_notes_what_it_chose_and_trains_with_it(recipe: dict[str, object]) -> None:
+    run = train(recipe)
+    assert run.state == "completed"
+    document = json.loads((run.path / "run.json").read_text())
+    assert document["overrides"] == {"engine.micro_batch": 8}
+    assert document["attempts"][0]["overrides"] == {"engine.micro_batch": 8}
