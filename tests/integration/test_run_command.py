@@ -162,6 +162,10 @@ def test_without_a_passed_gate_there_is_a_report_and_no_bundle(copied: Path) -> 
     assert not (copied / "runs/waves/bundle").exists()
     assert (copied / "runs/waves/report/index.html").exists()
     assert records(copied)["train"]["outcome"] == "done"
+    trained = ups(copied, "train", "recipe.yaml")
+    assert trained.returncode == 9, trained.stdout + trained.stderr
+    assert "its scores did not pass the gate" in trained.stderr
+    assert not (copied / "runs/waves/bundle").exists()
 
 
 def test_a_second_one_at_the_same_time_is_refused(whole: Path) -> None:

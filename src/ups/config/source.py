@@ -14,10 +14,12 @@ SPLITS = 3
 
 
 class SourceConfig(Section):
-    """How the store of a task is made: by a solver, or from files of your own."""
+    """How the data of a task is made: by a solver, from files of your own, or by fetching what is published."""
 
-    type: Literal["generate", "import"] = setting(
-        REQUIRED, "generate: a reference solver, as `ups data generate`; import: files of yours, as `ups data import`."
+    type: Literal["generate", "import", "fetch"] = setting(
+        REQUIRED,
+        "generate: a reference solver, as `ups data generate`; import: files of yours, as `ups data import`; fetch: a "
+        "published data set, as `ups data fetch`.",
     )
     task: str | None = setting(None, "generate: which solver; default the name of the task.")
     trajectories: list[int] = setting(
@@ -38,14 +40,25 @@ class SourceConfig(Section):
         "to the files, else a guess.",
     )
 
+    dataset: str | None = setting(
+        None,
+        "fetch: which one, such as pdebench/burgers1d; the path of the task is its directory, DIR/pdebench/burgers1d, "
+        "or files in it.",
+    )
+    only: list[str] = setting(
+        [], "fetch: patterns of files, such as '*Nu0.01.*', where the path is the directory.", max_length=1000
+    )
+    mirror: str | None = setting(None, "fetch: an address to fetch from instead of the publisher's.")
+
     @model_validator(mode="after")
     def _fits_its_type(self) -> Self:
         given = {name for name in type(self).model_fields if name != "type" and not _is_default(self, name)}
-        foreign = given & ({"files", "description"} if self.type == "generate" else {*type(self).model_fields} - IMPORT)
-        if foreign:
+        if foreign := given - SETTINGS[self.type]:
             raise ValueError(f"'{sorted(foreign)[0]}' has no meaning for a source of type '{self.type}'")
         if self.type == "import" and not self.files:
             raise ValueError("a source of type 'import' needs files")
+        if self.type == "fetch" and not self.dataset:
+            raise ValueError("a source of type 'fetch' needs a dataset; `ups data fetch` lists those there are")
         if self.task is not None and self.task not in TASKS.names():
             raise ValueError(f"there is no solver '{self.task}'; known here: {', '.join(TASKS.names())}")
         if min(self.trajectories) < 0 or self.trajectories[0] < 1:
@@ -53,7 +66,12 @@ class SourceConfig(Section):
         return self
 
 
-IMPORT = {"type", "files", "description"}
+# type -> the settings that have a meaning for it
+SETTINGS = {
+    "generate": {"task", "trajectories", "seed", "resolution", "frames", "parameters"},
+    "import": {"files", "description"},
+    "fetch": {"dataset", "only", "mirror"},
+}
 
 
 def _is_default(source: SourceConfig, name: str) -> bool:

@@ -1,14 +1,15 @@
-"""The data of a recipe, made where it is missing: by a solver, or from files of one's own. What is there is never
-replaced. No torch.
+"""The data of a recipe, made where it is missing: by a solver, from files of one's own, or by fetching what is
+published. What is there is never replaced. No torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ups.config.schema import TaskConfig
-from ups.config.source import SourceConfig
+from ups.config.source import SETTINGS, SourceConfig
 from ups.errors import ConfigError, DataChangedError, DataError
 from ups.run.steps_file import digest
 
@@ -25,12 +26,11 @@ def source_facts(task: TaskConfig) -> dict[str, Any]:
     source = task.source
     if source is None:
         return {}
-    if source.type == "generate":
-        return {"type": "generate", "path": task.path, **source.model_dump(mode="json", include=_GENERATE)}
-    return {"type": "import", "path": task.path, MADE_FROM: _made_from(task, source)}
-
-
-_GENERATE = {"task", "trajectories", "seed", "resolution", "frames", "parameters"}
+    if source.type == "import":
+        return {"type": "import", "path": task.path, MADE_FROM: _made_from(task, source)}
+    # Where it is fetched from changes nothing about what is fetched.
+    said = SETTINGS[source.type] - {"mirror"}
+    return {"type": source.type, "path": task.path, **source.model_dump(mode="json", include=said)}
 
 
 def _files(source: SourceConfig) -> list[str]:
@@ -47,8 +47,11 @@ def _made_from(task: TaskConfig, source: SourceConfig) -> str:
     return digest([content_sample(_files(source))[0], said, task.valid_fraction, task.test_fraction])
 
 
-def make_data(task: TaskConfig) -> str:
-    """Make the store of a task if it is not there; returns what was done. Raises DataError if there is nothing."""
+def make_data(task: TaskConfig, progress: Callable[[int, int], None] | None = None) -> str:
+    """Make the data of a task if it is not there; returns what was done. Raises DataError if there is nothing.
+
+    progress: told bytes here and bytes in all, of what is fetched.
+    """
     path, source = paths_of(task)[0], task.source
     if source is None:
         missing = [one for one in paths_of(task) if not Path(one).exists()]
@@ -58,6 +61,8 @@ def make_data(task: TaskConfig) -> str:
                 hint="correct the path, or say in `source` of the task how it is made",
             )
         return f"{path} is there"
+    if source.type == "fetch":
+        return _fetch(task, source, progress)
     existed = Path(path).exists()
     if not existed:
         _check_name(task, source)
@@ -66,6 +71,38 @@ def make_data(task: TaskConfig) -> str:
     else:
         _import(task, source)
     return f"{path} was there" if existed else f"made {path}"
+
+
+def _fetch(task: TaskConfig, source: SourceConfig, progress: Callable[[int, int], None] | None) -> str:
+    from ups.data.fetch import fetch
+    from ups.data.fetch_catalog import find
+
+    name = find(source.dataset or "").name
+    places = [_place_in(path, name, task.name) for path in paths_of(task)]
+    out, files = places[0][0], [file for _, file in places if file]
+    if any(other != out for other, _ in places):
+        raise ConfigError(
+            f"task '{task.name}': its paths lie in several copies of {name}", hint="name files of one directory"
+        )
+    if files and source.only:
+        raise ConfigError(
+            f"task '{task.name}': its path names files, and `only` of its source as well",
+            hint="leave `only` out, or name the directory as path",
+        )
+    found = fetch(name, out, only=files or source.only, mirror=source.mirror, progress=progress)
+    return f"fetched {found.num_fetched} of {len(found.paths)} files of {name}"
+
+
+def _place_in(path: str, name: str, task: str) -> tuple[Path, str]:
+    """The directory into which a data set is fetched so that it lies at `path`, and the file of it; '' for all."""
+    parts, wanted = Path(path).parts, tuple(name.split("/"))
+    for at in range(len(parts) - len(wanted), -1, -1):
+        if parts[at : at + len(wanted)] == wanted:
+            return Path(*parts[:at]), "/".join(parts[at + len(wanted) :])
+    raise ConfigError(
+        f"task '{task}': {path} is not where {name} would be fetched to",
+        hint=f"let the path end in {name}, or in {name}/FILE",
+    )
 
 
 def _store_name(task: TaskConfig, source: SourceConfig) -> str:

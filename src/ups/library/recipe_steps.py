@@ -125,7 +125,16 @@ def _data_outputs(job: Job) -> str:
 
 def _make_data(job: Job) -> str:
     job._samples = {}
-    return "; ".join(make_data(task) for task in job.resolved.recipe.data.tasks)
+    done = []
+    with job.output.scoring() as progress:
+        for task in job.resolved.recipe.data.tasks:
+
+            def show(here: int, total: int, name: str = task.name) -> None:
+                if progress is not None:
+                    progress(f"fetching {name}", here, total)
+
+            done.append(make_data(task, show))
+    return "; ".join(done)
 
 
 def _validate_inputs(job: Job) -> Any:

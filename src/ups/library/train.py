@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.config.recipe import ResolvedRecipe
 from ups.config.schema import Recipe
-from ups.errors import RunDirectoryLostError
+from ups.errors import GateError, RunDirectoryLostError
 from ups.library.output import Output, Printed, messages_shown
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
@@ -70,6 +70,8 @@ def train_resolved(
     if place is not None and not place.is_head:
         return follow_host(resolved.recipe, run_dir, ranks, output, place)
     with prepared(resolved, run_dir, ranks, 1 if place is None else place.count) as identity:
+        if bundle:
+            check_gate(run_dir, resolved.recipe, identity)
         done = completed_step(run_dir, resolved.recipe, identity, bundled=bundle)
         if done is not None:
             output.completed_before(run_dir, done)
@@ -120,6 +122,21 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
                     leave_no_trace(run_dir, before)
                 raise
             yield identity
+
+
+def check_gate(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
+    """Raises GateError if the run is trained and its scores were judged as too bad: a bundle would hide that."""
+    from ups.run.completed import completed_step
+    from ups.supervise.run_file import GATE_FAILED, read_run, was_started
+
+    if not was_started(run_dir) or read_run(run_dir)["state"] != GATE_FAILED:
+        return
+    if completed_step(run_dir, recipe, identity, bundled=False) is not None:
+        raise GateError(
+            f"{run_dir} is trained, and its scores did not pass the gate of its recipe: there is nothing to train",
+            hint="`ups why` shows what does not hold; `ups run` judges again after a change of the gate, and makes the "
+            "bundle once it is passed; to train longer give the last stage more steps",
+        )
 
 
 def check_latents(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> None:
