@@ -22,7 +22,7 @@ from ups.supervise.run_lock import hold_steps
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
-STEPS = ["data", "validate", "doctor", "train", "evaluate", "gate", "bundle", "report"]
+STEPS = ["data", "validate", "doctor", "plan", "train", "evaluate", "gate", "bundle", "report"]
 RECIPE = """
 version: 1
 run: { name: waves }

@@ -19,7 +19,7 @@ def plan(
     gpu: Annotated[
         str | None,
         typer.Option(
-            "--gpu", metavar="NAME", help="A GPU such as h100; default this machine's CPU.", show_default=False
+            "--gpu", metavar="NAME", help="A GPU such as h100; default what this machine has.", show_default=False
         ),
     ] = None,
     price_per_hour: Annotated[
@@ -45,6 +45,7 @@ def plan(
     from ups.config.recipe import recipe_file, resolve
     from ups.errors import ConfigError
     from ups.plan.devices import gpu as gpu_of
+    from ups.plan.devices import this_gpu
     from ups.plan.failures import HOURS_BETWEEN_FAILURES
     from ups.run.assemble import open_data
     from ups.run.directory import check_ranks
@@ -54,6 +55,7 @@ def plan(
     if measure and gpu is not None:
         raise ConfigError("--measure is of this machine, and --gpu names another", hint="leave one of them out")
     check_ranks(checked, gpus)
+    gpu = gpu if gpu is not None or checked.engine.device == "cpu" else this_gpu()
     if gpu is not None:
         device = gpu_of(gpu, checked.engine.precision)
     else:

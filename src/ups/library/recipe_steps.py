@@ -18,10 +18,11 @@ from ups.config.recipe import ResolvedRecipe, plain_data
 from ups.errors import DataError, UpsError
 from ups.library.data_step import make_data, paths_of, source_facts
 from ups.library.output import Output
+from ups.library.plan_step import make_plan
 from ups.record.identity import file_sha256
 from ups.record.places import BUNDLE_NAME, CONFIG_NAME
 from ups.record.text import counted, path_text
-from ups.run.steps_file import StepRecord, digest
+from ups.run.steps_file import PLAN_NAME, StepRecord, digest
 
 REPORT = "report"
 SCORES_NAME = "scores.json"
@@ -194,6 +195,16 @@ def _examine(job: Job) -> str:
     raise errors[failed.check](f"the doctor's check '{failed.check}': {failed.says}", hint=failed.advice)
 
 
+def _plan_inputs(job: Job) -> Any:
+    plain = plain_data(job.resolved.recipe)
+    how = {name: plain[name] for name in ("engine", "checkpoint")}
+    return [recipe_identity(job.resolved.recipe), job.samples, how, job.ranks, os.uname().nodename]
+
+
+def _plan(job: Job) -> str:
+    return make_plan(job.resolved.text, job.ranks, job.run_dir)
+
+
 def _train_inputs(job: Job) -> Any:
     return [recipe_identity(job.resolved.recipe), job.samples]
 
@@ -303,6 +314,7 @@ STEPS: Sequence[Step] = (
     Step("data", _data_inputs, _data_outputs, _make_data),
     Step("validate", _validate_inputs, lambda job: NOTHING, _validate),
     Step("doctor", _doctor_inputs, lambda job: NOTHING, _examine),
+    Step("plan", _plan_inputs, lambda job: job.file(PLAN_NAME), _plan),
     Step("train", _train_inputs, lambda job: job.checkpoint, _train),
     Step("evaluate", _evaluate_inputs, lambda job: job.scores(), _evaluate),
     Step("gate", _gate_inputs, _gate_outputs, _judge),

@@ -90,5 +90,31 @@ def gpu(name: str, precision: str) -> Device:
     )
 
 
+def this_gpu() -> str | None:
+    """The row of this machine's first GPU; None if it has none. Raises ConfigError for a GPU that is in no row."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    name = torch.cuda.get_device_name(0)
+    found = row_of(name)
+    if found is None:
+        raise ConfigError(
+            f"the table of devices has no {name}",
+            hint=f"name the nearest one with --gpu: {', '.join(sorted(known_devices()))}",
+        )
+    return found
+
+
+def row_of(device_name: str) -> str | None:
+    """The row of the table that a device is, by the name that its driver gives it; None if it is none of them.
+
+    All words of a row's name must be in that name; of several rows the one that says most.
+    """
+    given = device_name.lower().replace(" ", "").replace("-", "")
+    fitting = [key for key in known_devices() if all(word in given for word in key.split("-"))]
+    return max(fitting, key=len, default=None)
+
+
 def _number(value: object) -> float:
     return float(value)  # type: ignore[arg-type]

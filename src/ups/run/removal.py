@@ -17,7 +17,7 @@ from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
 from ups.record.untrusted_files import read_object
 from ups.run.identity import STATISTICS_NAME
 from ups.run.stage_starts import FOLDER
-from ups.run.steps_file import STEPS_NAME
+from ups.run.steps_file import PLAN_NAME, STEPS_NAME
 from ups.run.tags import tags_of
 from ups.supervise.host_notes import FOLDER as HOSTS_FOLDER
 from ups.supervise.link import SECRET_NAME
@@ -53,7 +53,7 @@ def remove_records(run_dir: Path) -> None:
         for pattern in (f"{TEMPORARY_PREFIX}*", ".doctor-*"):
             for path in run_dir.glob(pattern):
                 _remove(path)
-        for name in ("metrics.jsonl", STEPS_NAME, SECRET_NAME, *INPUTS, "run.json"):
+        for name in ("metrics.jsonl", STEPS_NAME, PLAN_NAME, SECRET_NAME, *INPUTS, "run.json"):
             _remove(run_dir / name)
     except OSError as error:
         raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error

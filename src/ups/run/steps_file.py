@@ -18,6 +18,8 @@ from ups.record.atomic import write_file_atomically
 from ups.record.untrusted_files import is_number, read_object
 
 STEPS_NAME = "steps.json"
+# What the step `plan` leaves.
+PLAN_NAME = "plan.json"
 FORMAT_VERSION = 1
 STARTED, DONE, FAILED, INTERRUPTED = "started", "done", "failed", "interrupted"
 

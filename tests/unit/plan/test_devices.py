@@ -6,7 +6,7 @@ import pytest
 
 from ups.errors import ConfigError
 from ups.plan.communication import traffic
-from ups.plan.devices import gpu, known_devices
+from ups.plan.devices import gpu, known_devices, row_of
 from ups.plan.operations import MOVE, PRODUCT, Operation
 
 
@@ -43,3 +43,23 @@ def test_ranks_send_what_their_strategy_sends() -> None:
     whole, by_host = (traffic("fsdp", 16, shards, device, 1e10, passes=1.0, **given) for shards in (16, 8))
     assert by_host.seconds < whole.seconds
     assert by_host.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40g"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA B200", None),
+    ],
+)
+def test_a_device_is_found_by_the_name_that_its_driver_gives_it(name: str, row: str | None) -> None:
+    assert row_of(name) == row
