@@ -12,6 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ups.errors import ConfigError, RunHeldError
+from ups.launch.slurm import FOLDER as LAUNCH_FOLDER
+from ups.launch.slurm import NAMES as LAUNCH_NAMES
 from ups.record.atomic import TEMPORARY_PREFIX, machine_error
 from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
 from ups.record.untrusted_files import read_object
@@ -34,6 +36,7 @@ _IN_FOLDERS = {
     "failures": re.compile(r"attempt_\d+"),
     "blackbox": re.compile(r"live(_\d+)?|rank_\d+.*"),
     HOSTS_FOLDER: re.compile(r"\.?\d+\.json.*"),
+    LAUNCH_FOLDER: LAUNCH_NAMES,
     "report": re.compile(r"index\.html|scores\.json"),
     "tensorboard": re.compile(r"events\.out\.tfevents\..*"),
     "tracking": re.compile(r".*"),

@@ -1,0 +1,105 @@
+"""`ups launch`: a run on a cluster, by its scheduler (work: ups.launch)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+from ups.cli.output import report, say
+
+app = new_app("Start a run on a cluster.")
+
+
+@app.callback()
+def launch() -> None:
+    """Start a run on a cluster, by its scheduler."""
+
+
+@app.command()
+def slurm(
+    recipe: RecipeArgument,
+    time: Annotated[str, typer.Option("--time", metavar="TIME", help="Limit of a job, such as 24:00:00.")],
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=10_000, help="Hosts.")] = 1,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=0, max=64, help="GPUs of a host.")] = 0,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option("--ranks-per-node", min=1, max=1024, help="Ranks of a host; default one for each GPU, else 1."),
+    ] = None,
+    partition: Annotated[str, typer.Option("--partition", metavar="NAME", help="Where the job waits.")] = "",
+    account: Annotated[str, typer.Option("--account", metavar="NAME", help="Who pays.")] = "",
+    sbatch: Annotated[
+        list[str],
+        typer.Option(
+            "--sbatch",
+            metavar="OPTION",
+            help="Another option of sbatch: --sbatch=--qos=long. May be given many times.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    sweep: Annotated[
+        list[str],
+        typer.Option(
+            "--sweep",
+            metavar="FIELD=VALUE,...",
+            help="A run for each value, as an array of jobs: run.seed=0,1,2. Given twice: for each combination.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and submit nothing.")] = False,
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Submit a run to Slurm; when its time is up it saves, is queued again and goes on.
+
+    Script and output are in RUN/launch; `ups status` and `ups why` work on every host that sees the run directory.
+    """
+    import sys
+
+    from ups.config.recipe import recipe_file, resolve
+    from ups.launch.slurm import SlurmJob, script, submit
+    from ups.launch.slurm import sweep as combinations
+    from ups.record.text import path_text
+    from ups.run.directory import check_ranks, run_dir_of
+
+    file = recipe_file(recipe)
+    resolved = resolve(file, set)
+    checked = resolved.recipe
+    ranks_here = ranks_per_node or gpus_per_node or 1
+    check_ranks(checked, nodes * ranks_here)
+    run_dir = run_dir_of(resolved, recipe, set)
+    changes = combinations(sweep, checked.run.name, run_dir)
+    for words in changes:
+        resolve(file, [*set, *words[1::2]])  # a value that is refused is refused here, and not in a job of tomorrow
+    command = [sys.executable, "-m", "ups", "train", recipe, *(word for change in set for word in ("--set", change))]
+    job = SlurmJob(
+        name=checked.run.name,
+        run_dir=run_dir,
+        work_dir=Path.cwd(),
+        command=command,
+        time=time,
+        nodes=nodes,
+        ranks_per_node=ranks_here,
+        gpus_per_node=gpus_per_node,
+        # A rank and its readers; the supervisor takes next to nothing.
+        cpus_per_node=ranks_here * (1 + checked.data.loader.workers),
+        partition=partition,
+        account=account,
+        options=sbatch,
+        changes=changes,
+    )
+    if dry_run:
+        text = script(job)
+        report({"script": text, "path": str(job.script_path)}) if json else say(text.rstrip("\n"))
+        return
+    number = submit(job)
+    runs = [str(run_dir)]
+    if job.is_array:
+        runs = [str(run_dir.with_name(f"{run_dir.name}-{n}")) for n in range(len(changes))]
+    if json:
+        report({"job": number, "script": str(job.script_path), "runs": runs})
+        return
+    say(f"submitted job {number}: {path_text(job.script_path)}")
+    say(f"look at it with: ups status {path_text(Path(runs[0]))}; squeue -j {number}")

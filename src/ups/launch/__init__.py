@@ -1,0 +1,1 @@
+"""The same run elsewhere: scripts for schedulers that start `ups train` there. No torch."""

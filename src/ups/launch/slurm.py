@@ -1,0 +1,186 @@
+"""A run as a Slurm job: the script for `sbatch`, and handing it in.
+
+One task for each host, which is a supervisor; it starts the ranks of its host. Slurm asks the script to end two
+minutes before the time is up, the script asks the supervisors, all ranks save one step and leave with 143, and the job
+is queued again: it goes on from there. The same holds where Slurm takes the hosts away for a job that counts more.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ups.errors import ConfigError, MachineError
+
+FOLDER = "launch"
+SCRIPT_NAME = "job.sh"
+# What the folder holds; anything else in it is not ours.
+NAMES = re.compile(r"job\.sh|slurm_\d+(_\d+)?\.out")
+# So long before the end ranks are asked to save.
+WARNING_SECONDS = 120
+_TIME = re.compile(r"\d+(:\d\d(:\d\d)?)?|\d+-\d+(:\d\d(:\d\d)?)?")
+_WORD = re.compile(r"[A-Za-z0-9._,@:=+/%\[\]-]+")
+_DEADLINE_SECONDS = 60
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """What is asked of Slurm.
+
+    command: `ups train RECIPE ...` without what depends on hosts. changes: for each job of an array, words that are put
+    behind the command; one entry is a single job. options: further options of sbatch, such as --qos=long.
+    """
+
+    name: str
+    run_dir: Path
+    work_dir: Path
+    command: Sequence[str]
+    time: str
+    nodes: int = 1
+    ranks_per_node: int = 1
+    gpus_per_node: int = 0
+    cpus_per_node: int = 1
+    partition: str = ""
+    account: str = ""
+    options: Sequence[str] = ()
+    changes: Sequence[Sequence[str]] = ((),)
+
+    def __post_init__(self) -> None:
+        if not _TIME.fullmatch(self.time):
+            raise ConfigError(f"'{self.time}' is no time of Slurm", hint="such as 30, 24:00:00 or 2-00:00:00")
+        for word in (self.name, self.partition, self.account, *self.options):
+            if word and not _WORD.fullmatch(word):
+                raise ConfigError(f"'{word}' cannot stand in a script of Slurm", hint="use letters, digits and .,-_=:")
+        wrong = [option for option in self.options if not option.startswith("--")]
+        if wrong:
+            raise ConfigError(f"'{wrong[0]}' is no option of sbatch", hint="write it as --qos=long")
+
+    @property
+    def is_array(self) -> bool:
+        return len(self.changes) > 1
+
+    @property
+    def script_path(self) -> Path:
+        return self.run_dir / FOLDER / SCRIPT_NAME
+
+
+def sweep(fields: Sequence[str], name: str, run_dir: Path) -> list[list[str]]:
+    """Words for each combination of `FIELD=VALUE,VALUE,...`: its values, and a run of its own next to `run_dir`.
+
+    Raises ConfigError for a field without values.
+    """
+    if not fields:
+        return [[]]
+    axes = []
+    for field in fields:
+        path, _, values = field.partition("=")
+        if not path or not values or "" in values.split(","):
+            raise ConfigError(f"--sweep '{field}' is not FIELD=VALUE,VALUE,...", hint="such as run.seed=0,1,2")
+        axes.append([f"{path}={value}" for value in values.split(",")])
+    found = []
+    for number, combination in enumerate(itertools.product(*axes)):
+        own = [f"run.name={name}-{number}", f"run.dir={run_dir.with_name(f'{run_dir.name}-{number}')}"]
+        found.append([word for change in (*combination, *own) for word in ("--set", change)])
+    return found
+
+
+def script(job: SlurmJob) -> str:
+    """The text for sbatch."""
+    output = f"{job.run_dir / FOLDER}/slurm_{'%A_%a' if job.is_array else '%j'}.out"
+    options = [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={job.cpus_per_node}",
+        *([f"--gpus-per-node={job.gpus_per_node}"] if job.gpus_per_node else []),
+        f"--time={job.time}",
+        f"--signal=B:TERM@{WARNING_SECONDS}",
+        "--requeue",
+        "--open-mode=append",
+        f"--output={output}",
+        *([f"--partition={job.partition}"] if job.partition else []),
+        *([f"--account={job.account}"] if job.account else []),
+        *([f"--array=0-{len(job.changes) - 1}"] if job.is_array else []),
+        *job.options,
+    ]
+    lines = ["#!/usr/bin/env bash", *(f"#SBATCH {option}" for option in options)]
+    words = shlex.join([*job.command, "--ranks", str(job.nodes * job.ranks_per_node)])
+    lines += [
+        "# Written by `ups launch slurm`, which writes it anew. `sbatch` on this file submits it again.",
+        "set -u",
+        f"cd {shlex.quote(str(job.work_dir))} || exit 5",
+        *_own_changes(job),
+        # An empty array is an unset one for the older of the shells that are about.
+        f'command=({words} ${{changes[@]+"${{changes[@]}}"}})',
+    ]
+    if job.nodes > 1:
+        lines += [_ADDRESS]
+    return "\n".join([*lines, _BODY])
+
+
+def submit(job: SlurmJob) -> str:
+    """Write the script into the run directory and hand it in; returns the number of the job. Raises MachineError."""
+    if shutil.which("sbatch") is None:
+        raise MachineError(
+            "there is no `sbatch` here: this host cannot submit jobs to Slurm",
+            hint="run this on a login host of the cluster; --dry-run shows the script",
+        )
+    job.script_path.parent.mkdir(parents=True, exist_ok=True)
+    job.script_path.write_text(script(job))
+    done = subprocess.run(
+        ["sbatch", "--parsable", str(job.script_path)],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        said = " ".join(done.stderr.split())[-500:] or f"exit code {done.returncode}"
+        raise MachineError(f"Slurm refuses the job: {said}", hint=f"the script is {job.script_path}")
+    return done.stdout.strip().partition(";")[0]
+
+
+def _own_changes(job: SlurmJob) -> list[str]:
+    if not job.is_array:
+        return [f"changes=({shlex.join(job.changes[0])})"]
+    cases = [f"  {number}) changes=({shlex.join(words)}) ;;" for number, words in enumerate(job.changes)]
+    return ['case "$SLURM_ARRAY_TASK_ID" in', *cases, '  *) echo "this array has no such job" >&2; exit 2 ;;', "esac"]
+
+
+# Several hosts meet at an address of the first: the one by which Slurm reaches it, since its name may mean another.
+_ADDRESS = r"""head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(scontrol -o show node "$head" | sed -n 's/.* NodeAddr=\([^ ]*\).*/\1/p')
+command+=(--hosts "$SLURM_JOB_NUM_NODES" --address "${address:-$head}:$((20000 + SLURM_JOB_ID % 20000))")"""
+
+_BODY = r"""
+job=$SLURM_JOB_ID
+if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
+echo "job $job, start $((${SLURM_RESTART_COUNT:-0} + 1)), on $SLURM_JOB_NODELIST: $(date -Is)"
+
+# Slurm tells this script alone that the time is up; srun passes it on to the supervisors, who save and leave.
+trap 'kill -TERM "$steps" 2>/dev/null' TERM
+srun --kill-on-bad-exit=0 "${command[@]}" &
+steps=$!
+# A signal interrupts `wait`, so it is called until srun is gone.
+while :; do
+  wait "$steps"
+  code=$?
+  kill -0 "$steps" 2>/dev/null || break
+done
+
+# A job that was canceled, or preempted and queued again by Slurm itself, is not running any more: leave it alone.
+if [ "$code" -eq 143 ]; then
+  state=$(scontrol -o show job "$job" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
+  if [ "$state" = RUNNING ]; then
+    echo "saved before the end of its time: queued again"
+    scontrol requeue "$job"
+  fi
+fi
+exit "$code"
+"""
