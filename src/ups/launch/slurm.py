@@ -163,8 +163,9 @@ job=$SLURM_JOB_ID
 if [ -n "${SLURM_ARRAY_JOB_ID:-}" ]; then job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
 echo "job $job, start $((${SLURM_RESTART_COUNT:-0} + 1)), on $SLURM_JOB_NODELIST: $(date -Is)"
 
-# Slurm tells this script alone that the time is up; srun passes it on to the supervisors, who save and leave.
-trap 'kill -TERM "$steps" 2>/dev/null' TERM
+# Slurm tells this script alone that the time is up; the supervisors get to know it from here, save and leave. A signal
+# to srun itself would kill them.
+trap 'scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM
 srun --kill-on-bad-exit=0 "${command[@]}" &
 steps=$!
 # A signal interrupts `wait`, so it is called until srun is gone.
@@ -178,7 +179,7 @@ done
 if [ "$code" -eq 143 ]; then
   state=$(scontrol -o show job "$job" | sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p')
   if [ "$state" = RUNNING ]; then
-    echo "saved before the end of its time: queued again"
+    echo "asked to leave, and saved: queued again"
     scontrol requeue "$job"
   fi
 fi
