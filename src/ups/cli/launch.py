@@ -103,3 +103,64 @@ def slurm(
         return
     say(f"submitted job {number}: {path_text(job.script_path)}")
     say(f"look at it with: ups status {path_text(Path(runs[0]))}; squeue -j {number}")
+
+
+@app.command()
+def kubernetes(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE", help="A recipe file, below this directory.", show_default=False),
+    ],
+    image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="An image with ups in it.")],
+    claim: Annotated[
+        str,
+        typer.Option(
+            "--claim", metavar="NAME", help="Volume claim that all pods write, mounted as /work: this directory."
+        ),
+    ],
+    hosts: Annotated[int, typer.Option("--hosts", min=1, max=10_000, help="Pods, one on a host.")] = 1,
+    gpus_per_host: Annotated[int, typer.Option("--gpus-per-host", min=0, max=64, help="GPUs of a pod.")] = 0,
+    ranks_per_host: Annotated[
+        int | None,
+        typer.Option("--ranks-per-host", min=1, max=1024, help="Ranks of a pod; default one for each GPU, else 1."),
+    ] = None,
+    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory of a pod.")] = "8Gi",
+    secret: Annotated[
+        str, typer.Option("--secret", metavar="NAME", help="A Secret whose keys become variables of the pods.")
+    ] = "",
+    namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Where it runs.")] = "",
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Write the manifest of a run for Kubernetes: ups launch kubernetes ... | kubectl apply -f -
+
+    This directory is what the pods see as /work: recipe, data and runs are named relative to it.
+    """
+    from ups.config.recipe import recipe_file, resolve
+    from ups.errors import ConfigError
+    from ups.launch.kubernetes import KubernetesJob, manifests, text
+    from ups.run.directory import check_ranks
+
+    file = recipe_file(recipe)
+    checked = resolve(file, set).recipe
+    if Path(recipe).is_absolute() or not Path(recipe).resolve().is_relative_to(Path.cwd()):
+        raise ConfigError(f"{recipe} is not below this directory, which is all that the pods see")
+    ranks_here = ranks_per_host or gpus_per_host or 1
+    check_ranks(checked, hosts * ranks_here)
+    job = KubernetesJob(
+        name=checked.run.name.lower().replace("_", "-"),
+        image=image,
+        claim=claim,
+        command=["python", "-m", "ups", "train", recipe, *(word for one in set for word in ("--set", one))],
+        hosts=hosts,
+        ranks_per_host=ranks_here,
+        gpus_per_host=gpus_per_host,
+        cpus_per_host=ranks_here * (1 + checked.data.loader.workers),
+        memory=memory,
+        secret=secret,
+        namespace=namespace,
+    )
+    if json:
+        report(manifests(job))
+    else:
+        say(text(job).rstrip("\n"))
