@@ -18,6 +18,7 @@ WHAT_IT_ADDS = {
     "tensorboard": "TensorBoard, to look at the event files of the tracker of that name",
     "mlflow": "a small client for the tracker mlflow",
     "wandb": "the client of the tracker wandb",
+    "lightning": "our stages in a pipeline of Lightning",
     "report": "figures and films in reports",
     "baselines": "the FNO reference implementation as a baseline",
     "dev": "tests, linters and type checks",

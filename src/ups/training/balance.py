@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 # The largest loss that counts, relative to that of a prediction of nothing.
@@ -48,3 +49,19 @@ class TaskAverages:
         """The average relative to the loss of a prediction of nothing."""
         at = self.tasks.index(task)
         return float(self.values[at] / self.start[at])
+
+
+def follow(
+    averages: TaskAverages | None, seen: Sequence[Mapping[str, Tensor]], device: torch.device, distributed: bool
+) -> None:
+    """Bring the averages up to date with the metrics of one step's micro-batches. Collective then: all ranks."""
+    if averages is None:
+        return
+    sums = torch.zeros(len(averages.tasks), 2, dtype=torch.float64, device=device)
+    for at, task in enumerate(averages.tasks):
+        for metrics in seen:
+            if (pair := metrics.get(f"train/{task}/loss")) is not None:
+                sums[at] += pair
+    if distributed:
+        dist.all_reduce(sums)
+    averages.update(sums.cpu())

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ups.config.schema import EngineConfig
@@ -24,7 +23,7 @@ from ups.distributed.strategies import Strategy, locals_of
 from ups.errors import DataError, TrainingError
 from ups.record.blackbox import BlackBox, Phase
 from ups.spec.batch import Batch
-from ups.training.balance import TaskAverages
+from ups.training.balance import TaskAverages, follow
 from ups.training.clipping import clip_factor
 from ups.training.ema import Ema
 from ups.training.meters import Meters
@@ -232,18 +231,10 @@ class Engine:
 
     def _follow_tasks(self, seen: Sequence[dict[str, Tensor]], number: int) -> None:
         """Bring the stage's averages of the tasks' losses up to date, if it keeps any. Collective then: all ranks."""
-        averages = self._task_averages
-        if averages is None:
-            return
-        sums = torch.zeros(len(averages.tasks), 2, dtype=torch.float64, device=self.runtime.device)
-        for at, task in enumerate(averages.tasks):
-            for metrics in seen:
-                if (pair := metrics.get(f"train/{task}/loss")) is not None:
-                    sums[at] += pair
-        if self.runtime.control_group is not None:
+        averages, distributed = self._task_averages, self.runtime.control_group is not None
+        if averages is not None and distributed:
             self.box.issue("reduce(task_losses)", Phase.SYNC, number, self.progress.stage_index)
-            dist.all_reduce(sums)
-        averages.update(sums.cpu())
+        follow(averages, seen, self.runtime.device, distributed)
 
     def _next(self, batches: Iterator[tuple[Batch, ...]], number: int) -> tuple[Batch, ...]:
         """The next micro-batch. A loader has no end; one that ends has another number of batches than its peers."""

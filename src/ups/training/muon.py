@@ -50,16 +50,21 @@ class Muon(torch.optim.Optimizer):
             self.param_groups[:0] = self._adamw.param_groups
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of all parameters with a gradient. Collective where parameters are sharded: all ranks."""
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One update of all parameters with a gradient. Collective where parameters are sharded: all ranks.
+
+        closure: computes the gradients first, as other trainers have it; its result is returned.
+        """
+        loss = None
         if closure is not None:
-            raise ValueError("this optimizer takes no closure")
+            with torch.enable_grad():
+                loss = closure()
         if self._adamw is not None:
             self._adamw.step()
         rate, decay = self._matrices["lr"], self._matrices["weight_decay"]
         moved = [p for p in self._matrices["params"] if p.grad is not None]
         if not moved:
-            return
+            return loss
         gradients = locals_of([p.grad for p in moved])
         buffers = locals_of([self.state[p]["momentum_buffer"] for p in moved])
         torch._foreach_lerp_(buffers, gradients, 1 - MOMENTUM)
@@ -69,6 +74,7 @@ class Muon(torch.optim.Optimizer):
         for parameter, direction in zip(moved, directions, strict=True):
             size = _UPDATE_SIZE * math.sqrt(max(parameter.shape[0], parameter.numel() // parameter.shape[0]))
             local(parameter).add_(orthogonal_part(parameter, direction), alpha=-rate * size)
+        return loss
 
 
 def orthogonal_part(parameter: Tensor, direction: Tensor) -> Tensor:

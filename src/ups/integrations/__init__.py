@@ -1,0 +1,1 @@
+"""Our stages in the pipelines of others. Each needs its own package, which ups does not bring along."""

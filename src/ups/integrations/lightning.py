@@ -1,0 +1,203 @@
+"""Stages of a recipe for a Lightning pipeline: `StageModule` trains one, `StageData` gives it the batches of this rank.
+
+    with open_data(recipe) as opened:
+        module = StageModule(recipe, opened)
+        data = StageData(recipe, opened, module)
+        Trainer(max_steps=module.num_steps, **TRAINER).fit(module, data)
+
+Losses, optimizer, schedule, clipping and average are those of our engine: nothing is written a second time here. What
+Lightning brings (its strategies, loggers, checkpoints) takes the place of our supervisor, which cannot see such a run:
+`ups why` knows nothing of it. Needs the package `lightning`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from ups.config.schema import Recipe
+from ups.data.loader import Loader
+from ups.distributed.precision import weight_dtype
+from ups.errors import ConfigError
+from ups.run.assemble import OpenData, bare_stage, stage_loader
+from ups.spec.batch import Batch
+from ups.spec.place import Place
+from ups.training.balance import follow
+from ups.training.clipping import clip_factor
+from ups.training.ema import Ema
+from ups.training.optim import build_optimizer, learning_rate, matrices_of, set_learning_rate, trainable
+from ups.training.progress import Progress
+
+# What a Trainer must be told: our loader knows its rank, and its steps have no epochs.
+TRAINER: dict[str, Any] = {"use_distributed_sampler": False, "max_epochs": -1, "log_every_n_steps": 1}
+
+
+class Step:
+    """All micro-batches of a rank in one step. A plain object: Lightning takes what it knows apart."""
+
+    def __init__(self, groups: Sequence[tuple[Batch, ...]]) -> None:
+        self.groups = tuple(groups)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Step:
+        return Step([tuple(part.to(device, dtype, non_blocking=True) for part in group) for group in self.groups])
+
+
+class StageModule(LightningModule):
+    """Stage `index` of a recipe. Checkpoints of Lightning hold all that it needs to go on.
+
+    before: the module of the stage before, whose weights this one starts from.
+    """
+
+    def __init__(self, recipe: Recipe, opened: OpenData, index: int = 0, before: StageModule | None = None) -> None:
+        super().__init__()
+        self._config, self._engine = recipe.stages[index], recipe.engine
+        if self._config.steps is None:
+            raise ConfigError(
+                f"stages.{index} has a budget of time, and Lightning counts steps", hint=f"set stages.{index}.steps"
+            )
+        self.stepper, self.stage = bare_stage(recipe, opened, index)
+        if before is not None:
+            self.stepper.load_state_dict(before.stepper.state_dict())
+        self.to(dtype=weight_dtype(recipe.engine.precision))
+        self.num_steps = self._config.steps
+        self.progress = Progress(stage_index=index, total_steps=self.num_steps)
+        self.ema: Ema | None = None
+        self._kept: dict[str, Any] = {}
+        self._seen: list[dict[str, Tensor]] = []
+
+    def configure_optimizers(self) -> Optimizer:
+        return build_optimizer(self._config.optim, trainable(self.stage.named_parameters()), matrices_of(self.stage))
+
+    def transfer_batch_to_device(self, batch: Step, device: torch.device, dataloader_idx: int) -> Step:
+        return batch.to(device, weight_dtype(self._engine.precision))
+
+    def on_fit_start(self) -> None:
+        if self._engine.ema.enabled:
+            self.ema = Ema(self._engine.ema, trainable(self.stage.named_parameters()))
+        if self.progress.stage_step:
+            self._restore()
+            return
+        measured = int(getattr(self.stage, "measured_steps", 0))
+        if measured:
+            self.stage.measure(True)
+            for _, step in zip(range(measured), self.trainer.datamodule.steps(0), strict=False):  # type: ignore[attr-defined]
+                for group in step.to(self.device, weight_dtype(self._engine.precision)).groups:
+                    with torch.no_grad():
+                        self.stage(group)
+        self.stage.begin()
+
+    def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, Optimizer)
+        set_learning_rate(optimizer, learning_rate(self._config.optim, self.progress.done))
+
+    def training_step(self, batch: Step, batch_idx: int) -> Tensor:
+        losses = [self.stage(group) for group in batch.groups]
+        self._seen = [one.metrics for one in losses]
+        # The weights of samples add up to 1 over all ranks, and Lightning averages over them.
+        total: Tensor = torch.stack([one.total for one in losses]).sum() * self.trainer.world_size
+        self.log("train/loss", total.detach(), sync_dist=True, batch_size=1)
+        return total
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        gradients = [p.grad for p in self.stage.parameters() if p.grad is not None]
+        norm = float(torch.nn.utils.get_total_norm(gradients))
+        self.progress.skipped_in_row = 0 if math.isfinite(norm) else self.progress.skipped_in_row + 1
+        if not math.isfinite(norm):
+            self.progress.skipped += 1
+            optimizer.zero_grad(set_to_none=True)  # reduced already: every rank leaves this step out
+            return
+        factor = clip_factor(self._config.optim, norm, self.progress)
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+
+    def on_train_batch_end(self, outputs: Any, batch: Step, batch_idx: int) -> None:
+        self.progress.stage_step += 1
+        self.progress.step += 1
+        if self.progress.skipped_in_row:
+            return
+        follow(getattr(self.stage, "averages", None), self._seen, self.device, self.trainer.world_size > 1)
+        self.progress.updates += 1
+        if self.ema is not None:
+            self.ema.update(self.progress.updates)
+
+    def on_train_end(self) -> None:
+        if self.progress.stage_step < self.num_steps:
+            return  # it was interrupted, and goes on from a checkpoint
+        if self.ema is not None:
+            self.ema.become_weights()
+        self.stage.finish()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        averages = getattr(self.stage, "averages", None)
+        checkpoint["ups"] = {
+            "progress": self.progress.to_json(),
+            "ema": None if self.ema is None else self.ema.tensors,
+            "averages": None if averages is None else averages.values,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._kept = checkpoint["ups"]
+        self.progress = Progress.from_json(self._kept["progress"])
+
+    def _restore(self) -> None:
+        averages = getattr(self.stage, "averages", None)
+        with torch.no_grad():
+            if self.ema is not None and self._kept.get("ema") is not None:
+                for name, tensor in self.ema.tensors.items():
+                    tensor.copy_(self._kept["ema"][name])
+            if averages is not None and self._kept.get("averages") is not None:
+                averages.values.copy_(self._kept["averages"])
+
+
+class StageData(LightningDataModule):
+    """The batches of one stage for this rank, step by step; together they are the global batch of our engine."""
+
+    def __init__(self, recipe: Recipe, opened: OpenData, module: StageModule) -> None:
+        super().__init__()
+        self._recipe, self._opened, self._module = recipe, opened, module
+        self._loader: Loader | None = None
+
+    def steps(self, first: int) -> Iterator[Step]:
+        """All steps from `first` on, without end."""
+        if self._loader is None:
+            trainer = self.trainer
+            assert trainer is not None
+            kind = "cuda" if self._module.device.type == "cuda" else "cpu"
+            place = Place(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices, kind)  # type: ignore[arg-type]
+            index = self._module.progress.stage_index
+            self._loader = stage_loader(self._recipe, self._opened, place, index, self._module.stage)
+        loader = self._loader
+        loader.load_state_dict({"step": first})
+        while True:
+            yield Step([next(loader) for _ in range(loader.batches_in_step(loader.step))])
+
+    def train_dataloader(self) -> DataLoader[Step]:
+        return DataLoader(_Steps(self), batch_size=None)
+
+    def teardown(self, stage: str) -> None:
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+
+class _Steps(IterableDataset[Step]):
+    """What a DataLoader asks for; it starts where the module stands."""
+
+    def __init__(self, data: StageData) -> None:
+        self._data = data
+
+    def __iter__(self) -> Iterator[Step]:
+        return self._data.steps(self._data._module.progress.stage_step)
