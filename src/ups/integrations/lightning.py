@@ -87,7 +87,7 @@ class StageModule(LightningModule):
         measured = int(getattr(self.stage, "measured_steps", 0))
         if measured:
             self.stage.measure(True)
-            for _, step in zip(range(measured), self.trainer.datamodule.steps(0), strict=False):  # type: ignore[attr-defined]
+            for _, step in zip(range(measured), self.trainer.datamodule.steps(0), strict=False):
                 for group in step.to(self.device, weight_dtype(self._engine.precision)).groups:
                     with torch.no_grad():
                         self.stage(group)
