@@ -37,6 +37,14 @@ def generate(
         list[str],
         typer.Option(metavar="NAME=VALUE", help="Give a parameter instead of drawing it.", show_default=False),
     ] = [],  # noqa: B006 - typer copies it
+    range: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=LOW:HIGH",
+            help="Draw a parameter from another range, to score a model outside of its own.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
     processes: Annotated[
         int | None, typer.Option(help="Solver processes. [default: one per core]", show_default=False)
     ] = None,
@@ -48,7 +56,7 @@ def generate(
     json: JsonOption = False,
 ) -> None:
     """Generate benchmark data with reference solvers; an interrupted command continues when it is run again."""
-    requests = _requests(tasks, _counts(trajectories, small), resolution, frames, seed, parameter, format)
+    requests = _requests(tasks, _counts(trajectories, small), resolution, frames, seed, parameter, range, format)
     from pathlib import Path
 
     from ups.run.progress_line import ProgressLine
@@ -97,6 +105,7 @@ def _requests(
     frames: int | None,
     seed: int,
     parameter: list[str],
+    ranges: list[str],
     format: str,
 ) -> list[Request]:
     from ups.solvers.pdebench_files import with_given_parameters
@@ -107,10 +116,17 @@ def _requests(
         raise ConfigError(f"there is no format '{format}'", hint="choose --format store or --format pdebench")
     names = list(BENCH_TASKS) if "all" in tasks else list(dict.fromkeys(tasks))
     fixed = dict(_assignment(text) for text in parameter)
+    drawn = dict(_range(text) for text in ranges)
     requests = []
     for name in names:
         request = make_request(
-            name, trajectories=trajectories, resolution=resolution, num_frames=frames, seed=seed, fixed=fixed
+            name,
+            trajectories=trajectories,
+            resolution=resolution,
+            num_frames=frames,
+            seed=seed,
+            fixed=fixed,
+            ranges=drawn,
         )
         requests.append(with_given_parameters(request) if format == "pdebench" else request)
     return requests
@@ -122,6 +138,15 @@ def _assignment(text: str) -> tuple[str, float]:
         return name.strip(), float(value)
     except ValueError:
         raise ConfigError(f"--parameter {text}: that is not a name and a number", hint="for example nu=0.01") from None
+
+
+def _range(text: str) -> tuple[str, tuple[float, float]]:
+    name, _, values = text.partition("=")
+    low, _, high = values.partition(":")
+    try:
+        return name.strip(), (float(low), float(high))
+    except ValueError:
+        raise ConfigError(f"--range {text}: that is not a range", hint="for example nu=0.1:0.2") from None
 
 
 def _counts(text: str | None, small: bool) -> tuple[int, int, int]:

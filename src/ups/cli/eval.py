@@ -17,6 +17,14 @@ def evaluate(
     model: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A run, or a bundle.", show_default=False)],
     split: Annotated[str, typer.Option(help="Which trajectories: test or valid.")] = "test",
     task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
+    data: Annotated[
+        list[str],
+        typer.Option(
+            metavar="TASK=PATH",
+            help="Score a task on the held-out trajectories of another data set instead; may be given many times.",
+            show_default=False,
+        ),
+    ] = [],  # noqa: B006 - typer copies it
     start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
     trajectories: Annotated[int | None, typer.Option(help="At most so many trajectories of each task.", min=1)] = None,
     out: Annotated[str | None, typer.Option(help="For the report; default RUN/report or BUNDLE-report.")] = None,
@@ -37,6 +45,7 @@ def evaluate(
         model,
         split=split,
         tasks=task,
+        data=dict(_other(text) for text in data),
         start_frame=start_frame,
         max_trajectories=trajectories,
         solver_cost=solver_cost,
@@ -49,3 +58,12 @@ def evaluate(
     say(score_lines(scores.results, styled))
     for path in written:
         say(f"wrote {path}")
+
+
+def _other(text: str) -> tuple[str, str]:
+    from ups.errors import ConfigError
+
+    task, _, path = text.partition("=")
+    if not task or not path:
+        raise ConfigError(f"--data {text}: that is not TASK=PATH", hint="for example burgers1d=shifted/burgers1d.zarr")
+    return task, path

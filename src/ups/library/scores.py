@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,6 +122,7 @@ def evaluate(
     split: str = "test",
     *,
     tasks: Sequence[str] = (),
+    data: Mapping[str, str | os.PathLike[str]] | None = None,
     start_frame: int | None = None,
     max_trajectories: int | None = None,
     solver_cost: bool = False,
@@ -129,14 +130,15 @@ def evaluate(
 ) -> Scores:
     """Score a run (its newest checkpoint) or a bundle on held-out trajectories: whole rollouts from the start frame.
 
-    tasks: only these. max_trajectories: at most so many of each task. solver_cost: also measure what the same error
-    costs the solver that made the data (takes minutes). With `progress` a line shows how far it is. Writes nothing.
+    tasks: only these. data: task -> another data set, whose held-out trajectories are scored instead, and only these.
+    max_trajectories: at most so many of each task. solver_cost: also measure what the same error costs the solver that
+    made the data (takes minutes). With `progress` a line shows how far it is. Writes nothing.
     """
     from ups.record.places import find_model
     from ups.run.progress_line import ProgressLine
     from ups.run.reporting import report_folder
     from ups.run.scoring import score
-    from ups.run.trained import load_trained
+    from ups.run.trained import load_trained, on_other_data
 
     if split not in HELD_OUT:
         raise ConfigError(f"'{split}' is not a held-out split", hint="use test or valid")
@@ -147,6 +149,10 @@ def evaluate(
     name = _name_of(model)
     with ProgressLine(quiet=not progress) as line:
         trained = load_trained(name)
+        folder = report_folder(find_model(name))
+        if data:
+            trained = on_other_data(trained, {task: os.fspath(path) for task, path in data.items()})
+            folder = folder.with_name(f"{folder.name}-other-data")
         known = [reader.task.name for reader in trained.readers]
         wrong = [task for task in tasks if task not in known]
         if wrong:
@@ -160,7 +166,7 @@ def evaluate(
             solver_cost=solver_cost,
             progress=line.count,
         )
-    return Scores(trained.name, trained.identity, results, report_folder(find_model(name)), trained)
+    return Scores(trained.name, trained.identity, results, folder, trained)
 
 
 def compare(*models: ModelLike, tasks: Sequence[str] = (), progress: bool = False) -> Comparison:

@@ -38,6 +38,7 @@ _IN_FOLDERS = {
     HOSTS_FOLDER: re.compile(r"\.?\d+\.json.*"),
     LAUNCH_FOLDER: LAUNCH_NAMES,
     "report": re.compile(r"index\.html|scores\.json"),
+    "report-other-data": re.compile(r"index\.html|scores\.json"),
     "tensorboard": re.compile(r"events\.out\.tfevents\..*"),
     "tracking": re.compile(r".*"),
 }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.errors import CheckpointError, DataError
+from ups.errors import CheckpointError, ConfigError, DataError
 from ups.record.places import find_model, is_bundle
 from ups.run.stage_gains import stage_gains
 
@@ -45,6 +45,27 @@ def load_trained(name: str, checkpoint: Path | None = None) -> Trained:
     """
     path = find_model(name)
     return _from_bundle(path) if is_bundle(path) else _from_run(path, checkpoint)
+
+
+def on_other_data(trained: Trained, data: Mapping[str, str]) -> Trained:
+    """The same model with held-out trajectories from elsewhere: task -> path. Other tasks are left out.
+
+    Raises ConfigError for a task that the model does not have, or data that it cannot be scored on.
+    """
+    from ups.data.open import open_task
+    from ups.formats.held_out import HeldOutElsewhere
+
+    known = {reader.task.name: reader for reader in trained.readers}
+    settings = {task.name: task for task in trained.recipe.data.tasks}
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"'{trained.name}' has no task '{name}'", hint=f"its tasks are {', '.join(known)}")
+    readers: list[Reader] = [
+        HeldOutElsewhere(known[name], open_task(settings[name].model_copy(update={"path": path})))
+        for name, path in data.items()
+    ]
+    identity = dict(trained.identity) | {f"data {r.task.name}": r.identity() for r in readers}
+    return replace(trained, readers=readers, identity=identity)
 
 
 def single_process_runtime() -> AbstractContextManager[Runtime]:

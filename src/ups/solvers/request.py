@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ups import registry
@@ -38,10 +38,20 @@ class Request:
     trajectories: tuple[int, int, int]
     seed: int = 0
     fixed: Mapping[str, float] = field(default_factory=dict)
+    # Parameters that are drawn from another range than that of the task: (smallest, largest).
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def bench_task(self) -> SolverTask:
-        return find_task(self.task)
+        """The task, with the ranges that were asked for."""
+        task = find_task(self.task)
+        if not self.ranges:
+            return task
+        parameters = tuple(
+            replace(p, minimum=self.ranges[p.name][0], maximum=self.ranges[p.name][1]) if p.name in self.ranges else p
+            for p in task.spec.parameters
+        )
+        return replace(task, spec=replace(task.spec, parameters=parameters))
 
     def identity(self) -> str:
         """Hash of generator, version and everything that was asked for: the name of this data set."""
@@ -52,7 +62,9 @@ class Request:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        # Without ranges as before there were any: data sets keep their names.
+        content = {name: value for name, value in asdict(self).items() if name != "ranges" or value}
+        return json.loads(json.dumps(content))  # type: ignore[no-any-return]
 
     def chunks(self) -> Iterator[Chunk]:
         """All chunks, in the order of the store."""
@@ -104,6 +116,7 @@ def make_request(
     num_frames: int | None = None,
     seed: int = 0,
     fixed: Mapping[str, float] | None = None,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
 ) -> Request:
     """A checked request; sizes that are not given are those of the benchmark. Raises ConfigError."""
     bench = find_task(task)
@@ -118,4 +131,22 @@ def make_request(
     if not 0 <= seed < 2**63:
         raise ConfigError(f"seed {seed} is not possible", hint="choose a number from 0 to 2^63 - 1")
     check_fixed(bench.spec, fixed or {})
-    return Request(task, resolution, num_frames, trajectories, seed, dict(fixed or {}))
+    for name, (low, high) in (ranges or {}).items():
+        _check_range(bench, name, low, high)
+        if name in (fixed or {}):
+            raise ConfigError(f"parameter '{name}' has a value and a range", hint="give one of them")
+    return Request(task, resolution, num_frames, trajectories, seed, dict(fixed or {}), dict(ranges or {}))
+
+
+def _check_range(task: SolverTask, name: str, low: float, high: float) -> None:
+    """Raises ConfigError for a range that the solver is not made for."""
+    known = {p.name: (p.minimum, p.maximum) for p in task.spec.parameters} | dict(task.solvable)
+    if name not in known:
+        has = f"it has {', '.join(known)}" if known else "it has no parameters"
+        raise ConfigError(f"task '{task.spec.name}' has no parameter '{name}'", hint=has)
+    first, last = known[name]
+    if not first <= low < high <= last:
+        raise ConfigError(
+            f"parameter '{name}' of task '{task.spec.name}' cannot be drawn from {low:g} to {high:g}",
+            hint=f"choose a range within {first:g} to {last:g}, the smaller value first: the solver is made for that",
+        )

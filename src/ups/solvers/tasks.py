@@ -11,8 +11,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal, cast
 
 from ups import registry
@@ -40,6 +40,7 @@ class SolverTask:
     step of the finite-volume solvers is shared by the trajectories of a chunk.
     reduction: how a stored value follows from the solver's grid.
     start: time of the first stored frame.
+    solvable: parameters outside of the task's own range that the solver is as good for, for data of another regime.
     """
 
     spec: TaskSpec
@@ -50,6 +51,7 @@ class SolverTask:
     choices: str
     trajectories_per_chunk: int = 16
     start: float = 0.0
+    solvable: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def solve(self, draws: Draws, resolution: int, num_frames: int) -> Solution:
         """Solved trajectories, one per row of `draws`. Raises MissingExtraError without the `generate` extra."""
@@ -83,6 +85,7 @@ advection1d = SolverTask(
     num_frames=41,
     reduction="exact values",
     choices="nothing was open",
+    solvable={"beta": (0.01, 16.0)},  # the solution is a formula
 )
 
 burgers1d = SolverTask(
@@ -101,6 +104,7 @@ burgers1d = SolverTask(
     num_frames=41,
     reduction="cell averages",
     choices="1,024 solver points: the thinnest front is 0.003 wide, thinner than a stored cell",
+    solvable={"nu": (0.01, 1.0)},  # a larger viscosity only makes it smoother
 )
 
 ks1d = SolverTask(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ups.errors import ConfigError, DataError
-from ups.solvers.problem import Solution
+from ups.solvers.problem import Draws, Solution
 from ups.solvers.request import Chunk, make_request
 from ups.solvers.summary import Summary, differences
 from ups.solvers.tasks import TASKS
@@ -102,3 +102,22 @@ class TestSummary:
         assert any("train state u" in line for line in differences(one, self.summary(shift=0.01)))
         assert differences(one, self.summary(seed=1))
         assert differences(one, {})
+
+
+def test_a_parameter_is_drawn_from_another_range_and_the_store_says_so() -> None:
+    usual = make_request("burgers1d", trajectories=(1, 0, 4))
+    shifted = make_request("burgers1d", trajectories=(1, 0, 4), ranges={"nu": (0.1, 0.2)})
+    assert "ranges" not in usual.to_json(), "data sets that were there before keep their identity"
+    assert shifted.identity() != usual.identity()
+    (nu,) = shifted.bench_task.spec.parameters
+    assert (nu.minimum, nu.maximum, nu.scale) == (0.1, 0.2, "log")
+    drawn = Draws(0, "burgers1d", "test", (0, 1, 2, 3)).parameters(shifted.bench_task.spec)
+    assert ((drawn >= 0.1) & (drawn < 0.2)).all()
+
+
+@pytest.mark.parametrize(
+    ("ranges", "fixed"), [({"nu": (0.2, 0.1)}, {}), ({"mu": (0.1, 0.2)}, {}), ({"nu": (0.1, 0.2)}, {"nu": 0.1})]
+)
+def test_a_range_that_makes_no_sense_is_refused(ranges, fixed) -> None:
+    with pytest.raises(ConfigError):
+        make_request("burgers1d", ranges=ranges, fixed=fixed)

@@ -1,0 +1,116 @@
+"""Held-out trajectories from another data set of the same task, next to the train split that a model knows.
+
+For scores in another regime: parameters outside the range of the training, another source, other starts. The task stays
+that of the model: its declared ranges are units of the network's inputs, and those of the other set would change them
+silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+
+from ups.errors import ConfigError
+from ups.formats.base import Float64, Int64, Reader, Window, WindowBlock
+from ups.spec.task import TaskSpec
+
+TRAIN = "train"
+# What two descriptions of a task may differ in and still mean the same numbers.
+_MAY_DIFFER = frozenset({"name", "parameters", "equation", "dt_range", "conserved", "symmetries", "residual"})
+
+
+class HeldOutElsewhere:
+    """A reader: split `train` of `own`, valid and test of `other`."""
+
+    def __init__(self, own: Reader, other: Reader) -> None:
+        _check_same(own, other)
+        self.own, self.other = own, other
+
+    def _of(self, split: str) -> Reader:
+        return self.own if split == TRAIN else self.other
+
+    @property
+    def task(self) -> TaskSpec:
+        return self.own.task
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        return {**self.other.splits, TRAIN: self.own.splits.get(TRAIN, 0)}
+
+    @property
+    def num_frames(self) -> int:
+        return self.other.num_frames
+
+    @property
+    def differing(self) -> tuple[str, ...]:
+        return self.other.differing
+
+    @property
+    def space(self) -> tuple[int, ...]:
+        return self.own.space
+
+    @property
+    def coordinates(self) -> tuple[Float64, ...]:
+        return self.own.coordinates
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return self.other.assumptions
+
+    def frames_of(self, split: str) -> Int64 | None:
+        return self._of(split).frames_of(split)
+
+    def frames_in(self, split: str, trajectory: int) -> int:
+        return self._of(split).frames_in(split, trajectory)
+
+    def dt_in(self, split: str, trajectory: int) -> float:
+        return self._of(split).dt_in(split, trajectory)
+
+    def times_in(self, split: str, trajectory: int) -> Float64:
+        return self._of(split).times_in(split, trajectory)
+
+    def read(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> Window:
+        return self._of(split).read(split, trajectory, start_frame, num_frames)
+
+    def read_block(
+        self,
+        split: str,
+        trajectories: Sequence[int],
+        start_frames: Sequence[int],
+        num_frames: int,
+        out: WindowBlock | None = None,
+    ) -> WindowBlock:
+        return self._of(split).read_block(split, trajectories, start_frames, num_frames, out)
+
+    def where(self, split: str, trajectory: int) -> str:
+        return self._of(split).where(split, trajectory)
+
+    def identity(self) -> str:
+        return self.other.identity()
+
+    def close(self) -> None:
+        self.own.close()
+        self.other.close()
+
+
+def _check_same(own: Reader, other: Reader) -> None:
+    """Raises ConfigError if the other data cannot be scored by a model of this task."""
+    name = own.task.name
+    for field in fields(own.task):
+        mine, its = getattr(own.task, field.name), getattr(other.task, field.name)
+        if field.name not in _MAY_DIFFER and mine != its:
+            raise ConfigError(
+                f"task '{name}': {field.name} of the other data is {its}, and that of the model {mine}",
+                hint="score on data of the same fields, axes and time step",
+            )
+    parameters = [[(p.name, p.scale) for p in task.parameters] for task in (own.task, other.task)]
+    if parameters[0] != parameters[1]:
+        raise ConfigError(
+            f"task '{name}': the other data have the parameters {parameters[1]}, and the model {parameters[0]}",
+            hint="score on data with the same parameters; their values may lie elsewhere",
+        )
+    if own.space != other.space:
+        raise ConfigError(
+            f"task '{name}': the other data have a grid of {other.space}, and the model {own.space}",
+            hint="score on data on the same grid",
+        )
