@@ -33,11 +33,14 @@ def auto_micro_batch(run_dir: Path, ranks: int, host_bytes: int) -> int:
     host_bytes: memory of this host for each of its ranks. Raises MachineError if not even one window fits.
     """
     command = [sys.executable, "-m", "ups.run.auto_micro_batch", str(run_dir), str(ranks), str(host_bytes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False)
+        problem = (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = f"the rehearsal took more than {_DEADLINE_SECONDS} s"
+    if problem:
         raise TrainingError(
-            f"no micro-batch could be chosen for engine.micro_batch=auto: {last}",
+            f"no micro-batch could be chosen for engine.micro_batch=auto: {problem}",
             hint="set engine.micro_batch to a number of windows; `ups plan` shows what stages need",
         )
     found = json.loads(done.stdout.splitlines()[-1])
