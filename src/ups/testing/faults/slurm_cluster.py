@@ -52,7 +52,7 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 PreemptMode=REQUEUE
 PreemptType=preempt/partition_prio
-NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs=4 RealMemory=2000 State=UNKNOWN
+NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] CPUs={cores} State=UNKNOWN
 PartitionName=low Nodes=n[1-2] Default=YES MaxTime=60 State=UP PriorityTier=1 OverSubscribe=NO GraceTime=30
 PartitionName=high Nodes=n[1-2] MaxTime=60 State=UP PriorityTier=10 OverSubscribe=NO
 """
@@ -95,7 +95,8 @@ class Cluster:
         end = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > end:
-                raise TimeoutError(f"{what}: not within {seconds:.0f} s\n{self.call('squeue', '-a')}")
+                shown = "\n".join(self.call(*words) for words in (("squeue", "-a"), ("sinfo", "-lN")))
+                raise TimeoutError(f"{what}: not within {seconds:.0f} s\n{shown}")
             time.sleep(0.5)
 
     def kill_daemon(self, node: str) -> None:
@@ -121,7 +122,7 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     (folder / "hosts").write_text(f"127.0.0.1 localhost {os.uname().nodename} n1 n2\n")
     ports = {"port": _FIRST_PORT, "node_port": _FIRST_PORT + 1, "first": _FIRST_PORT + 2, "last": _FIRST_PORT + 3}
     config = folder / "slurm.conf"
-    config.write_text(_CONFIG.format(folder=folder, **ports))
+    config.write_text(_CONFIG.format(folder=folder, cores=os.cpu_count(), **ports))
     try:
         names = {"key-file": "key", "socket": "sock", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
         options = [f"--{option}={folder}/munge.{suffix}" for option, suffix in names.items()]
