@@ -153,11 +153,15 @@ def test_a_canceled_run_saves_and_stays_out_of_the_queue(cluster: Cluster, recip
     assert "queued again" not in run.output
 
 
-def test_a_canceled_step_saves_and_goes_on(cluster: Cluster, recipe: Path, alone: str) -> None:
+def test_a_canceled_step_is_killed_and_goes_on_when_it_is_submitted_again(
+    cluster: Cluster, recipe: Path, alone: str
+) -> None:
     run = Submitted(cluster, recipe, "step", "--nodes", "2")
     run.wait_for_checkpoint(10)
-    cluster.call("scancel", f"{run.job}.0")
-    run.wait_for_queue()
+    cluster.call("scancel", f"{run.job}.0")  # without a warning
+    cluster.wait_for(lambda: cluster.state(run.job) == "FAILED", 120, "the end")
+    assert "queued again" not in run.output
+    run.job = cluster.call("sbatch", "--parsable", str(run.run_dir / "launch" / "job.sh"))
     assert run.finish()["state"] == "completed", run.output
     assert weights(run.run_dir) == alone
 
