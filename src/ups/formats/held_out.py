@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from ups.errors import ConfigError
-from ups.formats.base import Float64, Int64, Reader, Window, WindowBlock
+from ups.formats.base import Int64, Reader, WindowBlock
+from ups.spec.batch import Float64, Window
 from ups.spec.task import TaskSpec
 
 TRAIN = "train"

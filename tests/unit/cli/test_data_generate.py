@@ -48,7 +48,7 @@ def test_a_mistake_is_answered_with_what_to_do_and_nothing_is_written(tmp_path, 
 
 def test_all_means_the_nine_tasks_and_a_task_named_twice_is_made_once():
     def requests(*tasks):
-        return [r.task for r in _requests(list(tasks), (1, 1, 1), None, None, 0, [], "store")]
+        return [r.task for r in _requests(list(tasks), (1, 1, 1), None, None, 0, [], [], "store")]
 
     assert len(requests("all")) == 9
     assert requests("ks1d", "darcy2d", "ks1d") == ["ks1d", "darcy2d"]
