@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> RecipeLike:
-    tasks = write_mixture(tmp_path)
+    tasks = write_mixture(tmp_path)[:1]
     model = MODELS["multiscale"]
     stages = [{"type": "operator", "steps": 2}]
     engine = {"device": "cpu", "threads": 1, "micro_batch": "auto"}
