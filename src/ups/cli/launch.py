@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import report, say
+
+if TYPE_CHECKING:
+    from ups.config.schema import Recipe
 
 app = new_app("Start a run on a cluster.")
 
@@ -62,29 +65,26 @@ def slurm(
     from ups.launch.slurm import SlurmJob, script, submit
     from ups.launch.slurm import sweep as combinations
     from ups.record.text import path_text
-    from ups.run.directory import check_ranks, run_dir_of
+    from ups.run.directory import run_dir_of
 
     file = recipe_file(recipe)
     resolved = resolve(file, set)
     checked = resolved.recipe
-    ranks_here = ranks_per_node or gpus_per_node or 1
-    check_ranks(checked, nodes * ranks_here)
+    ranks_here, cpus_here = _share(checked, nodes, gpus_per_node, ranks_per_node)
     run_dir = run_dir_of(resolved, recipe, set)
     changes = combinations(sweep, checked.run.name, run_dir)
     for words in changes:
         resolve(file, [*set, *words[1::2]])  # a value that is refused is refused here, and not in a job of tomorrow
-    command = [sys.executable, "-m", "ups", "train", recipe, *(word for change in set for word in ("--set", change))]
     job = SlurmJob(
         name=checked.run.name,
         run_dir=run_dir,
         work_dir=Path.cwd(),
-        command=command,
+        command=_command(sys.executable, recipe, set),
         time=time,
         nodes=nodes,
         ranks_per_node=ranks_here,
         gpus_per_node=gpus_per_node,
-        # A rank and its readers; the supervisor takes next to nothing.
-        cpus_per_node=ranks_here * (1 + checked.data.loader.workers),
+        cpus_per_node=cpus_here,
         partition=partition,
         account=account,
         options=sbatch,
@@ -95,14 +95,11 @@ def slurm(
         report({"script": text, "path": str(job.script_path)}) if json else say(text.rstrip("\n"))
         return
     number = submit(job)
-    runs = [str(run_dir)]
-    if job.is_array:
-        runs = [str(run_dir.with_name(f"{run_dir.name}-{n}")) for n in range(len(changes))]
     if json:
-        report({"job": number, "script": str(job.script_path), "runs": runs})
+        report({"job": number, "script": str(job.script_path), "runs": [str(path) for path in job.run_dirs]})
         return
     say(f"submitted job {number}: {path_text(job.script_path)}")
-    say(f"look at it with: ups status {path_text(Path(runs[0]))}; squeue -j {number}")
+    say(f"look at it with: ups status {path_text(job.run_dirs[0])}; squeue -j {number}")
 
 
 @app.command()
@@ -139,23 +136,21 @@ def kubernetes(
     from ups.config.recipe import recipe_file, resolve
     from ups.errors import ConfigError
     from ups.launch.kubernetes import KubernetesJob, manifests, text
-    from ups.run.directory import check_ranks
 
     file = recipe_file(recipe)
     checked = resolve(file, set).recipe
     if Path(recipe).is_absolute() or not Path(recipe).resolve().is_relative_to(Path.cwd()):
         raise ConfigError(f"{recipe} is not below this directory, which is all that the pods see")
-    ranks_here = ranks_per_host or gpus_per_host or 1
-    check_ranks(checked, hosts * ranks_here)
+    ranks_here, cpus_here = _share(checked, hosts, gpus_per_host, ranks_per_host)
     job = KubernetesJob(
         name=checked.run.name.lower().replace("_", "-"),
         image=image,
         claim=claim,
-        command=["python", "-m", "ups", "train", recipe, *(word for one in set for word in ("--set", one))],
+        command=_command("python", recipe, set),
         hosts=hosts,
         ranks_per_host=ranks_here,
         gpus_per_host=gpus_per_host,
-        cpus_per_host=ranks_here * (1 + checked.data.loader.workers),
+        cpus_per_host=cpus_here,
         memory=memory,
         secret=secret,
         namespace=namespace,
@@ -164,3 +159,18 @@ def kubernetes(
         report(manifests(job))
     else:
         say(text(job).rstrip("\n"))
+
+
+def _share(recipe: Recipe, hosts: int, gpus: int, ranks: int | None) -> tuple[int, int]:
+    """Ranks and processors of one host. Raises ConfigError if a block cannot be cut evenly over all ranks."""
+    from ups.run.directory import check_ranks
+
+    ranks_here = ranks or gpus or 1
+    check_ranks(recipe, hosts * ranks_here)
+    # A rank and its readers; the supervisor takes next to nothing.
+    return ranks_here, ranks_here * (1 + recipe.data.loader.workers)
+
+
+def _command(python: str, recipe: str, changes: list[str]) -> list[str]:
+    """`ups train` without what depends on hosts."""
+    return [python, "-m", "ups", "train", recipe, *(word for change in changes for word in ("--set", change))]

@@ -21,7 +21,7 @@ def run(
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
-    """From a recipe to a gated bundle: data, validate, doctor, train, evaluate, gate, bundle, report.
+    """From a recipe to a gated bundle: data, validate, doctor, plan, train, evaluate, gate, bundle, report.
 
     A step is left out when nothing that it depends on has changed; an interrupted one goes on. Exit code 9: the scores
     do not reach the gate of the recipe, and there is no new bundle.

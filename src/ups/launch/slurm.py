@@ -66,6 +66,11 @@ class SlurmJob:
         return len(self.changes) > 1
 
     @property
+    def run_dirs(self) -> list[Path]:
+        """Of the run, or of each run of an array."""
+        return [run_of_array(self.run_dir, n) for n in range(len(self.changes))] if self.is_array else [self.run_dir]
+
+    @property
     def script_path(self) -> Path:
         return self.run_dir / FOLDER / SCRIPT_NAME
 
@@ -85,9 +90,14 @@ def sweep(fields: Sequence[str], name: str, run_dir: Path) -> list[list[str]]:
         axes.append([f"{path}={value}" for value in values.split(",")])
     found = []
     for number, combination in enumerate(itertools.product(*axes)):
-        own = [f"run.name={name}-{number}", f"run.dir={run_dir.with_name(f'{run_dir.name}-{number}')}"]
+        own = [f"run.name={name}-{number}", f"run.dir={run_of_array(run_dir, number)}"]
         found.append([word for change in (*combination, *own) for word in ("--set", change)])
     return found
+
+
+def run_of_array(run_dir: Path, number: int) -> Path:
+    """The run directory of one job of an array."""
+    return run_dir.with_name(f"{run_dir.name}-{number}")
 
 
 def script(job: SlurmJob) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ups.record.manifest import write_file_atomically
 from ups.record.places import CONFIG_NAME
-from ups.record.text import duration_text, size_text
+from ups.record.text import duration_text, last_line, size_text
 from ups.run.steps_file import PLAN_NAME
 
 
@@ -27,7 +27,7 @@ def make_plan(recipe: str, ranks: int, run_dir: Path) -> str:
         command = [sys.executable, "-m", "ups", "plan", str(path), "--gpus", str(ranks), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        last = last_line(done.stderr)
         _write(run_dir, {"problem": last})
         return f"none could be made: {last}"
     found = json.loads(done.stdout)

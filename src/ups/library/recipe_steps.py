@@ -124,18 +124,21 @@ def _data_outputs(job: Job) -> str:
     return digest(job.samples)
 
 
+def _counter(progress: Callable[[str, int, int], None] | None, what: str) -> Callable[[int, int], None]:
+    """How far one thing is, for a display that may not be there."""
+
+    def show(done: int, total: int) -> None:
+        if progress is not None:
+            progress(what, done, total)
+
+    return show
+
+
 def _make_data(job: Job) -> str:
     job._samples = {}
-    done = []
     with job.output.scoring() as progress:
-        for task in job.resolved.recipe.data.tasks:
-
-            def show(here: int, total: int, name: str = task.name) -> None:
-                if progress is not None:
-                    progress(f"fetching {name}", here, total)
-
-            done.append(make_data(task, show))
-    return "; ".join(done)
+        tasks = job.resolved.recipe.data.tasks
+        return "; ".join(make_data(task, _counter(progress, f"fetching {task.name}")) for task in tasks)
 
 
 def _validate_inputs(job: Job) -> Any:
@@ -149,15 +152,10 @@ def _validate(job: Job) -> str:
     count = 0
     with job.output.scoring() as progress:
         for task in job.resolved.recipe.data.tasks:
-
-            def show(done: int, total: int, name: str = task.name) -> None:
-                if progress is not None:
-                    progress(f"validating {name}", done, total)
-
             found = validate_paths(
                 paths_of(task),
                 allow=task.allow,
-                progress=show,
+                progress=_counter(progress, f"validating {task.name}"),
                 problem=task.problem,
                 format=task.format,
                 description=task.description,

@@ -138,7 +138,7 @@ def evaluate(
     from ups.run.progress_line import ProgressLine
     from ups.run.reporting import report_folder
     from ups.run.scoring import score
-    from ups.run.trained import load_trained, on_other_data
+    from ups.run.trained import check_tasks, load_trained, on_other_data
 
     if split not in HELD_OUT:
         raise ConfigError(f"'{split}' is not a held-out split", hint="use test or valid")
@@ -151,12 +151,9 @@ def evaluate(
         trained = load_trained(name)
         folder = report_folder(find_model(name))
         if data:
-            trained = on_other_data(trained, {task: os.fspath(path) for task, path in data.items()})
+            trained = on_other_data(trained, {task: os.fspath(path) for task, path in data.items()}, name)
             folder = folder.with_name(f"{folder.name}-other-data")
-        known = [reader.task.name for reader in trained.readers]
-        wrong = [task for task in tasks if task not in known]
-        if wrong:
-            raise ConfigError(f"'{name}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
+        check_tasks(trained, tasks, name)
         results = score(
             trained,
             split=split,

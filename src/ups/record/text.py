@@ -36,3 +36,8 @@ def path_text(path: Path) -> str:
     with contextlib.suppress(ValueError, OSError):
         return str(path.relative_to(Path.cwd()))
     return str(path)
+
+
+def last_line(text: str) -> str:
+    """What a program that failed has said last."""
+    return (text.strip().splitlines() or ["no message"])[-1]

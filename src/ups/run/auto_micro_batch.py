@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ups.errors import MachineError, TrainingError
+from ups.record.text import last_line
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
@@ -35,7 +36,7 @@ def auto_micro_batch(run_dir: Path, ranks: int, host_bytes: int) -> int:
     command = [sys.executable, "-m", "ups.run.auto_micro_batch", str(run_dir), str(ranks), str(host_bytes)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False)
-        problem = (done.stderr.strip().splitlines() or ["no message"])[-1] if done.returncode else ""
+        problem = last_line(done.stderr) if done.returncode else ""
     except subprocess.TimeoutExpired:
         problem = f"the rehearsal took more than {_DEADLINE_SECONDS} s"
     if problem:

@@ -47,7 +47,15 @@ def load_trained(name: str, checkpoint: Path | None = None) -> Trained:
     return _from_bundle(path) if is_bundle(path) else _from_run(path, checkpoint)
 
 
-def on_other_data(trained: Trained, data: Mapping[str, str]) -> Trained:
+def check_tasks(trained: Trained, tasks: Sequence[str], name: str) -> None:
+    """Raises ConfigError for a task that the model, which a person calls `name`, does not have."""
+    known = [reader.task.name for reader in trained.readers]
+    wrong = [task for task in tasks if task not in known]
+    if wrong:
+        raise ConfigError(f"'{name}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
+
+
+def on_other_data(trained: Trained, data: Mapping[str, str], name: str) -> Trained:
     """The same model with held-out trajectories from elsewhere: task -> path. Other tasks are left out.
 
     Raises ConfigError for a task that the model does not have, or data that it cannot be scored on.
@@ -55,14 +63,12 @@ def on_other_data(trained: Trained, data: Mapping[str, str]) -> Trained:
     from ups.data.open import open_task
     from ups.formats.held_out import HeldOutElsewhere
 
+    check_tasks(trained, list(data), name)
     known = {reader.task.name: reader for reader in trained.readers}
     settings = {task.name: task for task in trained.recipe.data.tasks}
-    for name in data:
-        if name not in known:
-            raise ConfigError(f"'{trained.name}' has no task '{name}'", hint=f"its tasks are {', '.join(known)}")
     readers: list[Reader] = [
-        HeldOutElsewhere(known[name], open_task(settings[name].model_copy(update={"path": path})))
-        for name, path in data.items()
+        HeldOutElsewhere(known[task], open_task(settings[task].model_copy(update={"path": path})))
+        for task, path in data.items()
     ]
     identity = dict(trained.identity) | {f"data {r.task.name}": r.identity() for r in readers}
     return replace(trained, readers=readers, identity=identity)
