@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ups.data.permutation import Permutation
+from ups.data.shortest_waves import ShortestWaves
 from ups.errors import DataError, MachineError
 from ups.formats.base import Reader, WindowBlock
 from ups.record.atomic import write_file_atomically
@@ -41,7 +42,7 @@ _MIN_SAMPLE = 16
 _READ_BYTES = 8 << 20
 
 _FORMAT = "ups-statistics"
-_VERSION = 2
+_VERSION = 3
 _MAX_FILE_BYTES = 4 << 20
 # Statistics of the same files under other strides live in the same file; the oldest leave first.
 _MAX_ENTRIES = 16
@@ -62,6 +63,7 @@ def compute_statistics(
     state, difference = Moments(task.num_channels("state")), Moments(task.num_channels("state"))
     static, target = Moments(task.num_channels("static")), Moments(task.num_channels("target"))
     parameters = Moments(len(task.parameters))
+    waves = ShortestWaves(task)
     logs = np.array([p.scale == "log" for p in task.parameters], bool)
     done = 0
     for trajectories, block, first_frame in _blocks(reader, chosen):
@@ -69,6 +71,7 @@ def compute_statistics(
         fresh = block.state[:, 1:] if first_frame else block.state
         try:
             state.add(by_channel(fresh, 2))  # (C, B*T*S)
+            waves.add(fresh)
             difference.add(by_channel(np.diff(block.state.astype(np.float64), axis=1), 2))
             if first_frame == 0:
                 static.add(by_channel(block.static, 1))
@@ -93,6 +96,7 @@ def compute_statistics(
         target_std=target.std(),
         parameter_mean=parameters.mean,
         parameter_std=parameters.std(),
+        smooth_from=waves.absent(state.std()),
         data_identity=reader.identity(),
         num_frames=num_frames,
     )
@@ -229,6 +233,8 @@ def _check(statistics: Statistics, reader: Reader, file: Path) -> None:
         lengths = {len(getattr(statistics, f"{role}_{kind}")) for kind in ("mean", "std")}
         if lengths != {count} or min(getattr(statistics, f"{role}_std"), default=0.0) < 0:
             raise DataError(f"{file}: statistics of '{role}' do not fit task '{task.name}', which has {count} of them")
+    if [len(row) for row in statistics.smooth_from] != [len(task.axes)] * task.num_channels("state"):
+        raise DataError(f"{file}: 'smooth_from' does not fit the channels and axes of task '{task.name}'")
 
 
 def _places(path: str | Path | Sequence[str | Path]) -> list[Path]:

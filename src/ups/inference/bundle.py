@@ -224,11 +224,16 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
     gates, stages = data.get("gates", {}), data.get("stages", [])
     if not isinstance(gates, dict) or not isinstance(stages, list) or len(stages) > MAX_ROWS:
         raise ValueError("gates must be a table by task, and stages a list")
+    statistics = {t.name: Statistics.from_json(data["statistics"][t.name]) for t in specs}
+    for spec in specs:
+        lengths = [len(row) for row in statistics[spec.name].smooth_from]
+        if lengths and lengths != [len(spec.axes)] * spec.num_channels("state"):
+            raise ValueError(f"smooth_from of task '{spec.name}' does not fit its channels and axes")
     return BundleInfo(
         networks={name: reading.validate_python(network) for name, network in given.items()},
         context_frames=context,
         tasks=specs,
-        statistics={t.name: Statistics.from_json(data["statistics"][t.name]) for t in specs},
+        statistics=statistics,
         coordinates={t.name: _coordinates(t, data["coordinates"][t.name]) for t in specs},
         scores=scores,
         provenance=provenance,

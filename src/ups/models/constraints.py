@@ -1,5 +1,6 @@
 """What a task says about its fields, kept exactly in every step: integrals, fields without negative values, vectors
-without divergence, values on the boundary. The stepper applies them, whatever the network.
+without divergence, values on the boundary; and what its data never have, the wave of two points. The stepper applies
+them, whatever the network.
 
 B samples, C channels of the state, S space, A axes.
 """
@@ -7,7 +8,7 @@ B samples, C channels of the state, S space, A axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +26,23 @@ def conserving(change: Tensor, task: TaskSpec) -> Tensor:
     mask = _mask(change, task, task.conserved)
     mean = change.mean(tuple(range(2, change.ndim)), keepdim=True)  # (B, C, 1, ...)
     return change - mask * mean
+
+
+def without_shortest_waves(change: Tensor, smooth_from: Sequence[Sequence[int]]) -> Tensor:
+    """change (B, C, *S) without the wave of two points where the data never have it (`Statistics.smooth_from`).
+
+    On the grid of the data and finer ones; on a coarser grid that wave is another one, which may be real.
+    """
+    for axis, columns in enumerate(zip(*smooth_from, strict=True)):
+        dim, points = axis + 2, change.shape[axis + 2]
+        chosen = [points % 2 == 0 and 0 < known <= points for known in columns]
+        if not any(chosen):
+            continue
+        line = [-1 if d == dim else 1 for d in range(1, change.ndim)]
+        wave = (1.0 - 2.0 * (torch.arange(points, device=change.device) % 2)).to(change.dtype).reshape(line)
+        mask = torch.tensor(chosen, dtype=change.dtype, device=change.device).reshape(-1, *([1] * (change.ndim - 2)))
+        change = change - mask * wave * (change * wave).mean(dim, keepdim=True)
+    return change
 
 
 def conserved_channels(task: TaskSpec) -> list[int]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, DataError
-from ups.models.constraints import at_boundaries, conserving, not_negative, without_divergence
+from ups.models.constraints import at_boundaries, conserving, not_negative, without_divergence, without_shortest_waves
 from ups.models.equation_residual import refined
 from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLatents, NetworkWithLinearPart
@@ -154,6 +154,8 @@ class Stepper(nn.Module):
     def constrained(self, prediction: Tensor, task: TaskSpec) -> Tensor:
         """A scaled change (B, C, *S) with what the task says of changes; the target of a steady task as it is."""
         x = prediction
+        if self.config.can_conserve:
+            x = without_shortest_waves(x, self.statistics[task.name].smooth_from)
         if task.divergence_free:
             x = without_divergence(x, self.normalization.change_scale(task, x, task.num_spatial_dims), task)
         return conserving(x, task) if self._conserve else x

@@ -17,6 +17,8 @@ class Statistics:
     Channels are in the order of `TaskSpec.channel_names(role)`. A constant channel has std 0 here; whoever divides
     replaces it (see `safe`). `difference_*` are those of (frame t+1 - frame t) of the state, at the stride of the
     reader. Parameters with a log scale have the statistics of their natural logarithm.
+    smooth_from: for each state channel and axis, the points of the grid on which the train split never has the shortest
+    wave, that of two points; 0 where it has it, and along axes that are not periodic. Empty: not measured.
     data_identity: `Reader.identity()` of the data that was measured; num_frames: frames that went in.
     """
 
@@ -30,6 +32,7 @@ class Statistics:
     target_std: tuple[float, ...] = ()
     parameter_mean: tuple[float, ...] = ()
     parameter_std: tuple[float, ...] = ()
+    smooth_from: tuple[tuple[int, ...], ...] = ()
     data_identity: str = ""
     num_frames: int = 0
 
@@ -39,9 +42,12 @@ class Statistics:
     @classmethod
     def from_json(cls, data: object) -> Statistics:
         """Reads what `to_json` wrote. Raises DataError for anything else."""
-        if not isinstance(data, Mapping) or set(data) != {f.name for f in fields(cls)}:
+        names = {f.name for f in fields(cls)}
+        # Bundles and runs from before `smooth_from` was measured have none.
+        if not isinstance(data, Mapping) or set(data) | {"smooth_from"} != names:
             raise DataError("statistics are malformed: not the expected JSON object")
         values = dict(data)
+        values["smooth_from"] = _points(values.get("smooth_from", ()))
         for name, value in values.items():
             if name.endswith(("_mean", "_std")):
                 values[name] = _numbers(name, value)
@@ -64,6 +70,15 @@ def _numbers(name: str, value: object) -> tuple[float, ...]:
     if not all(math.isfinite(v) for v in numbers):
         raise wrong
     return numbers
+
+
+def _points(value: object) -> tuple[tuple[int, ...], ...]:
+    found = []
+    for row in value if isinstance(value, list | tuple) else [None]:
+        if not isinstance(row, list | tuple) or any(type(n) is not int or n < 0 for n in row):
+            raise DataError("statistics are malformed: 'smooth_from' must be lists of numbers of points")
+        found.append(tuple(row))
+    return tuple(found)
 
 
 def safe(std: tuple[float, ...]) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ import torch
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.errors import DataError
 from ups.models.build import build_model
-from ups.models.constraints import divergence, not_negative
+from ups.models.constraints import divergence, not_negative, without_shortest_waves
 from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
@@ -143,3 +143,43 @@ def test_boundary_values_are_checked_and_survive_json() -> None:
         replace(PLANE, boundary_values=(WALLS.boundary_values[0],) * 2)
     with pytest.raises(DataError, match="finite"):
         BoundaryValue("height", "x", "first", float("nan"))
+
+
+def shortest(frames: torch.Tensor, dim: int) -> torch.Tensor:
+    """Largest amplitude of the wave of two points along an axis."""
+    points = torch.arange(frames.shape[dim])
+    return (
+        (frames * (1.0 - 2.0 * (points % 2)).reshape([-1 if d == dim else 1 for d in range(frames.ndim)]))
+        .mean(dim)
+        .abs()
+        .max()
+    )
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.type)
+def test_a_wave_that_no_sample_has_never_grows(config: ModelConfig) -> None:
+    """Channel 0 is smooth along both axes of 16 x 8 points, channel 1 along y, and channel 2 has all waves."""
+    known = replace(statistics_of(FLOW), smooth_from=((16, 8), (0, 8), (0, 0)))
+    task = replace(FLOW, positive=(), divergence_free=())
+    free, stepper = lively(config, task), lively(config, task)
+    stepper.statistics["plane"] = known
+    batch = flow_batch((16, 8))
+    batch = replace(batch, task=task).with_state(torch.zeros_like(batch.state))
+    with torch.no_grad():
+        loose, kept = free(batch), stepper(batch)
+    for channel, dim, gone in [(0, 1, True), (0, 2, True), (1, 1, False), (1, 2, True), (2, 1, False), (2, 2, False)]:
+        assert shortest(loose[:, channel], dim) > 1e-3, "the network must try"
+        assert (shortest(kept[:, channel], dim) < 1e-12) == gone
+    # The rest of a field is what it was, and the integral is kept as before.
+    assert torch.equal(kept[:, 2], loose[:, 2])
+    assert torch.allclose(kept[:, 0].sum((1, 2)), loose[:, 0].sum((1, 2)), atol=1e-10)
+
+
+def test_the_shortest_wave_of_a_coarser_or_odd_grid_may_be_real() -> None:
+    change = torch.randn(2, 1, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for known in (0, 16):
+        assert torch.equal(without_shortest_waves(change, [[known]]), change)
+    for known in (8, 12):
+        assert shortest(without_shortest_waves(change, [[known]]), 2) < 1e-15
+    assert torch.equal(without_shortest_waves(change[..., :11], [[8]]), change[..., :11])
+    assert without_shortest_waves(change, ()) is change, "statistics of older bundles say nothing"

@@ -36,6 +36,10 @@ def test_json_brings_back_the_same_numbers(pairs: list[tuple[float, float]], fra
         {"num_frames": "many"},
         {"num_frames": True},
         {"more": []},
+        {"smooth_from": 3},
+        {"smooth_from": [3]},
+        {"smooth_from": [[-1]]},
+        {"smooth_from": [[True]]},
     ],
 )
 def test_malformed_statistics_are_refused(change: dict[str, object]) -> None:
@@ -47,6 +51,13 @@ def test_malformed_statistics_are_refused(change: dict[str, object]) -> None:
 def test_what_is_no_statistics_at_all_is_refused(document: object) -> None:
     with pytest.raises(DataError, match="malformed"):
         Statistics.from_json(document)
+
+
+def test_statistics_from_before_short_waves_were_measured_say_nothing_of_them() -> None:
+    document = Statistics(smooth_from=((16, 0),)).to_json()
+    assert Statistics.from_json(json.loads(json.dumps(document))).smooth_from == ((16, 0),)
+    del document["smooth_from"]
+    assert Statistics.from_json(document).smooth_from == ()
 
 
 def test_a_constant_channel_is_divided_by_one() -> None:
