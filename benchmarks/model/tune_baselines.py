@@ -21,7 +21,7 @@ from typing import Any
 from in_process import Job, file_name, run_jobs
 
 MODELS = ("fno+", "unet+")
-FACTORS = (0.5, 1.0, 2.0)
+FACTORS = (0.5, 1.0, 2.0, 4.0)
 
 
 def job_of(options: argparse.Namespace, model: str, task: str, factor: float) -> Job:
