@@ -105,7 +105,8 @@ def validate(
 ) -> None:
     """Read everything once and name what is wrong, with file, trajectory and frame; exit code 4 if there is something.
 
-    Kinds: unreadable, damaged, not_finite, constant_frame, repeated_frame, duplicate, leakage, not_conserved.
+    Kinds: unreadable, damaged, not_finite, constant_frame, repeated_frame, duplicate, leakage, not_conserved,
+    negative, divergence, boundary_value.
     """
     from ups.data.validate import KINDS, validate_paths
     from ups.errors import ConfigError, DataError

@@ -26,6 +26,9 @@ FindingKind = Literal[
     "duplicate",
     "leakage",
     "not_conserved",
+    "negative",
+    "divergence",
+    "boundary_value",
 ]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ups.config.description import TaskDescription
+from ups.data.declared import contradictions
 from ups.data.open import open_paths
 from ups.errors import DataError, UpsError
 from ups.formats.base import Reader
@@ -38,6 +39,9 @@ KINDS = {
     "duplicate": "two trajectories of one split are equal, or equal up to rounding",
     "leakage": "a trajectory of one split is also in another one",
     "not_conserved": "the integral of a field that the task calls conserved drifts",
+    "negative": "a field that the task calls positive has negative values",
+    "divergence": "a vector field that the task calls free of divergence has one",
+    "boundary_value": "a field has another value at a boundary than the task says",
 }
 BLOCK_BYTES = 64 << 20
 NUM_SAMPLES = 64  # values of a frame that the rounded signature of a trajectory is made of
@@ -182,6 +186,7 @@ class _Validator:
                 *self._not_finite(block, names, start),
                 *self._constant(block, start),
                 *self._repeated(block, last, start),
+                *self._contradictions(block, start),
             ):
                 # One finding of a kind and field per trajectory: the first frame says where to look.
                 if (finding.kind, finding.field) not in reported:
@@ -241,6 +246,7 @@ class _Validator:
         self._hash.update(given.parameters.tobytes())
         if self.reader.task.steady:
             self._remember(given.target[None])
+            yield from self._contradictions(given.target[None], -1)
 
     def _remember(self, block: Float32) -> None:
         """Feeds the hashes. block (T, C, *S)."""
@@ -275,6 +281,10 @@ class _Validator:
         equal = (block[offset:] == previous).all(axis=tuple(range(1, block.ndim)))
         for frame in np.flatnonzero(equal):
             yield self.finding("repeated_frame", "equal to the frame before", start + offset + int(frame))
+
+    def _contradictions(self, block: Float32, start: int) -> Iterator[Finding]:
+        for kind, frame, name, message in contradictions(block, self.reader.task):
+            yield self.finding(kind, message, start + frame, name)
 
     def _drift(
         self, integral: Float64, size: Float64, initial: tuple[Float64, Float64], names: tuple[str, ...], start: int
