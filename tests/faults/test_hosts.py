@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -304,3 +306,24 @@ def test_the_command_trains_the_same_bytes_on_two_hosts_as_on_one(tmp_path: Path
     assert "JOINED 10.203.0.1:29500 as host 1:" in said[0]
     assert "VERDICT state=completed exit=0" in said[0]
     assert not (tmp_path / "two/.link-secret").exists()
+
+
+def test_a_run_that_cannot_start_sends_the_other_hosts_home_with_the_reason(tmp_path: Path) -> None:
+    """On the loopback: what is missed is found before there is anything to spread."""
+    tasks = write_mixture(tmp_path)
+    recipe = write_recipe(tmp_path, tasks, steps=6)
+    shutil.move(tasks[0]["path"], tmp_path / "elsewhere")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ups = [sys.executable, "-m", "ups", "train", str(recipe), "--ranks", "2", "--hosts", "2", "--address", address]
+    ups += ["--set", f"run.dir={tmp_path}/run"]
+    pipe = subprocess.PIPE
+    both = [
+        subprocess.Popen([*ups, "--host", str(host)], stdout=pipe, stderr=subprocess.STDOUT, text=True)
+        for host in (0, 1)
+    ]
+    said = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [4, 4], said
+    assert "host 0 cannot start the run: " in said[1]
+    assert Path(tasks[0]["path"]).name in said[1]
+    assert not (tmp_path / "run").exists()

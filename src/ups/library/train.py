@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.config.recipe import ResolvedRecipe
 from ups.config.schema import Recipe
-from ups.errors import GateError, RunDirectoryLostError
+from ups.errors import GateError, RunDirectoryLostError, UpsError
 from ups.library.output import Output, Printed, messages_shown
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
@@ -69,7 +69,13 @@ def train_resolved(
 
     if place is not None and not place.is_head:
         return follow_host(resolved.recipe, run_dir, ranks, output, place)
-    with prepared(resolved, run_dir, ranks, 1 if place is None else place.count) as identity:
+    with contextlib.ExitStack() as stack:
+        try:
+            identity = stack.enter_context(prepared(resolved, run_dir, ranks, 1 if place is None else place.count))
+        except UpsError as error:
+            if place is not None:
+                _send_home_after(error, run_dir, ranks, place)
+            raise
         if bundle:
             check_gate(run_dir, resolved.recipe, identity)
         done = completed_step(run_dir, resolved.recipe, identity, bundled=bundle)
@@ -201,14 +207,28 @@ def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict
     return {MICRO_BATCH: found}
 
 
-def _send_home(run_dir: Path, ranks: int, place: HostPlace, line: str) -> None:
+def _send_home(run_dir: Path, ranks: int, place: HostPlace, line: str, code: int = 0) -> None:
     """Tell the other hosts of a run that there is nothing to do."""
     from ups import __version__
     from ups.supervise.head import dismiss
     from ups.supervise.link_head import head_link
 
     with head_link(place, ranks, __version__, run_dir) as link:
-        dismiss(link, line, 0)
+        dismiss(link, line, code)
+
+
+def _send_home_after(error: UpsError, run_dir: Path, ranks: int, place: HostPlace) -> None:
+    """Tell the other hosts why the run cannot start: they would wait for host 0 until their deadline."""
+    from ups.run.removal import INPUTS, leave_no_trace
+    from ups.supervise.run_lock import hold_run
+
+    made = not run_dir.exists()
+    # Whatever goes wrong here, the error that is on its way is the one to show.
+    with contextlib.suppress(UpsError), hold_run(run_dir):
+        logger.warning("telling the other hosts that the run cannot start")
+        _send_home(run_dir, ranks, place, f"host 0 cannot start the run: {error.one_line()}", error.exit_code)
+        if made:
+            leave_no_trace(run_dir, INPUTS)
 
 
 def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, place: HostPlace) -> int:

@@ -19,6 +19,7 @@ from ups.record import process_tree
 from ups.testing.faults.supervised import MARK, PROGRAMS, TOY
 
 HOST_RUNNER = PROGRAMS / "run_host.py"
+SLOW_CABLE = PROGRAMS / "slow_cable.py"
 LIGHT = PROGRAMS / "light_rank.py"
 PORT = 29500
 # Hosts are judged sooner than in real runs, ranks are not: all of them share the cores of one machine.
@@ -50,6 +51,29 @@ class Network:
         """Pull the cable of a host out of the switch, or put it back."""
         _ip("-n", f"{self.name}-switch", "link", "set", f"port{host}", "up" if plugged else "down")
 
+    @contextlib.contextmanager
+    def slow(self, host: int, seconds: float) -> Iterator[None]:
+        """Delay every frame to and from a host by so much."""
+        switch, port = f"{self.name}-switch", f"port{host}"
+        for place in range(self.count):  # an answer is as plain as its question
+            _plain(f"{self.name}-{place}", "cable")
+        _ip("-n", switch, "link", "add", "slow-a", "type", "veth", "peer", "name", "slow-b")
+        try:
+            _ip("-n", switch, "link", "set", "slow-b", "master", "bridge", "up")
+            _ip("-n", switch, "link", "set", "slow-a", "up")
+            _ip("-n", switch, "link", "set", port, "nomaster")
+            command = ["ip", "netns", "exec", switch, sys.executable, str(SLOW_CABLE), port, "slow-a", str(seconds)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as carrier:
+                try:
+                    assert carrier.stdout is not None
+                    assert carrier.stdout.readline() == "ready\n"
+                    yield
+                finally:
+                    carrier.kill()
+        finally:
+            _ip("-n", switch, "link", "delete", "slow-a")
+            _ip("-n", switch, "link", "set", port, "master", "bridge")
+
     @property
     def address(self) -> str:
         """Where host 0 listens."""
@@ -77,6 +101,11 @@ def network(count: int) -> Iterator[Network]:
     finally:
         for space in spaces:
             subprocess.run(["ip", "netns", "delete", space], capture_output=True, timeout=20)
+
+
+def _plain(space: str, interface: str) -> None:
+    command = ["ip", "netns", "exec", space, sys.executable, str(SLOW_CABLE), "--plain", interface]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
 
 
 def _ip(*arguments: str) -> None:
