@@ -61,6 +61,14 @@ def adamw(recipe: Recipe) -> None:
     recipe["stages"][-1]["optim"] |= {"type": "adamw", "learning_rate": 2e-3}
 
 
+def rates(factor: float) -> Callable[[Recipe], None]:
+    def change(recipe: Recipe) -> None:
+        for name in ("learning_rate", "matrix_learning_rate"):
+            recipe["stages"][-1]["optim"][name] *= factor
+
+    return change
+
+
 VARIANTS: dict[str, Callable[[Recipe], None]] = {
     BASE: lambda recipe: None,
     "no attention": model(attention=False),
@@ -77,6 +85,8 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "rank-8 adapters for each task": lambda recipe: None,
     "windowed, shifted attention": lambda recipe: None,
     "channel-separated attention": lambda recipe: None,
+    "rates x 2": rates(2.0),
+    "rates x 4": rates(4.0),
     "kernel 5": model(kernel_size=5),
     "kernel 7": model(kernel_size=7),
     "narrower (24, 48, 96)": model(widths=[24, 48, 96], num_heads=3),

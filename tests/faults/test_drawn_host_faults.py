@@ -130,7 +130,7 @@ def _check_named(result: HostsResult, fault: Fault) -> None:
         case "kill a rank":
             assert result.codes == [0, 0], said
             (found,) = result.faults
-            assert (found["rank"], found["cause"]) == (fault.host, f"killed({fault.signal.name})")
+            assert (found["rank"], found["cause"]) == (fault.host, _cause(fault.signal))
             assert found["host"].startswith(f"{fault.host}:")
             assert found["phase"] in ("forward", "sync", "save")
             before, after = result.document["attempts"]
@@ -149,6 +149,10 @@ def _check_named(result: HostsResult, fault: Fault) -> None:
             assert (found["rank"], found["host"][:2]) == (1, "1:")
             assert found["phase"] in ("forward", "sync", "save")
             assert result.codes[0] == 6, said
+
+
+def _cause(number: signal.Signals) -> str:
+    return f"killed({number.name})" if number == signal.SIGKILL else f"signal({number.name})"
 
 
 def _without_space(run_dir: Path, host: int) -> dict[int, list[str]]:

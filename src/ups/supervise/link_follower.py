@@ -22,6 +22,7 @@ from ups.supervise.link_head import FROZEN_SECONDS
 
 _PING_SECONDS = 1.0
 _AGAIN_SECONDS = 0.5
+_TICK_SECONDS = 0.5
 _CONNECT_SECONDS = 3.0
 # A connection that is silent for so long is made anew: the network may have forgotten it.
 _SILENT_SECONDS = 8.0
@@ -55,6 +56,8 @@ class FollowerLink:
         self._closing = False
         self._thread = threading.Thread(target=self._keep, name="ups-link", daemon=True)
         self._thread.start()
+        # A thread of its own: who waits for an answer of the head is not frozen, however long that takes.
+        threading.Thread(target=self._notice_pauses, name="ups-link-clock", daemon=True).start()
 
     @property
     def order(self) -> dict[str, Any]:
@@ -115,7 +118,6 @@ class FollowerLink:
 
     def _keep(self) -> None:
         while not self._closing and self._refused is None:
-            self._tick()
             session = self._connect()
             if session is None:
                 time.sleep(_AGAIN_SECONDS)
@@ -129,13 +131,14 @@ class FollowerLink:
                     self._session = None
                 session.close()
 
-    def _tick(self) -> float:
-        """The time; after a pause in which this process stood still, the head has all its time again."""
-        now = time.monotonic()
-        if now - self._ticked > FROZEN_SECONDS:
-            self._heard = now
-        self._ticked = now
-        return now
+    def _notice_pauses(self) -> None:
+        """After a pause in which this process stood still, the head has all its time again."""
+        while not self._closing:
+            now = time.monotonic()
+            if now - self._ticked > FROZEN_SECONDS:
+                self._heard = now
+            self._ticked = now
+            time.sleep(_TICK_SECONDS)
 
     def _connect(self) -> Session | None:
         place = self._place
@@ -163,14 +166,14 @@ class FollowerLink:
     def _talk(self, session: Session) -> None:
         with self._lock:
             self._session = session
-            self._heard = self._ticked = time.monotonic()
+            self._heard = time.monotonic()
             report = self._report
         if report:
             self._send(session, {"report": report})
         self._joined, self._problem = True, ""
         next_ping = 0.0
         while not self._closing:
-            now = self._tick()
+            now = time.monotonic()
             if now >= next_ping:
                 next_ping = now + _PING_SECONDS
                 error = min(self._exchanges)[0] / 2e9 if self._exchanges else 0.0

@@ -15,7 +15,15 @@ import pytest
 
 from ups.errors import ConfigError, MachineError
 from ups.supervise.host_place import HostPlace
-from ups.supervise.link import SECRET_NAME, SECRET_VARIABLE, LinkClosed, Session, make_secret, read_secret
+from ups.supervise.link import (
+    HANDSHAKE_SECONDS,
+    SECRET_NAME,
+    SECRET_VARIABLE,
+    LinkClosed,
+    Session,
+    make_secret,
+    read_secret,
+)
 from ups.supervise.link_follower import FollowerLink
 from ups.supervise.link_head import HeadLink, head_link
 
@@ -227,3 +235,13 @@ def test_a_stranger_is_refused_and_noted_while_the_host_stays(tmp_path: Path) ->
         notes = head.take_notes()
     assert notes[0] == "NOTICE refused a connection from 127.0.0.1: it does not know the secret of the run"
     assert "host 1 is here already" in notes[1]
+
+
+def test_a_head_that_answers_nothing_is_silent_although_its_port_takes_connections(tmp_path: Path) -> None:
+    """As a host that is stopped as a whole: its kernel still lets everybody in."""
+    make_secret(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = HostPlace(1, 2, "b", "127.0.0.1", int(server.getsockname()[1]), "lo")
+        with contextlib.closing(follower_of(place, tmp_path)) as follower:
+            # Longer than one handshake: waiting for an answer is not standing still.
+            wait_for(lambda: follower.silent_seconds > HANDSHAKE_SECONDS + 3.0, seconds=40)
