@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -108,6 +109,9 @@ class Fsdp(Single):
         # Pinned memory, from which a GPU reads on its own, exists only where there is one.
         on_gpu = runtime.device.type == "cuda"
         place = CPUOffloadPolicy(pin_memory=on_gpu) if config.offload else OffloadPolicy()
+        # torch warns of every unit that returns a view, in case somebody changes it in place. Our networks do not.
+        ours = {type(unit).__name__ for unit in units if type(unit).__module__.startswith("ups.")}
+        warnings.filterwarnings("ignore", message=rf"FSDP2-wrapped module \(FSDP({'|'.join(sorted(ours))})\) returned")
         for unit in units:
             fully_shard(unit, mesh=runtime.mesh, mp_policy=inner, offload_policy=place)
         fully_shard(stage, mesh=runtime.mesh, mp_policy=outer, offload_policy=place)
