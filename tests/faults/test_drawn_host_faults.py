@@ -17,7 +17,15 @@ from pathlib import Path
 import pytest
 
 from ups.record import process_tree
-from ups.testing.faults.hosts import HostsResult, Network, StartedHosts, network, started_hosts, why_no_network
+from ups.testing.faults.hosts import (
+    HostsResult,
+    Network,
+    StartedHosts,
+    network,
+    started_hosts,
+    why_no_network,
+    without_space,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -76,7 +84,7 @@ def test_a_drawn_fault_is_named_and_the_run_ends_in_the_same_bytes(
     tmp_path: Path, hosts: Network, fault: Fault
 ) -> None:
     run_dir = tmp_path / "run"
-    around = _without_space(run_dir, fault.host) if fault.kind == "full disk" else {}
+    around = without_space(run_dir, fault.host) if fault.kind == "full disk" else {}
     with started_hosts(run_dir, hosts, steps=STEPS, step_seconds=STEP_SECONDS, around=around) as started:
         if not around:
             started.wait_for(lambda: started.has_commit(fault.step))
@@ -153,10 +161,3 @@ def _check_named(result: HostsResult, fault: Fault) -> None:
 
 def _cause(number: signal.Signals) -> str:
     return f"killed({number.name})" if number == signal.SIGKILL else f"signal({number.name})"
-
-
-def _without_space(run_dir: Path, host: int) -> dict[int, list[str]]:
-    """A file system of that host alone, on which not even a directory can be made."""
-    (run_dir / "logs").mkdir(parents=True)
-    mount = f"mount -t tmpfs -o nr_inodes=1 none '{run_dir}/logs' && exec \"$@\""
-    return {host: ["unshare", "-m", "sh", "-c", mount, "sh"]}

@@ -21,7 +21,7 @@ from ups.supervise.host_file import rows_of_hosts
 from ups.supervise.host_notes import head_was_lost
 from ups.supervise.run_file import read_run
 from ups.testing.faults import supervised
-from ups.testing.faults.hosts import HostsResult, Network, network, started_hosts, why_no_network
+from ups.testing.faults.hosts import HostsResult, Network, network, started_hosts, why_no_network, without_space
 from ups.testing.faults.small_run import write_recipe
 from ups.testing.mixture import write_mixture
 
@@ -267,10 +267,7 @@ def test_a_rank_that_computes_forever_is_named_although_another_host_waits_for_i
 
 
 def test_a_host_without_space_is_named_with_its_reason(tmp_path: Path, hosts: Network) -> None:
-    """A file system of that host alone, on which not even a directory can be made."""
-    (tmp_path / "run" / "logs").mkdir(parents=True)
-    mount = f"mount -t tmpfs -o nr_inodes=1 none '{tmp_path}/run/logs' && exec \"$@\""
-    full = {1: ["unshare", "-m", "sh", "-c", mount, "sh"]}
+    full = without_space(tmp_path / "run", 1)
     with started_hosts(tmp_path / "run", hosts, restarts=0, around=full) as started:
         result = started.finish(200)
     check_ended(result)

@@ -201,6 +201,13 @@ class StartedHosts:
         return HostsResult(self.run_dir, codes, outputs, [process.pid for process in left])
 
 
+def without_space(run_dir: Path, host: int) -> dict[int, list[str]]:
+    """`around` of a host that alone has a file system for its logs on which not even a directory can be made."""
+    (run_dir / "logs").mkdir(parents=True)
+    mount = f"mount -t tmpfs -o nr_inodes=1 none '{run_dir}/logs' && exec \"$@\""
+    return {host: ["unshare", "-m", "sh", "-c", mount, "sh"]}
+
+
 @contextlib.contextmanager
 def started_hosts(
     run_dir: Path,
