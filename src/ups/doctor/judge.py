@@ -109,7 +109,7 @@ def _failure(
     """The first thing that went wrong; what follows on other ranks is a consequence."""
 
     facts: dict[str, Any] = {}
-    for line in said:
+    for line in sorted(said, key=lambda line: (bool(line.get("cascade")), int(line["time_ns"]))):
         facts = {**dict(line.get("facts") or {}), **facts} if line.get("ok") is False else facts
 
     def verdict(

@@ -114,7 +114,7 @@ def compare(trials: Trials, variant: Variant, python: str, seconds: float = TRIA
             numbers.append(json.loads((outcome.folder / NUMBERS_NAME).read_text()))
     # A narrower precision shows rounding that is larger by the ratio of both.
     scale = _EPSILON[precision] / _EPSILON[wider] if wider == "float32" and precision == "float64" else 1.0
-    found.rows, found.first = differences(*numbers, _EPSILON[precision], scale)
+    found.rows, found.first = differences(numbers[0], numbers[1], numbers[2], _EPSILON[precision], scale)
     return found
 
 

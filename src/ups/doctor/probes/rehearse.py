@@ -180,7 +180,8 @@ def noticed_standstill(place: Place, seconds: float, report: Report) -> Iterator
                     "rung": report.name,
                     "ok": False,
                     "rank": int(os.environ.get("RANK") or 0),
-                    "time_ns": time.monotonic_ns(),
+                    # Since when: who waits for it stood still later.
+                    "time_ns": int(place.changed * 1e9),
                     "cause": "stalled",
                     "says": f"stood still for {seconds:.0f} s in {at['phase']} of step {at['step'] + 1}",
                     "facts": {"standing": at, "stage": at["stage"]},

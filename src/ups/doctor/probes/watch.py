@@ -75,7 +75,8 @@ class Watch:
         for name, module in stage.named_modules():
             if not inside_units and any(name.startswith(f"{unit}.") for unit in self._units):
                 continue
-            module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            # Before other hooks, such as those that gather shards: what goes wrong in them is of this module.
+            module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True)
             module.register_forward_hook(self._leave, with_kwargs=True)
 
     def innermost(self) -> str | None:
@@ -134,7 +135,7 @@ class Watch:
 
     def _follow(self, tensor: Tensor, kind: str, name: str) -> None:
         if tensor.requires_grad and torch.is_grad_enabled():
-            tensor.register_hook(self._gradient_hook(id(tensor), kind, name))
+            tensor.register_hook(self._gradient_hook(id(tensor), kind, name))  # type: ignore[no-untyped-call]
 
     def _gradient_hook(self, key: int, kind: str, name: str) -> Callable[[Tensor], None]:
         def look(gradient: Tensor) -> None:
