@@ -131,10 +131,7 @@ class Trials:
             failed = next((v for v in run_checks(limited, given, folder) if not v.ok), None)
             if failed is not None:
                 break
-        outcome = Outcome(label, failed, time.monotonic() - started, folder, read_places(folder))
-        with contextlib.suppress(OSError):
-            shutil.rmtree(self.run_dir / f".doctor-{folder.name}")
-        return outcome
+        return Outcome(label, failed, time.monotonic() - started, folder, read_places(folder))
 
     def _take_statistics(self, folder: Path) -> None:
         """Of the first trial, which measured all tasks: no rank measures again."""
