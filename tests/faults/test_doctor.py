@@ -24,6 +24,8 @@ from ups.cli.main import run
 from ups.config.recipe import resolve
 from ups.doctor import examine
 from ups.doctor.checks import CHECK_PROGRAMS, names
+from ups.doctor.judge import Verdict, judge
+from ups.doctor.processes import Examination, Processes
 from ups.record import process_tree
 from ups.testing.faults.doctor_data import write_data, write_recipe
 from ups.testing.faults.planted import PLANTS, SILENT_BUGS, run_checks, write_assignment
@@ -90,7 +92,7 @@ def test_a_crash_in_native_code_is_named_by_rank_signal_and_line(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # what a failed check printed stays: here
     plant = PLANTS / "segfault_in_wrap.py"
-    examination = examine.Examination(
+    examination = Examination(
         2,
         prepared / "run",
         resolve(prepared / "recipe.yaml").text,
@@ -109,12 +111,12 @@ def test_a_check_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) 
     plant = tmp_path / "plant.py"
     plant.write_text("import time\n\n\ndef wait_for_ever():\n    time.sleep(10_000)\n\n\nwait_for_ever()\n")
     program = replace(CHECK_PROGRAMS[0], seconds=9.0)
-    examination = examine.Examination(1, tmp_path / "run", environment={"UPS_PROBE_PLANT": str(plant)})
+    examination = Examination(1, tmp_path / "run", environment={"UPS_PROBE_PLANT": str(plant)})
     work = tmp_path / "work"
     work.mkdir()
-    examine._write_assignment(examination, work)
+    examine.write_assignment(examination, work)
     started = time.monotonic()
-    (verdict,) = examine._run_checks(program, examination, work)
+    (verdict,) = examine.run_checks(program, examination, work)
     assert time.monotonic() - started < 30
     assert not verdict.ok
     assert "not done after 9 s" in verdict.says
@@ -142,7 +144,7 @@ def test_a_rank_that_is_killed_from_outside_is_not_taken_for_a_verdict(tmp_path:
     program = next(program for program in CHECK_PROGRAMS if program.module == "group")
     out = {0: json.dumps({"rung": "group", "ok": True, "says": "", "seconds": 1}) + "\n", 1: ""}
     exits = {1: {"code": -signal.SIGKILL, "time_monotonic_ns": 5}}
-    verdicts = list(examine.judge(program, examine.Processes(out, {0: "", 1: ""}, exits, False, tmp_path), 1.0))
+    verdicts = list(judge(program, Processes(out, {0: "", 1: ""}, exits, False, tmp_path), 1.0))
     assert [v.ok for v in verdicts] == [True, False]
     assert verdicts[1].check == "collective"
     assert "rank 1" in verdicts[1].says
@@ -161,13 +163,13 @@ def test_a_peer_that_lost_its_connection_is_never_blamed_even_if_it_spoke_first(
     }
     dump = 'Current thread 0x00007f0000000000 (most recent call first):\n  File "/home/me/mine.py", line 7 in crash\n'
     exits = {0: {"code": 1, "time_monotonic_ns": 8}, 1: {"code": -11, "time_monotonic_ns": 9}}
-    left = examine.Processes({0: json.dumps(lost), 1: ""}, {0: "", 1: dump}, exits, False, tmp_path)
-    (verdict,) = examine.judge(program, left, 1.0)
+    left = Processes({0: json.dumps(lost), 1: ""}, {0: "", 1: dump}, exits, False, tmp_path)
+    (verdict,) = judge(program, left, 1.0)
     assert (verdict.rank, verdict.at) == (1, "/home/me/mine.py:7")
 
 
 def test_what_is_printed_for_a_failed_check_explains_it(capsys: pytest.CaptureFixture[str]) -> None:
-    show(examine.Verdict("parity", False, "it is 2 times", "a wrong denominator", "divide", log="/tmp/log"))
+    show(Verdict("parity", False, "it is 2 times", "a wrong denominator", "divide", log="/tmp/log"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("FAILED  parity      it is 2 times")
     assert [line.split(maxsplit=1) for line in lines[1:]] == [

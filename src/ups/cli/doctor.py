@@ -9,10 +9,11 @@ import typer
 
 from ups.cli.options import JsonOption, SetOption, new_app
 from ups.cli.output import report, say, styled
+from ups.errors import ConfigError
 from ups.record.places import RUNS
 
 if TYPE_CHECKING:
-    from ups.doctor.examine import Verdict
+    from ups.doctor.judge import Verdict
 
 app = new_app()
 
@@ -33,13 +34,45 @@ def doctor(
         int | None,
         typer.Option("--ranks", min=1, max=1024, help="Ranks to try; default one per GPU, else 2.", show_default=False),
     ] = None,
+    bisect: Annotated[
+        bool,
+        typer.Option("--bisect", help="Find which part of a failing recipe the failure needs."),
+    ] = False,
+    compare_python: Annotated[
+        str | None,
+        typer.Option(
+            "--compare-python",
+            metavar="PYTHON",
+            help="Train the same few steps with the Python of another environment, and find the first number that "
+            "differs.",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option("--steps", min=1, max=100_000, help="Steps that --bisect and --compare-python train.")
+    ] = 4,
+    minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Time limit of all trials of --bisect.")] = 30.0,
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Probe this machine with your recipe, check by check, each in its own process; the first that
     fails is explained.
     """
-    from ups.doctor.examine import Examination, examine
+    if bisect or compare_python is not None:
+        from ups.cli.doctor_trials import run_bisect, run_comparison
+
+        if recipe is None:
+            raise ConfigError("a part of a recipe is looked for, and none was given", hint="ups doctor RECIPE --bisect")
+        if bisect and compare_python is not None:
+            raise ConfigError("--bisect and --compare-python are two examinations", hint="run one after the other")
+        number = ranks if ranks is not None else default_ranks()
+        if compare_python is not None:
+            run_comparison(recipe, number, set, compare_python, steps, as_json=json)
+        else:
+            run_bisect(recipe, number, set, steps, minutes, as_json=json)
+        return
+    from ups.doctor.examine import examine
+    from ups.doctor.processes import Examination
 
     number = ranks if ranks is not None else default_ranks()
     if recipe is None:

@@ -20,6 +20,7 @@ DESCRIBED = "described"
 
 def open_task(config: TaskConfig) -> Reader:
     """The reader of one task of a recipe, called by the recipe's name for it. Opens nothing that outlives the call."""
+    _check_made(config)
     reader = open_paths(
         config.path,
         Subsampling(config.time_stride, config.space_stride, config.antialias, config.first_frame),
@@ -31,6 +32,20 @@ def open_task(config: TaskConfig) -> Reader:
     )
     reader.rename(config.name)
     return reader
+
+
+def _check_made(config: TaskConfig) -> None:
+    """Raises DataError if data that the recipe says how to make was not made yet."""
+    paths = [config.path] if isinstance(config.path, str) else config.path
+    missing = next((path for path in paths if not Path(path).exists()), None)
+    if missing is None or config.source is None:
+        return
+    kind, dataset = config.source.type, config.source.dataset
+    by_hand = f", `ups data fetch {dataset} --only '{Path(missing).name}'` fetches this file" if kind == "fetch" else ""
+    raise DataError(
+        f"{missing} of task '{config.name}' does not exist yet, and shapes are read from the data",
+        hint=f"`ups run RECIPE` makes what is missing by its source ({kind}){by_hand}",
+    )
 
 
 @contextlib.contextmanager

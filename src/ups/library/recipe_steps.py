@@ -181,7 +181,8 @@ def _doctor_inputs(job: Job) -> Any:
 
 def _examine(job: Job) -> str:
     from ups.doctor.checks import CHECK_PROGRAMS
-    from ups.doctor.examine import Examination, examine
+    from ups.doctor.examine import examine
+    from ups.doctor.processes import Examination
 
     # The part that the recipe does not change. What the recipe adds, the first step of the training shows as well.
     quick = ("machine", "libraries", *(("group",) if job.ranks > 1 else ()))

@@ -56,9 +56,18 @@ def last_step_of(recipe: Recipe) -> int | None:
 
 
 def check_ranks(recipe: Recipe, ranks: int) -> None:
-    """Raises ConfigError, before anything starts, if a block cannot be cut evenly over the ranks."""
+    """Raises ConfigError, before anything starts, if a block or the copies of the model cannot be cut evenly over the
+    ranks.
+    """
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks cannot train", hint="use 1 or more")
+    shard = recipe.engine.shard_ranks
+    if shard is not None and ranks % shard:
+        fitting = [str(n) for n in range(1, ranks + 1) if ranks % n == 0]
+        raise ConfigError(
+            f"engine.shard_ranks ({shard}) does not divide {ranks} ranks",
+            hint=f"use --set engine.shard_ranks={'|'.join(fitting)}, or a number of ranks that it divides",
+        )
     data = recipe.data
     blocks = {
         "data.block_size" if task.block_size is None else f"data.tasks.{number}.block_size": size

@@ -10,6 +10,7 @@ import pytest
 from ups.cli.doctor import doctor
 from ups.config.recipe import resolve
 from ups.doctor import examine
+from ups.doctor.processes import Examination
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"
 
@@ -20,7 +21,7 @@ def test_a_run_directory_is_examined_with_its_own_recipe(
 ) -> None:
     shutil.copytree(STORED / "v1", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
-    seen: list[examine.Examination] = []
+    seen: list[Examination] = []
     monkeypatch.setattr(examine, "examine", lambda run_checks, show: seen.append(run_checks) or [])
     doctor(given, ranks=2, set=["engine.threads=1"], json=False)
     assert seen[0].recipe_text == resolve("run/config.yaml", ["engine.threads=1"]).text

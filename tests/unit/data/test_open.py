@@ -47,3 +47,16 @@ def test_a_split_without_trajectories_is_empty_not_absent(store: Path) -> None:
     assert reader.splits == {"train": 1, "valid": 0, "test": 0}
     with pytest.raises(DataError, match="no window"):
         reader.read("test", 0, 0, 1)
+
+
+def test_data_that_a_recipe_would_fetch_is_said_to_be_missing_with_the_command(tmp_path: Path) -> None:
+    config = TaskConfig.model_validate(
+        {
+            "name": "burgers",
+            "path": str(tmp_path / "pdebench/burgers1d/1D_Burgers_Sols_Nu0.01.hdf5"),
+            "source": {"type": "fetch", "dataset": "pdebench/burgers1d"},
+        }
+    )
+    with pytest.raises(DataError, match="of task 'burgers' does not exist yet, and shapes are read from") as caught:
+        open_task(config)
+    assert "ups data fetch pdebench/burgers1d --only '1D_Burgers_Sols_Nu0.01.hdf5'" in caught.value.hint

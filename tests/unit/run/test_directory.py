@@ -151,6 +151,23 @@ def test_ranks_that_cannot_share_a_block_are_refused_before_anything_starts() ->
         check_ranks(Recipe.model_validate(document), 6)
 
 
+def test_shards_that_do_not_divide_the_ranks_are_refused_before_anything_starts() -> None:
+    document: dict[str, Any] = {
+        "run": {"name": "a"},
+        "data": {"tasks": [{"name": "a", "path": "a.zarr"}], "block_size": 12},
+        "stages": [{"type": "operator", "steps": 1}],
+        "engine": {"strategy": "fsdp", "shard_ranks": 4},
+    }
+    check_ranks(Recipe.model_validate(document), 4)
+    check_ranks(Recipe.model_validate(document), 12)
+    for ranks in (2, 6):  # fewer than a copy needs, and one copy and a half
+        with pytest.raises(ConfigError, match=rf"engine\.shard_ranks \(4\) does not divide {ranks} ranks"):
+            check_ranks(Recipe.model_validate(document), ranks)
+    with pytest.raises(ConfigError) as caught:
+        check_ranks(Recipe.model_validate(document), 6)
+    assert "engine.shard_ranks=1|2|3|6" in caught.value.hint
+
+
 def test_a_run_directory_with_another_place_is_a_new_run(recipe: Path, tmp_path: Path) -> None:
     run_dir = prepared(recipe)
     resolved = resolve(recipe_file(run_dir), [f"run.dir={tmp_path / 'new'}"])

@@ -74,6 +74,14 @@ def test_a_rehearsal_holds_what_the_real_step_holds(
     )
 
 
+def test_tasks_that_are_weighed_by_their_losses_can_be_planned(folder: Path, tasks: list[dict[str, Any]]) -> None:
+    plain = recipe_of(folder, tasks, "latent_operator")
+    stage = plain.stages[0].model_copy(update={"balance": 0.5})
+    with open_data(plain) as opened:
+        weighed = rehearsed(plain.model_copy(update={"stages": [stage]}), opened)
+        assert weighed.peak_bytes == pytest.approx(rehearsed(plain, opened).peak_bytes, rel=0.01)
+
+
 def test_what_costs_less_memory_is_seen_to(folder: Path, tasks: list[dict[str, Any]]) -> None:
     plain = recipe_of(folder, tasks)
     with open_data(plain) as opened:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.distributed.environment import RankEnvironment
 from ups.errors import ConfigError, UpsError
-from ups.record.causes import is_cascade
+from ups.record.causes import cause_of_error, is_cascade
 from ups.record.location import location_of_error
 from ups.record.log import show_log, write_to_stderr
 
@@ -126,7 +126,8 @@ def begin_check(name: str) -> Iterator[Report]:
         traceback.print_exc()
         # What a check refuses it has compared over all ranks: no single one of them is the cause.
         blamed = None if isinstance(error, CheckFailed) else rank
-        _print({"rung": name, "ok": False, "rank": blamed, "time_ns": time.monotonic_ns(), **_described(error)})
+        found = {"facts": report.facts, **_described(error)}
+        _print({"rung": name, "ok": False, "rank": blamed, "time_ns": time.monotonic_ns(), **found})
         sys.stderr.flush()
         os._exit(1)
     if rank == 0:
@@ -138,12 +139,12 @@ def begin_check(name: str) -> Iterator[Report]:
 def _described(error: Exception) -> dict[str, Any]:
     if isinstance(error, UpsError):
         means = error.means if isinstance(error, CheckFailed) else ""
-        known = {"says": error.message, "means": means, "try": error.hint, "cause": error.cause}
+        known = {"says": error.message, "means": means, "try": error.hint, "cause": cause_of_error(error)}
         return {**known, "cascade": is_cascade(error)}
     frame = location_of_error(error)
     place = f" at {frame.short()}" if frame else ""
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}{place}"
-    return {"says": text, "cause": "exception", "cascade": is_cascade(error)}
+    return {"says": text, "cause": cause_of_error(error), "cascade": is_cascade(error)}
 
 
 def _print(document: dict[str, Any]) -> None:

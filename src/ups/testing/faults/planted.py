@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from ups.doctor.checks import CHECK_PROGRAMS
-from ups.doctor.examine import Processes, Verdict, judge
+from ups.doctor.checks import CHECK_PROGRAMS, CheckProgram
+from ups.doctor.judge import Verdict, judge
+from ups.doctor.processes import Examination, Processes
 from ups.testing.ranks import Launched
 
 PLANTS = Path(__file__).with_name("plants")
@@ -33,14 +35,35 @@ def run_probe(arguments: dict[str, Any]) -> None:
 def run_checks(module: str, work_dir: Path, plant: str = "", ranks: int = 2) -> list[Verdict]:
     """The verdicts of one check program."""
     program = next(program for program in CHECK_PROGRAMS if program.module == module)
-    count = ranks if program.ranks else 1
-    path = str(PLANTS / f"{plant}.py") if plant else ""
-    arguments = {"module": module, "work_dir": str(work_dir), "plant": path, "ranks": program.ranks}
+    environment = {"UPS_PROBE_PLANT": str(PLANTS / f"{plant}.py")} if plant else {}
+    examination = Examination(ranks, work_dir / "run", environment=environment)
+    return list(judge(program, run_forked(program, examination, work_dir), 0.0))
+
+
+def run_forked(program: CheckProgram, examination: Examination, work_dir: Path) -> Processes:
+    """`ups.doctor.processes.run_program` with processes that are forked from one that has imported torch."""
+    count = examination.ranks if program.ranks else 1
+    plant = examination.environment.get("UPS_PROBE_PLANT", "")
+    arguments = {"module": program.module, "work_dir": str(work_dir), "plant": plant, "ranks": program.ranks}
+    before: set[int] = set()
     with Launched(run_probe, count, arguments) as launched:
-        codes = launched.wait(100)
+        deadline, settled = time.monotonic() + min(program.seconds, 200.0), float("inf")
+        while len(before) < count and time.monotonic() < min(deadline, settled):
+            before = {rank for rank, process in enumerate(launched.processes) if process.exitcode is not None}
+            if settled == float("inf") and any(launched.processes[rank].exitcode for rank in before):
+                settled = time.monotonic() + 2.0
+            time.sleep(0.05)
+        for process in launched.processes:
+            process.kill()
+            process.join(10)
+        codes = [process.exitcode for process in launched.processes]
         texts = {rank: (launched.folder / f"rank_{rank}.log").read_text() for rank in range(count)}
-    exits = {rank: {"code": code, "time_monotonic_ns": 2**62} for rank, code in enumerate(codes)}
-    return list(judge(program, Processes(texts, texts, exits, False, work_dir), 0.0))
+    exits = {
+        rank: {"code": code, "time_monotonic_ns": 2**62, "ended_by_us": rank not in before}
+        for rank, code in enumerate(codes)
+    }
+    timed_out = len(before) < count and settled == float("inf")
+    return Processes(texts, texts, exits, timed_out, work_dir)
 
 
 def write_assignment(work_dir: Path, recipe: Path, ranks: int = 2) -> None:

@@ -1,0 +1,185 @@
+"""`ups doctor RECIPE --compare-python PATH`: the same few steps with another Python environment, number by number.
+
+What counts as rounding is measured, not assumed: the same steps in a wider precision, in this environment, show how far
+rounding alone moves each number. A number that two environments have further apart than ten times that is a difference.
+No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from ups.doctor.judge import Verdict
+from ups.doctor.rehearsal import NUMBERS_NAME, TRIAL_SECONDS, Kind, Outcome, Trials, Variant
+from ups.doctor.simpler import engine
+from ups.errors import MachineError
+
+_ASK_SECONDS = 120.0
+_MANY_TIMES = 10.0
+# Of a gradient tensor: what is smaller than this part of the whole gradient does not count.
+_SMALL = 1e-3
+_EPSILON = {"bfloat16": 2**-8, "float32": 2**-23, "float64": 2**-52}
+_WIDER = {"bfloat16": "float32", "float32": "float64", "float64": "float32"}
+_ASK = """
+import importlib.metadata, importlib.util, json, platform
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+found = {name: version(name) for name in ("torch", "numpy", "zarr", "h5py", "safetensors", "pydantic")}
+spec = importlib.util.find_spec("ups")
+found["python"] = platform.python_version()
+found["ups"] = None if spec is None else version("universal-simulator") or "a checkout"
+found["ups_path"] = None if spec is None else spec.origin
+found["rehearsal"] = spec is not None and importlib.util.find_spec("ups.doctor.probes") is not None and (
+    importlib.util.find_spec("ups.doctor.probes.rehearse") is not None
+)
+print(json.dumps(found))
+"""
+
+
+def versions_of(python: str) -> dict[str, Any]:
+    """Versions in the environment of a Python. Raises MachineError if it is none, or if ups is not installed there."""
+    try:
+        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise MachineError(
+            f"{python} cannot be run: {error}", hint="name the Python of the other environment, such as VENV/bin/python"
+        ) from None
+    try:
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise MachineError(f"{python} does not answer as a Python does: {last[:300]}") from None
+    if found["ups"] is None:
+        raise MachineError(
+            f"ups is not installed in the environment of {python} (Python {found['python']})",
+            hint=f"install the same ups there: {python} -m pip install universal-simulator, or -e and your checkout",
+        )
+    if not found["rehearsal"]:
+        raise MachineError(
+            f"the ups of {python} ({found['ups']}) is too old to be compared: it has no rehearsal",
+            hint="install the same version of ups there",
+        )
+    if found["torch"] is None:
+        raise MachineError(f"torch is not installed in the environment of {python}", hint="install it there")
+    return found
+
+
+@dataclass
+class Comparison:
+    """Numbers of both environments, and the first that differs beyond rounding.
+
+    failed: the trial that ended without numbers, if one did, with where it ran.
+    """
+
+    here: dict[str, Any]
+    there: dict[str, Any]
+    outcomes: list[Outcome] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    first: dict[str, Any] | None = None
+    failed: tuple[str, Verdict] | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.first is None and self.failed is None
+
+
+def compare(trials: Trials, variant: Variant, python: str, seconds: float = TRIAL_SECONDS) -> Comparison:
+    """Run the same steps here and there."""
+    found = Comparison(versions_of(sys.executable), versions_of(python))
+    precision = variant.recipe.engine.precision
+    wider = _WIDER[precision]
+    wide = engine(variant, precision=wider, float32_fraction=0.0)
+    assert wide is not None  # a precision of the schema in a recipe that was valid
+    numbers: list[list[dict[str, Any]]] = []
+    plan: tuple[tuple[str, Kind, Variant, str | None], ...] = (
+        ("this environment: data", "opened", variant, None),
+        ("this environment", "rehearsal", variant, None),
+        ("the other environment", "rehearsal", variant, python),
+        (f"this environment in {wider}, to measure rounding", "rehearsal", wide, None),
+    )
+    for label, kind, what, which in plan:
+        outcome = trials.run(kind, what, label, seconds, which)
+        found.outcomes.append(outcome)
+        if outcome.failed is not None:
+            found.failed = (label, outcome.failed)
+            return found
+        if kind == "rehearsal":
+            numbers.append(json.loads((outcome.folder / NUMBERS_NAME).read_text()))
+    # A narrower precision shows rounding that is larger by the ratio of both.
+    scale = _EPSILON[precision] / _EPSILON[wider] if wider == "float32" and precision == "float64" else 1.0
+    found.rows, found.first = differences(numbers[0], numbers[1], numbers[2], _EPSILON[precision], scale)
+    return found
+
+
+def differences(
+    here: list[dict[str, Any]],
+    there: list[dict[str, Any]],
+    wide: list[dict[str, Any]],
+    epsilon: float,
+    scale: float = 1.0,
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Step by step: (rows of loss and gradient norm, the first difference beyond rounding or None)."""
+    rows: list[dict[str, Any]] = []
+    first: dict[str, Any] | None = None
+    noise: dict[str, float] = {}
+    for ours, theirs, wider in zip(here, there, wide, strict=False):
+        at = {"stage": ours["stage"], "step": ours["step"]}
+        row: dict[str, Any] = dict(at)
+        if ours["batch"] != theirs["batch"] and first is None:
+            first = {**at, "quantity": "the data that was read", "here": ours["batch"], "there": theirs["batch"]}
+        for name in ("loss", "gradient_norm"):
+            # Rounding grows from step to step: what was seen once stays possible.
+            noise[name] = max(noise.get(name, 0.0), scale * _apart(ours[name], wider[name], abs(wider[name])))
+            allowed = _MANY_TIMES * max(noise[name], 10 * epsilon)
+            apart = _apart(ours[name], theirs[name], abs(wider[name]))
+            row[name] = {"here": ours[name], "there": theirs[name], "apart": apart, "rounding": allowed}
+            if apart > allowed and first is None:
+                first = {**at, "quantity": name.replace("_", " "), **row[name]}
+        floor = _SMALL * wider["gradient_norm"]
+        worst: tuple[float, str] | None = None
+        for name in sorted(ours["gradients"].keys() & theirs["gradients"].keys() & wider["gradients"].keys()):
+            size = max(abs(wider["gradients"][name]), floor)
+            key = f"gradient of {name}"
+            moved = scale * _apart(ours["gradients"][name], wider["gradients"][name], size)
+            noise[key] = max(noise.get(key, 0.0), moved)
+            allowed = _MANY_TIMES * max(noise[key], 10 * epsilon)
+            apart = _apart(ours["gradients"][name], theirs["gradients"][name], size)
+            if apart > allowed and (worst is None or apart / allowed > worst[0]):
+                worst = (apart / allowed, name)
+        if worst is not None:
+            row["tensor"] = worst[1]
+            if first is None:
+                values = {"here": ours["gradients"][worst[1]], "there": theirs["gradients"][worst[1]]}
+                first = {**at, "quantity": f"gradient norm of {worst[1]}", **values}
+            elif first["step"] == ours["step"] and first["stage"] == ours["stage"]:
+                first.setdefault("tensor", worst[1])
+        rows.append(row)
+    if len(here) != len(there) and first is None:
+        first = {"stage": 0, "step": len(rows) + 1, "quantity": "the number of steps", "here": len(here)}
+        first["there"] = len(there)
+    return rows, first
+
+
+def _apart(a: float, b: float, size: float) -> float:
+    return 0.0 if a == b else abs(a - b) / size if size else float("inf")
+
+
+def to_json(found: Comparison) -> dict[str, Any]:
+    """The object of `--json`."""
+    failed = None if found.failed is None else {"where": found.failed[0], **found.failed[1].to_json()}
+    return {
+        "ok": found.ok,
+        "here": found.here,
+        "there": found.there,
+        "first_difference": found.first,
+        "failed": failed,
+        "steps": found.rows,
+        "trials": [outcome.to_json() for outcome in found.outcomes],
+    }

@@ -1,0 +1,164 @@
+"""The parts of a recipe that a failure may need, and the simplest setting of each. Knows settings, and no fault.
+
+Changes are made to the plain data of a recipe and validated like a file, so a variant is a recipe that anybody could
+have written. No torch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ups.config.recipe import plain_data
+from ups.config.schema import Recipe
+from ups.doctor.rehearsal import Kind, Variant
+from ups.errors import UpsError
+
+
+@dataclass(frozen=True)
+class Change:
+    """One part at another setting. part: what the failure needs if it is gone with this change."""
+
+    part: str
+    label: str
+    variant: Variant
+
+
+def changed(variant: Variant, change: Callable[[dict[str, Any]], None], **others: Any) -> Variant | None:
+    """The variant with its recipe edited; None if that is no recipe."""
+    data: dict[str, Any] = copy.deepcopy(plain_data(variant.recipe))
+    change(data)
+    try:
+        recipe = Recipe.model_validate(data)
+    except (ValidationError, UpsError):
+        return None
+    return replace(variant, recipe=recipe, **others)
+
+
+def engine(variant: Variant, **settings: Any) -> Variant | None:
+    """The variant with other settings of the engine."""
+    return changed(variant, lambda data: data["engine"].update(settings))
+
+
+def strategy_of(variant: Variant) -> str:
+    """The strategy that the ranks of a variant get."""
+    given = variant.recipe.engine.strategy
+    return given if given != "auto" else "ddp" if variant.ranks > 1 else "single"
+
+
+def alone(variant: Variant) -> Variant | None:
+    """One rank without any strategy, with as many windows in a pass as a rank has now."""
+    if variant.ranks == 1 and strategy_of(variant) == "single":
+        return None
+    share = max(variant.recipe.data.block_sizes) // variant.ranks
+    micro = variant.recipe.engine.windows_at_once or max(1, share)
+
+    def change(data: dict[str, Any]) -> None:
+        data["engine"].update(strategy="single", shard_ranks=None, offload=False, micro_batch=micro)
+
+    return changed(variant, change, ranks=1)
+
+
+def as_ddp(variant: Variant) -> Variant | None:
+    """The same ranks with whole copies of the model."""
+    return engine(variant, strategy="ddp", shard_ranks=None, offload=False)
+
+
+def only_tasks(variant: Variant, names: Sequence[str]) -> Variant | None:
+    """The variant with some of its tasks."""
+
+    def change(data: dict[str, Any]) -> None:
+        data["data"]["tasks"] = [task for task in data["data"]["tasks"] if task["name"] in names]
+        per_step = data["data"].get("tasks_per_step")
+        if per_step is not None:
+            data["data"]["tasks_per_step"] = min(per_step, len(names))
+        for section in (*data["stages"], *data["gate"]):
+            if section.get("tasks") is not None:
+                section["tasks"] = [name for name in section["tasks"] if name in names] or None
+
+    return changed(variant, change)
+
+
+def task_names(variant: Variant) -> list[str]:
+    """The tasks that the rehearsed stage trains on, or all."""
+    recipe = variant.recipe
+    data = recipe.data if variant.stage is None else recipe.data_of(variant.stage)
+    return [task.name for task in data.tasks]
+
+
+def simplifications(kind: Kind, cause: str) -> Iterator[Callable[[Variant], Change | None]]:
+    """What to try after strategy and tasks, in this order; each gives None where there is nothing to simplify."""
+    if kind == "opened":
+        return
+    if kind == "rehearsal":
+        yield _no_workers
+        yield _setting("compile", False, "compilation (engine.compile)", "without compilation")
+    yield _setting(
+        "activation_checkpointing", False, "recomputation (engine.activation_checkpointing)", "without recomputation"
+    )
+    yield _setting("offload", False, "offloading (engine.offload)", "without offloading")
+    yield _setting("shard_ranks", None, "groups of shards (engine.shard_ranks)", "shards over all ranks")
+    if kind == "rehearsal":
+        yield _precision("bfloat16", "float32")
+        yield _precision("float32", "float64")
+        yield _cpu
+        yield _gloo
+    if cause == "out_of_memory":
+        yield _one_window
+
+
+def _setting(name: str, simplest: Any, part: str, label: str) -> Callable[[Variant], Change | None]:
+    def change(variant: Variant) -> Change | None:
+        if getattr(variant.recipe.engine, name) == simplest:
+            return None
+        found = engine(variant, **{name: simplest})
+        return None if found is None else Change(part, label, found)
+
+    return change
+
+
+def _precision(given: str, wider: str) -> Callable[[Variant], Change | None]:
+    def change(variant: Variant) -> Change | None:
+        if variant.recipe.engine.precision != given:
+            return None
+        found = engine(variant, precision=wider)
+        return None if found is None else Change(f"precision {given}", f"precision {wider}", found)
+
+    return change
+
+
+def _no_workers(variant: Variant) -> Change | None:
+    workers = variant.recipe.data.loader.workers
+    if not workers:
+        return None
+    found = changed(variant, lambda data: data["data"]["loader"].update(workers=0))
+    part = f"loader workers (data.loader.workers: {workers})"
+    return None if found is None else Change(part, "no loader workers", found)
+
+
+def _cpu(variant: Variant) -> Change | None:
+    if variant.recipe.engine.device == "cpu" or not list(Path("/dev").glob("nvidia[0-9]*")):
+        return None
+    found = engine(variant, device="cpu", backend="auto")
+    return None if found is None else Change("the GPU (engine.device)", "on the CPU", found)
+
+
+def _gloo(variant: Variant) -> Change | None:
+    on_gpu = variant.recipe.engine.device != "cpu" and bool(list(Path("/dev").glob("nvidia[0-9]*")))
+    if variant.ranks == 1 or not on_gpu or variant.recipe.engine.backend == "gloo":
+        return None
+    found = engine(variant, backend="gloo")
+    return None if found is None else Change("NCCL (engine.backend)", "gloo between ranks", found)
+
+
+def _one_window(variant: Variant) -> Change | None:
+    given = variant.recipe.engine.windows_at_once or max(variant.recipe.data.block_sizes) // variant.ranks
+    if given == 1:
+        return None
+    found = engine(variant, micro_batch=1)
+    return None if found is None else Change(f"a micro-batch of {given} windows", "one window at a time", found)
