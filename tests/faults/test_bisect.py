@@ -25,6 +25,7 @@ from ups.doctor.bisect_words import located, next_step, to_json, verdict
 from ups.doctor.rehearsal import Trials, Variant
 from ups.testing.faults.doctor_data import write_data, write_recipe
 from ups.testing.faults.planted import PLANTS, run_forked
+from ups.testing.faults.supervised import PATIENCE
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -131,7 +132,9 @@ def test_a_loader_worker_that_dies_is_named(prepared: Path, tmp_path: Path, monk
 def test_a_rank_that_stands_still_is_a_finding_with_its_module(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finding = search(recipe_of(prepared, tmp_path), tmp_path, monkeypatch, "standing_still", still_seconds=15.0)
+    finding = search(
+        recipe_of(prepared, tmp_path), tmp_path, monkeypatch, "standing_still", still_seconds=15.0 * PATIENCE
+    )
     assert finding.failure is not None
     assert finding.failure.cause == "stalled"
     assert located(finding) == ["strategy ddp on 2 ranks"]

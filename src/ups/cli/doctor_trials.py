@@ -100,7 +100,9 @@ def run_comparison(
 def show_comparison(found: Comparison, python: str) -> None:
     """Versions, steps, and the first difference."""
     for title, versions in (("here", found.here), ("there", found.there)):
-        shown = ", ".join(f"{name} {value}" for name, value in versions.items() if isinstance(value, str))
+        shown = ", ".join(
+            f"{name} {value}" for name, value in versions.items() if isinstance(value, str) and name != "ups_path"
+        )
         say(f"{title.ljust(6)}  {shown}")
     other = sorted(n for n in found.here if n != "ups_path" and found.here[n] != found.there.get(n))
     say(f"        differ in: {', '.join(other) or 'no version'}")

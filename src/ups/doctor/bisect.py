@@ -143,7 +143,9 @@ class Bisection:
             several.remove(f"strategy fsdp on {ranks} ranks")
 
     def _tasks(self) -> None:
-        """Halve the tasks until one is left, then see whether the others fail without it."""
+        """Halve the tasks until one is left, the one that the failure names first, if it names one; then see whether
+        the others fail without it.
+        """
         names = everything = task_names(self._variant)
         known: dict[tuple[str, ...], bool | None] = {}
 
@@ -162,6 +164,9 @@ class Bisection:
             return bool(known[key])
 
         smaller: dict[tuple[str, ...], tuple[Variant, Outcome]] = {}
+        suspected = [name for name in everything if len(everything) > 1 and name == self._suspected_task()]
+        if suspected and fails(suspected):
+            names = suspected
         while len(names) > 1:
             middle = len(names) // 2
             half = next((part for part in (names[:middle], names[middle:]) if fails(part)), None)
@@ -178,6 +183,11 @@ class Bisection:
         else:
             self.finding.needs.append(f"task{'s' if len(names) > 1 else ''} {_listed(names)}")
         self._variant, self.finding.last = smaller[tuple(names)]
+
+    def _suspected_task(self) -> str | None:
+        facts = self.finding.last.facts if self.finding.last is not None else {}
+        task = facts.get("task") or (facts.get("windows") or {}).get("task")
+        return str(task) if task else None
 
     def _settings(self) -> None:
         assert self.finding.failure is not None

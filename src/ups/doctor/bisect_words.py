@@ -92,7 +92,7 @@ def next_step(finding: Finding, recipe: str) -> str:
     if "loader workers" in needs:
         return f"train with --set data.loader.workers=0, and look at what the worker said in {finding.failure.folder}"
     if "precision" in needs:
-        return f"train with --set engine.precision={_wider(needs)}, or keep the module that is named in it"
+        return f"train with --set engine.precision={_wider(needs)}, or let the named module alone compute in that"
     if "strategy" in needs or "ranks" in needs:
         return f"train with another engine.strategy until it is mended; {smallest}"
     if _MODEL in needs:

@@ -1,8 +1,8 @@
 """`ups doctor RECIPE --compare-python PATH`: the same few steps with another Python environment, number by number.
 
 What counts as rounding is measured, not assumed: the same steps in a wider precision, in this environment, show how far
-rounding alone moves each number. A number that two environments have further apart than ten times that is a difference.
-No torch.
+rounding alone moves each number. A number that two environments have further apart than ten times that, and than 100
+units in the last place, is a difference. No torch.
 """
 
 from __future__ import annotations
