@@ -12,6 +12,7 @@ import typer
 
 from ups.cli.launch_options import command, share
 from ups.cli.launch_skypilot import skypilot
+from ups.cli.launch_vast import vast
 from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import report, say
 
@@ -164,3 +165,4 @@ def kubernetes(
 
 
 app.command(short_help="Submit a run to SkyPilot, below a price and for so many hours.")(skypilot)
+app.command(short_help="Rent a machine at Vast for a run, and destroy it.")(vast)

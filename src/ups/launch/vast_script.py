@@ -7,9 +7,9 @@ that Vast gives to each of its machines (CONTAINER_ID, CONTAINER_API_KEY). The l
 from __future__ import annotations
 
 import base64
-import gzip
 import re
 import shlex
+import zlib
 
 from ups.errors import ConfigError
 from ups.launch.empty_machine import PLACE, RECIPE_NAME, EmptyMachine, changes, fetch, leave_results, run, setup
@@ -32,14 +32,19 @@ def ended(log: str) -> tuple[int, bool] | None:
 
 def onstart(machine: EmptyMachine) -> str:
     """The start script. Raises ConfigError if Vast would cut it."""
-    packed = base64.b64encode(gzip.compress(job(machine).encode(), mtime=0)).decode()
-    text = _START.format(place=PLACE, deadline=machine.deadline, collect=COLLECT_SECONDS, packed=packed)
+    packed = base64.b85encode(zlib.compress(f"{watch(machine)}\0{job(machine)}".encode(), 9)).decode()
+    text = _START.replace("@PLACE", PLACE).replace("@PACKED", packed)
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(
             f"the start script has {len(text)} characters, and Vast takes {MAX_CHARACTERS}: the recipe is too long",
             hint="fewer tasks or stages, or another launcher",
         )
     return text
+
+
+def watch(machine: EmptyMachine) -> str:
+    """What destroys the machine: when its hours are over, or when the run has ended and nobody has fetched it."""
+    return _WATCH.replace("@DEADLINE", str(machine.deadline)).replace("@COLLECT", str(COLLECT_SECONDS))
 
 
 def job(machine: EmptyMachine) -> str:
@@ -69,28 +74,33 @@ def job(machine: EmptyMachine) -> str:
     return "\n".join(lines) + "\n"
 
 
-# A heredoc of Python in a heredoc of bash: the key is in the environment of both, and on no command line.
-_START = """#!/usr/bin/env bash
-# Written by `ups launch vast`. First what ends this machine, then what it does.
+# The key is in the environment, and on no command line. An image without Python is destroyed at once.
+_START = r"""#!/usr/bin/env bash
+# Written by `ups launch vast`: first what destroys this machine, then what it does; both are packed below.
 set -u
-export HOME="${{HOME:-/root}}"
-mkdir -p "$HOME/{place}" && cd "$HOME/{place}" || exit 5
+export HOME="${HOME:-/root}"
+mkdir -p "$HOME/@PLACE" && cd "$HOME/@PLACE" || exit 5
 for name in CONTAINER_ID CONTAINER_API_KEY; do
-  [ -n "${{!name:-}}" ] || export "$name=$(tr '\\0' '\\n' </proc/1/environ | sed -n "s/^$name=//p")"
+  [ -n "${!name:-}" ] || export "$name=$(tr '\0' '\n' </proc/1/environ | sed -n "s/^$name=//p")"
 done
+export URL="${VAST_URL:-https://console.vast.ai}/api/v0/instances/$CONTAINER_ID/"
 rm -f main.pid
-cat > watch.sh <<'WATCH'
-destroy() {{
-  url="${{VAST_URL:-https://console.vast.ai}}/api/v0/instances/$CONTAINER_ID/"
-  URL=$url python3 - <<'PY' && return
-import os, urllib.request as u
-e = os.environ
-h = {{"Authorization": "Bearer " + e["CONTAINER_API_KEY"], "Content-Type": "application/json"}}
-u.urlopen(u.Request(e["URL"], b"{{}}", h, method="DELETE"), timeout=60)
-PY
-  printf 'header = "Authorization: Bearer %s"\\n' "$CONTAINER_API_KEY" | curl -sfm 60 -K - -X DELETE "$url"
-}}
-begun=$(date +%s) ended=
+python3 - <<'PACKED'
+import base64, zlib
+texts = zlib.decompress(base64.b85decode("@PACKED")).decode().split("\0")
+for name, text in zip(("watch.sh", "job.sh"), texts): open(name, "w").write(text)
+PACKED
+until [ -s watch.sh ]; do
+  printf 'header = "Authorization: Bearer %s"\n' "$CONTAINER_API_KEY" | curl -sfm 60 -K - -X DELETE "$URL"
+  sleep 30
+done
+setsid nohup bash watch.sh >watch.log 2>&1 </dev/null &
+[ -f ended ] && exit
+setsid nohup bash job.sh >/dev/null 2>&1 </dev/null &
+echo $! >main.pid
+"""
+
+_WATCH = r"""begun=$(date +%s) ended=
 while :; do
   now=$(date +%s)
   if [ -z "$ended" ]; then
@@ -98,16 +108,13 @@ while :; do
     elif [ -f main.pid ]; then kill -0 "$(cat main.pid)" 2>/dev/null || ended=$now
     elif [ $((now - begun)) -gt 60 ]; then ended=$now; fi
   fi
-  if [ "$now" -ge {deadline} ] || {{ [ -n "$ended" ] && [ "$now" -ge $((ended + {collect})) ]; }}; then
-    destroy; sleep 10
+  if [ "$now" -ge @DEADLINE ] || { [ -n "$ended" ] && [ "$now" -ge $((ended + @COLLECT)) ]; }; then
+    python3 - <<'PYTHON'
+import os, urllib.request as u
+key = {"Authorization": "Bearer " + os.environ["CONTAINER_API_KEY"], "Content-Type": "application/json"}
+u.urlopen(u.Request(os.environ["URL"], b"{}", key, method="DELETE"), timeout=60)
+PYTHON
+    sleep 10
   else sleep 5; fi
 done
-WATCH
-setsid nohup bash watch.sh >watch.log 2>&1 </dev/null &
-[ -f ended ] && exit
-base64 -d <<'JOB' | gzip -d > job.sh
-{packed}
-JOB
-setsid nohup bash job.sh >/dev/null 2>&1 </dev/null &
-echo $! > main.pid
 """
