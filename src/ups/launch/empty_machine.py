@@ -56,12 +56,12 @@ class EmptyMachine:
     fetched: Sequence[tuple[str, str]] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        for value, option, unit in (
+        for limit, option, unit in (
             (self.max_price, "--max-price", "dollars"),
             (self.max_hours, "--max-hours", "hours"),
         ):
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{option} {value} is no limit", hint=f"a number of {unit} above 0")
+            if not (math.isfinite(limit) and limit > 0):
+                raise ConfigError(f"{option} {limit} is no limit", hint=f"a number of {unit} above 0")
         if not self.install.strip() or not self.install.isprintable() or self.install.startswith("-"):
             raise ConfigError(f"--install '{self.install}' is nothing that pip installs")
         if _USER_IN_URL.search(self.install):

@@ -60,7 +60,8 @@ class VastClient:
         return row if isinstance(row, dict) and row.get("id") == number else None
 
     def destroy(self, number: int) -> None:
-        self._json(["destroy", "instance", str(number), "--yes"])
+        # It prints nothing where it worked.
+        self._run(["destroy", "instance", str(number), "--yes", "--raw"], self._call_seconds)
 
     def log(self, number: int) -> str:
         """The last lines that the machine wrote."""
