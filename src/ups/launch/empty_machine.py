@@ -96,6 +96,11 @@ class EmptyMachine:
         return math.ceil(self.deadline - min(LEAVING_SECONDS, self.max_hours * 3600 / 4))
 
     @property
+    def install_seconds(self) -> int:
+        """For each of the two installs; together they end within the hours."""
+        return math.ceil(min(_INSTALL_SECONDS, self.max_hours * 1800))
+
+    @property
     def run_dir(self) -> str:
         """Relative to where the run is started."""
         return f"runs/{self.name}"
@@ -136,24 +141,27 @@ def setup(machine: EmptyMachine) -> list[str]:
         f'mkdir -p "$HOME/{PLACE}" && cd "$HOME/{PLACE}" || exit 5',
         # The torch of the image is used where there is one; an image without venv is installed into.
         "python3 -m venv --system-site-packages env || true",
-        *enter(),
-        f"timeout {_INSTALL_SECONDS} python3 -m pip install --quiet {shlex.quote(machine.install)} || exit 5",
+        *enter(machine),
+        f"timeout {machine.install_seconds} python3 -m pip install --quiet {shlex.quote(machine.install)} || exit 5",
     ]
     if machine.needs_bucket:
         # Apart from the rest, since it pins the versions of its own libraries.
-        lines += [f"timeout {_INSTALL_SECONDS} python3 -m pip install --quiet --target aws-cli awscli || exit 5"]
+        lines += [f"timeout {machine.install_seconds} python3 -m pip install --quiet --target aws-cli awscli || exit 5"]
     end = "END_OF_RECIPE"
     if end in machine.recipe.split("\n"):
         raise ConfigError(f"the recipe has a line '{end}', which ends it in a script")
     return [*lines, f"cat > {RECIPE_NAME} <<'{end}'", machine.recipe.rstrip("\n"), end]
 
 
-def enter() -> list[str]:
+def enter(machine: EmptyMachine) -> list[str]:
     """Lines of bash: into the place and its environment, for a shell that comes after the one of the setup."""
     return [
         f'cd "$HOME/{PLACE}" || exit 5',
         "if [ -f env/bin/activate ]; then . env/bin/activate; else export PIP_BREAK_SYSTEM_PACKAGES=1; fi",
-        's3() { PYTHONPATH="$HOME/' + PLACE + '/aws-cli" python3 -m awscli s3 "$@" --only-show-errors; }',
+        # Nothing here outlives the hours, a copy that hangs included.
+        "left_until() { echo $(($1 - $(date +%s))); }",
+        f's3() {{ PYTHONPATH="$HOME/{PLACE}/aws-cli" timeout "$(left_until {machine.deadline})" '
+        'python3 -m awscli s3 "$@" --only-show-errors; }',
     ]
 
 
@@ -171,7 +179,7 @@ def run(machine: EmptyMachine, words: str) -> list[str]:
     SIGTERM goes to the supervisor alone, which makes all ranks save.
     """
     return [
-        f"left=$(({machine.stop_at} - $(date +%s)))",
+        f"left=$(left_until {machine.stop_at})",
         f'if [ "$left" -lt {min(MIN_SECONDS, math.floor(machine.max_hours * 900))} ]; then',
         '  echo "the hours are over before the run was started" >&2; code=143',
         "else",

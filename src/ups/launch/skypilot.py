@@ -168,7 +168,7 @@ def _run(job: SkyPilotJob) -> list[str]:
         words = _words(f"$HOME/{PLACE}/{RECIPE_NAME}", "run", ["--ranks", str(machine.ranks), *changes(machine)])
         return [
             "set -u",
-            *enter(),
+            *enter(machine),
             *place,
             *fetch(machine),
             *run(machine, words),
@@ -178,7 +178,7 @@ def _run(job: SkyPilotJob) -> list[str]:
     words = _words(f"$HOME/{PLACE}/{RECIPE_NAME}", "train", ["--ranks", str(machine.ranks), *changes(machine)])
     return [
         "set -u",
-        *enter(),
+        *enter(machine),
         f"cd {VOLUME} || exit 5",
         'head=$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | head -n 1)',
         *run(machine, f'{words} --hosts {job.nodes} --host "$SKYPILOT_NODE_RANK" --address "$head:{PORT}"'),

@@ -66,7 +66,8 @@ class Patience:
     lost: float = 600
     late: float = 60
     teardown: float = 300
-    copy: float = 1800
+    # Less than the machine waits for.
+    copy: float = 400
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ups.launch.folder import FOLDER
 # What Vast takes as a start script.
 MAX_CHARACTERS = 4048
 # After the end of the run: so long the launcher may fetch the results.
-COLLECT_SECONDS = 300
+COLLECT_SECONDS = 600
 # Where lines go that `vastai logs` shows.
 OUTPUT = "/proc/1/fd/1"
 _ENDED = re.compile(r"^UPS-LAUNCH ended code=(\d{1,3}) results=(yes|no)\s*$", re.MULTILINE)

@@ -43,7 +43,8 @@ def test_the_hours_count_from_the_launch_and_leave_time_to_save() -> None:
     assert eight.deadline - eight.stop_at == 600
     short = machine(max_hours=0.1)
     assert short.deadline - short.stop_at == 90
-    assert f"left=$(({eight.stop_at} - $(date +%s)))" in run(eight, "true")
+    assert f"left=$(left_until {eight.stop_at})" in run(eight, "true")
+    assert (eight.install_seconds, short.install_seconds) == (3600, 180)
 
 
 @pytest.mark.parametrize(
