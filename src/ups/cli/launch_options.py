@@ -85,7 +85,7 @@ def empty_machine(
     secrets: list[str],
     variables: list[str],
     hosts: int,
-    gpus: int,
+    gpus: str,
     ranks: int | None,
     has_data: bool = False,
 ) -> tuple[EmptyMachine, Path, int]:
@@ -96,11 +96,11 @@ def empty_machine(
     import time
 
     from ups.config.recipe import dump_recipe, recipe_file, resolve
-    from ups.launch.empty_machine import EmptyMachine, require_data, secret_names
+    from ups.launch.empty_machine import EmptyMachine, num_gpus, require_data, secret_names
     from ups.run.directory import run_dir_of
 
     resolved = resolve(recipe_file(recipe), changes)
-    ranks_here, cpus_here = share(resolved.recipe, hosts, gpus, ranks)
+    ranks_here, cpus_here = share(resolved.recipe, hosts, num_gpus(gpus), ranks)
     if not has_data:
         require_data(resolved.recipe, data)
     text = dump_recipe(resolved.recipe)

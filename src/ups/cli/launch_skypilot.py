@@ -60,7 +60,7 @@ def skypilot(
     One host does what `ups run` does, several do what `ups train` does. The task is RUN/launch/skypilot.yaml.
     """
     from ups.launch.folder import FOLDER
-    from ups.launch.skypilot import TASK_NAME, SkyPilotJob, command, gpus_of, submit, task, text
+    from ups.launch.skypilot import TASK_NAME, SkyPilotJob, command, submit, task, text
     from ups.record.text import path_text
 
     machine, run_dir, cpus = empty_machine(
@@ -74,7 +74,7 @@ def skypilot(
         secrets=secret,
         variables=env,
         hosts=nodes,
-        gpus=gpus_of(gpus),
+        gpus=gpus,
         ranks=ranks_per_node,
         has_data=bool(volume),
     )

@@ -51,7 +51,6 @@ def vast(
     The machine destroys itself when the run has ended or its hours are over, also if this command was killed. Exit
     code: that of the run, or 12 if the machine may still be there.
     """
-    from ups.launch.skypilot import gpus_of
     from ups.launch.vast import VastJob, launch
     from ups.launch.vast_client import VastClient
     from ups.record.text import path_text
@@ -67,7 +66,7 @@ def vast(
         secrets=secret,
         variables=env,
         hosts=1,
-        gpus=gpus_of(gpus),
+        gpus=gpus,
         ranks=ranks,
     )
     job = VastJob(machine, run_dir, gpus, image, disk)

@@ -29,6 +29,7 @@ _BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]{0,127})\}")
 _SECRET_WORDS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_GPUS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*:([1-9][0-9]?)")
 _USER_IN_URL = re.compile(r"://[^/\s]*@")
 
 
@@ -113,6 +114,14 @@ class EmptyMachine:
     @property
     def needs_bucket(self) -> bool:
         return bool(self.mirror or self.fetched)
+
+
+def num_gpus(text: str) -> int:
+    """How many GPUs KIND:COUNT are, and 0 for an empty text. Raises ConfigError."""
+    found = _GPUS.fullmatch(text)
+    if text and not found:
+        raise ConfigError(f"--gpus '{text}' is not KIND:COUNT", hint="such as A100:8")
+    return int(found[1]) if found else 0
 
 
 def secret_names(recipe: str, given: Sequence[str]) -> list[str]:

@@ -27,6 +27,7 @@ from ups.launch.empty_machine import (
     enter,
     fetch,
     leave_results,
+    num_gpus,
     run,
     setup,
 )
@@ -39,7 +40,6 @@ VOLUME = "/ups-volume"
 IDLE_MINUTES = 10
 # Handing in a job may first make the controller of SkyPilot, which is a machine as well.
 _DEADLINE_SECONDS = 1800
-_GPUS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*:[1-9][0-9]?")
 _INFRA = re.compile(r"[A-Za-z0-9*][A-Za-z0-9*._/@:-]*")
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
 
@@ -65,8 +65,7 @@ class SkyPilotJob:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.machine.name.lower().replace("_", "-").replace(".", "-")):
             raise ConfigError(f"run.name '{self.machine.name}' is too long for SkyPilot", hint="up to 52 characters")
-        if self.gpus and not _GPUS.fullmatch(self.gpus):
-            raise ConfigError(f"--gpus '{self.gpus}' is not KIND:COUNT", hint="such as A100:8")
+        num_gpus(self.gpus)
         if self.infra and not _INFRA.fullmatch(self.infra):
             raise ConfigError(f"--infra '{self.infra}' is no place of SkyPilot", hint="such as aws/us-east-1")
         if self.volume and not _NAME.fullmatch(self.volume):
@@ -86,11 +85,6 @@ class SkyPilotJob:
     @property
     def name(self) -> str:
         return self.machine.name.lower().replace("_", "-").replace(".", "-")
-
-
-def gpus_of(text: str) -> int:
-    """How many GPUs A100:8 are; 0 for none."""
-    return int(text.rpartition(":")[2]) if _GPUS.fullmatch(text) else 0
 
 
 def task(job: SkyPilotJob) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError, exit_code_of_signal
-from ups.launch.empty_machine import PLACE, EmptyMachine
+from ups.launch.empty_machine import PLACE, EmptyMachine, num_gpus
 from ups.launch.folder import FOLDER, write_script
 from ups.launch.vast_client import VastClient, VastError, VastSilent
 from ups.launch.vast_script import ended, onstart
@@ -27,7 +27,6 @@ SCRIPT_NAME = "vast.sh"
 # By which a run directory is known.
 RUN_NAME = "run.json"
 NUM_OFFERS = 5
-_GPUS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_]*:[1-9][0-9]?")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
 
@@ -43,8 +42,8 @@ class VastJob:
     label: str = ""
 
     def __post_init__(self) -> None:
-        if not _GPUS.fullmatch(self.gpus):
-            raise ConfigError(f"--gpus '{self.gpus}' is not KIND:COUNT", hint="such as RTX_4090:1")
+        if not num_gpus(self.gpus):
+            raise ConfigError("a machine at Vast has GPUs", hint="--gpus RTX_4090:1")
         if not _IMAGE.fullmatch(self.image):
             raise ConfigError(f"--image '{self.image}' is no image", hint="one with Python and torch")
         if not self.machine.mirror:
@@ -187,7 +186,7 @@ class _Life:
                         str(number),
                         hint=f"what it saved is in {self._job.machine.mirror}; the same command goes on from there",
                     )
-                if _price(row) > self._job.machine.max_price * 1.001:
+                if "dph_total" in row and _price(row) > self._job.machine.max_price * 1.001:
                     raise MachineError(f"machine {number} costs {_price(row):g} dollars an hour, more than was said")
                 if status == "running":
                     seen, runs = time.monotonic(), True
@@ -217,13 +216,17 @@ class _Life:
         if self._number is None and self._unclear is None:
             return
         with _signals_wait():
-            end = time.monotonic() + self._patience.teardown
+            end, asked = time.monotonic() + self._patience.teardown, False
             while time.monotonic() < end:
                 try:
+                    # First by its number: a list may be older than the machine.
+                    if not asked and self._number is not None:
+                        self._ask_to_destroy(self._number)
+                        asked = True
                     ours = [row for row in self._client.machines() if self._is_ours(row)]
                     for row in ours:
                         self._number = int(row["id"])
-                        self._client.destroy(self._number)
+                        self._ask_to_destroy(self._number)
                     if not ours and not self._may_appear():
                         return
                 except VastError as error:
@@ -237,6 +240,15 @@ class _Life:
             f"{self._number if self._number is not None else 'ID'}; it destroys itself at the latest after "
             f"{self._job.machine.max_hours:g} h, if it has started",
         )
+
+    def _ask_to_destroy(self, number: int) -> None:
+        """Raises VastSilent. What is refused may be gone already: the list of machines says so."""
+        try:
+            self._client.destroy(number)
+        except VastSilent:
+            raise
+        except VastError as error:
+            self._tell(error.message)
 
     def _is_ours(self, row: dict[str, Any]) -> bool:
         return isinstance(row.get("id"), int) and (

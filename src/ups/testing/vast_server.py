@@ -2,7 +2,8 @@
 
 `faults` maps an operation (`search`, `create`, `show`, `list`, `destroy`, `logs`, `secrets`) to what the next answers
 to it do, one word each: `refuse` (400), `fail` (500, nothing was done), `hang` (nothing was done, no answer), `late`
-(done, but the answer comes when nobody waits any more), `lose` (done, and the connection is cut). A word with a star
+(done, but the answer comes when nobody waits any more), `lose` (done, and the connection is cut), `stale` (a list
+without machines). A word with a star
 (`hang*`) stays. A machine runs its start script with a home of its own; destroying it kills all that runs there.
 """
 
@@ -186,7 +187,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in ("refuse", "fail"):
             self._answer(400 if fault == "refuse" else 500, {"success": False, "msg": f"{operation} is not possible"})
             return
-        answer = self._do(operation, number, body)
+        answer = self._do(operation, number, body) if fault != "stale" else {"instances": [], "next_token": None}
         if fault == "lose":
             self.connection.close()
             return

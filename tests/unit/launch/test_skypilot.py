@@ -13,7 +13,7 @@ import yaml
 
 from tests.unit.launch.test_empty_machine import machine
 from ups.errors import ConfigError, MachineError
-from ups.launch.skypilot import SkyPilotJob, submit, task, text
+from ups.launch.skypilot import SkyPilotJob, command, submit, task, text
 
 SKYPILOT = os.environ.get("UPS_SKYPILOT_PYTHON", "")
 
@@ -134,8 +134,17 @@ print(resources.autostop_config.down, resources.autostop_config.idle_minutes)
 """
 
 
+PARSER = """
+import os
+os.environ["WANDB_API_KEY"] = "x"
+from sky.client.cli.command import jobs_launch
+found = jobs_launch.make_context("launch", {words}).params
+print(found["secret"], found["entrypoint"], found["yes"], found["detach_run"])
+"""
+
+
 @pytest.mark.processes
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not SKYPILOT, reason="UPS_SKYPILOT_PYTHON does not name a Python with SkyPilot")
 def test_skypilot_itself_accepts_the_task(tmp_path: Path) -> None:
     path = tmp_path / "task.yaml"
@@ -153,6 +162,10 @@ def test_skypilot_itself_accepts_the_task(tmp_path: Path) -> None:
     done = read(text(job(tmp_path, gpus="A100:8")), "import sys, sky; print(sky.Task.from_yaml(sys.argv[1]).run)")
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip("\n") == task(job(tmp_path, gpus="A100:8"))["run"].rstrip("\n")
+    words = command("sky", one, path)
+    assert words[1:3] == ["jobs", "launch"]
+    done = read(text(one), PARSER.format(words=words[3:]))
+    assert done.stdout.splitlines() == [f"(('WANDB_API_KEY', 'x'),) ('{path}',) True True"], done.stderr
     wrong = yaml.safe_load(text(one))
     wrong["resources"]["max_hourly_price"] = wrong["resources"].pop("max_hourly_cost")
     done = read(yaml.safe_dump(wrong))
