@@ -21,6 +21,7 @@ import pytest
 from tests.unit.launch.test_empty_machine import machine
 from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError
 from ups.launch import vast_script
+from ups.launch.folder import NAMES
 from ups.launch.vast import Outcome, Patience, VastJob, launch, search_words
 from ups.launch.vast_client import VastClient, VastError, VastSilent
 from ups.launch.vast_script import MAX_CHARACTERS, ended, onstart
@@ -137,9 +138,7 @@ def test_a_run_ends_its_results_are_here_and_the_machine_is_gone(
     assert gone(server)
     assert "step 1 of 2" in lines
     # A secret is in the field that is its own, and nowhere else: not in a body, a path, a file, a line or a process.
-    assert {who for _, path, who, _ in server.requests} <= {ACCOUNT_KEY, ""}, (
-        "the client asks for some things as nobody"
-    )
+    assert {who for _, path, who, _ in server.requests} <= {ACCOUNT_KEY, ""}, "some things are asked as nobody"
     sent = "\n".join(f"{path} {body}" for _, path, _, body in server.requests)
     for place in (sent, *lines, *processes.seen, everything_below(tmp_path / "runs"), everything_below(server.place)):
         assert "canary" not in place
@@ -361,5 +360,6 @@ def test_the_script_fits_and_a_recipe_that_is_too_long_is_refused(tmp_path: Path
     with pytest.raises(ConfigError, match="too long"):
         onstart(machine(recipe="\n".join(f"# {os.urandom(40).hex()}" for _ in range(40))))
     assert "dph_total<=0.5" in search_words(job(tmp_path))[2]
+    assert all(NAMES.fullmatch(name) for name in ("vast.sh", "vast_7000.log", "skypilot.yaml"))
     assert ended("noise\nUPS-LAUNCH ended code=9 results=no\n") == (9, False)
     assert ended('trap echo "UPS-LAUNCH ended code=$code"') is None
