@@ -149,6 +149,13 @@ class RunHeldError(UpsError):
     exit_code = 11
 
 
+class InstanceLeftError(UpsError):
+    """A rented machine may still be there, and cost money: nobody could say that it was destroyed."""
+
+    cause = "instance_left"
+    exit_code = 12
+
+
 class DistributedError(UpsError):
     """The process group, a collective or the agreement between ranks went wrong."""
 
@@ -258,6 +265,7 @@ EXIT_CODES: dict[int, str] = {
     9: "gate: a score or check is below the bar of the recipe",
     10: "bundle: a bundle or an input to a simulator does not fit",
     11: "run held: another process is at work on this run; nothing was touched",
+    12: "instance left: a rented machine may still be there and cost money; the message names it",
     130: "interrupted from the keyboard",
     141: "nobody reads the output any more (closed pipe)",
     143: "asked to leave (SIGTERM): saved and stopped",

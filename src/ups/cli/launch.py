@@ -1,24 +1,27 @@
-"""`ups launch`: a run on a cluster, by its scheduler (work: ups.launch)."""
+"""`ups launch`: a run on a cluster, by its scheduler, or on rented machines (work: ups.launch).
+
+Clouds are in `launch_skypilot` and `launch_vast`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from ups.cli.launch_options import command, share
+from ups.cli.launch_skypilot import skypilot
+from ups.cli.launch_vast import vast
 from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import report, say
 
-if TYPE_CHECKING:
-    from ups.config.schema import Recipe
-
-app = new_app("Start a run on a cluster.")
+app = new_app("Start a run on a cluster, or on rented machines.")
 
 
 @app.callback()
 def launch() -> None:
-    """Start a run on a cluster, by its scheduler."""
+    """Start a run on a cluster, by its scheduler, or on rented machines."""
 
 
 @app.command()
@@ -70,7 +73,7 @@ def slurm(
     file = recipe_file(recipe)
     resolved = resolve(file, set)
     checked = resolved.recipe
-    ranks_here, cpus_here = _share(checked, nodes, gpus_per_node, ranks_per_node)
+    ranks_here, cpus_here = share(checked, nodes, gpus_per_node, ranks_per_node)
     run_dir = run_dir_of(resolved, recipe, set)
     changes = combinations(sweep, checked.run.name, run_dir)
     for words in changes:
@@ -79,7 +82,7 @@ def slurm(
         name=checked.run.name,
         run_dir=run_dir,
         work_dir=Path.cwd(),
-        command=_command(sys.executable, recipe, set),
+        command=command(sys.executable, recipe, set),
         time=time,
         nodes=nodes,
         ranks_per_node=ranks_here,
@@ -141,12 +144,12 @@ def kubernetes(
     checked = resolve(file, set).recipe
     if Path(recipe).is_absolute() or not Path(recipe).resolve().is_relative_to(Path.cwd()):
         raise ConfigError(f"{recipe} is not below this directory, which is all that the pods see")
-    ranks_here, cpus_here = _share(checked, hosts, gpus_per_host, ranks_per_host)
+    ranks_here, cpus_here = share(checked, hosts, gpus_per_host, ranks_per_host)
     job = KubernetesJob(
         name=checked.run.name.lower().replace("_", "-"),
         image=image,
         claim=claim,
-        command=_command("python", recipe, set),
+        command=command("python", recipe, set),
         hosts=hosts,
         ranks_per_host=ranks_here,
         gpus_per_host=gpus_per_host,
@@ -161,16 +164,5 @@ def kubernetes(
         say(text(job).rstrip("\n"))
 
 
-def _share(recipe: Recipe, hosts: int, gpus: int, ranks: int | None) -> tuple[int, int]:
-    """Ranks and processors of one host. Raises ConfigError if a block cannot be cut evenly over all ranks."""
-    from ups.run.directory import check_ranks
-
-    ranks_here = ranks or gpus or 1
-    check_ranks(recipe, hosts * ranks_here)
-    # A rank and its readers; the supervisor takes next to nothing.
-    return ranks_here, ranks_here * (1 + recipe.data.loader.workers)
-
-
-def _command(python: str, recipe: str, changes: list[str]) -> list[str]:
-    """`ups train` without what depends on hosts."""
-    return [python, "-m", "ups", "train", recipe, *(word for change in changes for word in ("--set", change))]
+app.command(short_help="Submit a run to SkyPilot, below a price and for so many hours.")(skypilot)
+app.command(short_help="Rent a machine at Vast for a run, and destroy it.")(vast)

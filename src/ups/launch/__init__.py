@@ -1,1 +1,1 @@
-"""The same run elsewhere: scripts for schedulers that start `ups train` there. No torch."""
+"""The same run elsewhere: scripts for schedulers, and rented machines that are gone afterwards. No torch."""

@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ups.errors import ConfigError, MachineError
+from ups.launch.folder import FOLDER, write_script
 
-FOLDER = "launch"
 SCRIPT_NAME = "job.sh"
-# What the folder holds; anything else in it is not ours.
-NAMES = re.compile(r"job\.sh|slurm_\d+(_\d+)?\.out")
 # So long before the end ranks are asked to save.
 WARNING_SECONDS = 120
 _TIME = re.compile(r"\d+(:\d\d(:\d\d)?)?|\d+-\d+(:\d\d(:\d\d)?)?")
@@ -141,8 +139,7 @@ def submit(job: SlurmJob) -> str:
             "there is no `sbatch` here: this host cannot submit jobs to Slurm",
             hint="run this on a login host of the cluster; --dry-run shows the script",
         )
-    job.script_path.parent.mkdir(parents=True, exist_ok=True)
-    job.script_path.write_text(script(job))
+    write_script(job.run_dir, SCRIPT_NAME, script(job))
     done = subprocess.run(
         ["sbatch", "--parsable", str(job.script_path)],
         capture_output=True,

@@ -45,6 +45,7 @@ CAUSES: dict[str, str] = {
     "fetch_unavailable": "a server cannot be reached, stalls, or cuts the connection again and again",
     "disk_full": "there is no space left where the run is written",
     "run_held": "another `ups train` works on this run, or a lock of it is held; nothing was started",
+    "instance_left": "a rented machine may still be there: nobody could say that it was destroyed",
     "environment": "the machine lacks something: a limit, a library, a device, space on a disk",
     "missing_extra": "an optional dependency is not installed",
     "tracker": "a tracker could not be reached, or refused what it was sent",

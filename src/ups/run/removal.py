@@ -12,8 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ups.errors import ConfigError, RunHeldError
-from ups.launch.slurm import FOLDER as LAUNCH_FOLDER
-from ups.launch.slurm import NAMES as LAUNCH_NAMES
+from ups.launch.folder import FOLDER as LAUNCH_FOLDER
+from ups.launch.folder import NAMES as LAUNCH_NAMES
 from ups.record.atomic import TEMPORARY_PREFIX, machine_error
 from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
 from ups.record.untrusted_files import read_object

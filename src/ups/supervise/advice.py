@@ -48,6 +48,7 @@ ADVICE: dict[str, str] = {
     "disk_full": "Free some space where the run is written and start the same command again: it goes on from the last "
     "checkpoint.",
     "run_held": "Another `ups train` works on this run: wait for it, or see `ups status`. Nothing was changed.",
+    "instance_left": "Look for the machine that is named in the console of the provider, and destroy it there.",
     "environment": "The machine lacks something: see the message; `ups doctor` checks all of it before a run.",
     "missing_extra": "Install the extra that the message names.",
     "tracker": "Call `ups track sync RUN` again when the tracker can be reached; the run itself is not touched.",

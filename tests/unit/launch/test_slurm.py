@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ups.errors import ConfigError, MachineError
-from ups.launch.slurm import NAMES, SlurmJob, script, submit, sweep
+from ups.launch.folder import NAMES
+from ups.launch.slurm import SlurmJob, script, submit, sweep
 
 
 def job(tmp_path: Path, **changes: Any) -> SlurmJob:

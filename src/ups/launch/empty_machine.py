@@ -1,0 +1,223 @@
+"""A run on a rented machine that begins empty and disappears: what it installs, fetches, runs and leaves in a bucket.
+
+Pieces of bash that the launchers of clouds put together; what a machine costs and how it is torn down is for them. The
+machine gets the resolved recipe as text, with references in place of secrets.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ups.config.schema import Recipe
+from ups.errors import ConfigError
+
+# Below the home directory: recipe, environment, data and run.
+PLACE = "ups-launch"
+RECIPE_NAME = "recipe.yaml"
+# Before the end of the last hour: ranks save, and results go into the bucket.
+LEAVING_SECONDS = 600
+# From SIGTERM to SIGKILL: ranks finish their step, save, and the copy of that goes into the bucket.
+KILL_SECONDS = 300
+# A run that could not do more than start is not started.
+MIN_SECONDS = 60
+_INSTALL_SECONDS = 3600
+_BUCKET = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.*'()=+@-]+)*/?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+_REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]{0,127})\}")
+_SECRET_WORDS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_GPUS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*:([1-9][0-9]?)")
+_USER_IN_URL = re.compile(r"://[^/\s]*@")
+
+
+@dataclass(frozen=True)
+class EmptyMachine:
+    """What is done on the machine.
+
+    recipe: the resolved recipe as text. install: what pip installs, with ups in it. mirror: where checkpoints are
+    copied, s3://BUCKET/PREFIX. data: PATH=URL, a path of the recipe and the bucket that holds it. secrets: names of
+    variables whose values only the provider knows. max_price: of all hosts, in dollars an hour. started: seconds of the
+    launch since 1970; max_hours count from there, whatever waits or is lost on the way.
+    """
+
+    name: str
+    recipe: str
+    install: str
+    max_price: float
+    max_hours: float
+    started: float
+    mirror: str = ""
+    data: Sequence[str] = ()
+    secrets: Sequence[str] = ()
+    variables: Sequence[str] = ()
+    ranks: int = 1
+    fetched: Sequence[tuple[str, str]] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        for limit, option, unit in (
+            (self.max_price, "--max-price", "dollars"),
+            (self.max_hours, "--max-hours", "hours"),
+        ):
+            if not (math.isfinite(limit) and limit > 0):
+                raise ConfigError(f"{option} {limit} is no limit", hint=f"a number of {unit} above 0")
+        if not self.install.strip() or not self.install.isprintable() or self.install.startswith("-"):
+            raise ConfigError(f"--install '{self.install}' is nothing that pip installs")
+        if _USER_IN_URL.search(self.install):
+            raise ConfigError(
+                "--install names a user or a token in its address, and would be written into a script",
+                hint="use an address that needs none, or an image that has ups in it",
+            )
+        if self.mirror and not _BUCKET.fullmatch(self.mirror):
+            raise ConfigError(f"--mirror '{self.mirror}' is no bucket", hint="such as s3://bucket/prefix")
+        object.__setattr__(self, "fetched", [_path_and_bucket(one) for one in self.data])
+        for name in self.secrets:
+            if not _VARIABLE.fullmatch(name):
+                raise ConfigError(
+                    f"--secret '{name}' is no name of a variable",
+                    hint="only the name, never NAME=VALUE: the value stays",
+                )
+        for one in self.variables:
+            name, equals, value = one.partition("=")
+            if not (_VARIABLE.fullmatch(name) and equals and value.isprintable()):
+                raise ConfigError(f"--env '{one}' is not NAME=VALUE", hint="such as NCCL_P2P_DISABLE=1")
+            if _SECRET_WORDS.search(name):
+                raise ConfigError(f"--env '{name}' looks like a secret", hint=f"--secret {name}, without its value")
+
+    @property
+    def deadline(self) -> int:
+        """When the machine must be gone, in seconds since 1970."""
+        return math.ceil(self.started + self.max_hours * 3600)
+
+    @property
+    def stop_at(self) -> int:
+        """When the run is asked to save and leave."""
+        return math.ceil(self.deadline - min(LEAVING_SECONDS, self.max_hours * 3600 / 4))
+
+    @property
+    def install_seconds(self) -> int:
+        """For each of the two installs; together they end within the hours."""
+        return math.ceil(min(_INSTALL_SECONDS, self.max_hours * 1800))
+
+    @property
+    def run_dir(self) -> str:
+        """Relative to where the run is started."""
+        return f"runs/{self.name}"
+
+    @property
+    def results(self) -> str:
+        """Where everything of the run directory but its checkpoints goes; next to the mirror, which owns its prefix."""
+        return f"{self.mirror.rstrip('/')}-results" if self.mirror else ""
+
+    @property
+    def needs_bucket(self) -> bool:
+        return bool(self.mirror or self.fetched)
+
+
+def num_gpus(text: str) -> int:
+    """How many GPUs KIND:COUNT are, and 0 for an empty text. Raises ConfigError."""
+    found = _GPUS.fullmatch(text)
+    if text and not found:
+        raise ConfigError(f"--gpus '{text}' is not KIND:COUNT", hint="such as A100:8")
+    return int(found[1]) if found else 0
+
+
+def secret_names(recipe: str, given: Sequence[str]) -> list[str]:
+    """The names of all secrets: those that the recipe refers to, and those that were given."""
+    return sorted({*_REFERENCE.findall(recipe), *given})
+
+
+def require_data(recipe: Recipe, fetched: Sequence[str]) -> None:
+    """Raise ConfigError for a task whose data would not be on an empty machine."""
+    there = [one.partition("=")[0].rstrip("/") for one in fetched]
+    for task in recipe.data.tasks:
+        if task.source is not None and task.source.type != "import":
+            continue
+        for path in [task.path] if isinstance(task.path, str) else task.path:
+            if not any(path == known or path.startswith(f"{known}/") for known in there):
+                raise ConfigError(
+                    f"the data of task '{task.name}' ({path}) would not be on the machine, which begins empty",
+                    hint=f"give it a source that is generated or fetched, or --data {path}=s3://bucket/...",
+                )
+
+
+def setup(machine: EmptyMachine) -> list[str]:
+    """Lines of bash: environment, recipe. They end with the shell in the place, and leave with 5 if something fails."""
+    lines = [
+        "set -u",
+        f'mkdir -p "$HOME/{PLACE}" && cd "$HOME/{PLACE}" || exit 5',
+        # The torch of the image is used where there is one; an image without venv is installed into.
+        "python3 -m venv --system-site-packages env || true",
+        *enter(machine),
+        f"timeout {machine.install_seconds} python3 -m pip install --quiet {shlex.quote(machine.install)} || exit 5",
+    ]
+    if machine.needs_bucket:
+        # Apart from the rest, since it pins the versions of its own libraries.
+        lines += [f"timeout {machine.install_seconds} python3 -m pip install --quiet --target aws-cli awscli || exit 5"]
+    end = "END_OF_RECIPE"
+    if end in machine.recipe.split("\n"):
+        raise ConfigError(f"the recipe has a line '{end}', which ends it in a script")
+    return [*lines, f"cat > {RECIPE_NAME} <<'{end}'", machine.recipe.rstrip("\n"), end]
+
+
+def enter(machine: EmptyMachine) -> list[str]:
+    """Lines of bash: into the place and its environment, for a shell that comes after the one of the setup."""
+    return [
+        f'cd "$HOME/{PLACE}" || exit 5',
+        "if [ -f env/bin/activate ]; then . env/bin/activate; else export PIP_BREAK_SYSTEM_PACKAGES=1; fi",
+        # Nothing here outlives the hours, a copy that hangs included.
+        "left_until() { echo $(($1 - $(date +%s))); }",
+        f's3() {{ PYTHONPATH="$HOME/{PLACE}/aws-cli" timeout "$(left_until {machine.deadline})" '
+        'python3 -m awscli s3 "$@" --only-show-errors; }',
+    ]
+
+
+def fetch(machine: EmptyMachine) -> list[str]:
+    """Lines of bash: data out of buckets. An address that ends in / is a prefix, any other is an object."""
+    return [
+        f"s3 {'sync' if url.endswith('/') else 'cp'} {shlex.quote(url)} {shlex.quote(path)} || exit 5"
+        for path, url in machine.fetched
+    ]
+
+
+def run(machine: EmptyMachine, words: str) -> list[str]:
+    """Lines of bash that run `words` until the time is up; `code` is what came out.
+
+    SIGTERM goes to the supervisor alone, which makes all ranks save.
+    """
+    return [
+        f"left=$(left_until {machine.stop_at})",
+        f'if [ "$left" -lt {min(MIN_SECONDS, math.floor(machine.max_hours * 900))} ]; then',
+        '  echo "the hours are over before the run was started" >&2; code=143',
+        "else",
+        f'  timeout --foreground --preserve-status --signal=TERM --kill-after={KILL_SECONDS} "$left" {words}',
+        "  code=$?",
+        "fi",
+    ]
+
+
+def leave_results(machine: EmptyMachine) -> list[str]:
+    """Lines of bash: all of the run directory but its checkpoints into the bucket; `kept` says whether that worked."""
+    if not machine.results:
+        return ["kept=no"]
+    names = f"{shlex.quote(machine.run_dir)} {shlex.quote(machine.results)}"
+    return [f"if s3 sync {names} --exclude 'checkpoints/*'; then kept=yes; else kept=no; fi"]
+
+
+def changes(machine: EmptyMachine, run_dir: str = "") -> list[str]:
+    """Words behind the command: where the run lies there, and where its checkpoints are copied."""
+    found = [f"run.dir={run_dir or machine.run_dir}"]
+    if machine.mirror:
+        found.append(f"checkpoint.mirror={machine.mirror}")
+    return [word for change in found for word in ("--set", change)]
+
+
+def _path_and_bucket(text: str) -> tuple[str, str]:
+    path, _, url = text.partition("=")
+    if not path or path.startswith(("/", "-", "~")) or ".." in path.split("/") or not path.isprintable():
+        raise ConfigError(f"--data '{text}' names no path below the place of the run", hint="PATH=s3://bucket/...")
+    if not _BUCKET.fullmatch(url):
+        raise ConfigError(f"--data '{text}' names no bucket", hint="such as data/waves.zarr=s3://bucket/waves.zarr/")
+    return path, url

@@ -1,0 +1,319 @@
+"""The life of a machine at Vast: found below a price, made, watched, its results fetched, and destroyed on every path.
+
+Whether it is gone is read from the list of all machines, not from the answer to a request. If nobody can say that it is
+gone, that is an error of its own (`instance_left`) which names it. A launcher that is killed leaves the rest to the
+watchdog on the machine (`vast_script`).
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError, exit_code_of_signal
+from ups.launch.empty_machine import PLACE, EmptyMachine, num_gpus
+from ups.launch.folder import FOLDER, write_script
+from ups.launch.vast_client import VastClient, VastError, VastSilent
+from ups.launch.vast_script import ended, onstart
+
+SCRIPT_NAME = "vast.sh"
+# By which a run directory is known.
+RUN_NAME = "run.json"
+NUM_OFFERS = 5
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+
+
+@dataclass(frozen=True)
+class VastJob:
+    """What is asked of Vast. gpus: KIND:COUNT in Vast's names, RTX_4090:1. disk: GB. label: by which it is found."""
+
+    machine: EmptyMachine
+    run_dir: Path
+    gpus: str
+    image: str
+    disk: int = 50
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        if not num_gpus(self.gpus):
+            raise ConfigError("a machine at Vast has GPUs", hint="--gpus RTX_4090:1")
+        if not _IMAGE.fullmatch(self.image):
+            raise ConfigError(f"--image '{self.image}' is no image", hint="one with Python and torch")
+        if not self.machine.mirror:
+            raise ConfigError("the machine disappears with its checkpoints", hint="--mirror s3://bucket/prefix")
+        if not self.label:
+            object.__setattr__(self, "label", f"ups-{self.machine.name}-{secrets.token_hex(4)}")
+
+    @property
+    def script_path(self) -> Path:
+        return self.run_dir / FOLDER / SCRIPT_NAME
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds. start: until the machine runs. late: a machine may still appear after a request without an answer."""
+
+    poll: float = 20
+    start: float = 1800
+    lost: float = 600
+    late: float = 60
+    teardown: float = 300
+    # Less than the machine waits for.
+    copy: float = 400
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """code: of the run on the machine. uploaded: its results are in the bucket. copied: where they are here, if so."""
+
+    number: int
+    code: int
+    uploaded: bool
+    copied: Path | None
+
+
+def search_words(job: VastJob) -> list[str]:
+    """The search for offers, cheapest first. The price holds the disk; what is sent and received costs extra."""
+    kind, _, count = job.gpus.partition(":")
+    query = (
+        f"gpu_name={kind} num_gpus={count} dph_total<={job.machine.max_price:g} disk_space>={job.disk} "
+        f"duration>={job.machine.max_hours / 24:.4f} reliability>=0.95 direct_port_count>=1"
+    )
+    words = ["search", "offers", query, "--type", "on-demand", "--storage", str(job.disk)]
+    return [*words, "--order", "dph_total", "--limit", str(NUM_OFFERS)]
+
+
+def create_words(job: VastJob, offer: int | str) -> list[str]:
+    """The request for a machine. It is never repeated by the client: a second one would be a second machine."""
+    words = ["create", "instance", str(offer), "--image", job.image, "--disk", str(job.disk), "--label", job.label]
+    return [*words, "--onstart", str(job.script_path), "--ssh", "--direct", "--cancel-unavail", "--retry", "1"]
+
+
+def copy_words(job: VastJob, number: int | str, to: Path) -> list[str]:
+    """The copy of the run directory. The container is root's, as Vast's are."""
+    return ["copy", f"C.{number}:/root/{PLACE}/{job.machine.run_dir}/", str(to), "--retry", "1"]
+
+
+def launch(
+    job: VastJob, client: VastClient, tell: Callable[[str], None] = lambda line: None, patience: Patience | None = None
+) -> Outcome:
+    """Rent a machine for the run and watch it to its end; the machine is gone when this returns or raises.
+
+    Raises InstanceLeftError if that could not be made sure, HostLostError for a machine that went away by itself, and
+    MachineError where there is none, or Vast does not answer.
+    """
+    client.require()
+    write_script(job.run_dir, SCRIPT_NAME, onstart(job.machine))
+    missing = set(job.machine.secrets) - client.secret_names()
+    if missing:
+        raise MachineError(
+            f"the account at Vast has no variable {', '.join(sorted(missing))}",
+            hint="make it on the page of keys and variables of the account, which gives it to every machine",
+        )
+    offers = [row for row in client.offers(search_words(job)) if _price(row) <= job.machine.max_price]
+    if not offers:
+        raise MachineError(
+            f"Vast has no {job.gpus} with {job.disk} GB for {job.machine.max_hours:g} h below "
+            f"{job.machine.max_price:g} dollars an hour",
+            hint="another --gpus, a higher --max-price, or later",
+        )
+    life = _Life(job, client, tell, patience or Patience())
+    with _signals_raise():
+        try:
+            life.make(offers)
+            outcome = life.watch()
+        except BaseException as error:
+            life.tear_down(error)
+            raise
+        life.tear_down(None)
+    return outcome
+
+
+class _Life:
+    def __init__(self, job: VastJob, client: VastClient, tell: Callable[[str], None], patience: Patience) -> None:
+        self._job = job
+        self._client = client
+        self._tell = tell
+        self._patience = patience
+        self._number: int | None = None
+        # When a request was sent whose answer is not known.
+        self._unclear: float | None = None
+        self._last_line = ""
+
+    def make(self, offers: list[dict[str, Any]]) -> None:
+        """A machine from the first offer that is still there."""
+        refused: VastError | None = None
+        for offer in offers:
+            # Until the answer is there: a signal may come in between.
+            self._unclear = time.monotonic()
+            try:
+                self._number = self._client.create(create_words(self._job, offer["id"]))
+            except VastSilent:
+                self._unclear = time.monotonic()
+                raise
+            except VastError as error:
+                self._unclear, refused = None, error
+                continue
+            self._unclear = None
+            self._tell(f"machine {self._number} ({self._job.label}), {_price(offer):g} dollars an hour")
+            return
+        raise refused or VastError("Vast has no offer")
+
+    def watch(self) -> Outcome:
+        """Until the run has ended, the machine is gone, or the hours are over."""
+        number = self._number
+        assert number is not None
+        begun = seen = time.monotonic()
+        runs = False
+        while True:
+            try:
+                row = self._client.machine(number)
+            except VastError as error:
+                # The run goes on without us, and the watchdog knows the hours.
+                self._tell(f"{error.message}; asking again")
+            else:
+                status = row.get("actual_status") if row else None
+                if row is None:
+                    raise HostLostError(
+                        f"machine {number} is gone, and how the run ended was not seen",
+                        str(number),
+                        hint=f"what it saved is in {self._job.machine.mirror}; the same command goes on from there",
+                    )
+                if "dph_total" in row and _price(row) > self._job.machine.max_price * 1.001:
+                    raise MachineError(f"machine {number} costs {_price(row):g} dollars an hour, more than was said")
+                if status == "running":
+                    seen, runs = time.monotonic(), True
+                    found = self._read_log(number)
+                    if found is not None:
+                        return self._collected(number, *found)
+                elif runs and time.monotonic() - seen > self._patience.lost:
+                    raise HostLostError(
+                        f"machine {number} is '{status}' and not running",
+                        str(number),
+                        hint=f"what it saved is in {self._job.machine.mirror}; the same command goes on from there",
+                    )
+            if not runs and time.monotonic() - begun > self._patience.start:
+                raise MachineError(
+                    f"machine {number} has not started within {self._patience.start / 60:g} minutes",
+                    hint="see whether the image is right; another machine may be faster",
+                )
+            if time.time() > self._job.machine.deadline:
+                raise MachineError(
+                    "the hours are over",
+                    hint=f"what was saved is in {self._job.machine.mirror}; the same command goes on from there",
+                )
+            time.sleep(self._patience.poll)
+
+    def tear_down(self, because: BaseException | None) -> None:
+        """Destroy the machine and see that it is gone. Raises InstanceLeftError; signals wait meanwhile."""
+        if self._number is None and self._unclear is None:
+            return
+        with _signals_wait():
+            end, asked = time.monotonic() + self._patience.teardown, False
+            while time.monotonic() < end:
+                try:
+                    # First by its number: a list may be older than the machine.
+                    if not asked and self._number is not None:
+                        self._ask_to_destroy(self._number)
+                        asked = True
+                    ours = [row for row in self._client.machines() if self._is_ours(row)]
+                    for row in ours:
+                        self._number = int(row["id"])
+                        self._ask_to_destroy(self._number)
+                    if not ours and not self._may_appear():
+                        return
+                except VastError as error:
+                    self._tell(f"{error.message}; asking again")
+                time.sleep(min(self._patience.poll, 5))
+        name = f"machine {self._number}" if self._number is not None else f"a machine with the label {self._job.label}"
+        why = f"; before that: {because}" if isinstance(because, MachineError | HostLostError) else ""
+        raise InstanceLeftError(
+            f"{name} may still be there, and cost money: Vast did not say that it is gone{why}",
+            hint=f"{self._client.program} show instances; {self._client.program} destroy instance "
+            f"{self._number if self._number is not None else 'ID'}; it destroys itself at the latest after "
+            f"{self._job.machine.max_hours:g} h, if it has started",
+        )
+
+    def _ask_to_destroy(self, number: int) -> None:
+        """Raises VastSilent. What is refused may be gone already: the list of machines says so."""
+        try:
+            self._client.destroy(number)
+        except VastSilent:
+            raise
+        except VastError as error:
+            self._tell(error.message)
+
+    def _is_ours(self, row: dict[str, Any]) -> bool:
+        return isinstance(row.get("id"), int) and (
+            row["id"] == self._number or (row.get("label") == self._job.label and bool(self._job.label))
+        )
+
+    def _may_appear(self) -> bool:
+        return self._unclear is not None and time.monotonic() - self._unclear < self._patience.late
+
+    def _read_log(self, number: int) -> tuple[int, bool] | None:
+        try:
+            text = self._client.log(number)
+        except VastError:
+            return None
+        lines = [line for line in text.splitlines() if line.strip()]
+        known = max((n for n, line in enumerate(lines) if line == self._last_line), default=-1)
+        for line in lines[known + 1 :]:
+            self._tell(line)
+            self._last_line = line
+        return ended(text)
+
+    def _collected(self, number: int, code: int, uploaded: bool) -> Outcome:
+        """The results, copied next to what is here already; without them here or in the bucket the run was in vain."""
+        to = self._job.run_dir
+        if (to / RUN_NAME).exists():
+            to = to.with_name(f"{to.name}-vast-{number}")
+        try:
+            self._client.copy(copy_words(self._job, number, to), self._patience.copy)
+        except VastError as error:
+            self._tell(error.message)
+        copied = to if (to / RUN_NAME).is_file() else None
+        if copied is None and not uploaded:
+            raise MachineError(
+                f"the run on machine {number} ended with {code}, but its results could be brought nowhere",
+                hint=f"its checkpoints are in {self._job.machine.mirror}; the same command goes on from there",
+            )
+        return Outcome(number, code, uploaded, copied)
+
+
+def _price(row: dict[str, Any]) -> float:
+    price = row.get("dph_total")
+    return float(price) if isinstance(price, int | float) else float("inf")
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """A signal that ends a program is an exception here, so that the machine is destroyed first."""
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(exit_code_of_signal(number))
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    kept = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in kept}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
