@@ -75,12 +75,13 @@ def train_resolved(
         if bundle:
             check_gate(run_dir, resolved.recipe, identity)
         done = completed_step(run_dir, resolved.recipe, identity, bundled=bundle)
+        saved = resolved.recipe.checkpoint
         if done is not None:
-            output.completed_before(run_dir, done)
+            with BucketMirror(run_dir, saved.mirror, saved.keep):
+                output.completed_before(run_dir, done)  # the bucket gets what it could not take when the run ended
             if place is not None:
                 _send_home(run_dir, ranks, place, f"{run_dir} is completed: step {done}")
             return 0
-        saved = resolved.recipe.checkpoint
         with (
             BucketMirror(run_dir, saved.mirror, saved.keep) as mirror,
             Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers,

@@ -68,13 +68,15 @@ class BucketMirror:
             return
         process = self._process
         if process is not None and process.poll() is None:
-            with contextlib.suppress(OSError):
-                assert process.stdin is not None
-                process.stdin.write(b"finish\n")
-                process.stdin.flush()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(self._close_seconds + 5.0)
-            end_tracker(process)
+            try:
+                with contextlib.suppress(OSError):
+                    assert process.stdin is not None
+                    process.stdin.write(b"finish\n")
+                    process.stdin.flush()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(self._close_seconds + 5.0)
+            finally:
+                end_tracker(process)  # also if somebody is tired of waiting
         note = self.note()
         note_mirror(self._run_dir, asdict(note))
         if process is None or process.returncode != 0:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from ups.buckets.client import Bucket, BucketUrl, is_plain_key, open_bucket, parse_bucket_url, s3_options
+from ups.config.identity import recipe_identity
+from ups.config.recipe import resolve_data
 from ups.errors import ConfigError, MissingExtraError, UpsError
 
 SECRET = "canary-9f8e7d"
@@ -91,6 +93,23 @@ def test_credentials_come_from_the_files_of_the_provider(tmp_path: Path) -> None
     assert (found["access_key_id"], found["secret_access_key"]) == ("a", SECRET)
     assert "access_key_id" not in s3_options({"AWS_SHARED_CREDENTIALS_FILE": str(shared), "AWS_PROFILE": "other"})
     assert "access_key_id" not in s3_options({"AWS_SHARED_CREDENTIALS_FILE": str(shared), "AWS_ACCESS_KEY_ID": "b"})
+
+
+def test_a_recipe_with_a_secret_in_its_mirror_is_refused_without_it() -> None:
+    stages = [{"type": "operator", "steps": 10}]
+    document = {
+        "version": 1,
+        "run": {"name": "a"},
+        "data": {"tasks": [{"name": "a", "path": "a.zarr"}]},
+        "stages": stages,
+    }
+    for wrong in (f"s3://u:{SECRET}@bucket/x", f"s3://bucket/x?signature={SECRET}", "https://example.org/x", "bucket"):
+        with pytest.raises(ConfigError, match=r"checkpoint\.mirror") as caught:
+            resolve_data({**document, "checkpoint": {"mirror": wrong}})
+        assert SECRET not in caught.value.one_line()
+    recipe = resolve_data({**document, "checkpoint": {"mirror": "s3://bucket/x"}}).recipe
+    assert recipe.checkpoint.mirror == "s3://bucket/x"
+    assert recipe_identity(recipe) == recipe_identity(resolve_data(document).recipe)
 
 
 @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/./b", "a\\..\\b", "a/..", "a\nb", ""])
