@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ups.buckets.client import Bucket
@@ -44,12 +45,7 @@ def restore_checkpoints(bucket: Bucket, run_dir: Path, identity: RunIdentity) ->
         if newest is not None and not _ends_stage(bucket, step):
             continue
         try:
-            _restore(
-                bucket,
-                step_folder(step),
-                checkpoint_path(run_dir, step),
-                lambda path, s=step: _belongs(identity, path, s),
-            )
+            _restore(bucket, step_folder(step), checkpoint_path(run_dir, step), partial(_belongs, identity, step))
         except (IntegrityError, CheckpointError, ForeignCheckpointError) as error:
             logger.warning("checkpoint %d in the bucket is not used: %s", step, error.message)
             _unmark(bucket, step)
@@ -88,7 +84,7 @@ def restore_record(bucket: Bucket, run_dir: Path, limit: int) -> None:
             write_file_atomically(target, content)
 
 
-def _belongs(identity: RunIdentity, path: Path, step: int) -> None:
+def _belongs(identity: RunIdentity, step: int, path: Path) -> None:
     warning = identity.check(path, step)
     if warning:
         logger.warning("%s", warning)

@@ -33,8 +33,8 @@ from ups.record.untrusted_files import MAX_JSON_BYTES, read_object, read_whole
 RUN_NAME = "run.json"
 MAX_RECORD_BYTES = 2**30
 MAX_MARKER_BYTES = 4096
-# What of the run directory is the record, and nothing else is ever written there from a bucket. run.json goes last. What
-# `ups run` has done is not part of it: it does its steps again rather than believe a bucket.
+# What of the run directory is the record, and nothing else is ever written there from a bucket. run.json goes last.
+# What `ups run` has done is not part of it: it does its steps again rather than believe a bucket.
 RECORD = re.compile(
     r"config\.yaml|statistics\.json|env\.json|metrics\.jsonl"
     r"|start/[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,3}|failures/attempt_\d+/[A-Za-z0-9_.-]+"

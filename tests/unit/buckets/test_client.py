@@ -97,12 +97,8 @@ def test_credentials_come_from_the_files_of_the_provider(tmp_path: Path) -> None
 
 def test_a_recipe_with_a_secret_in_its_mirror_is_refused_without_it() -> None:
     stages = [{"type": "operator", "steps": 10}]
-    document = {
-        "version": 1,
-        "run": {"name": "a"},
-        "data": {"tasks": [{"name": "a", "path": "a.zarr"}]},
-        "stages": stages,
-    }
+    data = {"tasks": [{"name": "a", "path": "a.zarr"}]}
+    document = {"version": 1, "run": {"name": "a"}, "data": data, "stages": stages}
     for wrong in (f"s3://u:{SECRET}@bucket/x", f"s3://bucket/x?signature={SECRET}", "https://example.org/x", "bucket"):
         with pytest.raises(ConfigError, match=r"checkpoint\.mirror") as caught:
             resolve_data({**document, "checkpoint": {"mirror": wrong}})
