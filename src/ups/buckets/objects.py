@@ -106,3 +106,5 @@ def _errors(bucket: Bucket, doing: str) -> Iterator[None]:
         # The first line alone: what follows describes the client.
         text = " ".join(str(error).partition("\n")[0].split())[:300]
         raise BucketError(f"{bucket.url}: {doing} failed: {text}") from error
+    except OSError as error:  # of the file on this side
+        raise BucketError(f"{bucket.url}: {doing} failed: {error.strerror or error}") from error

@@ -18,12 +18,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from ups.buckets.client import Bucket
 from ups.buckets.objects import delete, get, names, put
-from ups.errors import BucketError, ConfigError, UpsError
+from ups.errors import BucketError, ConfigError, IntegrityError, UpsError
+from ups.record.atomic import TEMPORARY_PREFIX
 from ups.record.checkpoints import checkpoint_path, list_checkpoints
 from ups.record.identity import RunIdentity
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, Manifest, is_committed, read_manifest
@@ -173,8 +177,26 @@ class RunCopy:
         manifest = read_manifest(path)
         if step in self._steps:
             del self._steps[step]
-        self._send(path, step_folder(step), manifest)
+        with self._held(path, manifest) as source:
+            self._send(source, step_folder(step), manifest)
         self._steps[step] = manifest.sha256
+
+    @contextlib.contextmanager
+    def _held(self, path: Path, manifest: Manifest) -> Iterator[Path]:
+        """The files of a checkpoint under links of our own: a bucket may be slower than checkpoints are removed."""
+        links = self._run_dir / f"{TEMPORARY_PREFIX}mirror"
+        shutil.rmtree(links, ignore_errors=True)  # of a process that was killed
+        try:
+            for name in (*manifest.files, MANIFEST_NAME, COMMITTED_NAME):
+                (links / name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(path / name, links / name)
+            source = links if read_manifest(links).sha256 == manifest.sha256 else path
+        except OSError:
+            source = path  # a file system without links, or just removed
+        try:
+            yield source
+        finally:
+            shutil.rmtree(links, ignore_errors=True)
 
     def _send(self, path: Path, folder: str, manifest: Manifest) -> None:
         """One committed directory, its marker last."""
@@ -191,8 +213,9 @@ class RunCopy:
             put(self._bucket, f"{folder}/{name}", source if size else b"")
         put(self._bucket, f"{folder}/{MANIFEST_NAME}", manifest.to_bytes())
         self.send_record()
-        if read_manifest(path).sha256 != manifest.sha256:
-            raise BucketError(f"{path} was replaced while it was copied")
+        with contextlib.suppress(IntegrityError):  # removed by now, which takes nothing from the copy
+            if read_manifest(self._run_dir / folder).sha256 != manifest.sha256:
+                raise BucketError(f"{self._run_dir / folder} was replaced while it was copied")
         put(self._bucket, f"{folder}/{COMMITTED_NAME}", marker)
 
     def _unmark_contradicted(self, content: bytes) -> None:

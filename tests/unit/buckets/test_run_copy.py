@@ -214,6 +214,24 @@ def test_a_step_that_is_saved_again_never_contradicts_the_record(bucket: Bucket,
     assert restore_checkpoints(bucket, tmp_path / "after", found) == 4
 
 
+def test_a_checkpoint_that_is_removed_while_it_is_copied_comes_whole(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    identity = make_run(run_dir)
+    save(run_dir, identity, 2)
+
+    def put_slowly(bucket: Bucket, name: str, content: bytes | Path) -> None:
+        if checkpoint_path(run_dir, 2).exists():
+            remove_directory(checkpoint_path(run_dir, 2))  # as the retention of a run that is faster than the bucket
+        put(bucket, name, content)
+
+    monkeypatch.setattr("ups.buckets.run_copy.put", put_slowly)
+    copied(bucket, run_dir)
+    assert restore_checkpoints(bucket, tmp_path / "back", identity) == 2
+    assert not list(run_dir.glob(".ups*"))
+
+
 def _start(run_dir: Path, bucket: Bucket, seconds: float) -> subprocess.Popen[bytes]:
     words = [sys.executable, "-m", "ups.buckets.mirror_process", str(run_dir), str(bucket.url), "2", str(seconds)]
     return subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
