@@ -26,7 +26,7 @@ from ups.testing.s3_server import KEY_ID, SECRET, S3Server, program, serve_s3
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(program() is None, reason="needs an S3 server: pip install 'moto[s3]' flask flask-cors"),
 ]
 
@@ -94,21 +94,16 @@ def wait_for_step(url: str, step: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.2)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(folder: Path) -> dict[int, dict[str, str]]:
-    """Ranks -> the last checkpoint of a run without a mirror."""
-    found = {}
-    for ranks in (1, 2):
-        finish(train(folder, f"whole_{ranks}", "", ranks))
-        found[ranks] = trained(folder / f"whole_{ranks}")
-        assert found[ranks]
-    return found
+def undisturbed(folder: Path, ranks: int = 1) -> dict[str, str]:
+    """The last checkpoint of a run without a mirror."""
+    run_dir = folder / f"whole_{ranks}"
+    if not run_dir.exists():
+        finish(train(folder, run_dir.name, "", ranks))
+    return trained(run_dir)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(
-    folder: Path, url: str, ranks: int, undisturbed: dict[int, dict[str, str]]
-) -> None:
+def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(folder: Path, url: str, ranks: int) -> None:
     run_dir = folder / f"lost_{ranks}"
     process = train(folder, run_dir.name, url, ranks)
     wait_for_step(url, INTERVAL, process)
@@ -117,7 +112,7 @@ def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(
     shutil.rmtree(run_dir)
     output = finish(train(folder, run_dir.name, url, ranks))
     assert f"{run_dir} goes on from checkpoint" in output, output
-    assert trained(run_dir) == undisturbed[ranks]
+    assert trained(run_dir) == undisturbed(folder, ranks)
     document = read_run(run_dir)
     assert len(document["attempts"]) == 2
     assert document["attempts"][1]["from_checkpoint"] >= INTERVAL
@@ -126,8 +121,8 @@ def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(
     _has_no_credentials(run_dir, output)
     if ranks == 1:
         _is_refused_to_another_recipe(folder, url)
-        _comes_back_completed(folder, run_dir, url, undisturbed[1])
-        _comes_back_without_a_wrong_byte(folder, run_dir, url, undisturbed[1])
+        _comes_back_completed(folder, run_dir, url, undisturbed(folder))
+        _comes_back_without_a_wrong_byte(folder, run_dir, url, undisturbed(folder))
 
 
 def _has_no_credentials(run_dir: Path, output: str) -> None:
@@ -196,25 +191,21 @@ def _kill_at_random(folder: Path, url: str, name: str, kills: int) -> None:
     assert train(folder, name, url).wait(400) == 0
 
 
-def test_three_kills_leave_no_trace_in_what_is_learned(
-    folder: Path, url: str, undisturbed: dict[int, dict[str, str]]
-) -> None:
+def test_three_kills_leave_no_trace_in_what_is_learned(folder: Path, url: str) -> None:
     _kill_at_random(folder, url, "killed", 3)
-    assert trained(folder / "killed") == undisturbed[1]
+    assert trained(folder / "killed") == undisturbed(folder)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_twenty_kills_leave_no_trace_in_what_is_learned(
-    folder: Path, url: str, undisturbed: dict[int, dict[str, str]]
-) -> None:
+@pytest.mark.timeout(7200)
+def test_twenty_kills_leave_no_trace_in_what_is_learned(folder: Path, url: str) -> None:
     _kill_at_random(folder, url, "killed_often", 20)
-    assert trained(folder / "killed_often") == undisturbed[1]
+    assert trained(folder / "killed_often") == undisturbed(folder)
 
 
 @pytest.mark.parametrize("how", ["stopped", "dead"])
 def test_a_bucket_that_does_not_answer_delays_no_step_and_is_reported(
-    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch, undisturbed: dict[int, dict[str, str]]
+    folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = folder / f"alone_{how}"
     with serve_s3() as server:
@@ -228,7 +219,7 @@ def test_a_bucket_that_does_not_answer_delays_no_step_and_is_reported(
         os.kill(server.process.pid, signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
         output = finish(process)
     assert "the mirror is not complete" in output, output
-    assert trained(run_dir) == undisturbed[1]
+    assert trained(run_dir) == undisturbed(folder)
     document = read_run(run_dir)
     assert (document["mirror"]["step"] or 0) < STEPS
     assert document["mirror"]["problem"] or how == "stopped"  # who hangs has not failed yet
