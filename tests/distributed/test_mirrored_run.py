@@ -111,7 +111,7 @@ def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(folder: Pat
     process.wait()
     shutil.rmtree(run_dir)
     output = finish(train(folder, run_dir.name, url, ranks))
-    assert f"{run_dir} goes on from checkpoint" in output, output
+    assert f"{run_dir} was empty: the run goes on from checkpoint" in output, output
     assert trained(run_dir) == undisturbed(folder, ranks)
     document = read_run(run_dir)
     assert len(document["attempts"]) == 2
@@ -136,7 +136,7 @@ def _is_refused_to_another_recipe(folder: Path, url: str) -> None:
     before = steps_in(open_bucket(url))
     output = train(folder, "other", url, 1, "run.seed=4").communicate(timeout=400)[0]
     assert "holds a run of another recipe: run.seed" in output, output
-    assert not (folder / "other" / "checkpoints").exists()
+    assert not (folder / "other").exists()
     assert steps_in(open_bucket(url)) == before
 
 

@@ -118,10 +118,10 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
         check_data(recipe, readers)
         # Held first: what follows writes files that a living run reads.
         with hold_run(run_dir):
-            restore_run(run_dir, recipe)
             before = [name for name in INPUTS if (run_dir / name).exists()]
             known = any(run_dir.glob("run*.json"))
             try:
+                restore_run(run_dir, recipe)
                 prepare(run_dir, resolved, ranks)
                 ensure_run_statistics(run_dir, recipe, readers)
                 keep_starts(run_dir, recipe)

@@ -50,7 +50,6 @@ def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
         return None
     document, identity = _believed(bucket, content)
     config = _same_recipe(bucket, recipe)
-    logger.info("%s is empty: the run is brought back from %s", run_dir, bucket.url)
     clean_temporaries(run_dir / "checkpoints")
     step = restore_checkpoints(bucket, run_dir, identity)
     write_file_atomically(run_dir / CONFIG_NAME, config)
@@ -58,8 +57,10 @@ def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
     if identity.statistics and file_sha256(run_dir / STATISTICS_NAME) != identity.statistics:
         (run_dir / STATISTICS_NAME).unlink(missing_ok=True)  # measured again, and compared with the identity
     restore_bundle(bucket, run_dir / BUNDLE_NAME)
+    document["name"] = run_dir.name
     write_file_atomically(run_dir / RUN_NAME, (json.dumps(document, indent=1) + "\n").encode())
-    logger.info("%s goes on from checkpoint %s of %s", run_dir, step, bucket.url)
+    # A warning: nobody would expect a new run directory to begin in the middle.
+    logger.warning("%s was empty: the run goes on from checkpoint %s of %s", run_dir, step, bucket.url)
     return step
 
 
