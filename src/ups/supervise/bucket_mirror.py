@@ -81,7 +81,11 @@ class BucketMirror:
         note_mirror(self._run_dir, asdict(note))
         if process is None or process.returncode != 0:
             why = note.problem or f"the bucket did not answer within {self._close_seconds:.0f} s"
-            has = "no checkpoint" if note.step is None else f"step {note.step} as its newest checkpoint"
+            has = (
+                "no checkpoint, as far as is known"
+                if note.step is None
+                else f"step {note.step} as its newest checkpoint"
+            )
             logger.warning(
                 "the mirror is not complete: %s has %s (%s); start the same command again to complete it",
                 *(note.url, has, why),
