@@ -142,6 +142,13 @@ class TrackerError(MachineError):
     cause = "tracker"
 
 
+class BucketError(MachineError):
+    """A bucket of an object store cannot be reached, or refuses what is asked of it."""
+
+    cause = "bucket"
+    default_hint = "check the network, the address and the credentials (docs/mirror.md)"
+
+
 class RunHeldError(UpsError):
     """Somebody else is at work on the run: it is not touched."""
 

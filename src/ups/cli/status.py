@@ -49,6 +49,8 @@ def status(
             say(printable(live.one_line(result)))
             for line in live.tracker_lines(result):
                 say(printable(line))
+            if line := live.mirror_line(result):
+                say(printable(line))
             cells = live.rows_of_table(rows)
             say(table(cells[: _MAX_ROWS + 1]))
             if len(cells) > _MAX_ROWS + 1:

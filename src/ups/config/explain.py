@@ -215,6 +215,9 @@ class _Explainer:
         field = field_at(self.schema, self.data, path)
         if field is not None and is_secret(field):
             return " = (hidden)"
+        text = _lookup(self.data, path)
+        if isinstance(text, str) and "://" in text and re.search("[@?#]", text):
+            return " = (hidden)"  # an address with a password, or signed
         if self._is_included(path):
             # The number of a field that recipes have, in a section that they have, is no credential.
             value = _lookup(self.data, path)

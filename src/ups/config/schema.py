@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ups.buckets.client import parse_bucket_url
 from ups.config.description import TaskDescription
 from ups.config.gate import GateCondition
 from ups.config.model import ModelConfig
@@ -14,6 +15,7 @@ from ups.config.setting import REQUIRED, Section, section, setting
 from ups.config.source import SourceConfig
 from ups.config.stage import StageConfig
 from ups.config.tracker import TrackerConfig
+from ups.errors import ConfigError
 from ups.registry import READERS, TASKS
 
 # As `ups.data.validate` names them; a test holds the two together.
@@ -250,6 +252,20 @@ class CheckpointConfig(Section):
     interval_steps: int = setting(500, "Steps between checkpoints; the last step is always saved.", unit="steps", ge=1)
     keep: int = setting(3, "Checkpoints that stay.", unit="checkpoints", ge=1, le=10_000)
     asynchronous: bool = setting(True, "Write while training goes on; the loop stops only for the copy.")
+    mirror: str | None = setting(
+        None, "Place in a bucket that gets a copy of the run while it goes on: s3://BUCKET/PREFIX, one for each run."
+    )
+
+    @field_validator("mirror")
+    @classmethod
+    def _is_bucket(cls, value: str | None) -> str | None:
+        try:
+            known = value is None or parse_bucket_url(value).scheme in ("s3", "gs")
+        except ConfigError as error:
+            raise ValueError(error.message) from None
+        if not known:
+            raise ValueError("a mirror is written and listed: use s3://BUCKET/PREFIX or gs://BUCKET/PREFIX")
+        return value
 
 
 class EvaluateConfig(Section):

@@ -20,6 +20,7 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
     """
     from ups.run.completed import completed_step
     from ups.run.in_process import train_in_process
+    from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.trackers import Trackers
 
     resolved = resolve_recipe(recipe, overrides)
@@ -29,7 +30,11 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
         if done is not None:
             output.completed_before(run_dir, done)
             return Run(run_dir)
-        with Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
+        saved = resolved.recipe.checkpoint
+        with (
+            BucketMirror(run_dir, saved.mirror, saved.keep),
+            Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers,
+        ):
             with output.following(run_dir, resolved.recipe) as say:
                 code = train_in_process(run_dir, resolved.recipe, identity, say, trackers)
             if code == 0:

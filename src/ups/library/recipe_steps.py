@@ -289,10 +289,12 @@ def _bundle(job: Job) -> str:
     from ups.run.bundling import make_bundle
     from ups.run.gate import read_results
     from ups.run.trained import load_trained
+    from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.run_lock import hold_run
 
     results = from_json(read_results(job.run_dir / REPORT / SCORES_NAME))
-    with hold_run(job.run_dir):
+    saved = job.resolved.recipe.checkpoint
+    with hold_run(job.run_dir), BucketMirror(job.run_dir, saved.mirror, saved.keep):
         path = make_bundle(job.run_dir / BUNDLE_NAME, load_trained(str(job.run_dir)), results)
     return f"{path_text(path)} {_bundle_outputs(job)[:12]}"
 

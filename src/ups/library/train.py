@@ -24,6 +24,7 @@ from ups.record.identity import RunIdentity
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
+    from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.host_place import HostPlace
     from ups.supervise.options import Options
     from ups.supervise.trackers import Trackers
@@ -65,6 +66,7 @@ def train_resolved(
     only start and watch their ranks. bundle: whether it is also scored and bundled.
     """
     from ups.run.completed import completed_step
+    from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.trackers import Trackers
 
     if place is not None and not place.is_head:
@@ -79,13 +81,18 @@ def train_resolved(
         if bundle:
             check_gate(run_dir, resolved.recipe, identity)
         done = completed_step(run_dir, resolved.recipe, identity, bundled=bundle)
+        saved = resolved.recipe.checkpoint
         if done is not None:
-            output.completed_before(run_dir, done)
+            with BucketMirror(run_dir, saved.mirror, saved.keep):
+                output.completed_before(run_dir, done)  # the bucket gets what it could not take when the run ended
             if place is not None:
                 _send_home(run_dir, ranks, place, f"{run_dir} is completed: step {done}")
             return 0
-        with Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
-            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers, place)
+        with (
+            BucketMirror(run_dir, saved.mirror, saved.keep) as mirror,
+            Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers,
+        ):
+            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers, place, mirror)
             if code == 0 and bundle:
                 # The verdict stands already: torch may come now.
                 leave_bundle(run_dir, output)
@@ -100,12 +107,15 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
     from ups.run.directory import check_ranks, ensure_run_statistics, prepare
     from ups.run.identity import identify, never_stepped
     from ups.run.removal import INPUTS, leave_no_trace
+    from ups.run.restoring import restore_run
     from ups.run.warm_start import keep_starts
+    from ups.supervise.bucket_mirror import check_mirror
     from ups.supervise.run_lock import hold_run
     from ups.supervise.trackers import check_trackers
 
     recipe = resolved.recipe
     check_trackers(recipe.tracking.trackers)
+    check_mirror(recipe.checkpoint.mirror)
     check_ranks(recipe, ranks)
     for warning in check_machine(recipe, ranks // hosts, run_dir):
         logger.warning("%s", warning)
@@ -117,6 +127,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
             before = [name for name in INPUTS if (run_dir / name).exists()]
             known = any(run_dir.glob("run*.json"))
             try:
+                restore_run(run_dir, recipe)
                 prepare(run_dir, resolved, ranks)
                 ensure_run_statistics(run_dir, recipe, readers)
                 keep_starts(run_dir, recipe)
@@ -163,6 +174,7 @@ def start_ranks(
     output: Output,
     trackers: Trackers | None = None,
     place: HostPlace | None = None,
+    mirror: BucketMirror | None = None,
 ) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     from ups.run.directory import last_step_of
@@ -183,6 +195,7 @@ def start_ranks(
         check_inputs=lambda: check_inputs(run_dir, recipe, identity),
         last_step=last_step_of(recipe),
         trackers=trackers,
+        mirror=mirror,
     )
     with output.following(run_dir, recipe) as say:
         if place is None:

@@ -49,6 +49,7 @@ CAUSES: dict[str, str] = {
     "environment": "the machine lacks something: a limit, a library, a device, space on a disk",
     "missing_extra": "an optional dependency is not installed",
     "tracker": "a tracker could not be reached, or refused what it was sent",
+    "bucket": "a bucket of an object store could not be reached, or refused what was asked of it",
     "distributed": "the process group or the agreement between ranks went wrong",
     "training": "training cannot go on: divergence or too many skipped steps",
     "checkpoint": "a checkpoint cannot be written, found, verified or loaded",

@@ -61,7 +61,11 @@ def read_whole(path: Path, limit: int) -> bytes:
 
 def load_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """A JSON object from a regular file of bounded size and depth. Raises OSError, or ValueError with the reason."""
-    content = read_whole(path, limit)
+    return parse_object(read_whole(path, limit))
+
+
+def parse_object(content: bytes) -> dict[str, Any]:
+    """A JSON object of bounded depth. Raises ValueError with the reason."""
     try:
         document = json.loads(content)
     except RecursionError:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
+from ups.buckets.mirror_note import NOTE_NAME
 from ups.errors import ConfigError, RunHeldError
 from ups.launch.folder import FOLDER as LAUNCH_FOLDER
 from ups.launch.folder import NAMES as LAUNCH_NAMES
@@ -57,7 +58,7 @@ def remove_records(run_dir: Path) -> None:
         for pattern in (f"{TEMPORARY_PREFIX}*", ".doctor-*"):
             for path in run_dir.glob(pattern):
                 _remove(path)
-        for name in ("metrics.jsonl", STEPS_NAME, PLAN_NAME, SECRET_NAME, *INPUTS, "run.json"):
+        for name in ("metrics.jsonl", NOTE_NAME, STEPS_NAME, PLAN_NAME, SECRET_NAME, *INPUTS, "run.json"):
             _remove(run_dir / name)
     except OSError as error:
         raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error

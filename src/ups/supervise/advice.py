@@ -52,6 +52,7 @@ ADVICE: dict[str, str] = {
     "environment": "The machine lacks something: see the message; `ups doctor` checks all of it before a run.",
     "missing_extra": "Install the extra that the message names.",
     "tracker": "Call `ups track sync RUN` again when the tracker can be reached; the run itself is not touched.",
+    "bucket": "Check the network, the address and the credentials; then start the same command again.",
     "distributed": "See the message and the logs of all ranks; `ups doctor` tries each step of the start alone.",
     "training": "Lower the learning rate, use float32, or look at the data: the loss left the finite numbers.",
     "checkpoint": "Check space and permissions where checkpoints are written.",

@@ -14,6 +14,7 @@ from ups.supervise.host_place import HostPlace
 from ups.supervise.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
+    from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.trackers import Trackers
 
 
@@ -27,8 +28,8 @@ class Options:
     document. `identity` is what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if
     recipe, statistics or data are not those that the run was started with; it is called before each restart and
     before success is declared. `last_step` is where a finished run must stand, where the recipe fixes it.
-    `trackers` are looked at, not waited for. `ranks` are those of the whole run; with a `place` among several hosts
-    those of this host are `local_ranks`.
+    `trackers` and `mirror` are looked at, not waited for. `ranks` are those of the whole run; with a `place` among
+    several hosts those of this host are `local_ranks`.
     """
 
     run_dir: Path
@@ -51,6 +52,7 @@ class Options:
     check_inputs: Callable[[], None] | None = None
     last_step: int | None = None
     trackers: Trackers | None = None
+    mirror: BucketMirror | None = None
     place: HostPlace | None = None
 
     @property

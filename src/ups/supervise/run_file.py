@@ -21,7 +21,7 @@ from ups.record import process_tree
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
 from ups.record.places import RUNS, meant_by
-from ups.record.untrusted_files import is_number, is_whole, load_object
+from ups.record.untrusted_files import is_number, is_whole, load_object, parse_object
 from ups.supervise.fault import Fault
 from ups.supervise.host_notes import head_was_lost, machine_mark
 
@@ -178,6 +178,15 @@ def note_trackers(run_dir: Path, trackers: list[dict[str, str]]) -> None:
         file.save()
 
 
+def note_mirror(run_dir: Path, mirror: dict[str, Any]) -> None:
+    """Write down what the bucket has of a run; for who holds the run. Must not raise: it has its verdict."""
+    document = _read_or_none(run_dir / "run.json")
+    if document is not None and document.get("mirror") != mirror:
+        file = RunFile(run_dir)
+        file.document = {**document, "mirror": mirror}
+        file.save()
+
+
 def note_gate(run_dir: Path, conditions: list[dict[str, Any]], failed: str) -> str:
     """Write down how the gate judged a run that is trained; returns the line of the verdict. For who holds the run.
 
@@ -299,7 +308,15 @@ def _start_time(pid: int) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     """A checked run.json. Raises OSError, or ValueError with what is wrong."""
-    document = load_object(path)
+    return _checked(load_object(path))
+
+
+def parse_run(content: bytes) -> dict[str, Any]:
+    """A checked run.json that came from elsewhere. Raises ValueError with what is wrong."""
+    return _checked(parse_object(content))
+
+
+def _checked(document: dict[str, Any]) -> dict[str, Any]:
     if document.get("format") != FORMAT_VERSION:
         raise ValueError(f"it is not of format {FORMAT_VERSION}")
     wrong = next((name for name, sound in _checks(document) if not sound), "")
@@ -357,6 +374,7 @@ def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
             for one in get("trackers", [])
         ),
     )
+    yield "mirror", isinstance(get("mirror", {}), dict)
     yield "gate", _is_gate(get("gate", {}))
     attempts = get("attempts")
     yield "attempts", isinstance(attempts, list) and all(_is_attempt(attempt) for attempt in attempts)

@@ -6,10 +6,12 @@ import contextlib
 import math
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ups.buckets.mirror_note import MirrorNote
+from ups.buckets.mirror_note import read_note as read_mirror_note
 from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Phase, Record, ring_path
@@ -78,6 +80,7 @@ def summary(run_dir: Path, document: dict[str, Any], rows: list[RankStatus]) -> 
         "extensions": document.get("extensions", []),
         "gate": document.get("gate"),
         "trackers": _trackers(run_dir),
+        "mirror": _mirror(run_dir),
         "step": slowest.step if slowest else None,
         "total_steps": slowest.total_steps if slowest else None,
         "loss": slowest.document()["loss"] if slowest else None,
@@ -106,6 +109,22 @@ def tracker_lines(result: dict[str, Any]) -> list[str]:
         problem = f", problem: {tracker['problem']}" if tracker["problem"] else ""
         lines.append(f"{tracker['name']}: {tracker['url'] or 'not reached yet'}, {tracker['rows']} rows{told}{problem}")
     return lines
+
+
+def _mirror(run_dir: Path) -> dict[str, Any] | None:
+    """What the bucket of the run has, None if there is none."""
+    note = read_mirror_note(run_dir)
+    return None if note is None else asdict(note)
+
+
+def mirror_line(result: dict[str, Any]) -> str:
+    """The mirror of a run in a line for a person, '' without one."""
+    if result["mirror"] is None:
+        return ""
+    note = MirrorNote(**result["mirror"])
+    has = "has no checkpoint yet" if note.step is None else f"has checkpoint {note.step}"
+    problem = f", problem: {note.problem}" if note.problem else ""
+    return f"mirror: {note.url} {note.gap(result['checkpoint']) or has}{problem}"
 
 
 def rows_of_table(rows: list[RankStatus]) -> list[list[str]]:

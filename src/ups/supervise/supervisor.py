@@ -198,6 +198,7 @@ class _Supervision:
                 self._head.show(self._box_dir)
         self._mirror.look(views)
         self._look_at_trackers()
+        self._look_at_mirror()
         commits, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
         if commits and self._identity is not None:
             for step, sha256 in commits:
@@ -212,6 +213,17 @@ class _Supervision:
         document["notices"] += [{"time": time.time(), "line": f"NOTICE {text}"} for text in looked[1]]
         if looked[1] or looked[0] != document.get("trackers"):
             document["trackers"] = looked[0]
+            self._file.save()
+
+    def _look_at_mirror(self) -> None:
+        mirror, document = self._options.mirror, self._file.document
+        if mirror is None or not (looked := mirror.look()):
+            return
+        document["notices"] += [{"time": time.time(), "line": f"NOTICE {text}"} for text in looked[1]]
+        before = document.get("mirror", {})
+        # Not for the time of the note alone: run.json is not written every second.
+        if looked[1] or any(looked[0][key] != before.get(key) for key in ("step", "problem", "behind_since")):
+            document["mirror"] = looked[0]
             self._file.save()
 
     def _reported(self, found: Found) -> dict[str, str]:
@@ -320,6 +332,8 @@ class _Supervision:
     def _verdict(self, state: str, cause: str, exit_code: int, detail: str) -> int:
         if self._options.trackers is not None:
             self._file.document["trackers"] = self._options.trackers.known()
+        if self._options.mirror is not None and (looked := self._options.mirror.look()):
+            self._file.document["mirror"] = looked[0]
         line, problem = self._file.pronounce(state, cause, exit_code, detail)
         self._say(line)
         if self._head is not None:

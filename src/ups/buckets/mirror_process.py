@@ -1,0 +1,85 @@
+"""The process that copies a run into a bucket: `python -m ups.buckets.mirror_process RUN URL KEEP SECONDS`.
+
+Started by the supervisor (`ups.supervise.bucket_mirror`), on the other end of standard input. The word `finish` there
+lets it copy what is left, for at most SECONDS; the end of standard input without that word means that the supervisor is
+gone, and ends it at once: nobody then holds the run, and the next one may be starting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from ups.buckets.client import open_bucket
+from ups.buckets.mirror_note import LATE, REFUSED, MirrorNote
+from ups.buckets.run_copy import RunCopy
+from ups.errors import ConfigError, UpsError
+from ups.record.held_directory import HeldDirectory
+
+POLL_SECONDS = 0.5
+MAX_WAIT_SECONDS = 15.0
+
+
+def main(run_dir: Path, url: str, keep: int, seconds: float) -> int:
+    """Copy until `finish` is said and everything is in the bucket; returns the exit code."""
+    finish = threading.Event()
+    threading.Thread(target=_listen, args=(finish, seconds), daemon=True).start()
+    note = MirrorNote(url)
+    copy = RunCopy(open_bucket(url), run_dir, keep)
+    held = HeldDirectory(run_dir)
+    wait = POLL_SECONDS
+    while True:
+        asked = finish.is_set()  # before looking: what was written before the word is seen
+        try:
+            held.check()
+            _say(run_dir, note, copy)
+            more = copy.update()
+            if asked and not more:
+                copy.send_record()
+            note.problem, wait = "", POLL_SECONDS
+            _say(run_dir, note, copy)
+            if asked and not more:
+                return 0
+            if more:
+                continue
+        except ConfigError as error:
+            note.problem = error.message
+            _say(run_dir, note, copy)
+            return REFUSED
+        except UpsError as error:
+            note.problem = error.message
+            wait = min(wait * 2, MAX_WAIT_SECONDS)
+            _say(run_dir, note, copy)
+        if finish.is_set():
+            time.sleep(wait)
+        else:
+            finish.wait(wait)
+
+
+def _say(run_dir: Path, note: MirrorNote, copy: RunCopy) -> None:
+    note.step = copy.newest
+    if not copy.missing():
+        note.behind_since = None
+    elif note.behind_since is None:
+        note.behind_since = time.time()
+    with contextlib.suppress(OSError, UpsError):
+        note.save(run_dir)
+
+
+def _listen(finish: threading.Event, seconds: float) -> None:
+    """Wait for the word; leave without asking the main thread, which may be waiting for a dead server."""
+    if sys.stdin.readline().strip() != "finish":
+        os._exit(1)
+    finish.set()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(0.2, seconds))
+    os._exit(LATE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))

@@ -1,0 +1,96 @@
+"""An empty run directory whose recipe names a mirror: the run in the bucket is brought back, if it is the same one.
+
+The recipe of the copy must learn what this recipe learns, as for a run directory that exists. Of its run.json only what
+explains the past and what checkpoints are held to is taken over: no process, no path and no setting of another machine
+but the size of the micro-batch. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ups.buckets.client import Bucket, open_bucket
+from ups.buckets.objects import get
+from ups.buckets.restore import restore_bundle, restore_checkpoints, restore_record
+from ups.buckets.run_copy import MAX_RECORD_BYTES, RUN_NAME, steps_in
+from ups.config.identity import first_difference, other_length
+from ups.config.recipe import resolve
+from ups.config.schema import Recipe
+from ups.errors import CheckpointError, ConfigError
+from ups.record.identity import RunIdentity, file_sha256
+from ups.record.manifest import clean_temporaries, write_file_atomically
+from ups.record.places import BUNDLE_NAME, CONFIG_NAME
+from ups.record.untrusted_files import MAX_JSON_BYTES
+from ups.run.identity import STATISTICS_NAME
+from ups.supervise.restart import MICRO_BATCH
+from ups.supervise.run_file import parse_run
+
+logger = logging.getLogger(__name__)
+_MAX_CONFIG_BYTES = 16 * 2**20
+_OTHER_PLACE = "give each run a place of its own: --set checkpoint.mirror=s3://BUCKET/OTHER-PREFIX"
+
+
+def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
+    """Bring the run back from its mirror if the run directory has none; returns the step it goes on from, None if it
+    begins here. For who holds the run.
+
+    run.json comes last: until then a killed start is done again. Raises ConfigError if the bucket has a run of another
+    recipe, CheckpointError if nothing in it can be trusted, BucketError if it cannot be asked.
+    """
+    url = recipe.checkpoint.mirror
+    if url is None or any(run_dir.glob("run*.json")):
+        return None
+    bucket = open_bucket(url)
+    content = get(bucket, RUN_NAME, MAX_JSON_BYTES)
+    if content is None or not steps_in(bucket):
+        return None
+    document, identity = _believed(bucket, content)
+    config = _same_recipe(bucket, recipe)
+    clean_temporaries(run_dir / "checkpoints")
+    step = restore_checkpoints(bucket, run_dir, identity)
+    write_file_atomically(run_dir / CONFIG_NAME, config)
+    restore_record(bucket, run_dir, MAX_RECORD_BYTES)
+    if identity.statistics and file_sha256(run_dir / STATISTICS_NAME) != identity.statistics:
+        (run_dir / STATISTICS_NAME).unlink(missing_ok=True)  # measured again, and compared with the identity
+    restore_bundle(bucket, run_dir / BUNDLE_NAME)
+    document["name"] = run_dir.name
+    write_file_atomically(run_dir / RUN_NAME, (json.dumps(document, indent=1) + "\n").encode())
+    # A warning: nobody would expect a new run directory to begin in the middle.
+    logger.warning("%s was empty: the run goes on from checkpoint %s of %s", run_dir, step, bucket.url)
+    return step
+
+
+def _believed(bucket: Bucket, content: bytes) -> tuple[dict[str, Any], RunIdentity]:
+    """What is taken over from the run.json of the copy, and the identity of the run."""
+    try:
+        document = parse_run(content)
+    except ValueError as error:
+        raise CheckpointError(f"{bucket.url}/{RUN_NAME} cannot be used: {error}", hint=_OTHER_PLACE) from error
+    identity = RunIdentity.from_json(document.get("identity"))
+    if identity is None:
+        raise CheckpointError(f"{bucket.url}/{RUN_NAME} does not say which run this is", hint=_OTHER_PLACE)
+    for name in ("hosts", "machine", "mirror", "trackers"):
+        document.pop(name, None)
+    micro_batch = document.get("overrides", {}).get(MICRO_BATCH)
+    overrides = {MICRO_BATCH: micro_batch} if type(micro_batch) is int and micro_batch > 0 else {}
+    document |= {"supervisor_pid": 0, "supervisor_started": 0, "blackbox_dir": "", "host": "", "overrides": overrides}
+    return document, identity
+
+
+def _same_recipe(bucket: Bucket, recipe: Recipe) -> bytes:
+    """The config.yaml of the copy. Raises ConfigError if it learns something else than `recipe`."""
+    content = get(bucket, CONFIG_NAME, _MAX_CONFIG_BYTES)
+    if content is None:
+        raise CheckpointError(f"{bucket.url} has checkpoints but no {CONFIG_NAME}", hint=_OTHER_PLACE)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / CONFIG_NAME
+        file.write_bytes(content)
+        stored = resolve(file).recipe
+    difference = first_difference(stored, recipe)
+    if difference and other_length(stored, recipe) is None:
+        raise ConfigError(f"{bucket.url} holds a run of another recipe: {difference}", hint=_OTHER_PLACE)
+    return content

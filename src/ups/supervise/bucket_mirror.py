@@ -1,0 +1,140 @@
+"""The copy of a run in a bucket, seen from its supervisor: a process (`ups.buckets.mirror_process`), started, looked at
+and ended. It is never waited for while the run goes on; at the end it gets a bounded time for what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ups.buckets.client import parse_bucket_url, s3_options
+from ups.buckets.mirror_note import NOTE_NAME, REFUSED, MirrorNote, read_note
+from ups.errors import MissingExtraError
+from ups.record.checkpoints import list_checkpoints
+from ups.supervise.run_file import note_mirror
+from ups.supervise.tracker_process import end_tracker
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 120.0
+BEHIND_SECONDS = 300.0  # a person should know that the bucket is behind for so long
+_LOOK_SECONDS = 1.0
+_START_AGAIN_SECONDS = 30.0
+
+
+def check_mirror(url: str | None) -> None:
+    """Raise, before anything starts, if the package for buckets is missing or the endpoint is refused."""
+    if url is None:
+        return
+    if parse_bucket_url(url).scheme == "s3":
+        s3_options(os.environ)
+    if importlib.util.find_spec("obstore") is None:
+        raise MissingExtraError.of("buckets", "obstore", "checkpoint.mirror")
+
+
+class BucketMirror:
+    """The process that copies a run; entered around the run, and what follows its verdict. Without a url: nothing."""
+
+    def __init__(self, run_dir: Path, url: str | None, keep: int, close_seconds: float = CLOSE_SECONDS) -> None:
+        self._run_dir = run_dir
+        self._url = url
+        self._keep = keep
+        self._close_seconds = close_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = self._looked = 0.0
+        self._said: set[str] = set()
+
+    def __enter__(self) -> Self:
+        with contextlib.suppress(OSError):
+            (self._run_dir / NOTE_NAME).unlink(missing_ok=True)  # of an earlier start
+        if self._url is not None:
+            self._start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the process a bounded time for what is left, and say so if that was not enough."""
+        if self._url is None:
+            return
+        process = self._process
+        if process is not None and process.poll() is None:
+            try:
+                with contextlib.suppress(OSError):
+                    assert process.stdin is not None
+                    process.stdin.write(b"finish\n")
+                    process.stdin.flush()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(self._close_seconds + 5.0)
+            finally:
+                end_tracker(process)  # also if somebody is tired of waiting
+        note = self.note()
+        note_mirror(self._run_dir, asdict(note))
+        if process is None or process.returncode != 0:
+            why = note.problem or f"the bucket did not answer within {self._close_seconds:.0f} s"
+            has = (
+                "no checkpoint, as far as is known"
+                if note.step is None
+                else f"step {note.step} as its newest checkpoint"
+            )
+            logger.warning(
+                "the mirror is not complete: %s has %s (%s); start the same command again to complete it",
+                *(note.url, has, why),
+            )
+
+    def look(self) -> tuple[dict[str, Any], list[str]] | None:
+        """Once a second: start the process again if it has died; returns the note for run.json, and what a person
+        should be told, each thing once. None between the seconds, and without a mirror."""
+        now = time.monotonic()
+        if self._url is None or now - self._looked < _LOOK_SECONDS:
+            return None
+        self._looked = now
+        process = self._process
+        dead = process is None or process.poll() is not None
+        if dead and now - self._started > _START_AGAIN_SECONDS and (process is None or process.returncode != REFUSED):
+            self._start()
+        note = self.note()
+        warnings = []
+        if note.problem:
+            warnings += self._once("problem", f"mirror {note.url}: {note.problem}; the run goes on without it")
+        else:
+            self._said.discard("problem")
+        if note.behind_since is not None and time.time() - note.behind_since > BEHIND_SECONDS:
+            steps = [step for step, _ in list_checkpoints(self._run_dir)]
+            warnings += self._once("behind", f"mirror {note.url} {note.gap(max(steps, default=None))}")
+        elif note.behind_since is None:
+            self._said.discard("behind")
+        return asdict(note), warnings
+
+    def note(self) -> MirrorNote:
+        """What the bucket has, as far as it is known."""
+        return read_note(self._run_dir) or MirrorNote(self._url or "")
+
+    def _once(self, about: str, text: str) -> list[str]:
+        if about in self._said:
+            return []
+        self._said.add(about)
+        logger.warning("%s", text)
+        return [text]
+
+    def _start(self) -> None:
+        self._started = time.monotonic()
+        words = [str(self._run_dir), str(self._url), str(self._keep), str(self._close_seconds)]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "ups.buckets.mirror_process", *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                # Not of the group that Ctrl-C reaches: what is left is copied after the last save.
+                process_group=0,
+            )

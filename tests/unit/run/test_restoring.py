@@ -1,0 +1,94 @@
+"""A run that comes back from a bucket: what of its record is believed, and when nothing is begun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ups.buckets.client import Bucket, open_bucket
+from ups.buckets.objects import put
+from ups.buckets.run_copy import RunCopy
+from ups.config.recipe import ResolvedRecipe, resolve_data
+from ups.errors import BucketError, CheckpointError, ConfigError
+from ups.record.checkpoints import checkpoint_path
+from ups.record.identity import RunIdentity
+from ups.record.manifest import commit_directory, make_temporary
+from ups.run.restoring import restore_run
+from ups.supervise.run_file import RunFile, read_run
+from ups.testing.s3_server import S3Server, program, serve_s3
+
+pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(program() is None, reason="needs an S3 server: pip install 'moto[s3]' flask flask-cors"),
+]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with serve_s3() as found:
+        for name, value in found.environment().items():
+            monkeypatch.setenv(name, value)
+        yield found
+
+
+def recipe(url: str, seed: int = 1) -> ResolvedRecipe:
+    return resolve_data(
+        {
+            "version": 1,
+            "run": {"name": "one", "seed": seed},
+            "data": {"tasks": [{"name": "wave", "path": "wave.zarr"}]},
+            "stages": [{"type": "operator", "steps": 10}],
+            "checkpoint": {"mirror": url},
+        }
+    )
+
+
+def copy_of_a_run(bucket: Bucket, run_dir: Path, resolved: ResolvedRecipe) -> None:
+    """A run of one checkpoint, in the bucket."""
+    run_dir.mkdir()
+    (run_dir / "config.yaml").write_text(resolved.text)
+    identity = RunIdentity.new()
+    RunFile(run_dir).begin(ranks=1, max_restarts=0, box_root=run_dir, identity=identity)
+    temporary = make_temporary(checkpoint_path(run_dir, 5))
+    progress = {"format": 1, "progress": {"step": 5, "stage_finished": False}, "identity": identity.mark()}
+    (temporary / "progress.json").write_text(json.dumps(progress))
+    commit_directory(temporary, checkpoint_path(run_dir, 5))
+    copy = RunCopy(bucket, run_dir, 1)
+    while copy.update():
+        pass
+
+
+def test_only_the_past_is_believed_and_only_of_the_same_recipe(server: S3Server, tmp_path: Path) -> None:
+    url = f"{server.make_bucket('box')}/one"
+    bucket, resolved = open_bucket(url), recipe(url)
+    empty = tmp_path / "empty"
+    assert restore_run(empty, resolved.recipe) is None  # nothing there yet: the run begins
+    copy_of_a_run(bucket, tmp_path / "run", resolved)
+    with pytest.raises(ConfigError, match=r"another recipe: run\.seed"):
+        restore_run(empty, recipe(url, seed=2).recipe)
+    assert not empty.exists()
+    forged = json.loads((tmp_path / "run" / "run.json").read_text())
+    forged |= {"overrides": {"model.width": 5, "engine.micro_batch": 2}, "blackbox_dir": "/etc", "supervisor_pid": 1}
+    put(bucket, "run.json", json.dumps(forged).encode())
+    assert restore_run(empty, resolved.recipe) == 5
+    found = read_run(empty)
+    assert found["overrides"] == {"engine.micro_batch": 2}
+    assert (found["blackbox_dir"], found["supervisor_pid"]) == ("", 0)
+    assert found["identity"] == forged["identity"]
+    assert restore_run(empty, resolved.recipe) is None  # it has a run: the bucket is not asked
+    put(bucket, "run.json", b'{"format": 1}')
+    with pytest.raises(CheckpointError, match=r"run\.json cannot be used"):
+        restore_run(tmp_path / "other", resolved.recipe)
+
+
+def test_a_bucket_that_cannot_be_asked_begins_nothing(server: S3Server, tmp_path: Path) -> None:
+    url = f"{server.make_bucket('box')}/one"
+    server.kill()
+    with pytest.raises(BucketError, match="box/one"):
+        restore_run(tmp_path / "empty", recipe(url).recipe)
+    assert not (tmp_path / "empty").exists()
