@@ -42,12 +42,13 @@ OWNS = {
     "formats": "files of data: the contract of a reader, one module per format",
     "spec": "what a task and\na batch are",
     "config": "what a recipe is",
+    "buckets": "buckets of object stores: opening one, the copy of a run in one",
     "record": "black box, failure record,\nmanifests, checkpoints",
     "registry": "parts by name",
     "errors": "one tree of exceptions",
 }
 # As the import rules have it: these work when torch is what is broken.
-WITHOUT_TORCH = {"launch", "supervise", "doctor", "tracking", "config", "record", "registry", "errors"}
+WITHOUT_TORCH = {"launch", "supervise", "doctor", "tracking", "config", "buckets", "record", "registry", "errors"}
 
 
 def layers() -> list[list[str]]:

@@ -19,6 +19,7 @@ WHAT_IT_ADDS = {
     "mlflow": "a small client for the tracker mlflow",
     "wandb": "the client of the tracker wandb",
     "lightning": "our stages in a pipeline of Lightning",
+    "buckets": "S3, GCS and web servers as places of data and of copies of runs",
     "report": "figures and films in reports",
     "baselines": "the FNO reference implementation as a baseline",
     "dev": "tests, linters and type checks",

@@ -1,0 +1,1 @@
+"""Buckets of object stores: how one is opened, and the copy of a run in one."""

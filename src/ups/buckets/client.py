@@ -1,0 +1,200 @@
+"""Opening a bucket of an object store: `s3://`, `gs://` and `https://` addresses, through obstore (extra `buckets`).
+
+Credentials never stand in an address or a recipe: they come from the environment or the provider's own files
+(AWS_ACCESS_KEY_ID ..., ~/.aws/credentials, GOOGLE_APPLICATION_CREDENTIALS, a role of the machine). AWS_ENDPOINT_URL
+names another S3 server than Amazon's. Plain http is spoken to loopback only. Every request has a time limit and a
+bounded number of retries; no torch, no numpy. What lies in a bucket is for the callers.
+"""
+
+from __future__ import annotations
+
+import configparser
+import ipaddress
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ups.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from obstore.store import GCSStore, HTTPStore, S3Store
+
+CONNECT_SECONDS = 5.0
+REQUEST_SECONDS = 30.0
+MAX_RETRIES = 3
+RETRY_SECONDS = 60.0
+SCHEMES = ("s3", "gs", "https")
+# The order in which they count: the name that is about S3 alone first, as the tools of AWS have it.
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+_CREDENTIALS_HINT = (
+    "keep secrets out of addresses: credentials are taken from the environment (AWS_ACCESS_KEY_ID, ...) or the "
+    "provider's files (~/.aws/credentials, GOOGLE_APPLICATION_CREDENTIALS)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketUrl:
+    """An address that was checked. host: the bucket, or host[:port] of a web server. prefix: of keys, without slashes
+    at its ends ('' is the whole bucket)."""
+
+    scheme: str
+    host: str
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}" + (f"/{self.prefix}" if self.prefix else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """store: of obstore, for keys from the root of the bucket (of the web server). prefix: where the caller's keys
+    begin, without slashes at its ends."""
+
+    url: BucketUrl
+    store: S3Store | GCSStore | HTTPStore
+    prefix: str
+
+    def key(self, name: str) -> str:
+        """The key of `name` below the prefix."""
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+
+def parse_bucket_url(url: str) -> BucketUrl:
+    """The parts of an address. Raises ConfigError for one that is not usable, and never repeats a secret."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError("an address of a bucket cannot be read", hint="write s3://BUCKET/PREFIX") from error
+    scheme, host = parts.scheme, parts.netloc
+    if "@" in url or "?" in url or "#" in url:
+        # Also where urlsplit sees no user: 'user:pass/word@host' has its secret in the path.
+        raise ConfigError(
+            f"an address of a bucket ({scheme or 'without a scheme'}://...) carries a user, a password or a query",
+            hint=_CREDENTIALS_HINT,
+        )
+    if scheme not in (*SCHEMES, "http"):
+        raise ConfigError(
+            f"'{scheme}' is not a scheme of a bucket's address", hint="write s3://BUCKET/PREFIX, gs:// or https://"
+        )
+    if scheme == "http" and not is_loopback(parts.hostname or ""):
+        raise ConfigError(f"http://{host} is not on this machine: plain http is refused", hint="use https://")
+    if scheme in ("s3", "gs") and (_BUCKET.fullmatch(host) is None or port is not None):
+        raise ConfigError(f"'{host}' is not the name of a bucket", hint=f"write {scheme}://BUCKET/PREFIX")
+    if not parts.hostname:
+        raise ConfigError(f"an address of a bucket ({scheme}://...) names no host", hint=f"write {scheme}://HOST/PATH")
+    prefix = parts.path.strip("/")
+    if not is_plain_key(prefix) and prefix:
+        raise ConfigError(
+            f"the prefix of {scheme}://{host} has empty parts, '.' or '..', or characters that cannot be shown",
+            hint="use plain names with single slashes between them",
+        )
+    return BucketUrl(scheme, host, prefix)
+
+
+def is_plain_key(key: str) -> bool:
+    """Whether a key can be a relative path below a directory: no '..', no absolute path, no empty or odd parts."""
+    parts = key.split("/")
+    return key.isprintable() and "\\" not in key and all(part not in ("", ".", "..") for part in parts)
+
+
+def open_bucket(url: str) -> Bucket:
+    """Open the bucket at `url`; nothing is sent yet. Raises ConfigError for a wrong address, MissingExtraError without
+    obstore."""
+    address = parse_bucket_url(url)
+    try:
+        from obstore.store import GCSStore, HTTPStore, S3Store
+    except ModuleNotFoundError as error:
+        raise MissingExtraError.of("buckets", "obstore", f"reading or writing {address.scheme}:// addresses") from error
+    retries: Any = {"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+    store: S3Store | GCSStore | HTTPStore
+    if address.scheme == "s3":
+        options = s3_options(os.environ)
+        client = _client(plain=str(options.get("endpoint", "")).startswith("http:"))
+        store = S3Store(address.host, client_options=client, retry_config=retries, **options)
+    elif address.scheme == "gs":
+        store = GCSStore(address.host, client_options=_client(plain=False), retry_config=retries)
+    else:
+        client = _client(plain=address.scheme == "http")
+        root = f"{address.scheme}://{address.host}/"
+        store = HTTPStore.from_url(root, client_options=client, retry_config=retries)
+    return Bucket(address, store, address.prefix)
+
+
+def s3_options(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Endpoint, region and credentials of S3 where obstore would not find them itself. Raises ConfigError for an
+    endpoint that would send credentials in the clear."""
+    profile = environment.get("AWS_PROFILE") or "default"
+    home = Path(environment.get("HOME") or "/")
+    shared = environment.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws" / "credentials"
+    settings = environment.get("AWS_CONFIG_FILE") or home / ".aws" / "config"
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    region = region or _section(Path(settings), profile).get("region") or "us-east-1"
+    options: dict[str, Any] = {"region": region}
+    endpoint = next((environment[name] for name in ENDPOINT_VARIABLES if environment.get(name)), "")
+    if endpoint:
+        options["endpoint"] = _checked_endpoint(endpoint)
+    if not environment.get("AWS_ACCESS_KEY_ID"):
+        keys = _section(Path(shared), profile)
+        if keys.get("aws_access_key_id") and keys.get("aws_secret_access_key"):
+            options["access_key_id"] = keys["aws_access_key_id"]
+            options["secret_access_key"] = keys["aws_secret_access_key"]
+            if keys.get("aws_session_token"):
+                options["session_token"] = keys["aws_session_token"]
+    return options
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name is this machine, without asking a name server."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _checked_endpoint(endpoint: str) -> str:
+    try:
+        parts = urllib.parse.urlsplit(endpoint)
+        host = parts.hostname or ""
+    except ValueError as error:
+        raise ConfigError("AWS_ENDPOINT_URL is not an address", hint="write https://HOST[:PORT]") from error
+    if "@" in endpoint or "?" in endpoint or "#" in endpoint:
+        raise ConfigError("AWS_ENDPOINT_URL carries a user, a password or a query", hint=_CREDENTIALS_HINT)
+    if parts.scheme not in ("http", "https") or not host:
+        raise ConfigError("AWS_ENDPOINT_URL is not an address of a web server", hint="write https://HOST[:PORT]")
+    if parts.scheme == "http" and not is_loopback(host):
+        raise ConfigError(
+            f"AWS_ENDPOINT_URL (http://{parts.netloc}) is not on this machine: plain http is refused",
+            hint="use https://",
+        )
+    return endpoint.rstrip("/")
+
+
+def _client(*, plain: bool) -> Any:
+    """allow_http is always said: a variable of the environment must not turn it on for a distant host."""
+    return {
+        "allow_http": plain,
+        "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
+        "timeout": timedelta(seconds=REQUEST_SECONDS),
+    }
+
+
+def _section(path: Path, profile: str) -> Mapping[str, str]:
+    """One profile of a file of the tools of AWS; empty if there is none."""
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read(path, encoding="utf-8")
+    except (OSError, configparser.Error, UnicodeDecodeError):
+        return {}
+    for name in (profile, f"profile {profile}"):
+        if parser.has_section(name):
+            return dict(parser.items(name))
+    return {}
