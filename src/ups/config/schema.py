@@ -7,6 +7,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ups.buckets.address import is_address
+from ups.buckets.client import parse_bucket_url
 from ups.config.description import TaskDescription
 from ups.config.gate import GateCondition
 from ups.config.model import ModelConfig
@@ -14,6 +16,7 @@ from ups.config.setting import REQUIRED, Section, section, setting
 from ups.config.source import SourceConfig
 from ups.config.stage import StageConfig
 from ups.config.tracker import TrackerConfig
+from ups.errors import ConfigError
 from ups.registry import READERS, TASKS
 
 # As `ups.data.validate` names them; a test holds the two together.
@@ -52,7 +55,8 @@ class TaskConfig(Section):
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
     path: str | list[str] = setting(
         REQUIRED,
-        "Store (.zarr), a file, a directory of The Well, or a list of files of one task.",
+        "Store (.zarr), a file, a directory of The Well, or a list of files of one task; on this host, or an address: "
+        "s3://, gs://, https://.",
         may_change=True,
     )
     problem: str | None = setting(
@@ -87,6 +91,17 @@ class TaskConfig(Section):
     allow: list[FindingKind] = setting(
         [], "Findings of `ups data validate` that are right for this data; `ups run` passes them.", may_change=True
     )
+
+    @field_validator("path")
+    @classmethod
+    def _usable_addresses(cls, value: str | list[str]) -> str | list[str]:
+        for one in [value] if isinstance(value, str) else value:
+            if is_address(one):
+                try:
+                    parse_bucket_url(one)
+                except ConfigError as error:
+                    raise ValueError(f"{error.message}; {error.hint}") from None
+        return value
 
     @field_validator("format")
     @classmethod
@@ -135,6 +150,19 @@ class DataConfig(Section):
     )
     temperature: float = setting(2.0, "Flattens the mixture when it is 'temperature'; 1 is by size.", ge=1, le=1000)
     loader: LoaderConfig = section(LoaderConfig, "How batches are read.", may_change=True)
+    cache_dir: str | None = setting(
+        None,
+        "Directory for blocks of data that is read from an object store, shared by all ranks of a host; default "
+        "objects in the cache directory of the person.",
+        may_change=True,
+    )
+    cache_bytes: int | None = setting(
+        None,
+        "What these blocks may take; default half of what the disk has left, at most 64 GiB.",
+        unit="bytes",
+        ge=16 << 20,
+        may_change=True,
+    )
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:

@@ -28,7 +28,7 @@ from typing import Any
 
 from ups.data.rank_source import ArrayBatch, RankSource
 from ups.data.worker_protocol import REQUEST, ArrayPlace, BatchReply, ErrorReply, fault_file
-from ups.errors import UpsError
+from ups.errors import DataError, UpsError
 from ups.record.failure import Recorder, install_in_worker
 from ups.record.location import location_of_error
 from ups.record.log import show_log, write_to_stderr
@@ -108,7 +108,8 @@ def _error_reply(number: int, error: BaseException) -> ErrorReply:
     hint = error.hint if isinstance(error, UpsError) else ""
     text = "".join(traceback.format_exception(error))
     at = location_of_error(error)
-    return ErrorReply(number, message[:_MAX_TEXT], hint[:_MAX_TEXT], text[-_MAX_TEXT:], expected, at)
+    cause = error.cause if isinstance(error, UpsError) else DataError.cause
+    return ErrorReply(number, message[:_MAX_TEXT], hint[:_MAX_TEXT], text[-_MAX_TEXT:], expected, at, cause)
 
 
 def _load(source_file: int) -> RankSource | ErrorReply:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ups.buckets.path import plain_name
 from ups.errors import DataError
 from ups.formats.base import FULL, Array, GridReader, Source, Subsampling, split_counts
 from ups.formats.hdf5_arrays import drop_hdf5, read_region
@@ -55,7 +56,7 @@ class PdebenchReader(GridReader):
         if not listed:
             raise DataError("no PDEBench file is named")
         for path in listed:
-            drop_hdf5(str(Path(path).absolute()))
+            drop_hdf5(plain_name(path))
         layouts: list[tuple[FileKey, FileSurvey, FileLayout]] = []
         for path, survey in zip(listed, survey_files(listed), strict=True):
             if isinstance(survey, DataError):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ups.buckets.path import data_path
 from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
 from ups.formats.hdf5_arrays import drop_hdf5, read_region
@@ -53,7 +54,7 @@ class WellReader(GridReader):
         valid_fraction: float = 0.1,
         test_fraction: float = 0.1,
     ) -> None:
-        listed = _files_of([Path(paths)] if isinstance(paths, str | Path) else [Path(p) for p in paths])
+        listed = _files_of([data_path(paths)] if isinstance(paths, str | Path) else [data_path(p) for p in paths])
         layouts: list[tuple[FileKey, WellLayout]] = []
         for path, survey in zip(listed, survey_well_files(listed), strict=True):
             if isinstance(survey, DataError):
@@ -184,7 +185,7 @@ def _files_of(paths: list[Path]) -> list[Path]:
         )
     if len(found) > MAX_FILES:
         raise DataError(f"{len(found)} files are more than {MAX_FILES}")
-    real = [os.path.realpath(path) for path in found]
+    real = [str(path.resolve()) for path in found]
     if len(set(real)) != len(real):
         twice = next(path for path, one in zip(found, real, strict=True) if real.count(one) > 1)
         raise DataError(f"{twice} is the same file as another of the list", hint="list each file once")
@@ -218,7 +219,8 @@ class WellFormat:
             with open_regular(path, follow_link=True) as file:
                 if file is None:
                     return False
-                size = os.fstat(file.fileno()).st_size
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0)
                 start = file.read(min(size, LOOKED_AT_BYTES))
                 file.seek(max(len(start), size - LOOKED_AT_BYTES))
                 seen = start + file.read(LOOKED_AT_BYTES)
