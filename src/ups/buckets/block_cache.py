@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 BLOCK_BYTES = 1 << 20
 PAGE_BYTES = 32 << 10
 # Another process may be stopped while it fetches: after so long this one fetches for itself.
-LOCK_SECONDS = 10.0
+LOCK_SECONDS = 5.0
 NUM_LOCKS = 1024
 _HEADER = struct.Struct("<8sQ")
 _MAGIC = b"upsblk01"

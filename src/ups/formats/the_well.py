@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ups.buckets.address import is_address
 from ups.buckets.path import data_path
 from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
-from ups.formats.hdf5_arrays import drop_hdf5, read_region
+from ups.formats.hdf5_arrays import Region, bring_region, drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_well_files
 from ups.formats.hdf5_identity import files_identity
 from ups.formats.split_rows import SplitRows
@@ -105,6 +106,16 @@ class WellReader(GridReader):
         file, row = self._locate(split, trajectory)
         return np.asarray(file.parameters[row])
 
+    @property
+    def remote(self) -> bool:
+        return is_address(self._files[0].key[0])
+
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:
+        file, row = self._locate(split, trajectory)
+        for field in file.layout.fields:
+            frames = slice(start, stop, step) if field.role == "state" else slice(0, 1, 1)
+            bring_region(file.key, field.array, _region_of(row, field, frames))
+
     def _source_identity(self) -> str:
         return files_identity("the_well", [file.key for file in self._files])
 
@@ -147,13 +158,17 @@ def _assemble(file: _File, row: int, role: Role, frames: slice, space: tuple[int
     return out
 
 
-def _read(key: FileKey, row: int, field: WellField, frames: slice, dims: int) -> Array:
-    """(T, C, *S) of one field; an axis that it does not have is of length 1."""
-    region = tuple(
+def _region_of(row: int, field: WellField, frames: slice) -> Region:
+    """What of the array of a field a trajectory needs."""
+    return tuple(
         slice(row, row + 1, 1) if letter == "N" else frames if letter == "T" else slice(0, size, 1)
         for letter, size in zip(field.axes, field.array.shape, strict=True)
     )
-    values = read_region(key, field.array, region)
+
+
+def _read(key: FileKey, row: int, field: WellField, frames: slice, dims: int) -> Array:
+    """(T, C, *S) of one field; an axis that it does not have is of length 1."""
+    values = read_region(key, field.array, _region_of(row, field, frames))
     if field.mask:
         values = values != 0
     axes = field.axes.upper()

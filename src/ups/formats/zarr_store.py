@@ -17,7 +17,7 @@ from ups.buckets.cached_objects import forget
 from ups.buckets.path import BucketPath, data_path
 from ups.errors import DataError, IntegrityError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Int64, Source, Subsampling
-from ups.formats.shards import drop_files, open_shard
+from ups.formats.shards import ShardFile, drop_files, open_shard
 from ups.formats.zarr_metadata import MAX_JSON_BYTES, ArrayLayout, read_array, read_group
 from ups.record.manifest import read_manifest
 from ups.record.untrusted_files import open_regular, printable
@@ -117,6 +117,20 @@ class StoreReader(GridReader):
         layout = self._layouts[split]["parameters"]
         rows = layout.chunk_shape[0]
         return open_shard(layout, (trajectory // rows, 0)).chunk(0)[trajectory % rows]  # type: ignore[no-any-return]
+
+    @property
+    def remote(self) -> bool:
+        return isinstance(self.path, BucketPath)
+
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:
+        for name, layout in self._layouts[split].items():
+            if name == "parameters":
+                continue  # kept in memory
+            per_chunk, per_shard = (layout.chunk_shape[1], layout.shard_shape[1]) if name == "state" else (1, 1)
+            chunks = range(start // per_chunk, (stop - 1) // per_chunk + 1) if name == "state" else range(1)
+            for chunk in chunks:
+                shard, number = _shard_of(layout, trajectory, chunk, per_shard // per_chunk, name == "state")
+                shard.bring(number)
 
     def _source_identity(self) -> str:
         return store_identity(self.path)
@@ -266,6 +280,16 @@ def _chunk_of(layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per
     position = (trajectory // rows, frame_chunk // chunks_per_shard, *_ZEROS[: len(layout.shape) - 2])
     number = trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
     return open_shard(layout, position).chunk(number)
+
+
+def _shard_of(
+    layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int, frames: bool
+) -> tuple[ShardFile, int]:
+    """The file of a chunk and its number in there; without `frames` the array has no axis of time."""
+    rows = layout.shard_shape[0]
+    inside = (frame_chunk // chunks_per_shard,) if frames else ()
+    position = (trajectory // rows, *inside, *_ZEROS[: len(layout.shape) - 1 - len(inside)])
+    return open_shard(layout, position), trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
 
 
 class StoreFormat:
