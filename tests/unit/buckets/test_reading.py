@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +17,13 @@ from ups.buckets.cached_objects import forget, object_info, read_range
 from ups.buckets.path import BucketPath, data_path
 from ups.config.schema import TaskConfig
 from ups.data.open import open_paths
+from ups.data.pack import pack
 from ups.data.validate import validate_paths
 from ups.errors import ConfigError, DataChangedError, DataError, StoreRefusedError, StoreUnavailableError
 from ups.formats.base import GridReader
-from ups.formats.store_writer import write_store
 from ups.testing import pdebench_files, the_well_files
 from ups.testing.seaweed_server import BUCKET, SECRET, Seaweed, require_weed
+from ups.testing.slow_proxy import slow_proxy
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -94,7 +93,7 @@ def test_windows_of_a_store_are_those_of_the_disk_and_a_flipped_byte_is_fetched_
     server: Seaweed, here: Path
 ) -> None:
     source = open_paths(_files(here)[1])
-    write_store(source, here / "flow.zarr")
+    pack(source, here / "flow.zarr")
     address = server.upload(here / "flow.zarr", "flow.zarr")
     remote = open_paths(address)
     _equal(remote, open_paths(here / "flow.zarr"))
@@ -106,14 +105,14 @@ def test_windows_of_a_store_are_those_of_the_disk_and_a_flipped_byte_is_fetched_
     assert [f.kind for f in validate_paths(address).findings if f.kind == "damaged"] == []
     server.put("flow.zarr/train/state/c/0/0/0/0/0", b"not what was committed")
     forget("")
-    assert "damaged" in [f.kind for f in validate_paths(address).findings] or not remote.splits["train"]
+    assert {"damaged", "unreadable"} & {f.kind for f in validate_paths(address).findings}
 
 
 def test_eight_readers_of_one_cache_download_the_data_once(server: Seaweed, here: Path) -> None:
     content = os.urandom(12 << 20)
     server.put("large.bin", content)
     address = f"s3://{BUCKET}/large.bin"
-    with _counting(server) as counter:
+    with slow_proxy(server.endpoint) as counter:
         environment = {**os.environ, "AWS_ENDPOINT_URL": counter.endpoint}
         command = [sys.executable, "-c", READER, address]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -178,25 +177,3 @@ def test_an_address_is_a_path() -> None:
     assert str(path / "c") == "s3://bucket/a/b.zarr/c"
     assert (path.name, path.suffix, str(path.parent)) == ("b.zarr", ".zarr", "s3://bucket/a")
     assert str((path / "x" / "y").relative_to(path)) == "x/y"
-
-
-class _counting:  # noqa: N801 - used as a block
-    """A proxy before the server that counts the bytes of bodies that it gave."""
-
-    def __init__(self, server: Seaweed) -> None:
-        self._target = server.endpoint
-
-    def __enter__(self) -> _counting:
-        program = Path(__file__).with_name("counting_proxy.py")
-        self._process = subprocess.Popen(
-            [sys.executable, str(program), self._target], stdout=subprocess.PIPE, text=True
-        )
-        assert self._process.stdout is not None
-        self.endpoint = self._process.stdout.readline().strip()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with urllib.request.urlopen(f"{self.endpoint}/count-of-bytes", timeout=30) as answer:
-            self.num_bytes = int(json.load(answer))
-        self._process.kill()
-        self._process.wait()
