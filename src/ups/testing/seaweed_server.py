@@ -22,7 +22,7 @@ class Seaweed:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._ports = _free_ports(9)
+        self._ports = _free_ports(8)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -53,7 +53,7 @@ class Seaweed:
         names = ("master", "volume", "filer")
         options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
         options += [f"-{name}.port.grpc={port}" for name, port in zip((*names, "s3"), ports[3:], strict=False)]
-        options += [f"-s3.port.iceberg={ports[7]}"]
+        options += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # not those of everybody
         command = [str(Path(sys.executable).parent / "weed"), "-logtostderr=true", "server"]
         command += ["-s3", f"-s3.port={s3}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.directory}/data"]
         command += [f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=20", *options]
