@@ -30,6 +30,11 @@ class Seaweed:
         return f"http://127.0.0.1:{self._ports[0]}"
 
     @property
+    def web(self) -> str:
+        """The bucket as a web server shows it, without keys."""
+        return f"http://127.0.0.1:{self._ports[3]}/buckets/{BUCKET}"
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

@@ -89,6 +89,23 @@ def test_windows_of_hdf5_are_those_of_the_disk(server: Seaweed, here: Path) -> N
         _equal(remote, open_paths(path))
 
 
+def test_a_web_server_gives_the_same_windows(server: Seaweed, here: Path) -> None:
+    files = _files(here)
+    pack(open_paths(files[1]), here / "web.zarr")
+    for path in (here / "web.zarr", files[0]):
+        server.upload(path, f"web/{path.name}")
+        _equal(open_paths(f"{server.web}/web/{path.name}"), open_paths(path))
+    assert [f.kind for f in validate_paths(f"{server.web}/web/web.zarr").findings if f.kind == "damaged"] == []
+
+
+def test_a_process_that_ends_with_an_open_file_of_a_bucket_ends_well(server: Seaweed, here: Path) -> None:
+    path = _files(here)[1]
+    address = server.upload(path, f"ends/{path.name}")
+    program = "import sys; from ups.data.open import open_paths; r = open_paths(sys.argv[1]); r.read('train', 0, 0, 2)"
+    done = subprocess.run([sys.executable, "-c", program, address], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+
+
 def test_windows_of_a_store_are_those_of_the_disk_and_a_flipped_byte_is_fetched_again(
     server: Seaweed, here: Path
 ) -> None:
