@@ -168,8 +168,17 @@ def _ask(url: str) -> ObjectInfo | None:
     import obstore
 
     store, key = _place(url)
+
+    def ask() -> Any:
+        try:
+            return obstore.head(store, key)
+        except obstore.exceptions.GenericError as error:
+            if "Content-Length Header missing" in str(error):
+                raise FileNotFoundError(url) from None  # a web server's page about a folder
+            raise
+
     try:
-        return _info(url, _patiently(url, lambda: obstore.head(store, key)))
+        return _info(url, _patiently(url, ask))
     except FileNotFoundError:
         return None
 

@@ -179,10 +179,10 @@ def _storage(reader: StoreReader) -> str:
 
 
 def _bytes_of(path: Path) -> int:
+    if isinstance(path, BucketPath) and path.is_dir():
+        return sum(path.file_sizes(read_manifest(path).files if (path / MANIFEST_NAME).is_file() else ()).values())
     if path.is_file():
         return path.stat().st_size
-    if isinstance(path, BucketPath):
-        return sum(path.file_sizes(read_manifest(path).files if (path / MANIFEST_NAME).is_file() else ()).values())
     return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
 
 
