@@ -123,6 +123,18 @@ class FetchUnavailableError(MachineError):
     cause = "fetch_unavailable"
 
 
+class StoreRefusedError(MachineError):
+    """An object store does not give data: it is not there, or not for these credentials."""
+
+    cause = "store_refused"
+
+
+class StoreUnavailableError(MachineError):
+    """An object store that data is read from cannot be reached, or does not answer."""
+
+    cause = "store_unavailable"
+
+
 class MissingExtraError(MachineError):
     """A feature needs an optional dependency that is not installed."""
 
@@ -240,6 +252,12 @@ class BundleError(UpsError):
 
     cause = "bundle"
     exit_code = 10
+
+
+def error_of_cause(cause: str, message: str, hint: str = "") -> UpsError:
+    """An error that another process met, from the name of its cause; DataError where that has no class of its own."""
+    known = {kind.cause: kind for kind in (StoreUnavailableError, StoreRefusedError, DataChangedError, DiskFullError)}
+    return known.get(cause, DataError)(message, hint=hint)
 
 
 def exit_code_of_cause(name: str) -> int:

@@ -155,7 +155,7 @@ def test_one_rank_runs_without_a_launcher(recipe: Path, folder: Path) -> None:
         recipe, [f"run.dir={folder / 'plain'}", "stages.0.steps=2", "stages.1.steps=2", "stages.2.steps=2"]
     )
     prepare(folder / "plain", resolved, 1)
-    with open_tasks(resolved.recipe.data.tasks) as readers:
+    with open_tasks(resolved.recipe.data) as readers:
         ensure_run_statistics(folder / "plain", resolved.recipe, readers)
     done = subprocess.run(
         [sys.executable, "-m", "ups.run.rank_main", str(folder / "plain")],

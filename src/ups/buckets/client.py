@@ -104,24 +104,27 @@ def is_plain_key(key: str) -> bool:
     return key.isprintable() and "\\" not in key and all(part not in ("", ".", "..") for part in parts)
 
 
-def open_bucket(url: str) -> Bucket:
+def open_bucket(url: str, *, request_seconds: float = REQUEST_SECONDS, max_retries: int = MAX_RETRIES) -> Bucket:
     """Open the bucket at `url`; nothing is sent yet. Raises ConfigError for a wrong address, MissingExtraError without
-    obstore."""
+    obstore.
+
+    request_seconds, max_retries: of one request, for callers that are patient by themselves.
+    """
     address = parse_bucket_url(url)
     try:
         from obstore.store import GCSStore, HTTPStore, S3Store
     except ModuleNotFoundError as error:
         raise MissingExtraError.of("buckets", "obstore", f"reading or writing {address.scheme}:// addresses") from error
-    retries: Any = {"max_retries": MAX_RETRIES, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
+    retries: Any = {"max_retries": max_retries, "retry_timeout": timedelta(seconds=RETRY_SECONDS)}
     store: S3Store | GCSStore | HTTPStore
     if address.scheme == "s3":
         options = s3_options(os.environ)
-        client = _client(plain=str(options.get("endpoint", "")).startswith("http:"))
+        client = _client(request_seconds, plain=str(options.get("endpoint", "")).startswith("http:"))
         store = S3Store(address.host, client_options=client, retry_config=retries, **options)
     elif address.scheme == "gs":
-        store = GCSStore(address.host, client_options=_client(plain=False), retry_config=retries)
+        store = GCSStore(address.host, client_options=_client(request_seconds, plain=False), retry_config=retries)
     else:
-        client = _client(plain=address.scheme == "http")
+        client = _client(request_seconds, plain=address.scheme == "http")
         root = f"{address.scheme}://{address.host}/"
         store = HTTPStore.from_url(root, client_options=client, retry_config=retries)
     return Bucket(address, store, address.prefix)
@@ -178,12 +181,12 @@ def _checked_endpoint(endpoint: str) -> str:
     return endpoint.rstrip("/")
 
 
-def _client(*, plain: bool) -> Any:
+def _client(request_seconds: float, *, plain: bool) -> Any:
     """allow_http is always said: a variable of the environment must not turn it on for a distant host."""
     return {
         "allow_http": plain,
         "connect_timeout": timedelta(seconds=CONNECT_SECONDS),
-        "timeout": timedelta(seconds=REQUEST_SECONDS),
+        "timeout": timedelta(seconds=request_seconds),
     }
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from ups.buckets.address import is_address
 from ups.buckets.client import parse_bucket_url
 from ups.config.description import TaskDescription
 from ups.config.gate import GateCondition
@@ -57,7 +58,8 @@ class TaskConfig(Section):
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
     path: str | list[str] = setting(
         REQUIRED,
-        "Store (.zarr), a file, a directory of The Well, or a list of files of one task.",
+        "Store (.zarr), a file, a directory of The Well, or a list of files of one task; on this host, or an address: "
+        "s3://, gs://, https://.",
         may_change=True,
     )
     problem: str | None = setting(
@@ -93,6 +95,17 @@ class TaskConfig(Section):
         [], "Findings of `ups data validate` that are right for this data; `ups run` passes them.", may_change=True
     )
 
+    @field_validator("path")
+    @classmethod
+    def _usable_addresses(cls, value: str | list[str]) -> str | list[str]:
+        for one in [value] if isinstance(value, str) else value:
+            if is_address(one):
+                try:
+                    parse_bucket_url(one)
+                except ConfigError as error:
+                    raise ValueError(f"{error.message}; {error.hint}") from None
+        return value
+
     @field_validator("format")
     @classmethod
     def _known_format(cls, value: str) -> str:
@@ -104,6 +117,12 @@ class TaskConfig(Section):
     def _something_is_left(self) -> Self:
         if self.valid_fraction + self.test_fraction >= 1:
             raise ValueError("valid_fraction + test_fraction must stay below 1: nothing would be left to train on")
+        return self
+
+    @model_validator(mode="after")
+    def _is_made_here(self) -> Self:
+        if self.source is not None and any(map(is_address, [self.path] if isinstance(self.path, str) else self.path)):
+            raise ValueError("source: data is made on this host, and the path is an address")
         return self
 
     @model_validator(mode="after")
@@ -140,6 +159,19 @@ class DataConfig(Section):
     )
     temperature: float = setting(2.0, "Flattens the mixture when it is 'temperature'; 1 is by size.", ge=1, le=1000)
     loader: LoaderConfig = section(LoaderConfig, "How batches are read.", may_change=True)
+    cache_dir: str | None = setting(
+        None,
+        "Directory for blocks of data that is read from an object store, shared by all ranks of a host; default "
+        "objects in the cache directory of the person.",
+        may_change=True,
+    )
+    cache_bytes: int | None = setting(
+        None,
+        "What these blocks may take; default half of what the disk has left, at most 64 GiB.",
+        unit="bytes",
+        ge=16 << 20,
+        may_change=True,
+    )
 
     @model_validator(mode="after")
     def _distinct_names(self) -> Self:

@@ -15,6 +15,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ups.buckets.path import BucketPath, data_path
 from ups.errors import DataChangedError, DataError, IntegrityError
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, hash_files, read_manifest
 
@@ -66,7 +67,7 @@ def compare_changed(paths: Sequence[str | Path], since_ns: int, limit_bytes: int
 
     Raises DataChangedError. A file that is no store has no manifest, and is left to its sample.
     """
-    for root in map(Path, paths):
+    for root in map(data_path, paths):
         if not (root / MANIFEST_NAME).is_file():
             continue
         left = limit_bytes
@@ -89,7 +90,7 @@ def _files(paths: Sequence[str | Path]) -> list[tuple[str, Path, os.stat_result]
     """(name without its place, path, status) of every file, in a fixed order."""
     found = []
     try:
-        for number, root in enumerate(map(Path, paths)):
+        for number, root in enumerate(map(data_path, paths)):
             if not root.is_dir():
                 found.append((str(number), root, root.stat()))
                 continue
@@ -106,4 +107,6 @@ def _names(root: Path) -> list[str]:
             return [MANIFEST_NAME, COMMITTED_NAME, *read_manifest(root).files]
         except IntegrityError as error:
             raise DataError(f"store {error.message}") from error
+    if isinstance(root, BucketPath):
+        return [str(path.relative_to(root)) for path in root.rglob("*")]
     return [str((Path(folder) / name).relative_to(root)) for folder, _, names in os.walk(root) for name in names]

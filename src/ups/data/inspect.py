@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ups.buckets.path import BucketPath, data_path
 from ups.data.open import DESCRIBED, recognized
 from ups.formats.base import GridReader, Reader
 from ups.formats.described import DescribedReader
 from ups.formats.zarr_store import StoreReader
+from ups.record.manifest import MANIFEST_NAME, read_manifest
 from ups.record.text import size_text
 from ups.spec.grid import is_uniform
 from ups.spec.moments import Moments, by_channel
@@ -34,7 +36,7 @@ def make_card(
     card: dict[str, Any] = {
         "paths": paths,
         "format": _format_of(reader, paths) if format == "auto" else format,
-        "bytes": sum(_bytes_of(Path(p)) for p in paths),
+        "bytes": sum(_bytes_of(data_path(p)) for p in paths),
         "identity": reader.identity(),
         "task": task.name,
         "equation": task.equation,
@@ -79,7 +81,7 @@ def make_card(
 
 
 def _format_of(reader: GridReader, paths: list[str]) -> str:
-    return DESCRIBED if isinstance(reader, DescribedReader) else recognized([Path(path) for path in paths])
+    return DESCRIBED if isinstance(reader, DescribedReader) else recognized([data_path(path) for path in paths])
 
 
 def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
@@ -177,6 +179,8 @@ def _storage(reader: StoreReader) -> str:
 
 
 def _bytes_of(path: Path) -> int:
+    if isinstance(path, BucketPath) and path.is_dir():
+        return sum(path.file_sizes(read_manifest(path).files if (path / MANIFEST_NAME).is_file() else ()).values())
     if path.is_file():
         return path.stat().st_size
     return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -19,10 +20,11 @@ import torch
 from ups.config.schema import DataConfig, LoaderConfig
 from ups.data.latent_cache import LatentCache
 from ups.data.rank_source import ArrayBatch, RankSource, read_arrays
+from ups.data.read_ahead import ReadAhead
 from ups.data.sampler import Cut, build_sampler
 from ups.data.windows import WindowIndex
 from ups.data.worker_pool import MAX_ASKED, WorkerPool
-from ups.errors import CheckpointError, ConfigError, DataError
+from ups.errors import CheckpointError, ConfigError, DataError, UpsError
 from ups.formats.base import Reader
 from ups.spec.batch import Batch
 from ups.spec.place import Place
@@ -46,11 +48,13 @@ class Loader:
         self._pin = place.device_kind == "cuda"
         self._config = config
         self._pool: WorkerPool | None = None
-        self._failure: DataError | None = None
+        self._failure: UpsError | None = None
         self._closed = False
         self.step = start_step  # of the next micro-batch
         self._delivered = 0  # micro-batches of this step
         self._numbers = source.numbers(start_step)  # of the parts to be asked for
+        self._coming: deque[int] = deque()  # without workers: numbers that are next, for what is brought ahead
+        self._ahead = ReadAhead.of(source) if not config.workers else None
         self.load_state_dict({"step": start_step})
 
     def batches_in_step(self, step: int) -> int:
@@ -85,7 +89,7 @@ class Loader:
         layout = self.source.layout(self.step)
         try:
             batches = tuple(self._part() for _ in layout[self._delivered])
-        except DataError as error:
+        except UpsError as error:
             # Once a batch is missing, what follows is not the sequence anymore: stay failed.
             self._failure = error
             raise
@@ -95,10 +99,20 @@ class Loader:
         return batches
 
     def _part(self) -> Batch:
-        arrays = self.source.read(next(self._numbers)) if self._pool is None else self._receive(self._pool)
+        arrays = self._read() if self._pool is None else self._receive(self._pool)
         weight = self.source.sample_weight(arrays.task)
         batch = _to_batch(arrays.arrays, self._tasks[arrays.task], arrays.step, weight)
         return batch.pin_memory() if self._pin else batch
+
+    def _read(self) -> ArrayBatch:
+        if self._ahead is None:
+            return self.source.read(next(self._numbers))
+        while len(self._coming) <= self._config.prefetch:
+            self._coming.append(next(self._numbers))
+        self._ahead.want(self._coming)
+        number = self._coming.popleft()
+        self._ahead.wait(number)
+        return self.source.read(number)
 
     def _receive(self, pool: WorkerPool) -> ArrayBatch:
         ahead = self._config.workers * min(self._config.prefetch, MAX_ASKED)
@@ -118,6 +132,7 @@ class Loader:
         if self._pool is not None:
             self._pool.cancel()
         self.step, self._delivered = step, 0
+        self._coming.clear()
         self._numbers = self.source.numbers(step)
 
     def close(self) -> None:

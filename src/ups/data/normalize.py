@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from ups.buckets.path import BucketPath, data_path, plain_name
 from ups.data.permutation import Permutation
 from ups.data.shortest_waves import ShortestWaves
 from ups.errors import DataError, MachineError
@@ -105,7 +106,7 @@ def compute_statistics(
 def statistics_path(path: str | Path | Sequence[str | Path]) -> Path:
     """The file next to the data: NAME.zarr -> NAME.zarr.statistics.json; the first of several files names it."""
     first = path if isinstance(path, str | Path) else path[0]
-    data = Path(os.path.abspath(first))
+    data = data_path(plain_name(first))
     return data.with_name(data.name + ".statistics.json")
 
 
@@ -130,7 +131,9 @@ def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> 
             f"the statistics of task '{name}' in {found[0]} are stale: they are of other data or other strides",
             hint="compute them again; `ups train` does",
         )
-    raise DataError(f"task '{name}' has no statistics next to its data ({files[0]})", hint="`ups train` computes them")
+    raise DataError(
+        f"task '{name}' has no statistics next to its data ({statistics_path(path)})", hint="`ups train` computes them"
+    )
 
 
 def ensure_statistics(
@@ -144,7 +147,7 @@ def ensure_statistics(
     try:
         return load_statistics(reader, path)
     except DataError as error:
-        level = logging.WARNING if statistics_path(path).exists() else logging.INFO
+        level = logging.WARNING if any(file.exists() for file in _places(path)[:1]) else logging.INFO
         logger.log(level, "computing statistics of task '%s': %s", reader.task.name, error.message)
     statistics = compute_statistics(reader, progress)
     for file in _places(path):
@@ -240,13 +243,14 @@ def _check(statistics: Statistics, reader: Reader, file: Path) -> None:
 def _places(path: str | Path | Sequence[str | Path]) -> list[Path]:
     """Where statistics are kept: next to the data, or in the cache of the person, if that person has a home."""
     at_data = statistics_path(path)
+    beside = [] if isinstance(at_data, BucketPath) else [at_data]  # data in a bucket is read, never written to
     home = home_directory()
     root = os.environ.get("XDG_CACHE_HOME") or (home and home / ".cache")
     if not root:
-        return [at_data]
+        return beside
     key = hashlib.sha256(str(at_data).encode()).hexdigest()[:16]
     name = f"{at_data.name.removesuffix('.statistics.json')}.{key}.json"
-    return [at_data, Path(root) / "ups" / "statistics" / name]
+    return [*beside, Path(root) / "ups" / "statistics" / name]
 
 
 def _read_entries(file: Path) -> dict[str, Any]:

@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ups.buckets.cache_place import use_cache
+from ups.buckets.path import data_path
 from ups.config.description import TaskDescription, description_next_to, read_description
-from ups.config.schema import TaskConfig
+from ups.config.schema import DataConfig, TaskConfig
 from ups.errors import DataError, PluginError
 from ups.formats.base import FULL, Format, GridReader, Reader, Subsampling
 from ups.formats.described import open_described
@@ -49,11 +51,12 @@ def _check_made(config: TaskConfig) -> None:
 
 
 @contextlib.contextmanager
-def open_tasks(configs: Sequence[TaskConfig]) -> Iterator[list[Reader]]:
+def open_tasks(data: DataConfig) -> Iterator[list[Reader]]:
     """Readers of the tasks of a recipe, in their order; closed at the end of the block."""
+    use_cache(data.cache_dir, data.cache_bytes)
     with contextlib.ExitStack() as stack:
         readers: list[Reader] = []
-        for config in configs:
+        for config in data.tasks:
             readers.append(open_task(config))
             stack.callback(readers[-1].close)
         yield readers
@@ -74,7 +77,7 @@ def open_paths(
     problem: which problem of PDEBench the files hold, where they do not say so. format: a registered reader, or auto.
     description: what the arrays of the files mean, or a file that says so; default the task.yaml next to them.
     """
-    paths = [Path(path)] if isinstance(path, str | Path) else [Path(one) for one in path]
+    paths = [data_path(path)] if isinstance(path, str | Path) else [data_path(one) for one in path]
     if not paths:
         raise DataError("no file is named")
     for one in paths:

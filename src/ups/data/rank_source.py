@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ups.data.latent_cache import LatentCache
 from ups.data.sampler import Cut, Sampler
 from ups.data.windows import WindowIndex
-from ups.errors import DataError, UpsError
+from ups.errors import DataError, StoreRefusedError, StoreUnavailableError, UpsError
 from ups.formats.base import Reader
 
 Array = npt.NDArray[Any]
@@ -139,6 +139,8 @@ def read_arrays(
     """Windows as the arrays of a batch, without `numbers`. Raises DataError that names file, trajectory and frame."""
     try:
         block = reader.read_block(split, trajectories, starts, num_frames)
+    except (StoreUnavailableError, StoreRefusedError):
+        raise  # of no window: nothing is learned from trying them one by one
     except Exception as error:
         raise _named(error, reader, split, trajectories, starts, num_frames) from error
     arrays: dict[str, Array] = {

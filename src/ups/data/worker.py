@@ -23,12 +23,14 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
 from ups.data.rank_source import ArrayBatch, RankSource
+from ups.data.read_ahead import ReadAhead
 from ups.data.worker_protocol import REQUEST, ArrayPlace, BatchReply, ErrorReply, fault_file
-from ups.errors import UpsError
+from ups.errors import DataError, UpsError
 from ups.record.failure import Recorder, install_in_worker
 from ups.record.location import location_of_error
 from ups.record.log import show_log, write_to_stderr
@@ -40,13 +42,30 @@ _MAX_TEXT = 8_000
 
 def serve(connection: socket.socket, source: RankSource | ErrorReply, recorder: Recorder | None = None) -> None:
     """Answers requests until the other end closes; `recorder` keeps the first error with this process's memory."""
+    ahead = None if isinstance(source, ErrorReply) else ReadAhead.of(source)
+    waiting: deque[int] = deque()
     with suppress(BrokenPipeError, ConnectionResetError):
-        while request := connection.recv(REQUEST.size):
-            (number,) = REQUEST.unpack(request)
+        while waiting or (request := connection.recv(REQUEST.size)):
+            if not waiting:
+                waiting.extend(REQUEST.unpack(request))
+            if ahead is not None:
+                waiting.extend(_asked_already(connection))
+                ahead.want(waiting)
+                ahead.wait(waiting[0])
+            number = waiting.popleft()
             if isinstance(source, ErrorReply):
                 connection.send(pickle.dumps(source))
             else:
                 _answer(connection, source, number, recorder)
+
+
+def _asked_already(connection: socket.socket) -> list[int]:
+    """Requests that have come and need not be waited for."""
+    found: list[int] = []
+    with suppress(BlockingIOError):
+        while request := connection.recv(REQUEST.size, socket.MSG_DONTWAIT):
+            found.extend(REQUEST.unpack(request))
+    return found
 
 
 def _answer(connection: socket.socket, source: RankSource, number: int, recorder: Recorder | None) -> None:
@@ -108,7 +127,8 @@ def _error_reply(number: int, error: BaseException) -> ErrorReply:
     hint = error.hint if isinstance(error, UpsError) else ""
     text = "".join(traceback.format_exception(error))
     at = location_of_error(error)
-    return ErrorReply(number, message[:_MAX_TEXT], hint[:_MAX_TEXT], text[-_MAX_TEXT:], expected, at)
+    cause = error.cause if isinstance(error, UpsError) else DataError.cause
+    return ErrorReply(number, message[:_MAX_TEXT], hint[:_MAX_TEXT], text[-_MAX_TEXT:], expected, at, cause)
 
 
 def _load(source_file: int) -> RankSource | ErrorReply:

@@ -33,7 +33,7 @@ import torch
 
 from ups.data.rank_source import ArrayBatch, RankSource
 from ups.data.worker_protocol import MAX_MESSAGE, REQUEST, BatchReply, ErrorReply, stack_file
-from ups.errors import ConfigError, DataError, MachineError, WorkerError
+from ups.errors import ConfigError, DataError, MachineError, WorkerError, error_of_cause
 from ups.record.causes import CRASH_SIGNALS, signal_name
 from ups.record.location import Frame, location_of_dump, set_origin
 from ups.record.process_tree import read_process
@@ -129,7 +129,7 @@ class WorkerPool:
         reply = worker.ready.popleft()
         if isinstance(reply, ArrayBatch):
             return reply
-        error = DataError(reply.message, hint=reply.hint)
+        error = error_of_cause(reply.cause, reply.message, reply.hint)
         error.add_note(f"in {worker.name}:\n{reply.traceback}")
         set_origin(error, reply.at)
         raise error

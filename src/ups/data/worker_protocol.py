@@ -38,7 +38,8 @@ class BatchReply:
 
 @dataclass(frozen=True, slots=True)
 class ErrorReply:
-    """A batch that could not be read: `expected` if it was an error that ups raises on purpose, `at` where."""
+    """A batch that could not be read: `expected` if it was an error that ups raises on purpose, `at` where,
+    `cause` its name."""
 
     number: int
     message: str
@@ -46,6 +47,7 @@ class ErrorReply:
     traceback: str
     expected: bool
     at: Frame | None = None
+    cause: str = "data"
 
 
 def fault_file(rank: int, worker: int) -> Path | None:

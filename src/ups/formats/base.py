@@ -329,6 +329,20 @@ class GridReader(ABC):
                 parameters[i] = self._parameters(split, trajectory)
         return block
 
+    @property
+    def remote(self) -> bool:
+        """Whether reading asks a server, so that it pays to ask for many windows at the same time: `bring`."""
+        return False
+
+    def bring(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> None:
+        """Bring what a window needs into the cache of this host, where it lies in an object store. Safe in a thread."""
+        stride = self.subsampling.time_stride
+        first = self.subsampling.first_frame + start_frame * stride
+        self._bring(split, trajectory, first, first + max(0, num_frames - 1) * stride + 1, stride)
+
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:  # noqa: B027 - optional
+        """The same by stored frames; a format that says nothing here is read without being brought."""
+
     def _empty_block(self, num_samples: int, num_frames: int, steps: Float64, out: WindowBlock | None) -> WindowBlock:
         channels, space = self._num_channels, self._space
         shapes = (

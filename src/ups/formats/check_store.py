@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from ups.buckets.path import data_path
 from ups.errors import DataError, IntegrityError
 from ups.formats.shards import drop_files, open_shard
 from ups.formats.zarr_metadata import ArrayLayout
@@ -20,7 +21,7 @@ def check_store(path: str | Path, *, deep: bool = True) -> list[str]:
     Checks metadata, arrays against the task, every shard's index, every chunk's place and size, and the manifest:
     names and sizes of all files, with `deep` also every byte (the whole store is read once).
     """
-    root = Path(path)
+    root = data_path(path)
     try:
         reader = StoreReader(root)
     except DataError as error:

@@ -12,10 +12,10 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
+from ups.buckets.path import data_path
 from ups.errors import DataError
 from ups.formats.base import Array
 from ups.formats.hdf5_arrays import Region
@@ -78,7 +78,7 @@ class Container(ABC):
 
     def identity(self) -> str:
         """Hash of the size and of a sample of the bytes."""
-        path = Path(self.path)
+        path = data_path(self.path)
         files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
         sizes = [file.stat().st_size for file in files]
         digest = hashlib.sha256(json.dumps(["arrays", sizes]).encode())

@@ -1,4 +1,5 @@
 """Values from surveyed HDF5 datasets: contiguous ones are mapped, chunked ones go through the HDF5 library.
+Of a file in a bucket, contiguous ones are read range by range.
 
 A region is one slice per axis. Deflated chunks are inflated here with a bound, because the filter of the library grows
 its buffer as far as a hostile chunk asks for; the ratio of the other filters is bounded by their format.
@@ -7,16 +8,21 @@ its buffer as far as a hostile chunk asks for; the ratio of the other filters is
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ups.errors import DataError
+from ups.buckets.address import is_address
+from ups.buckets.path import data_path
+from ups.errors import DataError, UpsError
 from ups.formats.base import Array
 from ups.formats.hdf5_guard import FileKey, file_key
+from ups.formats.hdf5_open import open_library
 from ups.formats.hdf5_survey import ArraySurvey
+from ups.formats.object_bytes import ObjectBytes
 from ups.formats.shards import ProcessCache, map_file
 
 Region = tuple[slice, ...]
@@ -26,6 +32,9 @@ MAX_OPEN_LIBRARY_FILES = 32
 
 def read_region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
     """Values of a region (slices with plain bounds inside the shape); a read-only view where the data is mapped."""
+    if array.offset is not None and is_address(key[0]):
+        found = _objects.get((key[0], ()), lambda: _object_unchanged(key))
+        return _read_ranges(found, array, region)
     if array.offset is not None:
         count = int(np.prod(array.shape))
         dtype = np.dtype(array.dtype)
@@ -37,7 +46,7 @@ def read_region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
         if "deflate" in array.filters:
             return _inflate_region(dataset, array, region)
         return np.asarray(dataset[region])
-    except DataError:
+    except UpsError:
         raise
     except Exception as error:
         raise DataError(f"{key[0]}: dataset '{array.name}' cannot be read: {str(error)[:200]}") from error
@@ -46,6 +55,7 @@ def read_region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
 def drop_hdf5(path: str) -> None:
     """Close what this process has open of a file."""
     _maps.drop(path)
+    _objects.drop(path)
     _files.drop(path)
 
 
@@ -55,15 +65,65 @@ def _map_unchanged(key: FileKey) -> Array:
 
 
 def _open_unchanged(key: FileKey) -> Any:
-    import h5py
-
     _check_unchanged(key)
-    return h5py.File(key[0], "r", locking=False)
+    return open_library(key[0])
+
+
+def _object_unchanged(key: FileKey) -> ObjectBytes:
+    _check_unchanged(key)
+    return ObjectBytes(key[0])
 
 
 def _check_unchanged(key: FileKey) -> None:
-    if not Path(key[0]).exists() or file_key(key[0]) != key:
+    if not data_path(key[0]).exists() or file_key(key[0]) != key:
         raise DataError(f"{key[0]} changed since it was checked", hint="open it again when nobody writes to it")
+
+
+def bring_region(key: FileKey, array: ArraySurvey, region: Region) -> None:
+    """Bring the bytes of a region into the cache of this host, where the file is in a bucket."""
+    if not is_address(key[0]):
+        return
+    found = _objects.get((key[0], ()), lambda: _object_unchanged(key))
+    if array.offset is not None:
+        for _, start, stop in _ranges(array, region):
+            found.bring(start, stop)
+        return
+    dataset = _files.get((key[0], ()), lambda: _open_unchanged(key))[array.name]
+    wanted = [range(s.start, s.stop, s.step or 1) for s in region]
+    grid = [range(r.start // c, r[-1] // c + 1) for r, c in zip(wanted, array.chunks or (), strict=True)]
+    for place in itertools.product(*grid):
+        chunk = dataset.id.get_chunk_info_by_coord(tuple(p * c for p, c in zip(place, array.chunks or (), strict=True)))
+        if chunk.byte_offset is not None:
+            found.bring(chunk.byte_offset, chunk.byte_offset + chunk.size)
+
+
+def _ranges(array: ArraySurvey, region: Region) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """(place in the region, first byte, end) of every run of bytes that a region of a contiguous array consists of.
+
+    The place has an index for each axis before the last one that is cut, and for that one too where it has a step.
+    """
+    assert array.offset is not None
+    itemsize = np.dtype(array.dtype).itemsize
+    wanted = [range(s.start, s.stop, s.step or 1) for s in region]
+    cut = max((i for i, (r, n) in enumerate(zip(wanted, array.shape, strict=True)) if len(r) != n), default=-1)
+    single = cut >= 0 and wanted[cut].step != 1 and len(wanted[cut]) > 1
+    outer = wanted[: cut + 1] if single else wanted[: max(cut, 0)]
+    strides = [itemsize * math.prod(array.shape[i + 1 :]) for i in range(len(array.shape))]
+    for place in itertools.product(*(range(len(r)) for r in outer)):
+        start = array.offset + sum(outer[i][p] * strides[i] for i, p in enumerate(place))
+        if single or cut < 0:
+            length = strides[cut] if single else itemsize * math.prod(array.shape)
+        else:
+            start += wanted[cut].start * strides[cut]
+            length = len(wanted[cut]) * strides[cut]
+        yield place, start, start + length
+
+
+def _read_ranges(found: ObjectBytes, array: ArraySurvey, region: Region) -> Array:
+    out = np.empty(tuple(len(range(s.start, s.stop, s.step or 1)) for s in region), array.dtype)
+    for place, start, stop in _ranges(array, region):
+        out[place] = found[start:stop].view(array.dtype).reshape(out[place].shape)
+    return out
 
 
 def _inflate_region(dataset: Any, array: ArraySurvey, region: Region) -> Array:
@@ -106,4 +166,5 @@ def _inflate(dataset: Any, array: ArraySurvey, corner: tuple[int, ...]) -> Array
 
 
 _maps: ProcessCache[Array] = ProcessCache(MAX_OPEN_MAPS)
+_objects: ProcessCache[ObjectBytes] = ProcessCache(MAX_OPEN_MAPS)
 _files: ProcessCache[Any] = ProcessCache(MAX_OPEN_LIBRARY_FILES)

@@ -22,7 +22,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from ups.errors import DataError, UpsError
+from ups.buckets.address import is_address
+from ups.buckets.cached_objects import forget
+from ups.buckets.path import data_path, plain_name
+from ups.errors import DataError, UpsError, error_of_cause
 from ups.formats.hdf5_survey import FileSurvey, survey_file
 from ups.formats.hdf5_tree import TreeSurvey, survey_tree
 from ups.formats.netcdf_survey import NetcdfSurvey, survey_netcdf
@@ -31,6 +34,8 @@ from ups.record.untrusted_files import open_regular
 
 MEMORY_LIMIT_BYTES = 1 << 30
 TIMEOUT_SECONDS = 120.0
+# Every block of metadata is a request there.
+BUCKET_TIMES = 10
 _HINT = "get the file again from its source, and compare its checksum"
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 
@@ -42,8 +47,10 @@ _well_surveys: dict[FileKey, WellSurvey | DataError] = {}
 
 def file_key(path: str | Path) -> FileKey:
     """(path, size, time of change, inode): equal as long as nobody touched the file."""
-    status = os.stat(path)
-    return (os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ino)
+    name = plain_name(path)
+    forget(name)  # of an address it is asked again
+    status = data_path(name).stat()
+    return (name, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def survey_files(paths: Sequence[str | Path]) -> list[FileSurvey | DataError]:
@@ -103,7 +110,7 @@ def _blamed(key: FileKey, problem: str) -> DataError:
 
 def _key_or_error(path: str | Path) -> FileKey | DataError:
     try:
-        with open_regular(Path(path), follow_link=True) as file:
+        with open_regular(data_path(path), follow_link=True) as file:
             if file is None:
                 return DataError(f"{path} is not a regular file, so it is not read", hint="name an HDF5 file")
             # The signature may also stand at 512, 1024, ... but no file of the formats we read has such a user block.
@@ -128,9 +135,12 @@ def _ask_child(paths: list[str], *options: str) -> tuple[list[dict[str, Any] | D
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as output:
         names.write("\0".join(paths).encode())
         names.seek(0)
-        child = subprocess.Popen(command, stdin=names, stdout=output, stderr=subprocess.DEVNULL)
+        # Threads of the client of a bucket reserve address space, of which the child has little.
+        environment = {**os.environ, "TOKIO_WORKER_THREADS": "2", "MALLOC_ARENA_MAX": "2"}
+        child = subprocess.Popen(command, stdin=names, stdout=output, stderr=subprocess.DEVNULL, env=environment)
+        limit = TIMEOUT_SECONDS * (BUCKET_TIMES if any(map(is_address, paths)) else 1)
         try:
-            _wait_while_it_answers(child, output)
+            _wait_while_it_answers(child, output, limit)
         finally:
             if child.poll() is None:
                 child.kill()
@@ -140,25 +150,27 @@ def _ask_child(paths: list[str], *options: str) -> tuple[list[dict[str, Any] | D
     answers: list[dict[str, Any] | DataError] = []
     for line in lines[: len(paths)]:
         data = json.loads(line)
+        if "error" in data and data["cause"] != DataError.cause:
+            raise error_of_cause(data["cause"], data["error"], data["hint"])
         answers.append(DataError(data["error"], hint=data["hint"] or _HINT) if "error" in data else data)
     code = child.returncode
     if code == 0 and len(answers) == len(paths):
         return answers, ""
     if code == -9:
-        return answers, f"took longer than {TIMEOUT_SECONDS:.0f} s"
+        return answers, f"took longer than {limit:.0f} s"
     return answers, f"crashed (signal {-code})" if code < 0 else f"failed (exit code {code})"
 
 
-def _wait_while_it_answers(child: subprocess.Popen[bytes], output: IO[bytes]) -> None:
-    """Returns when the child has ended, or has answered nothing for TIMEOUT_SECONDS: the limit is for one file."""
-    answered, deadline = 0, time.monotonic() + TIMEOUT_SECONDS
+def _wait_while_it_answers(child: subprocess.Popen[bytes], output: IO[bytes], limit: float) -> None:
+    """Returns when the child has ended, or has answered nothing for `limit` seconds: it is for one file."""
+    answered, deadline = 0, time.monotonic() + limit
     while time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=0.1)
             return
         size = os.fstat(output.fileno()).st_size
         if size != answered:
-            answered, deadline = size, time.monotonic() + TIMEOUT_SECONDS
+            answered, deadline = size, time.monotonic() + limit
 
 
 def main() -> None:
@@ -178,11 +190,11 @@ def main() -> None:
         try:
             answer = survey(path).to_json()
         except UpsError as error:
-            answer = {"error": f"{path}: {error.message}", "hint": error.hint}
+            answer = {"error": f"{path}: {error.message}", "hint": error.hint, "cause": error.cause}
         except MemoryError:
-            answer = {"error": f"{path}: reading its structure needs absurdly much memory", "hint": ""}
+            answer = {"error": f"{path}: reading its structure needs absurdly much memory", "hint": "", "cause": "data"}
         except Exception as error:  # noqa: BLE001 - h5py raises nearly every type for damaged files
-            answer = {"error": f"{path}: {type(error).__name__}: {str(error)[:200]}", "hint": ""}
+            answer = {"error": f"{path}: {type(error).__name__}: {str(error)[:200]}", "hint": "", "cause": "data"}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from pathlib import Path
 
+from ups.buckets.path import data_path
 from ups.formats.hdf5_guard import FileKey
 
 BLOCKS = 64
@@ -17,7 +17,7 @@ def file_identity(format_name: str, key: FileKey) -> str:
     """Hash of what the file is read as, its size and its sample."""
     size = key[1]
     digest = hashlib.sha256(json.dumps([format_name, size]).encode())
-    with Path(key[0]).open("rb") as file:
+    with data_path(key[0]).open("rb") as file:
         for i in range(BLOCKS):
             file.seek(i * max(0, size - BLOCK_BYTES) // (BLOCKS - 1))
             digest.update(file.read(BLOCK_BYTES))

@@ -9,12 +9,12 @@ attributes also serve `netcdf_survey`.
 from __future__ import annotations
 
 import math
-import os
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ups.errors import DataError
+from ups.formats.hdf5_open import open_library, size_of
 
 MAX_ROOT_ENTRIES = 200_000
 MAX_GROUP_ENTRIES = 64
@@ -100,8 +100,8 @@ def survey_file(path: str) -> FileSurvey:
     """The structure of a file. Raises DataError for what is refused, OSError for what HDF5 cannot open."""
     import h5py
 
-    size = os.path.getsize(path)
-    with h5py.File(path, "r", locking=False) as file:
+    size = size_of(path)
+    with open_library(path) as file:
         if "_NCProperties" in file.attrs:
             raise DataError(
                 "a NetCDF file, not a PDEBench file",

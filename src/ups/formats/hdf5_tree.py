@@ -7,11 +7,11 @@ leaves out the part and names it: a person's own file may hold a link or a text 
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ups.errors import DataError
+from ups.formats.hdf5_open import open_library, size_of
 from ups.formats.hdf5_survey import MAX_ATTRIBUTE_VALUES, MAX_TEXT_BYTES, ArraySurvey, short_text, survey_dataset
 
 MAX_ARRAYS = 50_000
@@ -49,11 +49,10 @@ class TreeSurvey:
 
 def survey_tree(path: str) -> TreeSurvey:
     """The arrays of a file. Raises OSError for what HDF5 cannot open, DataError for absurd sizes."""
-    import h5py
 
     found = TreeSurvey()
-    with h5py.File(path, "r", locking=False) as file:
-        _walk(file, file, "", os.path.getsize(path), found, {_address(file)})
+    with open_library(path) as file:
+        _walk(file, file, "", size_of(path), found, {_address(file)})
     return found
 
 

@@ -9,11 +9,11 @@ that are no numbers (texts, enumerations) and groups below the root are left out
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ups.errors import DataError
+from ups.formats.hdf5_open import open_library, size_of
 from ups.formats.hdf5_survey import (
     ELSEWHERE_HINT,
     MAX_DIMS,
@@ -62,12 +62,12 @@ def survey_netcdf(path: str) -> NetcdfSurvey:
     """The variables of a file. Raises DataError for what is refused, OSError for what HDF5 cannot open."""
     import h5py
 
-    size = os.path.getsize(path)
+    size = size_of(path)
     variables: dict[str, ArraySurvey] = {}
     dims: dict[str, tuple[str, ...]] = {}
     attributes: dict[str, dict[str, Any]] = {}
     left_out: list[str] = []
-    with h5py.File(path, "r", locking=False) as file:
+    with open_library(path) as file:
         names = entries_of(file, MAX_GROUP_ENTRIES)
         for name in names:
             check_link(file, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from ups.buckets.path import BucketPath, data_path
 from ups.errors import DataError
 from ups.formats.container import Container
 from ups.formats.container_hdf5 import open_hdf5
@@ -16,8 +17,9 @@ from ups.record.untrusted_files import open_regular
 
 def open_container(path: str | Path) -> Container:
     """The arrays of a file or of a Zarr directory, recognized by its first bytes. Raises DataError."""
-    path = Path(path).absolute()
+    path = data_path(path).absolute()
     if path.is_dir():
+        _refuse_bucket(path, "a Zarr group of another kind than a store of ups")
         return open_zarr(path)
     try:
         with open_regular(path, follow_link=True) as file:
@@ -27,6 +29,7 @@ def open_container(path: str | Path) -> Container:
     except OSError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}") from error
     if start.startswith((NUMPY_MAGIC, ZIP_MAGIC)):
+        _refuse_bucket(path, "a NumPy file")
         return open_numpy(path)
     if start == HDF5_MAGIC or start[:3] == b"CDF":
         return open_hdf5(path)
@@ -34,6 +37,14 @@ def open_container(path: str | Path) -> Container:
         f"{path} is none of the formats that are read",
         hint="these are NumPy (.npy, .npz), HDF5, NetCDF-4 and Zarr; np.save and xarray's to_netcdf write such files",
     )
+
+
+def _refuse_bucket(path: Path, what: str) -> None:
+    if isinstance(path, BucketPath):
+        raise DataError(
+            f"{path} is {what}, which is read from a disk only",
+            hint="copy it here, or make a store of it with `ups data import` and put that into the bucket",
+        )
 
 
 def open_containers(paths: Iterable[str | Path]) -> list[Container]:

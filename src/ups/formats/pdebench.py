@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
+from ups.buckets.address import is_address
+from ups.buckets.path import plain_name
 from ups.errors import DataError
 from ups.formats.base import FULL, Array, GridReader, Source, Subsampling, split_counts
-from ups.formats.hdf5_arrays import drop_hdf5, read_region
+from ups.formats.hdf5_arrays import Region, bring_region, drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_files
 from ups.formats.hdf5_identity import files_identity
-from ups.formats.hdf5_survey import FileSurvey
+from ups.formats.hdf5_survey import ArraySurvey, FileSurvey
 from ups.formats.pdebench_layouts import FieldSource, FileLayout, member_of, understand
 from ups.formats.split_rows import SplitRows
 from ups.formats.the_well import THE_WELL
@@ -55,7 +57,7 @@ class PdebenchReader(GridReader):
         if not listed:
             raise DataError("no PDEBench file is named")
         for path in listed:
-            drop_hdf5(str(Path(path).absolute()))
+            drop_hdf5(plain_name(path))
         layouts: list[tuple[FileKey, FileSurvey, FileLayout]] = []
         for path, survey in zip(listed, survey_files(listed), strict=True):
             if isinstance(survey, DataError):
@@ -98,6 +100,16 @@ class PdebenchReader(GridReader):
     def _parameters(self, split: str, trajectory: int) -> Array:
         return self._locate(split, trajectory)[0].parameters
 
+    @property
+    def remote(self) -> bool:
+        return is_address(self._files[0].key[0])
+
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:
+        file, row = self._locate(split, trajectory)
+        for source in file.layout.sources:
+            frames = slice(start, stop, step) if source.role == "state" else slice(0, 1, 1)
+            bring_region(file.key, *_region_of(file, row, source, frames))
+
     def _source_identity(self) -> str:
         return files_identity("pdebench", [file.key for file in self._files])
 
@@ -113,7 +125,8 @@ def _assemble(file: _File, row: int, role: Role, frames: slice) -> Array:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-def _read_source(file: _File, row: int, source: FieldSource, frames: slice) -> Array:
+def _region_of(file: _File, row: int, source: FieldSource, frames: slice) -> tuple[ArraySurvey, Region]:
+    """The array of a source, and what of it a trajectory needs."""
     if "{}" in source.dataset:
         array = member_of(file.survey, source.dataset, row)
     else:
@@ -122,7 +135,11 @@ def _read_source(file: _File, row: int, source: FieldSource, frames: slice) -> A
         slice(row, row + 1, 1) if letter == "N" else frames if letter == "T" else slice(0, size, 1)
         for letter, size in zip(source.axes, array.shape, strict=True)
     )
-    values = read_region(file.key, array, region)
+    return array, region
+
+
+def _read_source(file: _File, row: int, source: FieldSource, frames: slice) -> Array:
+    values = read_region(file.key, *_region_of(file, row, source, frames))
     axes = source.axes
     if "N" in axes:
         values, axes = values[0], axes[1:]

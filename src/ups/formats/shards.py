@@ -1,4 +1,4 @@
-"""The chunks inside the files of a Zarr array: shard index, memory maps, decoding. The hot path of local reading.
+"""The chunks inside the files of a Zarr array: shard index, memory maps, decoding. The hot path of reading.
 
 A file is mapped once per process and stays mapped while it is among the most recently used ones of the process
 (`MAX_OPEN_FILES`, because every map holds a file descriptor). Uncompressed chunks are views of the map: a read copies
@@ -6,7 +6,8 @@ each byte once, from the page cache into the batch. Compressed chunks are decode
 and never more, so that a hostile chunk cannot expand.
 
 Mapping assumes that a committed store does not change: a file that is truncated while it is mapped kills the process
-with SIGBUS, as with every memory map.
+with SIGBUS, as with every memory map. A file in a bucket is not mapped: its chunks are copies out of the cache of
+`ups.buckets`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,15 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
+from ups.buckets.address import is_address
 from ups.errors import DataError
+from ups.formats.object_bytes import ObjectBytes
 from ups.formats.zarr_metadata import ArrayLayout
 
 Array = npt.NDArray[Any]
 MAX_OPEN_FILES = 128
+# Coordinates and parameters of a store in a bucket are kept in memory: every window asks for them.
+MAX_HELD_BYTES = 16 << 20
 _MISSING = np.uint64(2**64 - 1)
 _T = TypeVar("_T")
 FileKey = tuple[str, tuple[int, ...]]  # of an array or a file, and the position of a file in its grid
@@ -88,7 +93,7 @@ class ShardFile:
 
     def __init__(self, path: str, layout: ArrayLayout) -> None:
         self.path, self._layout = path, layout
-        self._bytes = map_file(path)
+        self._bytes = ObjectBytes(path) if is_address(path) else map_file(path)
         num_chunks = math.prod(layout.chunks_per_shard)
         if layout.sharded:
             self._offsets, self._lengths = _read_index(path, self._bytes, num_chunks)
@@ -100,6 +105,8 @@ class ShardFile:
             raise DataError(f"{path}: a chunk has not the {layout.chunk_bytes} bytes that its array declares")
         # When chunks lie one after another, as our writer puts them, the whole file is one array: no lookup per read.
         self.chunks: Array | None = None
+        if isinstance(self._bytes, ObjectBytes) and (layout.sharded or len(self._bytes) > MAX_HELD_BYTES):
+            return
         count = int(present.sum())
         if layout.compressor is None and bool(
             (self._offsets[:count] == np.arange(count, dtype=np.uint64) * np.uint64(layout.chunk_bytes)).all()
@@ -117,6 +124,12 @@ class ShardFile:
         if self._layout.compressor is not None:
             data = _decode(data, self._layout.compressor, self._layout.chunk_bytes, f"{self.path}: chunk {number}")
         return data.view(self._layout.dtype).reshape(self._layout.chunk_shape)
+
+    def bring(self, number: int) -> None:
+        """Bring a chunk into the cache of this host, where the file is in a bucket."""
+        if isinstance(self._bytes, ObjectBytes) and self.chunks is None and self._offsets[number] != _MISSING:
+            offset = int(self._offsets[number])
+            self._bytes.bring(offset, offset + int(self._lengths[number]))
 
     def require(self, number: int) -> None:
         """Raises DataError if a chunk is not there; reads nothing."""
@@ -163,7 +176,7 @@ def encode_index(entries: npt.NDArray[np.uint64]) -> bytes:
 
 
 def _read_index(
-    path: str, data: npt.NDArray[np.uint8], num_chunks: int
+    path: str, data: npt.NDArray[np.uint8] | ObjectBytes, num_chunks: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
     size = index_bytes(num_chunks)
     if len(data) < size:

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ups.buckets.address import is_address
+from ups.buckets.path import data_path
 from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
-from ups.formats.hdf5_arrays import drop_hdf5, read_region
+from ups.formats.hdf5_arrays import Region, bring_region, drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_well_files
 from ups.formats.hdf5_identity import files_identity
 from ups.formats.split_rows import SplitRows
@@ -53,7 +55,7 @@ class WellReader(GridReader):
         valid_fraction: float = 0.1,
         test_fraction: float = 0.1,
     ) -> None:
-        listed = _files_of([Path(paths)] if isinstance(paths, str | Path) else [Path(p) for p in paths])
+        listed = _files_of([data_path(paths)] if isinstance(paths, str | Path) else [data_path(p) for p in paths])
         layouts: list[tuple[FileKey, WellLayout]] = []
         for path, survey in zip(listed, survey_well_files(listed), strict=True):
             if isinstance(survey, DataError):
@@ -104,6 +106,16 @@ class WellReader(GridReader):
         file, row = self._locate(split, trajectory)
         return np.asarray(file.parameters[row])
 
+    @property
+    def remote(self) -> bool:
+        return is_address(self._files[0].key[0])
+
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:
+        file, row = self._locate(split, trajectory)
+        for field in file.layout.fields:
+            frames = slice(start, stop, step) if field.role == "state" else slice(0, 1, 1)
+            bring_region(file.key, field.array, _region_of(row, field, frames))
+
     def _source_identity(self) -> str:
         return files_identity("the_well", [file.key for file in self._files])
 
@@ -146,13 +158,17 @@ def _assemble(file: _File, row: int, role: Role, frames: slice, space: tuple[int
     return out
 
 
-def _read(key: FileKey, row: int, field: WellField, frames: slice, dims: int) -> Array:
-    """(T, C, *S) of one field; an axis that it does not have is of length 1."""
-    region = tuple(
+def _region_of(row: int, field: WellField, frames: slice) -> Region:
+    """What of the array of a field a trajectory needs."""
+    return tuple(
         slice(row, row + 1, 1) if letter == "N" else frames if letter == "T" else slice(0, size, 1)
         for letter, size in zip(field.axes, field.array.shape, strict=True)
     )
-    values = read_region(key, field.array, region)
+
+
+def _read(key: FileKey, row: int, field: WellField, frames: slice, dims: int) -> Array:
+    """(T, C, *S) of one field; an axis that it does not have is of length 1."""
+    values = read_region(key, field.array, _region_of(row, field, frames))
     if field.mask:
         values = values != 0
     axes = field.axes.upper()
@@ -184,7 +200,7 @@ def _files_of(paths: list[Path]) -> list[Path]:
         )
     if len(found) > MAX_FILES:
         raise DataError(f"{len(found)} files are more than {MAX_FILES}")
-    real = [os.path.realpath(path) for path in found]
+    real = [str(path.resolve()) for path in found]
     if len(set(real)) != len(real):
         twice = next(path for path, one in zip(found, real, strict=True) if real.count(one) > 1)
         raise DataError(f"{twice} is the same file as another of the list", hint="list each file once")
@@ -218,7 +234,8 @@ class WellFormat:
             with open_regular(path, follow_link=True) as file:
                 if file is None:
                     return False
-                size = os.fstat(file.fileno()).st_size
+                size = file.seek(0, os.SEEK_END)
+                file.seek(0)
                 start = file.read(min(size, LOOKED_AT_BYTES))
                 file.seek(max(len(start), size - LOOKED_AT_BYTES))
                 seen = start + file.read(LOOKED_AT_BYTES)

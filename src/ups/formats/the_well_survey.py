@@ -9,11 +9,11 @@ does not know, and values that are no numbers, are left out and named.
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ups.errors import DataError
+from ups.formats.hdf5_open import open_library, size_of
 from ups.formats.hdf5_survey import (
     MAX_ATTRIBUTE_VALUES,
     MAX_ATTRIBUTES,
@@ -60,8 +60,8 @@ def survey_well(path: str) -> WellSurvey:
     """The structure of a file. Raises DataError for what is refused, OSError for what HDF5 cannot open."""
     import h5py
 
-    found = WellSurvey(os.path.getsize(path))
-    with h5py.File(path, "r", locking=False) as file:
+    found = WellSurvey(size_of(path))
+    with open_library(path) as file:
         names = entries_of(file, MAX_GROUP_ENTRIES)
         if not {"dimensions"} < set(names) & set(GROUPS):
             raise DataError(

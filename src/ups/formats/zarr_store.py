@@ -1,4 +1,4 @@
-"""Reader of our own store: a Zarr v3 group per task, local files, mapped (docs/store-format.md).
+"""Reader of our own store: a Zarr v3 group per task, local files that are mapped, or objects (docs/store-format.md).
 
 Leaves the bytes of files to `shards`, the suspicion about JSON to `zarr_metadata`, the writing to `store_writer`.
 """
@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ups.buckets.cached_objects import forget
+from ups.buckets.path import BucketPath, data_path
 from ups.errors import DataError, IntegrityError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Int64, Source, Subsampling
-from ups.formats.shards import drop_files, open_shard
+from ups.formats.shards import ShardFile, drop_files, open_shard
 from ups.formats.zarr_metadata import MAX_JSON_BYTES, ArrayLayout, read_array, read_group
 from ups.record.manifest import read_manifest
 from ups.record.untrusted_files import open_regular, printable
@@ -37,7 +39,8 @@ class StoreReader(GridReader):
     """Windows from one `NAME.zarr`."""
 
     def __init__(self, path: str | Path, subsampling: Subsampling = FULL) -> None:
-        self.path = Path(path).absolute()
+        self.path = data_path(path).absolute()
+        forget(str(self.path))
         drop_files(str(self.path))  # maps of a store that was replaced under this name since
         _refuse_links(self.path)
         self.attributes = read_store_attributes(self.path)
@@ -115,12 +118,28 @@ class StoreReader(GridReader):
         rows = layout.chunk_shape[0]
         return open_shard(layout, (trajectory // rows, 0)).chunk(0)[trajectory % rows]  # type: ignore[no-any-return]
 
+    @property
+    def remote(self) -> bool:
+        return isinstance(self.path, BucketPath)
+
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:
+        for name, layout in self._layouts[split].items():
+            if name == "parameters":
+                continue  # kept in memory
+            per_chunk, per_shard = (layout.chunk_shape[1], layout.shard_shape[1]) if name == "state" else (1, 1)
+            chunks = range(start // per_chunk, (stop - 1) // per_chunk + 1) if name == "state" else range(1)
+            for chunk in chunks:
+                shard, number = _shard_of(layout, trajectory, chunk, per_shard // per_chunk, name == "state")
+                shard.bring(number)
+
     def _source_identity(self) -> str:
         return store_identity(self.path)
 
 
 def _refuse_links(path: Path) -> None:
     """A part that is a link leads to data outside of the manifest. The store itself may be a link."""
+    if isinstance(path, BucketPath):
+        return
     parts = (part for pattern in ("*", "*/*", "*/*/c") for part in path.glob(pattern))
     link = next((part for part in parts if part.is_symlink()), None)
     if link is not None:
@@ -131,13 +150,13 @@ def _refuse_links(path: Path) -> None:
 
 def is_store(path: str | Path) -> bool:
     """Whether a path looks like one of our stores (a directory with the metadata of a Zarr v3 group)."""
-    return (Path(path) / "zarr.json").is_file()
+    return (data_path(path) / "zarr.json").is_file()
 
 
 def is_own_store(path: str | Path) -> bool:
     """Whether a path is a store of this package, or one that is damaged, and no other Zarr group."""
     try:
-        return is_store(path) and "ups" in read_group(Path(path))
+        return is_store(path) and "ups" in read_group(data_path(path))
     except DataError:
         return True
 
@@ -162,12 +181,18 @@ def read_store_attributes(path: Path) -> dict[str, Any]:
 def store_identity(path: Path) -> str:
     """SHA-256 over all metadata and the manifest of a store: a few small files, whatever the size of the data."""
     try:
-        digest = hashlib.sha256(read_manifest(path).sha256.encode())
+        manifest = read_manifest(path)
     except IntegrityError as error:
         raise DataError(f"store {error.message}", hint="pack or generate it again, or rewrite it with pack") from error
-    for file in (
-        file for pattern in ("zarr.json", "*/zarr.json", "*/*/zarr.json") for file in sorted(path.glob(pattern))
-    ):
+    digest = hashlib.sha256(manifest.sha256.encode())
+    if isinstance(path, BucketPath):  # a web server cannot list
+        names = [name for name in manifest.files if name.rpartition("/")[2] == "zarr.json" and name.count("/") < 3]
+        files: list[Path] = [path / name for name in sorted(names, key=lambda name: (name.count("/"), name))]
+    else:
+        files = [
+            file for pattern in ("zarr.json", "*/zarr.json", "*/*/zarr.json") for file in sorted(path.glob(pattern))
+        ]
+    for file in files:
         with open_regular(file, follow_link=True) as stream:
             if stream is None:
                 raise DataError(f"{file} is not a regular file", hint="the store is damaged: pack it again")
@@ -255,6 +280,16 @@ def _chunk_of(layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per
     position = (trajectory // rows, frame_chunk // chunks_per_shard, *_ZEROS[: len(layout.shape) - 2])
     number = trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
     return open_shard(layout, position).chunk(number)
+
+
+def _shard_of(
+    layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int, frames: bool
+) -> tuple[ShardFile, int]:
+    """The file of a chunk and its number in there; without `frames` the array has no axis of time."""
+    rows = layout.shard_shape[0]
+    inside = (frame_chunk // chunks_per_shard,) if frames else ()
+    position = (trajectory // rows, *inside, *_ZEROS[: len(layout.shape) - 1 - len(inside)])
+    return open_shard(layout, position), trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
 
 
 class StoreFormat:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ups.buckets.path import data_path
 from ups.config.schema import TaskConfig
 from ups.config.source import SETTINGS, SourceConfig
 from ups.errors import ConfigError, DataChangedError, DataError
@@ -54,7 +55,7 @@ def make_data(task: TaskConfig, progress: Callable[[int, int], None] | None = No
     """
     path, source = paths_of(task)[0], task.source
     if source is None:
-        missing = [one for one in paths_of(task) if not Path(one).exists()]
+        missing = [one for one in paths_of(task) if not data_path(one).exists()]
         if missing:
             raise DataError(
                 f"{missing[0]} of task '{task.name}' does not exist",

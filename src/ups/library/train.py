@@ -120,7 +120,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
     for warning in check_machine(recipe, ranks // hosts, run_dir):
         logger.warning("%s", warning)
     with contextlib.ExitStack() as stack:
-        readers = stack.enter_context(open_tasks(recipe.data.tasks))
+        readers = stack.enter_context(open_tasks(recipe.data))
         check_data(recipe, readers)
         # Held first: what follows writes files that a living run reads.
         with hold_run(run_dir):

@@ -43,6 +43,8 @@ CAUSES: dict[str, str] = {
     "fetch_changed": "the file on a server changes while it is fetched",
     "fetch_refused": "a server does not give a file: it is not there, or not for everybody",
     "fetch_unavailable": "a server cannot be reached, stalls, or cuts the connection again and again",
+    "store_unavailable": "an object store that data is read from cannot be reached, or does not answer",
+    "store_refused": "an object store does not give data: it is not there, or not for these credentials",
     "disk_full": "there is no space left where the run is written",
     "run_held": "another `ups train` works on this run, or a lock of it is held; nothing was started",
     "instance_left": "a rented machine may still be there: nobody could say that it was destroyed",

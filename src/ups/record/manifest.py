@@ -21,6 +21,7 @@ Why a kill at any moment leaves the old or the new directory, never a mixture:
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -231,7 +232,9 @@ def verify(directory: Path, *, deep: bool = True, threads: int = 1) -> Manifest:
     """
     manifest = _committed_manifest(directory)
     try:
-        sizes = _list_files(directory)
+        in_bucket = getattr(directory, "file_sizes", None)  # of ups.buckets.path
+        found = _list_files(directory) if in_bucket is None else in_bucket(manifest.files)
+        sizes = {path: size for path, size in found.items() if path not in _RESERVED}
         wrong = list(_differences(manifest.files, sizes))
         if deep:
             same_size = [path for path, file in manifest.files.items() if sizes.get(path) == file.size]
@@ -399,12 +402,12 @@ def _difference_error(directory: Path, wrong: list[str]) -> IntegrityError:
 
 
 def _hash_file(path: Path, *, sync: bool) -> FileHash:
-    # O_NONBLOCK: a pipe swapped in for a file must not hang us.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if sync:
-            os.fsync(descriptor)
+    with open_regular(path) as file:
+        if file is None:
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+        if sync and not hasattr(path, "open_object"):
+            os.fsync(file.fileno())
         return FileHash(sha256, file.tell())
 
 

@@ -25,6 +25,11 @@ def open_regular(path: Path, *, follow_link: bool = False) -> Iterator[BinaryIO 
 
     follow_link: for a file that a person named; inside a directory of unknown origin a link is refused.
     """
+    in_bucket = getattr(path, "open_object", None)  # of ups.buckets.path: there are neither links nor devices
+    if in_bucket is not None:
+        with in_bucket() as file:
+            yield file
+        return
     links = 0 if follow_link else os.O_NOFOLLOW
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | links)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -53,7 +58,8 @@ def read_whole(path: Path, limit: int) -> bytes:
     with open_regular(path) as file:
         if file is None:
             raise ValueError("it is not a regular file")
-        size = os.fstat(file.fileno()).st_size
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         if size > limit:
             raise ValueError(f"it has {size} bytes, and more than {limit} are not read")
         return file.read(size)

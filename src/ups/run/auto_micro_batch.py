@@ -73,7 +73,7 @@ def main() -> None:
     recipe = read_run_recipe(run_dir).recipe
     usable, on_gpu = usable_bytes(recipe, host_bytes)
     smallest, at = None, 0
-    with open_tasks(recipe.data.tasks) as readers:
+    with open_tasks(recipe.data) as readers:
         opened = OpenData(readers, read_statistics(run_dir, readers))
         for index in range(len(recipe.stages)):
             found = largest_micro_batch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ups.buckets.path import data_path
 from ups.config.description import TaskDescription, description_next_to, read_description
 from ups.config.schema import TaskConfig
 from ups.errors import BundleError, ConfigError, DataError
@@ -31,7 +32,7 @@ def description_for(bundle: Path, source: str, task: str | None = None) -> TaskD
     """
     from ups.data.open import open_paths
 
-    if not Path(source).exists() or is_own_store(source):
+    if not data_path(source).exists() or is_own_store(source):
         return None
     beside = description_next_to([source])
     if beside is not None:
@@ -42,7 +43,7 @@ def description_for(bundle: Path, source: str, task: str | None = None) -> TaskD
         return None
     known = [one.description for one in tasks if task in (None, one.name) and one.description is not None]
     found = [one if isinstance(one, TaskDescription) else read_description(one) for one in known]
-    if task is not None or not needs_description(Path(source)):
+    if task is not None or not needs_description(data_path(source)):
         return found[0] if found and task is not None else None
     for one in found:
         try:

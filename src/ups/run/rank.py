@@ -52,7 +52,7 @@ def run_stages(
     box = recorder.box
     with contextlib.ExitStack() as stack:
         runtime = stack.enter_context(Runtime.start(recipe.engine, environment))
-        readers = stack.enter_context(open_tasks(recipe.data.tasks))
+        readers = stack.enter_context(open_tasks(recipe.data))
         opened = OpenData(readers, read_statistics(run_dir, readers))
         metrics = None
         if runtime.is_first:

@@ -84,8 +84,10 @@ def single_process_runtime() -> AbstractContextManager[Runtime]:
 
 
 def _open(recipe: Recipe) -> list[Reader]:
+    from ups.buckets.cache_place import use_cache
     from ups.data.open import open_task
 
+    use_cache(recipe.data.cache_dir, recipe.data.cache_bytes)
     return [open_task(task) for task in recipe.data.tasks]
 
 

@@ -45,6 +45,10 @@ ADVICE: dict[str, str] = {
     "fetch_changed": "The file on the server changed on the way: start the same command again.",
     "fetch_refused": "The server says no: see the address in the message, or name another server with --mirror.",
     "fetch_unavailable": "Start the same command again later, or with --mirror: it goes on where it was.",
+    "store_unavailable": "See whether the server that is named runs and is reached from this host, then start the same "
+    "command again: it goes on from the last checkpoint.",
+    "store_refused": "See whether the address is right, and whether the environment of the run has credentials that "
+    "may read it (docs/object_stores.md).",
     "disk_full": "Free some space where the run is written and start the same command again: it goes on from the last "
     "checkpoint.",
     "run_held": "Another `ups train` works on this run: wait for it, or see `ups status`. Nothing was changed.",

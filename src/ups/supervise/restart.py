@@ -24,6 +24,7 @@ NOT_RETRIED = frozenset(
         "statistics_changed",
         "foreign_checkpoint",
         "disk_full",
+        "store_refused",
         "run_directory_lost",
         "missing_extra",
         "environment",

@@ -111,7 +111,7 @@ def test_user_information_is_cut_out_of_every_url() -> None:
 
 
 def measure(run_dir: Path, config: Recipe) -> None:
-    with open_tasks(config.data.tasks) as readers:
+    with open_tasks(config.data) as readers:
         ensure_run_statistics(run_dir, config, readers)
 
 
@@ -122,7 +122,7 @@ def test_statistics_are_made_once_and_belong_to_the_data(recipe: Path, tmp_path:
     before = (run_dir / "statistics.json").read_bytes()
     measure(run_dir, config)
     assert (run_dir / "statistics.json").read_bytes() == before
-    with open_tasks(config.data.tasks) as readers:
+    with open_tasks(config.data) as readers:
         assert set(read_statistics(run_dir, readers)) == {"wave1d", "flow2d", "darcy2d"}
     document: dict[str, Any] = json.loads(before)
     document["flow2d"]["data_identity"] = "something else"

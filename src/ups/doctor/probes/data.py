@@ -30,9 +30,11 @@ def main() -> None:
 
 def check(assignment: Assignment, report: Report) -> None:
     """Every task of the recipe."""
+    from ups.buckets.cache_place import use_cache
     from ups.data.normalize import ensure_statistics
     from ups.data.open import open_task
 
+    use_cache(assignment.run.data.cache_dir, assignment.run.data.cache_bytes)
     statistics: dict[str, Any] = {}
     texts = []
     for config in assignment.run.data.tasks:

@@ -66,7 +66,7 @@ def open_run_data(assignment: Assignment) -> Iterator[OpenData]:
             yield opened
         return
     found = read_statistics(assignment.work_dir)
-    with open_tasks(assignment.run.data.tasks) as readers:
+    with open_tasks(assignment.run.data) as readers:
         yield OpenData(readers, {name: Statistics.from_json(value) for name, value in found.items()})
 
 

@@ -75,7 +75,7 @@ def prepare_real(run_dir: Path, recipe: str) -> RunIdentity:
 
     resolved = resolve(recipe)
     prepare(run_dir, resolved, 2)
-    with open_tasks(resolved.recipe.data.tasks) as readers:
+    with open_tasks(resolved.recipe.data) as readers:
         ensure_run_statistics(run_dir, resolved.recipe, readers)
     keep_starts(run_dir, resolved.recipe)
     return identify(run_dir, resolved.recipe)

