@@ -73,7 +73,7 @@ class Seaweed:
             if self._process.poll() is not None:
                 break
             try:
-                self.put("ready", b"yes")
+                self.put("ready", b"yes", timeout_seconds=5)
             except Exception:  # noqa: BLE001 - whatever is not ready yet
                 time.sleep(0.3)
             else:
@@ -85,7 +85,7 @@ class Seaweed:
             self._process.kill()
             self._process.wait()
 
-    def put(self, key: str, content: bytes) -> None:
+    def put(self, key: str, content: bytes, timeout_seconds: int = 60) -> None:
         """Write an object, past the code under test."""
         import obstore
         from obstore.store import S3Store
@@ -96,7 +96,7 @@ class Seaweed:
             access_key_id=KEY,
             secret_access_key=SECRET,
             region="us-east-1",
-            client_options={"allow_http": True, "timeout": "5s"},
+            client_options={"allow_http": True, "timeout": f"{timeout_seconds}s"},
             retry_config={"max_retries": 0},
         )
         obstore.put(store, key, content)

@@ -23,6 +23,11 @@ class SlowProxy:
         """Serve until `stop`; the body of a thread."""
         self._loop.run_until_complete(self._start())
         self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

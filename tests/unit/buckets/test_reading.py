@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -174,6 +177,31 @@ def test_what_is_not_there_or_not_for_us_is_said_without_secrets(
     with pytest.raises(StoreUnavailableError) as gone:
         open_paths(f"s3://{BUCKET}/third.zarr")
     assert SECRET not in gone.value.message
+
+
+def test_a_server_that_says_nothing_for_five_seconds_is_waited_for_and_longer_is_named(
+    server: Seaweed, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("paused.bin", b"c" * 2_000_000)
+    info = object_info(f"s3://{BUCKET}/paused.bin")
+    assert info is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        timer = threading.Timer(5.0, os.kill, (server.pid, signal.SIGCONT))
+        timer.start()
+        begin = time.monotonic()
+        assert read_range(info, 0, 10) == b"c" * 10
+        assert time.monotonic() - begin > 4
+        timer.join()
+        os.kill(server.pid, signal.SIGSTOP)
+        monkeypatch.setattr(cached_objects, "GIVE_UP_SECONDS", 5.0)
+        begin = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match="does not answer"):
+            read_range(info, 1_500_000, 1_500_010)
+        # The last request may begin just before patience ends.
+        assert time.monotonic() - begin < 5 + cached_objects.REQUEST_SECONDS + 5
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
