@@ -107,7 +107,7 @@ def _empty(cache: Path) -> None:
 def test_a_server_that_is_away_for_five_seconds_is_a_pause(local: Path, server: Seaweed, tmp_path: Path) -> None:
     process, run_dir = _started(server, local, tmp_path, steps=400)
     _at_step(process, run_dir, 5)
-    os.kill(server.pid, signal.SIGSTOP)
+    server.pause()
     _empty(tmp_path / "cache")
     time.sleep(5)
     os.kill(server.pid, signal.SIGCONT)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -80,6 +81,12 @@ class Seaweed:
                 return
         raise RuntimeError(f"weed did not start: {(self.directory / 'weed.log').read_text()[-2000:]}")
 
+    def pause(self) -> None:
+        """Stop the process, and return when all of it stands still: connections are accepted, nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while any(_state(task) not in "TZ" for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            time.sleep(0.01)
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
@@ -107,6 +114,14 @@ class Seaweed:
         for file in files:
             self.put(key if file == path else f"{key}/{file.relative_to(path)}", file.read_bytes())
         return f"s3://{BUCKET}/{key}"
+
+
+def _state(task: Path) -> str:
+    """How the kernel calls what a thread does: T is stopped."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
 
 
 def _free_ports(count: int) -> list[int]:

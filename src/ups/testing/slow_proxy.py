@@ -21,6 +21,7 @@ class SlowProxy:
 
     def run(self) -> None:
         """Serve until `stop`; the body of a thread."""
+        asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._start())
         self._loop.run_forever()
         tasks = asyncio.all_tasks(self._loop)

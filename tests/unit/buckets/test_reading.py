@@ -185,7 +185,7 @@ def test_a_server_that_says_nothing_for_five_seconds_is_waited_for_and_longer_is
     server.put("paused.bin", b"c" * 2_000_000)
     info = object_info(f"s3://{BUCKET}/paused.bin")
     assert info is not None
-    os.kill(server.pid, signal.SIGSTOP)
+    server.pause()
     try:
         timer = threading.Timer(5.0, os.kill, (server.pid, signal.SIGCONT))
         timer.start()
@@ -193,7 +193,7 @@ def test_a_server_that_says_nothing_for_five_seconds_is_waited_for_and_longer_is
         assert read_range(info, 0, 10) == b"c" * 10
         assert time.monotonic() - begin > 4
         timer.join()
-        os.kill(server.pid, signal.SIGSTOP)
+        server.pause()
         monkeypatch.setattr(cached_objects, "GIVE_UP_SECONDS", 5.0)
         begin = time.monotonic()
         with pytest.raises(StoreUnavailableError, match="does not answer"):
