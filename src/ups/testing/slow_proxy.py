@@ -48,7 +48,8 @@ class SlowProxy:
         except OSError:
             writer.close()
             return
-        await asyncio.gather(self._forward(reader, far_writer), self._back(far_reader, writer))
+        with contextlib.suppress(asyncio.CancelledError):  # of `run`, at its end
+            await asyncio.gather(self._forward(reader, far_writer), self._back(far_reader, writer))
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
