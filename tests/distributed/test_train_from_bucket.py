@@ -17,7 +17,7 @@ from ups.record.manifest import read_manifest
 from ups.testing.faults.small_run import rank_is_at_step, write_recipe
 from ups.testing.seaweed_server import SECRET, Seaweed, require_weed
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 UPS = str(Path(sys.executable).parent / "ups")
 
 
@@ -70,7 +70,7 @@ def test_weights_from_a_bucket_are_those_from_the_disk(
         run_dir = tmp_path / f"run_{name}"
         environment = _environment(server, tmp_path / "cache")
         done = subprocess.run(
-            _command(recipe, run_dir, ranks), env=environment, capture_output=True, text=True, timeout=200
+            _command(recipe, run_dir, ranks), env=environment, capture_output=True, text=True, timeout=280
         )
         assert done.returncode == 0, done.stderr[-3000:]
         found[name] = _weights(run_dir)
@@ -104,10 +104,11 @@ def _empty(cache: Path) -> None:
         block.unlink(missing_ok=True)
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_for_five_seconds_is_a_pause(local: Path, server: Seaweed, tmp_path: Path) -> None:
     process, run_dir = _started(server, local, tmp_path, steps=400)
     _at_step(process, run_dir, 5)
-    os.kill(server.pid, signal.SIGSTOP)
+    server.pause()
     _empty(tmp_path / "cache")
     time.sleep(5)
     os.kill(server.pid, signal.SIGCONT)
@@ -116,6 +117,7 @@ def test_a_server_that_is_away_for_five_seconds_is_a_pause(local: Path, server: 
     assert json.loads(out)["faults"] == []
 
 
+@pytest.mark.long
 def test_a_server_that_is_gone_for_good_is_named_in_time(local: Path, server: Seaweed, tmp_path: Path) -> None:
     process, run_dir = _started(server, local, tmp_path, steps=100_000)
     _at_step(process, run_dir, 5)

@@ -11,7 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ups.buckets.block_cache import BLOCK_BYTES, BlockCache
+from ups.buckets.block_cache import BlockCache
 from ups.errors import ConfigError, MachineError
 from ups.record.text import size_text
 
@@ -19,7 +19,7 @@ DIRECTORY = "UPS_DATA_CACHE_DIR"
 LIMIT = "UPS_DATA_CACHE_BYTES"
 # Without a limit of one's own: half of what the disk has left, and never more than this.
 MOST_BYTES = 64 << 30
-LEAST_BYTES = 16 * BLOCK_BYTES
+LEAST_BYTES = 16 << 20
 
 
 def use_cache(directory: str | None, limit_bytes: int | None) -> None:

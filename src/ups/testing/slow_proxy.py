@@ -21,8 +21,14 @@ class SlowProxy:
 
     def run(self) -> None:
         """Serve until `stop`; the body of a thread."""
+        asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._start())
         self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -42,7 +48,8 @@ class SlowProxy:
         except OSError:
             writer.close()
             return
-        await asyncio.gather(self._forward(reader, far_writer), self._back(far_reader, writer))
+        with contextlib.suppress(asyncio.CancelledError):  # of `run`, at its end
+            await asyncio.gather(self._forward(reader, far_writer), self._back(far_reader, writer))
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +18,14 @@ from ups.buckets import cached_objects
 from ups.buckets.cache_place import DIRECTORY
 from ups.buckets.cached_objects import forget, object_info, read_range
 from ups.buckets.path import BucketPath, data_path
-from ups.config.schema import TaskConfig
-from ups.data.open import open_paths
+from ups.config.schema import DataConfig, TaskConfig
+from ups.data.loader import build_loader
+from ups.data.open import open_paths, open_task
 from ups.data.pack import pack
 from ups.data.validate import validate_paths
 from ups.errors import ConfigError, DataChangedError, DataError, StoreRefusedError, StoreUnavailableError
 from ups.formats.base import GridReader
+from ups.spec.place import Place
 from ups.testing import pdebench_files, the_well_files
 from ups.testing.seaweed_server import BUCKET, SECRET, Seaweed, require_weed
 from ups.testing.slow_proxy import slow_proxy
@@ -87,6 +92,24 @@ def test_windows_of_hdf5_are_those_of_the_disk(server: Seaweed, here: Path) -> N
         for trajectory in range(remote.splits["train"]):
             remote.bring("train", trajectory, 0, remote.num_frames)
         _equal(remote, open_paths(path))
+
+
+def test_batches_of_every_rank_are_those_of_the_disk(server: Seaweed, here: Path) -> None:
+    path = _files(here)[1]
+    address = server.upload(path, f"ranks/{path.name}")
+    for rank, workers in ((0, 0), (1, 0), (1, 1)):
+        found = [_batches(str(place), rank, workers) for place in (path, address)]
+        assert found[0] == found[1]
+
+
+def _batches(path: str, rank: int, workers: int) -> list[bytes]:
+    """The windows of the first steps of a rank of two."""
+    data = DataConfig.model_validate(
+        {"tasks": [{"name": "t", "path": path}], "block_size": 4, "loader": {"workers": workers}}
+    )
+    reader = open_task(data.tasks[0])
+    with build_loader(data, [reader], Place(rank, 2), seed=0, window_frames=3) as loader:
+        return [next(loader)[0].state.numpy().tobytes() for _ in range(5)]
 
 
 def test_a_web_server_gives_the_same_windows(server: Seaweed, here: Path) -> None:
@@ -174,6 +197,31 @@ def test_what_is_not_there_or_not_for_us_is_said_without_secrets(
     with pytest.raises(StoreUnavailableError) as gone:
         open_paths(f"s3://{BUCKET}/third.zarr")
     assert SECRET not in gone.value.message
+
+
+def test_a_server_that_says_nothing_for_five_seconds_is_waited_for_and_longer_is_named(
+    server: Seaweed, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.put("paused.bin", b"c" * 2_000_000)
+    info = object_info(f"s3://{BUCKET}/paused.bin")
+    assert info is not None
+    server.pause()
+    try:
+        timer = threading.Timer(5.0, os.kill, (server.pid, signal.SIGCONT))
+        timer.start()
+        begin = time.monotonic()
+        assert read_range(info, 0, 10) == b"c" * 10
+        assert time.monotonic() - begin > 4
+        timer.join()
+        server.pause()
+        monkeypatch.setattr(cached_objects, "GIVE_UP_SECONDS", 5.0)
+        begin = time.monotonic()
+        with pytest.raises(StoreUnavailableError, match="does not answer"):
+            read_range(info, 1_500_000, 1_500_010)
+        # The last request may begin just before patience ends.
+        assert time.monotonic() - begin < 5 + cached_objects.REQUEST_SECONDS + 5
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
