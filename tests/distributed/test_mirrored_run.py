@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import obstore
 import pytest
 import yaml
 
@@ -24,6 +23,7 @@ from ups.supervise.run_file import read_run
 from ups.testing.mixture import mixture_recipe, write_mixture
 from ups.testing.s3_server import KEY_ID, SECRET, S3Server, program, serve_s3
 
+obstore = pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(1800),
