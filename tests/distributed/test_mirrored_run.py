@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import obstore
 import pytest
 import yaml
 
@@ -24,6 +23,7 @@ from ups.supervise.run_file import read_run
 from ups.testing.mixture import mixture_recipe, write_mixture
 from ups.testing.s3_server import KEY_ID, SECRET, S3Server, program, serve_s3
 
+obstore = pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(1800),
@@ -94,6 +94,15 @@ def wait_for_step(url: str, step: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.2)
 
 
+def lose(process: subprocess.Popen[str], run_dir: Path) -> None:
+    """As a machine that disappears: the supervisor, its ranks and the directory."""
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    while run_dir.exists() and time.monotonic() < deadline:  # a dying rank may still write
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
 def undisturbed(folder: Path, ranks: int = 1) -> dict[str, str]:
     """The last checkpoint of a run without a mirror."""
     run_dir = folder / f"whole_{ranks}"
@@ -107,9 +116,7 @@ def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(folder: Pat
     run_dir = folder / f"lost_{ranks}"
     process = train(folder, run_dir.name, url, ranks)
     wait_for_step(url, INTERVAL, process)
-    process.kill()
-    process.wait()
-    shutil.rmtree(run_dir)
+    lose(process, run_dir)
     output = finish(train(folder, run_dir.name, url, ranks))
     assert f"{run_dir} was empty: the run goes on from checkpoint" in output, output
     assert trained(run_dir) == undisturbed(folder, ranks)
@@ -175,12 +182,10 @@ def _kill_at_random(folder: Path, url: str, name: str, kills: int) -> None:
     longest = time.monotonic() - started
     for _ in range(kills):
         time.sleep(dice.uniform(0, longest / 2))
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder / name, ignore_errors=True)
+        lose(process, folder / name)
         process = train(folder, name, url)
-        with_process = time.monotonic() + dice.uniform(longest / 3, longest)
-        while process.poll() is None and time.monotonic() < with_process:
+        until = time.monotonic() + dice.uniform(longest / 3, longest)
+        while process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         if process.poll() is not None:  # it was done before it could be killed
             process.communicate()

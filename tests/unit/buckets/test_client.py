@@ -61,7 +61,7 @@ def test_every_kind_of_address_is_opened_without_asking_a_server(monkeypatch: py
     pytest.importorskip("obstore")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    for url in ("s3://bucket/a/b", "https://example.org/a/b", "http://127.0.0.1:1/a/b"):
+    for url in ("s3://bucket/a/b", "gs://bucket/a/b", "https://example.org/a/b", "http://127.0.0.1:1/a/b"):
         opened = open_bucket(url)
         assert isinstance(opened, Bucket)
         assert opened.prefix == "a/b"
