@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,11 @@ def _prepared(recipe: str, ranks: int, overrides: Sequence[str], steps: int) -> 
     resolved = resolve(recipe_file(recipe), overrides)
     check_ranks(resolved.recipe, ranks)
     root = Path(tempfile.mkdtemp(prefix="ups-bisect-"))
-    yield Trials(root, run_dir_of(resolved, recipe)), Variant(resolved.recipe, ranks, steps=steps)
+    try:
+        yield Trials(root, run_dir_of(resolved, recipe)), Variant(resolved.recipe, ranks, steps=steps)
+    finally:
+        with suppress(OSError):  # it stays if a trial left something
+            root.rmdir()
 
 
 def run_bisect(recipe: str, ranks: int, overrides: Sequence[str], steps: int, minutes: float, *, as_json: bool) -> None:

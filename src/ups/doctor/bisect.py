@@ -19,6 +19,8 @@ from ups.doctor.rehearsal import TITLES, TRIAL_SECONDS, Kind, Outcome, Trials, V
 from ups.doctor.simpler import Change, alone, as_ddp, only_tasks, simplifications, strategy_of, task_names
 
 SMALLEST_NAME = "smallest.yaml"
+# Of a step, in their order.
+_PHASES = ("data", "forward", "backward", "sync", "optimizer")
 
 
 @dataclass
@@ -201,6 +203,21 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names)
 
 
+def _behind(places: dict[int, dict[str, Any]]) -> int | None:
+    """The one rank that is behind all others in the order of a step: they wait for it. None if there is no such rank.
+
+    Not the one that reported first: whoever waits may have stood still for longer than the one that never comes.
+    """
+
+    def progress(rank: int) -> tuple[int, int, int]:
+        place = places[rank]
+        phase = str(place.get("phase"))
+        return int(place["stage"]), int(place["step"]), _PHASES.index(phase) if phase in _PHASES else -1
+
+    order = sorted(places, key=progress)
+    return order[0] if len(order) > 1 and progress(order[0]) < progress(order[1]) else None
+
+
 def place_of(finding: Finding) -> dict[str, Any]:
     """Module, shard unit, network, windows and line of the simplest failure, as far as they are known."""
     outcome = finding.last
@@ -208,7 +225,10 @@ def place_of(finding: Finding) -> dict[str, Any]:
         return {}
     facts, found = outcome.facts, {}
     culprit = facts.get("culprit")
-    if culprit is None and "standing" in facts:
+    behind = _behind(outcome.places) if outcome.cause == "stalled" else None
+    if culprit is None and behind is not None:
+        culprit = {"pass": outcome.places[behind]["phase"], "module": outcome.places[behind]["module"], "rank": behind}
+    elif culprit is None and "standing" in facts:
         culprit = {"pass": facts["standing"]["phase"], "module": facts["standing"]["module"]}
     if culprit is None and (outcome.failed.at or outcome.cause == "stalled") and outcome.places:
         # Ended by a signal or at its deadline: what it wrote on its way is all that is left.

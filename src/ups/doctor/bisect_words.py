@@ -22,6 +22,8 @@ def module_text(culprit: dict[str, Any]) -> str:
         belongs += [f"network {culprit['network']}"] if culprit.get("network") else []
         text = f"module {name}" + (f" ({', '.join(belongs)})" if belongs else "")
     text += f", {culprit.get('pass', 'forward')} pass"
+    if culprit.get("rank") is not None:
+        text += f" of rank {culprit['rank']}, for which the others wait"
     if culprit.get("dtype"):
         text += f" in {culprit['dtype']}"
     if culprit.get("bad_parameters"):

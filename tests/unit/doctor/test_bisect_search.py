@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ups.config.schema import Recipe
-from ups.doctor.bisect import Bisection, Finding
+from ups.doctor.bisect import Bisection, Finding, place_of
 from ups.doctor.bisect_words import located, next_step, to_json, verdict
 from ups.doctor.judge import Verdict
 from ups.doctor.rehearsal import Kind, Outcome, Trials, Variant
@@ -113,6 +113,15 @@ def test_the_time_limit_ends_the_search_and_says_what_was_not_tried(tmp_path: Pa
     finding = searched(tmp_path, lambda v: "not_finite", limit=-1.0)
     assert (finding.failure, finding.outcomes, finding.not_tried) == (None, [], ["everything"])
     assert "the time was up" in verdict(finding)
+
+
+def test_of_ranks_that_stand_still_the_one_behind_is_named_and_not_the_one_that_waits(tmp_path: Path) -> None:
+    waits = {"stage": 0, "step": 3, "phase": "backward", "module": "encoder"}
+    late = {"stage": 0, "step": 3, "phase": "forward", "module": "decoder"}
+    standing = Verdict("rehearsal", False, "", cause="stalled", facts={"standing": waits})  # reported by who waits
+    finding = Finding(last=Outcome("", standing, 0.0, tmp_path, {0: waits, 1: late}))
+    culprit = place_of(finding)["culprit"]
+    assert (culprit["module"], culprit["rank"]) == ("decoder", 1)
 
 
 def test_variants_are_recipes_that_mean_what_they_say() -> None:
