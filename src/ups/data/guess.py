@@ -465,12 +465,13 @@ class _Guesser:
             axis["boundary"] = guess.boundary
             if guess.repeated_end:
                 axis["repeated_end"] = True
-                self._say(f"axes.{number}.repeated_end", guess.why)
+                self._say(f"axes.{number}.repeated_end", guess.why, look=guess.unsure)
+                sample = sample.without_last(number)  # as a reader of this description gives it
                 if f"axes.{number}" in self.spacing:
                     points, spacing = reader.space[number] - 1, self.spacing[f"axes.{number}"]
                     axis["extent"] = spacing.value * points
                     self._say_number(f"axes.{number}.extent", f"{points} points times {{}}", spacing)
-            self._say(f"axes.{number}.boundary", guess.why, look=guess.boundary == "unknown")
+            self._say(f"axes.{number}.boundary", guess.why, look=guess.boundary == "unknown" or guess.unsure)
         if self.values.get("steady") or uneven:
             return
         conserved = guess_conserved(sample)

@@ -36,6 +36,10 @@ class Sample:
 
     values: Values
 
+    def without_last(self, axis: int) -> Sample:
+        """Without the last point of an axis of space."""
+        return Sample(np.delete(self.values, -1, axis=3 + axis))
+
     @property
     def finite(self) -> bool:
         return bool(np.isfinite(self.values).all())
@@ -43,11 +47,12 @@ class Sample:
 
 @dataclass(frozen=True)
 class BoundaryGuess:
-    """boundary, why, and whether the last point is the first again."""
+    """boundary, why, and whether the last point is the first again. unsure: something else fits as well."""
 
     boundary: Boundary
     why: str
     repeated_end: bool = False
+    unsure: bool = False
 
 
 def take_sample(reader: Reader) -> Sample:
@@ -83,7 +88,12 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
         return BoundaryGuess("unknown", "nothing happens near the ends")
     repeats = all(_ends_agree(v) for v in channels) and max(_seam(v[..., :-1]) for v in channels) < SEAM
     if repeats and max(_wander(v[..., 0], v) for v in channels) > FIXED:
-        return BoundaryGuess("periodic", "the last point is the first again in every frame", repeated_end=True)
+        why = "the last point is the first again in every frame"
+        # Fields that are mirror images of themselves between two walls have equal ends, too.
+        if all(max(_flat(v), _flat(v[..., ::-1])) < FLAT for v in channels):
+            why += "; but fields are flat there, so that it may be neumann, without a repeated end"
+            return BoundaryGuess("periodic", why, repeated_end=True, unsure=True)
+        return BoundaryGuess("periodic", why, repeated_end=True)
     seam = max(_seam(v) for v in channels)
     if seam < SEAM:
         return BoundaryGuess(

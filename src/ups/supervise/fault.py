@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from ups.record.untrusted_files import is_number, is_whole
+from ups.record.untrusted_files import is_number, is_whole, printable
 
 # The keys of `ups why --json`, in this order; the rest of a fault is evidence.
 KEYS = (
@@ -72,7 +72,8 @@ class Fault:
             "action": self.action,
             "log": self.log,
         }
-        line = "FAILED " + " ".join(f"{key}={value}" for key, value in parts.items())
+        # Escaped: what another host, a file or a library said must not look like a line of ours.
+        line = "FAILED " + " ".join(f"{key}={printable(value)}" for key, value in parts.items())
         reason = " ".join(self.message.split())
         if len(reason) > MAX_REASON:
             reason = reason[: MAX_REASON - 3] + "..."

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import HostLostError
+from ups.record.untrusted_files import is_whole
 from ups.supervise.attempt import Outcome, StopRequest
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
@@ -23,6 +24,7 @@ from ups.supervise.host_outcome import HostOutcome, joined
 from ups.supervise.link_head import HeadLink, Peer
 from ups.supervise.options import Options
 from ups.supervise.rendezvous import Rendezvous
+from ups.supervise.stop_signals import STOP_SIGNALS
 
 # A connection that was closed by the other side is made again at once, if there is anybody who can.
 _CLOSED_SECONDS = 5.0
@@ -127,7 +129,7 @@ class Head:
             self._notice({"time": time.time(), "line": line})
         for peer in self._link.peers().values():
             asked = peer.report.get("asked")
-            if type(asked) is int and asked and not self._stop_request.number:
+            if type(asked) is int and asked in STOP_SIGNALS and not self._stop_request.number:
                 self._stop_request.number = asked
         self._tell()
 
@@ -145,12 +147,20 @@ class Head:
         return True
 
     def join(self, own: Outcome) -> Outcome:
-        """Wait until the attempt has ended on every host, and say how. Raises nothing: who stays away is a fault."""
+        """Wait until the attempt has ended on every host, and say how. Raises nothing: who stays away is a fault.
+
+        So is who answers and never says how its ranks ended: its supervisor may wait for a dead file system.
+        """
         mine = HostOutcome.of(own)
         began = time.monotonic()
         while True:
             self.look()
             reported, lost = self._reports()
+            waited = time.monotonic() - began
+            if waited > self._report_seconds():
+                silent_ones = self._link.peers().keys() - reported.keys() - lost.keys()
+                why = f"it answers, but has not said in {waited:.0f} s how its ranks ended"
+                lost |= {number: _Lost(why, time.monotonic_ns()) for number in silent_ones}
             outcomes = {0: mine, **reported}
             failed = [one for one in outcomes.values() if one.state in ("failed", "ended")]
             certain = bool(lost) or any(not one.cascade for one in failed)
@@ -176,6 +186,14 @@ class Head:
         commit = self._find_commit()
         lost_steps = max(0, result.fault.step - (commit or 0))
         return replace(result, fault=replace(result.fault, checkpoint=commit, lost_steps=lost_steps))
+
+    def _report_seconds(self) -> float:
+        """How long after the end on this host another one may say nothing about its own."""
+        rules = self._options.deadlines
+        if self._stop_request.urgent:
+            return rules.host_lost_seconds
+        # Where nothing failed, ranks of another host may still be in a save that everybody waits for.
+        return rules.host_lost_seconds + (rules.grace_seconds if self._told_end else rules.leave_seconds)
 
     def pronounce(self, line: str, code: int) -> None:
         """Tell all hosts the verdict, and give them a moment to leave."""
@@ -230,7 +248,7 @@ class Head:
     def _lost_outcome(self, number: int, peer: Peer, lost: _Lost) -> HostOutcome:
         ranks = self._place.ranks_of(number, self._options.ranks)
         at = peer.position
-        known = len(at) == 3 and at[0] in ranks and type(at[1]) is int and isinstance(at[2], str)
+        known = len(at) == 3 and type(at[0]) is int and at[0] in ranks and is_whole(at[1]) and isinstance(at[2], str)
         rank, step, phase = at if known else (ranks[0], 0, "init")
         cause = f"host_lost({peer.label})"
         seconds = time.monotonic() - lost.time_ns / 1e9

@@ -11,12 +11,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ups.record.causes import causes_first
-from ups.record.untrusted_files import is_whole
+from ups.record.untrusted_files import is_whole, printable
 from ups.supervise.attempt import Outcome
 from ups.supervise.fault import Fault
 
 _STATES = ("finished", "left", "failed", "ended")
 _MAX_CONSEQUENCES = 16
+# Of each text of a fault: a frame of the link is bounded, and a message or a hint may be of any length.
+_MAX_TEXT = 4000
+_MAX_RANK_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +53,8 @@ class HostOutcome:
     def to_json(self) -> dict[str, Any]:
         fault = self.fault
         if fault is not None:
-            fault = replace(fault, consequences=fault.consequences[:_MAX_CONSEQUENCES])
-        return {**asdict(replace(self, fault=None)), "fault": None if fault is None else fault.document()}
+            fault = replace(fault, consequences=[_cut(one) for one in fault.consequences[:_MAX_CONSEQUENCES]])
+        return {**asdict(replace(self, fault=None)), "fault": None if fault is None else _cut(fault.document())}
 
     @classmethod
     def from_json(cls, document: object) -> HostOutcome | None:
@@ -60,16 +63,16 @@ class HostOutcome:
             return None
         fault, exits, behind = document.get("fault"), document.get("exits"), document.get("behind")
         if (
-            (fault is not None and not Fault.is_document(fault))
+            (fault is not None and not (Fault.is_document(fault) and _is_flat(fault.get("consequences", []))))
             or not all(is_whole(document.get(key)) for key in ("time_ns", "last_step", "orphans"))
             or not isinstance(exits, dict)
-            or not all(key.isdigit() and is_whole(value) for key, value in exits.items())
+            or not all(_is_rank(key) and is_whole(value) for key, value in exits.items())
             or not (behind is None or is_whole(behind))
         ):
             return None
         return cls(
             document["state"],
-            None if fault is None else Fault.from_document(fault),
+            None if fault is None else Fault.from_document(_shown(fault)),
             document.get("cascade") is True,
             document["time_ns"],
             document["last_step"],
@@ -77,6 +80,26 @@ class HostOutcome:
             document["orphans"],
             exits,
         )
+
+
+def _cut(document: dict[str, Any]) -> dict[str, Any]:
+    return {key: value[:_MAX_TEXT] if isinstance(value, str) else value for key, value in document.items()}
+
+
+def _shown(fault: dict[str, Any]) -> dict[str, Any]:
+    """With control characters escaped: a line break in a cause would print a second line, which may look like ours."""
+    kept = {"message": "\n\t"}
+    return {key: printable(v, kept.get(key, "")) if isinstance(v, str) else v for key, v in fault.items()}
+
+
+def _is_flat(consequences: list[Any]) -> bool:
+    """Whether each is an object of plain values: what a host says goes into run.json, which has a limit of depth."""
+    plain = (str, int, float, type(None))
+    return all(isinstance(one, dict) and all(isinstance(v, plain) for v in one.values()) for one in consequences)
+
+
+def _is_rank(key: str) -> bool:
+    return key.isascii() and key.isdigit() and len(key) <= _MAX_RANK_DIGITS
 
 
 def joined(outcomes: dict[int, HostOutcome], first_ranks: Sequence[int], training_wall: float | None) -> Outcome:

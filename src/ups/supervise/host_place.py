@@ -82,6 +82,8 @@ def find_place(
 
 def _resolve(address: str) -> tuple[str, int]:
     hint = "--address ADDRESS:PORT, an IPv4 address of host 0 that the others reach and a free port there"
+    if not address:
+        raise ConfigError("a run over several hosts needs an address at which they meet", hint=hint)
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"'{address}' is not ADDRESS:PORT", hint=hint)

@@ -92,7 +92,7 @@ def _given() -> bytes | None:
             f"{SECRET_VARIABLE} has {len(text)} characters, and less than {_MIN_SECRET} can be guessed",
             hint="make one with: openssl rand -hex 32",
         )
-    return text.encode()
+    return os.fsencode(text)
 
 
 class Session:
@@ -140,11 +140,10 @@ class Session:
         """Send one frame. Raises LinkClosed."""
         body = json.dumps(message, separators=(",", ":"))
         with self._sending:
-            code = _code(self._keys[0], str(self._numbers[0]), body)
-            self._numbers[0] += 1
-            line = f"{code} {body}\n".encode()
+            line = f"{_code(self._keys[0], str(self._numbers[0]), body)} {body}\n".encode()
             if len(line) > _FRAME_BYTES:
                 raise LinkClosed(f"a frame of {len(line)} bytes is more than the other side reads")
+            self._numbers[0] += 1
             try:
                 self._socket.sendall(line)
             except OSError as error:
@@ -211,11 +210,16 @@ class Session:
 def _code(key: bytes, *parts: str) -> str:
     # Lengths keep the parts apart: ("ab", "c") and ("a", "bc") are two things.
     text = "".join(f"{len(part)}:{part}" for part in parts)
-    return hmac.new(key, text.encode(), "sha256").hexdigest()
+    return hmac.new(key, _bytes(text), "sha256").hexdigest()
 
 
 def _equal(given: object, expected: str) -> bool:
-    return isinstance(given, str) and hmac.compare_digest(given.encode(), expected.encode())
+    return isinstance(given, str) and hmac.compare_digest(_bytes(given), expected.encode())
+
+
+def _bytes(text: str) -> bytes:
+    """Of any text that JSON can hold: half of a surrogate pair as well, which is in no encoding."""
+    return text.encode(errors="surrogatepass")
 
 
 def _object(text: str) -> dict[str, Any]:

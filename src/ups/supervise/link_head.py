@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import MachineError
+from ups.record.untrusted_files import printable
 from ups.supervise.host_place import HostPlace
 from ups.supervise.link import LinkClosed, Session, make_secret, remove_secret
 
@@ -49,11 +50,14 @@ class Peer:
 @contextlib.contextmanager
 def head_link(place: HostPlace, world: int, version: str, run_dir: Path) -> Iterator[HeadLink]:
     """Listen for the other hosts of a run that is held, with a new secret, which is removed at the end."""
-    link = HeadLink(place, world, version, make_secret(run_dir))
+    secret = make_secret(run_dir)
     try:
-        yield link
+        link = HeadLink(place, world, version, secret)
+        try:
+            yield link
+        finally:
+            link.close()
     finally:
-        link.close()
         remove_secret(run_dir)
 
 
@@ -107,6 +111,8 @@ class HeadLink:
         with self._lock:
             self._closing = True
             sessions = [peer.session for peer in self._peers.values() if peer.session is not None]
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes who waits there: the address is free at once
         self._listening.close()
         for session in sessions:
             session.close()
@@ -184,7 +190,7 @@ class HeadLink:
                 peer.session.close()
             if peer.incarnation != incarnation:
                 peer.report, peer.position = {}, []
-            peer.label, peer.incarnation = f"{number}:{name[:64]}", str(incarnation)
+            peer.label, peer.incarnation = f"{number}:{printable(name[:64])}", str(incarnation)[:64]
             peer.session, peer.heard, peer.closed = session, now, 0.0
             order = self._order
         _send(session, {"order": order})
@@ -199,7 +205,9 @@ class HeadLink:
                     now_ns = time.monotonic_ns()
                     with self._lock:
                         peer.heard = now_ns / 1e9
-                        self._take(session, peer, message, now_ns)
+                        self._take(peer, message)
+                    # Without the lock: who does not read its answers holds up nobody else.
+                    self._answer(session, message, now_ns)
         except LinkClosed:
             pass
         finally:
@@ -208,9 +216,12 @@ class HeadLink:
                 if peer.session is session:
                     peer.session, peer.closed = None, time.monotonic()
 
-    def _take(self, session: Session, peer: Peer, message: dict[str, Any], now_ns: int) -> None:
+    def _answer(self, session: Session, message: dict[str, Any], now_ns: int) -> None:
         if "ping" in message:
-            _send(session, {"pong": message["ping"], "now": now_ns})
+            session.send({"pong": message["ping"], "now": now_ns})
+
+    def _take(self, peer: Peer, message: dict[str, Any]) -> None:
+        if "ping" in message:
             if isinstance(message.get("at"), list):
                 peer.position = message["at"]
             if isinstance(message.get("clock_error"), float):
@@ -218,9 +229,11 @@ class HeadLink:
         if isinstance(message.get("report"), dict):
             peer.report = message["report"]
         if isinstance(message.get("line"), str):
-            self._notes.append(message["line"][:2000])
+            self._notes.append(printable(message["line"][:2000]))
 
 
 def _send(session: Session, message: dict[str, Any]) -> None:
-    with contextlib.suppress(LinkClosed):  # its thread notices as well
+    try:
         session.send(message)
+    except LinkClosed:
+        session.close()  # a part of a frame may be on its way; the other side comes again

@@ -11,7 +11,7 @@ from types import FrameType
 
 from ups.supervise.attempt import StopRequest
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SAME_REQUEST_SECONDS = 0.5
 
 
@@ -36,7 +36,7 @@ def listen() -> Iterator[StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield stop_request
         return
-    heard = [number for number in _STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, hear) for number in heard}
     try:
         yield stop_request

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ups.record.failure import failure_stem
 from ups.record.location import frames_of_text
-from ups.record.untrusted_files import inside, read_object
+from ups.record.untrusted_files import inside, printable, read_object
 from ups.supervise.advice import meaning, what_to_do
 from ups.supervise.fault import KEYS, Fault
 from ups.supervise.launcher import FLIGHT_PREFIX
@@ -33,7 +33,7 @@ def explain(run_dir: Path, document: dict[str, Any], *, number: int | None = Non
     """The whole explanation as text. `number` chooses a fault (0 is the first); default the one that ended the run."""
     faults = [Fault.from_document(fault) for fault in faults_of(document)]
     if not faults:
-        return "\n".join(_without_fault(document, 0))
+        return _text(_without_fault(document, 0))
     chosen = faults[number if number is not None and 0 <= number < len(faults) else -1]
     lines = [fault.one_line() for fault in faults]
     if number is None and chosen.action.startswith("restart"):
@@ -44,7 +44,12 @@ def explain(run_dir: Path, document: dict[str, Any], *, number: int | None = Non
     else:
         lines.append("")
     lines += _of_fault(run_dir, chosen, several=len(faults) > 1)
-    return "\n".join(lines)
+    return _text(lines)
+
+
+def _text(lines: Iterable[str]) -> str:
+    """One line for each: a line break in what a file says must not make a second one, which may look like a verdict."""
+    return "\n".join(printable(line, keep="\t") for line in lines)
 
 
 def _without_fault(document: dict[str, Any], healed: int) -> Iterator[str]:

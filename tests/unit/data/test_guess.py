@@ -100,6 +100,23 @@ def test_a_repeated_end_is_seen_and_left_out() -> None:
     assert reader.task.axes[0].extent == pytest.approx(1.0)
 
 
+def test_mirror_images_between_walls_are_to_be_checked_and_what_is_conserved_is_that_of_the_kept_points() -> None:
+    """Cells between two walls with even cosines: the ends are equal, and only all the points together keep the mean."""
+    x, t = (np.arange(16) + 0.5) / 16, np.arange(20) / 200
+    rng = np.random.default_rng(0)
+    waves = sum(
+        rng.normal(size=(12, 1, 1)) * np.exp(-4 * (np.pi * k) ** 2 * t[None, :, None] / 40) * np.cos(2 * np.pi * k * x)
+        for k in (1, 2)
+    )
+    guess = guess_description([MemoryContainer({"u": 3.0 + waves, "x": x, "t": t})], "task")
+    if guess.description.axes[0].repeated_end:
+        assert "axes.0.repeated_end" in guess.uncertain
+        assert "axes.0.boundary" in guess.uncertain
+        assert guess.description.conserved == []
+    else:
+        assert guess.description.conserved == ["u"]
+
+
 def test_what_does_nothing_at_the_ends_has_no_boundary() -> None:
     x, t = np.linspace(-1, 1, 64), np.arange(20) / 20
     rng = np.random.default_rng(0)

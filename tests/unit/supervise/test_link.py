@@ -196,12 +196,12 @@ def test_orders_and_reports_arrive_also_after_the_connection_was_cut(tmp_path: P
 def test_clocks_that_differ_are_compared_over_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head's clock is half a day ahead, as that of a host that was started earlier."""
     ahead_ns = 12 * 3600 * 10**9
-    take = HeadLink._take
+    answer = HeadLink._answer
 
-    def shifted(self: HeadLink, session: Any, peer: Any, message: dict[str, Any], now_ns: int) -> None:
-        take(self, session, peer, message, now_ns + ahead_ns)
+    def shifted(self: HeadLink, session: Session, message: dict[str, Any], now_ns: int) -> None:
+        answer(self, session, message, now_ns + ahead_ns)
 
-    monkeypatch.setattr(HeadLink, "_take", shifted)
+    monkeypatch.setattr(HeadLink, "_answer", shifted)
     with linked(tmp_path) as (_, place), contextlib.closing(follower_of(place, tmp_path)) as follower:
         wait_for(lambda: len(follower._exchanges) >= 3)
         assert abs(follower.head_time_ns(5) - 5 - ahead_ns) < 0.5e9
@@ -245,3 +245,79 @@ def test_a_head_that_answers_nothing_is_silent_although_its_port_takes_connectio
         with contextlib.closing(follower_of(place, tmp_path)) as follower:
             # Longer than one handshake: waiting for an answer is not standing still.
             wait_for(lambda: follower.silent_seconds > HANDSHAKE_SECONDS + 3.0, seconds=40)
+
+
+def test_half_a_surrogate_pair_of_a_stranger_harms_neither_side(tmp_path: Path) -> None:
+    """It is text in JSON, and in no encoding."""
+    half = "\ud800" * 40
+    with linked(tmp_path) as (head, place):
+        for answer in (
+            {"challenge": half, "who": {}, "proof": half},
+            {"challenge": "a" * 64, "who": {}, "proof": half},
+        ):
+            with socket.create_connection((place.address, place.port), 5) as stranger:
+                stranger.sendall((json.dumps(answer) + "\n").encode())
+                while stranger.recv(4096):
+                    pass
+        wait_for(lambda: len(head.take_notes()) >= 1)
+        with contextlib.closing(follower_of(place, tmp_path)) as follower:
+            wait_for(lambda: follower.joined)
+    # A follower that met such a head once goes on to look for the true one.
+    port = free_port()
+    make_secret(tmp_path)
+    with socket.create_server(("127.0.0.1", port)) as server:
+        place = HostPlace(0, 2, "n0", "127.0.0.1", port, "lo")
+        follower = follower_of(place, tmp_path)
+        false_head, _ = server.accept()
+        false_head.sendall((json.dumps({"protocol": "ups-link-1", "challenge": half}) + "\n").encode())
+        false_head.recv(4096)
+        false_head.sendall((json.dumps({"proof": half}) + "\n").encode())
+        wait_for(lambda: follower.problem)
+        false_head.close()
+    with contextlib.closing(follower), head_link(place, 2, "1.0", tmp_path):
+        wait_for(lambda: follower.joined)
+
+
+def test_a_frame_that_is_too_long_is_not_counted() -> None:
+    head, follower, problems = shaken()
+    with pytest.raises(LinkClosed, match="more than the other side reads"):
+        follower.send({"report": "x" * 2**20})
+    follower.send({"report": "short"})
+    assert head.receive(5) == {"report": "short"}
+    assert problems == []
+
+
+def test_a_host_that_reads_nothing_does_not_hold_up_the_head(tmp_path: Path) -> None:
+    with linked(tmp_path) as (head, place):
+        deaf = Session(socket.create_connection((place.address, place.port), 5))
+        who = {"number": 1, "name": "n1", "hosts": 2, "ranks": 2, "version": "1.0", "incarnation": "deaf"}
+        secret = read_secret(tmp_path)
+        assert secret is not None
+        deaf.introduce(secret, who)
+
+        def flood() -> None:
+            with contextlib.suppress(LinkClosed):
+                for _ in range(2000):
+                    deaf.send({"ping": "x" * 20_000})
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        longest = 0.0
+        while thread.is_alive():
+            began = time.monotonic()
+            head.peers()
+            longest = max(longest, time.monotonic() - began)
+        thread.join()
+        deaf.close()
+    assert longest < 2.0
+
+
+def test_an_address_that_is_taken_leaves_no_secret(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = HostPlace(0, 2, "n0", "127.0.0.1", int(taken.getsockname()[1]), "lo")
+        with pytest.raises(MachineError, match="cannot listen"), head_link(place, 2, "1.0", tmp_path):
+            pass
+    assert not (tmp_path / SECRET_NAME).exists()
+    for _ in range(2):  # and an address is free again at once
+        with head_link(place, 2, "1.0", tmp_path):
+            pass

@@ -220,12 +220,14 @@ def started_hosts(
     address: str = "",
     around: dict[int, list[str]] | None = None,
     with_torch: bool = False,
+    first_only: bool = False,
     **variables: object,
 ) -> Iterator[StartedHosts]:
     """Start a supervisor on each host, over ranks without torch or over toy ranks `with_torch`.
 
     Without a network all are on the loopback, at `address`.
-    around: host -> a command that gets the command of its supervisor as further arguments.
+    around: host -> a command that gets the command of its supervisor as further arguments. first_only: the other
+    hosts are the caller's.
     """
     mark = f"{os.getpid()}-{run_dir}"
     environment = {
@@ -256,7 +258,7 @@ def started_hosts(
             env=environment,
         )
 
-    processes = [begin(host) for host in range(hosts)]
+    processes = [begin(host) for host in range(1 if first_only else hosts)]
     try:
         yield StartedHosts(run_dir, mark, processes, begin)
     finally:
