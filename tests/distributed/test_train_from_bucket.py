@@ -59,7 +59,7 @@ def _weights(run_dir: Path) -> dict[str, str]:
     return {name: file.sha256 for name, file in read_manifest(final).files.items() if name.endswith(".distcp")}
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 1)])
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), pytest.param(2, 1, marks=pytest.mark.long)])
 def test_weights_from_a_bucket_are_those_from_the_disk(
     ranks: int, workers: int, local: Path, server: Seaweed, tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_value_that_is_not_finite_is_found_by_task_and_trajectory(
     assert failed.exit_code == 4
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_read_is_found_by_task_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(tmp_path)
     for chunk in (tmp_path / "still.zarr" / "train" / "static" / "c").rglob("*"):
@@ -98,6 +99,7 @@ def test_a_file_that_cannot_be_read_is_found_by_task_and_file(tmp_path: Path, mo
     assert "still.zarr" in failed.says
 
 
+@pytest.mark.long
 def test_a_window_whose_loss_is_not_finite_is_found_among_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finite when it was measured, and not anymore when it is trained on: only the losses of windows tell."""
     write_data(tmp_path)
@@ -115,6 +117,7 @@ def test_a_fault_of_fsdp_alone_is_named(prepared: Path, tmp_path: Path, monkeypa
     assert place_of(finding)["culprit"]["module"] == "stepper.networks.operator.operator.blocks.1"
 
 
+@pytest.mark.long
 def test_a_fault_of_bfloat16_alone_is_named(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = search(recipe_of(prepared, tmp_path, precision="bfloat16"), tmp_path, monkeypatch, "rounded_away")
     assert verdict(finding) == "the failure needs: precision bfloat16"
@@ -129,6 +132,7 @@ def test_a_loader_worker_that_dies_is_named(prepared: Path, tmp_path: Path, monk
     assert finding.failure.cause == "worker_killed(SIGKILL)"
 
 
+@pytest.mark.long
 def test_a_rank_that_stands_still_is_a_finding_with_its_module(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +145,7 @@ def test_a_rank_that_stands_still_is_a_finding_with_its_module(
     assert place_of(finding)["culprit"]["module"] == "stepper.networks.operator.decoder"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("plant", "kind"), [("bypassed_ddp", "rehearsal"), ("scaled_learning_rate", "parity")])
 def test_ranks_that_train_otherwise_than_one_are_found_though_every_number_is_finite(
     prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: str, kind: str

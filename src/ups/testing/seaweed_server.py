@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,7 +10,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from ups.record.process_tree import bound_to
@@ -89,7 +93,17 @@ class Seaweed:
         while any(_state(task) not in "TZ" for task in Path(f"/proc/{self.pid}/task").iterdir()):
             time.sleep(0.01)
 
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def make_bucket(self, name: str) -> str:
+        """Make an empty bucket; returns its address."""
+        address = f"http://127.0.0.1:{self._ports[3]}/buckets/{name}/"
+        with urllib.request.urlopen(urllib.request.Request(address, method="POST"), timeout=30):
+            return f"s3://{name}"
+
     def kill(self) -> None:
+        """End it: connections are refused from now on."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -116,6 +130,18 @@ class Seaweed:
         for file in files:
             self.put(key if file == path else f"{key}/{file.relative_to(path)}", file.read_bytes())
         return f"s3://{BUCKET}/{key}"
+
+
+@contextlib.contextmanager
+def serve_s3() -> Iterator[Seaweed]:
+    """A server of its own, until the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="ups-s3-") as folder:
+        server = Seaweed(Path(folder))
+        try:
+            server.start()
+            yield server
+        finally:
+            server.kill()
 
 
 def _state(task: Path) -> str:

