@@ -159,8 +159,8 @@ class Head:
             waited = time.monotonic() - began
             if waited > self._report_seconds():
                 silent_ones = self._link.peers().keys() - reported.keys() - lost.keys()
-                why = f"it answers, but has not said in {waited:.0f} s how its ranks ended"
-                lost |= {number: _Lost(why, time.monotonic_ns()) for number in silent_ones}
+                late = _Lost(f"it answers, but has not said in {waited:.0f} s how its ranks ended", time.monotonic_ns())
+                lost |= dict.fromkeys(silent_ones, late)
             outcomes = {0: mine, **reported}
             failed = [one for one in outcomes.values() if one.state in ("failed", "ended")]
             certain = bool(lost) or any(not one.cascade for one in failed)
