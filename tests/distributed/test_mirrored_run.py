@@ -57,7 +57,7 @@ def url(server: Seaweed, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtur
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     name = f"box-{abs(hash(request.node.name)) % 10**9}"
-    return f"{server.make_bucket(name)}/runs/one"
+    return f"{server.place(name)}/runs/one"
 
 
 def train(folder: Path, run: str, url: str = "", ranks: int = 1, *more: str) -> subprocess.Popen[str]:
@@ -218,7 +218,7 @@ def test_a_bucket_that_does_not_answer_delays_no_step_and_is_reported(
     with serve_s3() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        url = f"{server.make_bucket('box')}/one"
+        url = f"{server.place('box')}/one"
         process = train(folder, run_dir.name, url)
         while not (run_dir / "run.json").exists():  # from here on nothing but the mirror speaks to the bucket
             assert process.poll() is None, process.communicate()[0]

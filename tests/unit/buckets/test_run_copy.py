@@ -48,7 +48,7 @@ def bucket(server: Seaweed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
     name = "box-" + hashlib.sha256(str(tmp_path).encode()).hexdigest()[:12]
-    return open_bucket(f"{server.make_bucket(name)}/runs/one")
+    return open_bucket(f"{server.place(name)}/runs/one")
 
 
 def make_run(run_dir: Path, identity: RunIdentity | None = None) -> RunIdentity:
@@ -244,11 +244,11 @@ def test_a_kill_during_a_copy_never_leaves_half_a_checkpoint(bucket: Bucket, tmp
     identity = make_run(run_dir)
     halves = 0
     for step in range(1, 6):
-        save(run_dir, identity, step, dice.randbytes(200_000))
+        save(run_dir, identity, step, dice.randbytes(2_000_000))
         process = _start(run_dir, bucket, 60)
         while not names(bucket, step_folder(step)):
             time.sleep(0.01)
-        time.sleep(dice.uniform(0.0, 0.3))
+        time.sleep(dice.uniform(0.0, 0.03))
         process.kill()
         process.wait()
         marked = max(steps_in(bucket), default=None)
@@ -292,7 +292,7 @@ def test_a_bucket_that_does_not_answer_ends_the_wait_in_time(
     with serve_s3() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        bucket = open_bucket(f"{server.make_bucket('box')}/one")
+        bucket = open_bucket(f"{server.place('box')}/one")
         save(run_dir, identity, 2)
         copied(bucket, run_dir)
         getattr(server, how)()

@@ -64,7 +64,7 @@ def copy_of_a_run(bucket: Bucket, run_dir: Path, resolved: ResolvedRecipe) -> No
 
 
 def test_only_the_past_is_believed_and_only_of_the_same_recipe(server: Seaweed, tmp_path: Path) -> None:
-    url = f"{server.make_bucket('box')}/one"
+    url = f"{server.place('box')}/one"
     bucket, resolved = open_bucket(url), recipe(url)
     empty = tmp_path / "empty"
     assert restore_run(empty, resolved.recipe) is None  # nothing there yet: the run begins
@@ -87,7 +87,7 @@ def test_only_the_past_is_believed_and_only_of_the_same_recipe(server: Seaweed, 
 
 
 def test_a_bucket_that_cannot_be_asked_begins_nothing(server: Seaweed, tmp_path: Path) -> None:
-    url = f"{server.make_bucket('box')}/one"
+    url = f"{server.place('box')}/one"
     server.kill()
     with pytest.raises(BucketError, match="box/one"):
         restore_run(tmp_path / "empty", recipe(url).recipe)
