@@ -93,7 +93,7 @@ class Fetch:
         if note.total is not None and note.synced == note.total:
             return
         start = note.synced if note.validator or self.file.md5 else 0
-        with request(self.file.url, start, note.validator) as answer:
+        with request(self.file.url, start, note.validator, stop=self._stop) as answer:
             if start and answer.start == 0:
                 self._discard()  # no ranges there, or it changed: this answer is the whole file
             elif start and note.total is not None and answer.total is not None and answer.total != note.total:

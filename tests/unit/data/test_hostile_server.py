@@ -1,0 +1,153 @@
+"""Fetching from servers that mean harm: every fetch ends, with a named cause, and harms nothing outside its files."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ups.data import fetch_catalog, fetch_file, fetch_request
+from ups.data.fetch import fetch
+from ups.data.fetch_catalog import RemoteFile, RemoteSet
+from ups.errors import UpsError
+
+NAME = "pdebench/small"
+HEADER = b"\x89HDF\r\n\x1a\n" + bytes([0] * 5 + [8] + [0] * 26) + (100_000).to_bytes(8, "little") + bytes(16)
+FILE = (HEADER + bytes(100_000))[:100_000]
+MD5 = hashlib.md5(FILE, usedforsecurity=False).hexdigest()
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n40\r\n" + HEADER + b"\r\n"
+Talk = Callable[[socket.socket], None]
+
+
+@contextlib.contextmanager
+def serving(talk: Talk) -> Iterator[str]:
+    """A server that says to each request whatever `talk` sends; its address."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=20)
+
+    def answer(connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(20)
+            heard = b""
+            while b"\r\n\r\n" not in heard:
+                heard += connection.recv(65536)
+            talk(connection)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=answer, args=listener.accept()[:1], daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+
+
+def saying(text: bytes) -> Talk:
+    return lambda connection: connection.sendall(text)
+
+
+def endless(head: bytes, piece: bytes, gap_seconds: float = 0.05) -> Talk:
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(head)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            connection.sendall(piece)
+            time.sleep(gap_seconds)
+
+    return talk
+
+
+@pytest.fixture(autouse=True)
+def offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = (RemoteFile("0.hdf5", "https://nowhere.invalid/x", "0.hdf5", MD5),)
+    monkeypatch.setattr(fetch_catalog, "catalog", lambda: {NAME: RemoteSet(NAME, files)})
+    monkeypatch.setattr(fetch_file, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(fetch_file, "ATTEMPTS", 2)
+    monkeypatch.setattr(fetch_request, "STALL_SECONDS", 0.6)
+    monkeypatch.setenv("no_proxy", "*")
+
+
+def cause_of(talk: Talk, out: Path) -> str:
+    with serving(talk) as url, pytest.raises(UpsError) as caught:
+        fetch(NAME, out, mirror=url)
+    return caught.value.cause
+
+
+SLOW = {
+    "header": (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
+    "continue": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "trailer": (CHUNKED + b"0\r\n", b"a: b\r\n"),
+    "chunk_extension": (CHUNKED + b"5;", b"a"),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", SLOW)
+def test_an_answer_that_never_comes_to_the_file_is_given_up(tmp_path: Path, kind: str) -> None:
+    assert cause_of(endless(*SLOW[kind]), tmp_path) == "fetch_unavailable"
+
+
+@pytest.mark.timeout(30)
+def test_the_page_of_a_redirect_is_not_read(tmp_path: Path) -> None:
+    sent = []
+
+    def talk(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/x\r\n\r\n")
+        while len(sent) < 200:
+            connection.sendall(bytes(1 << 20))
+            sent.append(1)
+
+    assert cause_of(talk, tmp_path) == "fetch_unavailable"
+    assert len(sent) < 100
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from ups.data import fetch_catalog
+from ups.data.fetch import fetch
+from ups.data.fetch_catalog import RemoteFile, RemoteSet
+name, url, md5, out = sys.argv[1:]
+files = (RemoteFile("0.hdf5", "https://nowhere.invalid/x", "0.hdf5", md5),)
+fetch_catalog.catalog = lambda: {name: RemoteSet(name, files)}
+fetch(name, Path(out), mirror=url)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("kind", ["header", "trailer", "silent"])
+def test_one_interrupt_ends_a_fetch_that_waits_for_its_server(tmp_path: Path, kind: str) -> None:
+    """Long before its deadlines, which are those of everyday here."""
+    asked = threading.Event()
+    slow = endless(*SLOW.get(kind, (CHUNKED, b"")))
+
+    def talk(connection: socket.socket) -> None:
+        asked.set()
+        slow(connection)
+
+    with serving(talk) as url:
+        child = subprocess.Popen([sys.executable, "-c", CHILD, NAME, url, MD5, str(tmp_path)], stderr=subprocess.PIPE)
+        try:
+            assert asked.wait(60)
+            time.sleep(1)
+            child.send_signal(signal.SIGINT)
+            begun = time.monotonic()
+            child.communicate(timeout=20)
+            assert time.monotonic() - begun < 10
+            assert child.returncode
+        finally:
+            child.kill()
+            child.wait()
