@@ -27,12 +27,15 @@ from ups.errors import DataError, DiskFullError, FetchContentError, UpsError
 from ups.record.atomic import machine_error, write_file_atomically
 from ups.record.partial_directory import hold_partial
 from ups.record.text import size_text
+from ups.record.untrusted_files import read_object
 
 JOBS = 4
 # Left free on the disk beyond what the files need.
 SPARE_BYTES = 64 << 20
 PARTIAL = ".fetch"
 POLL_SECONDS = 0.2
+# Of what is known about whole files: some 200 bytes for each of at most a few hundred files.
+_VERIFIED_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -215,11 +218,7 @@ def _check_present(file: RemoteFile, target: Path, size: int, stop: threading.Ev
 
 def _verified(folder: Path) -> dict[str, Any]:
     """What earlier fetches checked, by path; each entry holds as long as size and time of the file are the same."""
-    try:
-        data = json.loads((folder / PARTIAL / "verified.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    return read_object(folder / PARTIAL / "verified.json", _VERIFIED_BYTES) or {}
 
 
 def _check_space(folder: Path, missing: list[Wanted]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import signal
 import socket
 import subprocess
@@ -151,3 +152,48 @@ def test_one_interrupt_ends_a_fetch_that_waits_for_its_server(tmp_path: Path, ki
         finally:
             child.kill()
             child.wait()
+
+
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + FILE
+
+
+@pytest.mark.parametrize("link", ["lock", "0.hdf5", ".fetch"])
+def test_nothing_is_written_through_a_link(tmp_path: Path, link: str) -> None:
+    folder = tmp_path / NAME / ".fetch"
+    if link == ".fetch":
+        victim = tmp_path / "mine" / "0.hdf5"
+        victim.parent.mkdir()
+        folder.parent.mkdir(parents=True)
+        folder.symlink_to(victim.parent)
+    else:
+        victim = tmp_path / "mine"
+        folder.mkdir(parents=True)
+        (folder / link).symlink_to(victim)
+    victim.write_text("precious")
+    assert cause_of(saying(WHOLE), tmp_path) == "environment"
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["verified.json", "0.hdf5.json"])
+@pytest.mark.parametrize("kind", ["nested", "pipe", "link"])
+def test_notes_of_unknown_origin_are_as_good_as_none(tmp_path: Path, name: str, kind: str) -> None:
+    note = tmp_path / NAME / ".fetch" / name
+    note.parent.mkdir(parents=True)
+    if kind == "pipe":
+        os.mkfifo(note)
+    elif kind == "link":
+        note.symlink_to("/dev/zero")
+    else:
+        note.write_text("[" * 100_000)
+    with serving(saying(WHOLE)) as url:
+        (path,) = fetch(NAME, tmp_path, mirror=url).paths
+    assert path.read_bytes() == FILE
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_partial_file_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / NAME / ".fetch"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "0.hdf5")
+    assert cause_of(saying(WHOLE), tmp_path) == "environment"
