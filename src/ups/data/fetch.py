@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.data.fetch_catalog import RemoteFile, choose, find
-from ups.data.fetch_file import Fetch
+from ups.data.fetch_file import SPARE_BYTES, Fetch
 from ups.data.fetch_request import BeginAgainError, TryAgainError, request
 from ups.data.hdf5_header import check_size
 from ups.errors import DataError, DiskFullError, FetchContentError, UpsError
@@ -30,8 +30,6 @@ from ups.record.text import size_text
 from ups.record.untrusted_files import read_object
 
 JOBS = 4
-# Left free on the disk beyond what the files need.
-SPARE_BYTES = 64 << 20
 PARTIAL = ".fetch"
 POLL_SECONDS = 0.2
 # Of what is known about whole files: some 200 bytes for each of at most a few hundred files.

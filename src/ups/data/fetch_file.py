@@ -23,8 +23,9 @@ from typing import IO
 from ups.data.fetch_catalog import RemoteFile
 from ups.data.fetch_request import Answer, BeginAgainError, TryAgainError, request, shown
 from ups.data.hdf5_header import HEADER_BYTES, check_header, check_size
-from ups.errors import FetchChangedError, FetchContentError, FetchUnavailableError, MachineError
+from ups.errors import DiskFullError, FetchChangedError, FetchContentError, FetchUnavailableError, MachineError
 from ups.record.atomic import machine_error, write_file_atomically
+from ups.record.text import size_text
 from ups.record.untrusted_files import load_object
 
 # Failures in a row without any progress before a file is given up, and how long to wait between two.
@@ -36,6 +37,9 @@ SYNC_BYTES, SYNC_SECONDS = 64 << 20, 2.0
 # A connection that is slower than this for so long is cut, and the file asked for again.
 SLOWEST_BYTES_PER_SECOND, SLOW_SECONDS = 1024, 60.0
 PROGRESS_BYTES = 1 << 16
+# Left free on the disk beyond what the files need. It is looked at after each so many bytes, also where a size was told
+# that fits: the server may send more, and others write to the disk too.
+SPARE_BYTES, SPACE_BYTES = 64 << 20, 1 << 20
 _NOTE_BYTES = 1 << 16
 
 Progress = Callable[[int], None]
@@ -116,7 +120,7 @@ class Fetch:
             file.seek(answer.start)
             position, header = answer.start, b""
             window, window_bytes = time.monotonic(), 0
-            synced_at = window
+            synced_at, unlooked = window, SPACE_BYTES
             try:
                 while data := answer.read():
                     if self._stop.is_set():
@@ -126,6 +130,10 @@ class Fetch:
                         check_header(header, shown(self.file.url))
                     if note.total is not None:
                         data = data[: note.total - position]  # more than it said: the rest is not part of the file
+                    unlooked += len(data)
+                    if unlooked >= SPACE_BYTES:
+                        self._check_space(file)
+                        unlooked = 0
                     self._write(file, data)
                     position += len(data)
                     window_bytes += len(data)
@@ -160,6 +168,14 @@ class Fetch:
                 return file
             os.close(descriptor)
         raise MachineError(f"{self.partial} is a link or no regular file, and is not written to", hint="remove it")
+
+    def _check_space(self, file: IO[bytes]) -> None:
+        disk = os.fstatvfs(file.fileno())
+        if disk.f_bavail * disk.f_frsize < SPARE_BYTES + SPACE_BYTES:
+            raise DiskFullError(
+                f"the disk is full but for {size_text(SPARE_BYTES)}, and {shown(self.file.url)} has not come whole",
+                hint=f"free some space and run the command again; what came is in {self.partial}",
+            )
 
     def _write(self, file: IO[bytes], data: bytes) -> None:
         rest = memoryview(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from ups.data import fetch_catalog, fetch_file, fetch_request
 from ups.data.fetch import fetch
 from ups.data.fetch_catalog import RemoteFile, RemoteSet
-from ups.errors import UpsError
+from ups.errors import DiskFullError, UpsError
 
 NAME = "pdebench/small"
 HEADER = b"\x89HDF\r\n\x1a\n" + bytes([0] * 5 + [8] + [0] * 26) + (100_000).to_bytes(8, "little") + bytes(16)
@@ -197,3 +198,36 @@ def test_a_pipe_in_place_of_a_partial_file_is_refused(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     os.mkfifo(folder / "0.hdf5")
     assert cause_of(saying(WHOLE), tmp_path) == "environment"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("head", ["Transfer-Encoding: chunked", "Content-Length: 999999999999"], ids=["none", "lie"])
+def test_a_server_without_an_end_does_not_fill_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    """The size that is asked for beforehand fits; what is sent does not."""
+    asked: list[int] = []
+    chunked = "chunked" in head
+    first, piece = (CHUNKED.split(b"\r\n\r\n", 1)[1], b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+    if not chunked:
+        first, piece = HEADER, bytes(1 << 20)
+
+    def talk(connection: socket.socket) -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            connection.sendall(b"HTTP/1.1 206 x\r\nContent-Range: bytes 0-0/1000\r\nContent-Length: 1\r\n\r\n\x89")
+            return
+        connection.sendall(f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + first)
+        for _ in range(300):
+            connection.sendall(piece)
+
+    monkeypatch.setattr(fetch_file, "SPARE_BYTES", shutil.disk_usage(tmp_path).free - (20 << 20))
+    assert cause_of(talk, tmp_path) == "disk_full"
+    assert (tmp_path / NAME / ".fetch" / "0.hdf5").stat().st_size < 100 << 20
+
+
+def test_a_disk_that_is_full_is_called_so() -> None:
+    file = RemoteFile("0.hdf5", "https://nowhere.invalid/x", "0.hdf5", MD5)
+    fetching = fetch_file.Fetch(file, Path("a"), Path("b"), lambda _: None, threading.Event())
+    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(DiskFullError):
+        fetching._write(full, b"bytes")
