@@ -169,9 +169,14 @@ class _Work:
 def _wanted(file: RemoteFile, folder: Path, verified: dict[str, Any], stop: threading.Event) -> Wanted:
     target = folder / file.path
     if target.exists():
+        if not target.is_file():
+            raise DataError(f"{target} is there already, and is no file", hint="move it away, or use another --out")
         size = target.stat().st_size
         if not _is_verified(target, verified.get(file.path)):
-            _check_present(file, target, size, stop)
+            try:
+                _check_present(file, target, size, stop)
+            except OSError as error:
+                raise machine_error(f"cannot read {target}", error) from error
         return Wanted(file, target, size, present=True)
     return Wanted(file, target, _remote_size(file.url, stop), present=False)
 

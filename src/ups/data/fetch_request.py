@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from ups.data.fetch_connection import Watch, handlers
 from ups.errors import FetchContentError, FetchRefusedError
+from ups.record.untrusted_files import printable
 
 # For a connection, for a whole header, and for the next bytes of a file with all that HTTP may put before them.
 STALL_SECONDS = 30.0
@@ -94,14 +95,19 @@ def request(
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or type(error).__name__
         raise TryAgainError(f"no connection ({str(reason)[:100]})") from error
+    except ValueError as error:  # of urllib, the codec of host names, or the socket: all mean the address
+        raise FetchRefusedError(
+            f"{shown(url)} leads to an address that cannot be used ({printable(str(error)[:100])})",
+            hint="the file may have moved: try --mirror with another place that has it",
+        ) from error
     with response:
         yield _understood(response, url, start, validator, watch)
 
 
 def shown(url: str) -> str:
-    """An address without what may be a secret in it."""
+    """An address without what may be a secret in it, or what a terminal would obey."""
     parts = urllib.parse.urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return printable(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
 
 
 def _understood(response: Any, url: str, start: int, validator: str, watch: Watch) -> Answer:
@@ -141,7 +147,8 @@ def _refusal(error: urllib.error.HTTPError, url: str, start: int) -> Exception:
         return BeginAgainError("the server does not have that part of the file")
     if error.code in _PASSING:
         wait = error.headers.get("Retry-After", "") if error.headers else ""
-        return TryAgainError(f"the server answers with status {error.code}", float(wait) if wait.isdigit() else 0.0)
+        seconds = float(wait) if re.fullmatch(r"[0-9]{1,9}", wait) else 0.0  # it may be a date, or anything
+        return TryAgainError(f"the server answers with status {error.code}", seconds)
     return FetchRefusedError(
         f"{shown(url)} is refused by the server with status {error.code}",
         hint="the file may have moved: try --mirror with another place that has it",

@@ -20,7 +20,7 @@ import pytest
 from ups.data import fetch_catalog, fetch_file, fetch_request
 from ups.data.fetch import fetch
 from ups.data.fetch_catalog import RemoteFile, RemoteSet
-from ups.errors import DiskFullError, UpsError
+from ups.errors import ConfigError, DataError, DiskFullError, UpsError
 
 NAME = "pdebench/small"
 HEADER = b"\x89HDF\r\n\x1a\n" + bytes([0] * 5 + [8] + [0] * 26) + (100_000).to_bytes(8, "little") + bytes(16)
@@ -231,3 +231,43 @@ def test_a_disk_that_is_full_is_called_so() -> None:
     fetching = fetch_file.Fetch(file, Path("a"), Path("b"), lambda _: None, threading.Event())
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(DiskFullError):
         fetching._write(full, b"bytes")
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "address",
+    [
+        b"http://[bad/",
+        b"http://" + b"a" * 70 + b".invalid/x",
+        b"http://a..b/x",
+        "http://127.0.0.1\u2100/".encode(),
+        "http://\u00fc\u0141/".encode(),
+        b"file:///\x1b[31mx",
+    ],
+    ids=["bracket", "label", "dots", "letters", "host", "escape"],
+)
+def test_a_redirect_to_an_address_that_is_none_is_refused(tmp_path: Path, address: bytes) -> None:
+    talk = saying(b"HTTP/1.1 302 Found\r\nLocation: " + address + b"\r\nContent-Length: 0\r\n\r\n")
+    with serving(talk) as url, pytest.raises(UpsError) as caught:
+        fetch(NAME, tmp_path, mirror=url)
+    assert caught.value.cause in ("fetch_refused", "fetch_unavailable")  # a resolver may be asked for some
+    assert caught.value.message.isprintable()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("wait", [b"\xb2", b"9" * 4000, b"-1", b"Wed"])
+def test_a_wait_that_is_no_number_is_none(tmp_path: Path, wait: bytes) -> None:
+    talk = saying(b"HTTP/1.1 503 x\r\nRetry-After: " + wait + b"\r\nContent-Length: 0\r\n\r\n")
+    assert cause_of(talk, tmp_path) == "fetch_unavailable"
+
+
+@pytest.mark.parametrize("mirror", ["http://[bad/", "http://", "http:///x"])
+def test_a_mirror_that_is_no_address_is_a_mistake_of_the_command(tmp_path: Path, mirror: str) -> None:
+    with pytest.raises(ConfigError, match="is no address"):
+        fetch(NAME, tmp_path, mirror=mirror)
+
+
+def test_a_directory_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / NAME / "0.hdf5").mkdir(parents=True)
+    with pytest.raises(DataError, match="is no file"), serving(saying(WHOLE)) as url:
+        fetch(NAME, tmp_path, mirror=url)
