@@ -141,6 +141,13 @@ def test_only_a_run_that_was_asked_to_leave_is_queued_again(
         {"partition": "gpu\n#SBATCH --exclusive"},
         {"options": ["qos=long"]},
         {"options": ["--comment=a b"]},
+        {"name": "-n"},
+        {"partition": "-n"},
+        {"account": "--wrap"},
+        *(
+            {"run_dir": Path("/runs") / name}
+            for name in ("x\ntouch pwned\n#", "a b", "a\tb", "a'b", 'a"b', "a\\b", "%j", "#")
+        ),
     ],
 )
 def test_what_slurm_or_the_shell_would_misread_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
