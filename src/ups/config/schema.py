@@ -51,6 +51,14 @@ class RunConfig(Section):
             raise ValueError("must start with a letter or digit, then letters, digits, '_', '.', '-' (at most 128)")
         return value
 
+    @field_validator("dir")
+    @classmethod
+    def _plain_dir(cls, value: str | None) -> str | None:
+        # It stands in scripts, where a line break begins a command, and in what is printed.
+        if value is not None and not value.isprintable():
+            raise ValueError("must not hold line breaks or other control characters")
+        return value
+
 
 class TaskConfig(Section):
     """One data source: a store, a file, or several files of one task."""

@@ -20,19 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from ups.data.fetch_catalog import RemoteFile, choose, find
-from ups.data.fetch_file import Fetch
+from ups.data.fetch_file import SPARE_BYTES, Fetch
 from ups.data.fetch_request import BeginAgainError, TryAgainError, request
 from ups.data.hdf5_header import check_size
 from ups.errors import DataError, DiskFullError, FetchContentError, UpsError
 from ups.record.atomic import machine_error, write_file_atomically
 from ups.record.partial_directory import hold_partial
 from ups.record.text import size_text
+from ups.record.untrusted_files import read_object
 
 JOBS = 4
-# Left free on the disk beyond what the files need.
-SPARE_BYTES = 64 << 20
 PARTIAL = ".fetch"
 POLL_SECONDS = 0.2
+# Of what is known about whole files: some 200 bytes for each of at most a few hundred files.
+_VERIFIED_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]
 
@@ -72,8 +73,12 @@ def plan(name: str, out: Path, *, only: Sequence[str] = (), mirror: str | None =
     files = choose(chosen, only, mirror)
     folder = out / chosen.name
     verified = _verified(folder)
+    stop = threading.Event()
     with ThreadPoolExecutor(JOBS) as pool:
-        return list(pool.map(lambda file: _wanted(file, folder, verified), files))
+        try:
+            return list(pool.map(lambda file: _wanted(file, folder, verified, stop), files))
+        finally:
+            stop.set()  # interrupted, or one of them failed: the pool waits for those that are being asked for
 
 
 def fetch(
@@ -161,21 +166,26 @@ class _Work:
             self._progress(self._there + sum(list(self._bytes.values())), self._all_bytes)
 
 
-def _wanted(file: RemoteFile, folder: Path, verified: dict[str, Any]) -> Wanted:
+def _wanted(file: RemoteFile, folder: Path, verified: dict[str, Any], stop: threading.Event) -> Wanted:
     target = folder / file.path
     if target.exists():
+        if not target.is_file():
+            raise DataError(f"{target} is there already, and is no file", hint="move it away, or use another --out")
         size = target.stat().st_size
         if not _is_verified(target, verified.get(file.path)):
-            _check_present(file, target, size)
+            try:
+                _check_present(file, target, size, stop)
+            except OSError as error:
+                raise machine_error(f"cannot read {target}", error) from error
         return Wanted(file, target, size, present=True)
-    return Wanted(file, target, _remote_size(file.url), present=False)
+    return Wanted(file, target, _remote_size(file.url, stop), present=False)
 
 
-def _remote_size(url: str) -> int | None:
+def _remote_size(url: str, stop: threading.Event) -> int | None:
     """How long the server says that a file is; None if it does not say, or not now."""
     try:
         # Not HEAD: addresses that are signed for reading refuse it.
-        with request(url, 0, stop=1) as answer:
+        with request(url, 0, end=1, stop=stop) as answer:
             return answer.total
     except (TryAgainError, BeginAgainError, FetchContentError):
         return None
@@ -189,16 +199,18 @@ def _is_verified(target: Path, known: Any) -> bool:
     )
 
 
-def _check_present(file: RemoteFile, target: Path, size: int) -> None:
+def _check_present(file: RemoteFile, target: Path, size: int, stop: threading.Event) -> None:
     """Raise DataError if a file that somebody put there is not the published one, as far as that can be known."""
     problem = check_size(target)
     if not problem and file.md5:
         digest = hashlib.md5(usedforsecurity=False)
         with target.open("rb") as stream:
             while data := stream.read(1 << 22):
+                if stop.is_set():
+                    raise KeyboardInterrupt
                 digest.update(data)
         problem = "" if digest.hexdigest() == file.md5 else f"its MD5 is not {file.md5}"
-    elif not problem and _remote_size(file.url) not in (None, size):
+    elif not problem and _remote_size(file.url, stop) not in (None, size):
         problem = "it has another size"
     if problem:
         raise DataError(
@@ -209,11 +221,7 @@ def _check_present(file: RemoteFile, target: Path, size: int) -> None:
 
 def _verified(folder: Path) -> dict[str, Any]:
     """What earlier fetches checked, by path; each entry holds as long as size and time of the file are the same."""
-    try:
-        data = json.loads((folder / PARTIAL / "verified.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    return read_object(folder / PARTIAL / "verified.json", _VERIFIED_BYTES) or {}
 
 
 def _check_space(folder: Path, missing: list[Wanted]) -> None:

@@ -79,7 +79,12 @@ def choose(chosen: RemoteSet, only: Sequence[str], mirror: str | None) -> list[R
         )
     if mirror is None:
         return files
-    if urllib.parse.urlsplit(mirror).scheme not in ("http", "https"):
+    try:
+        parts = urllib.parse.urlsplit(mirror)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # such as http://[bad/
+        usable = False
+    if not usable:
         raise ConfigError(f"the mirror '{mirror[:200]}' is no address", hint="it begins with https:// or http://")
     short = chosen.name.split("/")[1]
     base = mirror.rstrip("/")

@@ -8,20 +8,25 @@ have the published MD5, or where none is published the size that the server says
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ups.data.fetch_catalog import RemoteFile
 from ups.data.fetch_request import Answer, BeginAgainError, TryAgainError, request, shown
 from ups.data.hdf5_header import HEADER_BYTES, check_header, check_size
-from ups.errors import FetchChangedError, FetchContentError, FetchUnavailableError
+from ups.errors import DiskFullError, FetchChangedError, FetchContentError, FetchUnavailableError, MachineError
 from ups.record.atomic import machine_error, write_file_atomically
+from ups.record.text import size_text
+from ups.record.untrusted_files import load_object
 
 # Failures in a row without any progress before a file is given up, and how long to wait between two.
 ATTEMPTS = 6
@@ -32,6 +37,10 @@ SYNC_BYTES, SYNC_SECONDS = 64 << 20, 2.0
 # A connection that is slower than this for so long is cut, and the file asked for again.
 SLOWEST_BYTES_PER_SECOND, SLOW_SECONDS = 1024, 60.0
 PROGRESS_BYTES = 1 << 16
+# Left free on the disk beyond what the files need. It is looked at after each so many bytes, also where a size was told
+# that fits: the server may send more, and others write to the disk too.
+SPARE_BYTES, SPACE_BYTES = 64 << 20, 1 << 20
+_NOTE_BYTES = 1 << 16
 
 Progress = Callable[[int], None]
 
@@ -93,7 +102,7 @@ class Fetch:
         if note.total is not None and note.synced == note.total:
             return
         start = note.synced if note.validator or self.file.md5 else 0
-        with request(self.file.url, start, note.validator) as answer:
+        with request(self.file.url, start, note.validator, stop=self._stop) as answer:
             if start and answer.start == 0:
                 self._discard()  # no ranges there, or it changed: this answer is the whole file
             elif start and note.total is not None and answer.total is not None and answer.total != note.total:
@@ -106,16 +115,12 @@ class Fetch:
 
     def _copy(self, answer: Answer) -> None:
         note = self._note
-        try:
-            file = self.partial.open("r+b" if self.partial.exists() else "w+b")
-        except OSError as error:
-            raise machine_error(f"cannot write to {self.partial}", error) from error
-        with file:
+        with self._opened() as file:
             file.truncate(answer.start)
             file.seek(answer.start)
             position, header = answer.start, b""
             window, window_bytes = time.monotonic(), 0
-            synced_at = window
+            synced_at, unlooked = window, SPACE_BYTES
             try:
                 while data := answer.read():
                     if self._stop.is_set():
@@ -125,6 +130,10 @@ class Fetch:
                         check_header(header, shown(self.file.url))
                     if note.total is not None:
                         data = data[: note.total - position]  # more than it said: the rest is not part of the file
+                    unlooked += len(data)
+                    if unlooked >= SPACE_BYTES:
+                        self._check_space(file)
+                        unlooked = 0
                     self._write(file, data)
                     position += len(data)
                     window_bytes += len(data)
@@ -144,17 +153,42 @@ class Fetch:
         elif position < note.total:
             raise TryAgainError(f"the connection ended after {position} of {note.total} bytes")
 
-    def _write(self, file: object, data: bytes) -> None:
+    def _opened(self) -> IO[bytes]:
+        """The partial file for writing, and nothing else that has its name: a link would lead to somebody's file."""
         try:
-            file.write(data)  # type: ignore[attr-defined]
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(self.partial, flags, 0o666)
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise machine_error(f"cannot write to {self.partial}", error) from error
+        else:
+            # Not buffered: bytes that did not fit the disk would be tried again on closing.
+            file = os.fdopen(descriptor, "r+b", buffering=0) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+            if file is not None:
+                return file
+            os.close(descriptor)
+        raise MachineError(f"{self.partial} is a link or no regular file, and is not written to", hint="remove it")
+
+    def _check_space(self, file: IO[bytes]) -> None:
+        disk = os.fstatvfs(file.fileno())
+        if disk.f_bavail * disk.f_frsize < SPARE_BYTES + SPACE_BYTES:
+            raise DiskFullError(
+                f"the disk is full but for {size_text(SPARE_BYTES)}, and {shown(self.file.url)} has not come whole",
+                hint=f"free some space and run the command again; what came is in {self.partial}",
+            )
+
+    def _write(self, file: IO[bytes], data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
         except OSError as error:
             raise machine_error(f"cannot write to {self.partial}", error) from error
 
-    def _sync(self, file: object, position: int) -> None:
+    def _sync(self, file: IO[bytes], position: int) -> None:
         """Note that the bytes up to here are on the disk, so that a power cut cannot leave a hole in the file."""
         try:
-            file.flush()  # type: ignore[attr-defined]
-            os.fdatasync(file.fileno())  # type: ignore[attr-defined]
+            os.fdatasync(file.fileno())
         except OSError as error:
             raise machine_error(f"cannot write to {self.partial}", error) from error
         self._note.synced = position
@@ -197,9 +231,10 @@ class Fetch:
         """What an earlier attempt left; nothing if its note does not fit its bytes."""
         fresh = _Note(self.file.url)
         try:
-            data = json.loads(self._note_path.read_text())
+            data = load_object(self._note_path, _NOTE_BYTES)
             note = _Note(str(data["url"]), str(data["validator"]), data["total"], int(data["synced"]))
-            size = self.partial.stat().st_size
+            status = self.partial.lstat()
+            size = status.st_size if stat.S_ISREG(status.st_mode) else -1
         except (OSError, ValueError, KeyError, TypeError):
             return fresh
         whole = note.total is None or (type(note.total) is int and 0 <= note.synced <= note.total)

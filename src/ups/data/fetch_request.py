@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import re
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -17,8 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
+from ups.data.fetch_connection import Watch, handlers
 from ups.errors import FetchContentError, FetchRefusedError
+from ups.record.untrusted_files import printable
 
+# For a connection, for a whole header, and for the next bytes of a file with all that HTTP may put before them.
 STALL_SECONDS = 30.0
 READ_BYTES = 1 << 20
 _AGENT = "universal-simulator"
@@ -46,9 +50,12 @@ class Answer:
     total: int | None
     validator: str
     body: IO[bytes]
+    watch: Watch
 
     def read(self) -> bytes:
-        """The next bytes; b'' at the end. Raises TryAgainError if the connection is cut or stalls."""
+        """The next bytes; b'' at the end. Raises TryAgainError if the connection is cut or stalls, KeyboardInterrupt
+        on a stop request."""
+        self.watch.renew()
         try:
             return self.body.read1(READ_BYTES)  # type: ignore[attr-defined,no-any-return]
         except TimeoutError as error:
@@ -58,38 +65,52 @@ class Answer:
 
 
 @contextlib.contextmanager
-def request(url: str, start: int = 0, validator: str = "", stop: int | None = None) -> Iterator[Answer]:
-    """Ask for the bytes from `start` on (before `stop`). validator: of the version whose beginning is there.
+def request(
+    url: str,
+    start: int = 0,
+    validator: str = "",
+    end: int | None = None,
+    *,
+    stop: threading.Event | None = None,
+) -> Iterator[Answer]:
+    """Ask for the bytes from `start` on (before `end`). validator: of the version whose beginning is there.
 
-    Raises TryAgainError, BeginAgainError, FetchRefusedError or FetchContentError.
+    stop: ends the request with KeyboardInterrupt when it is set. Raises TryAgainError, BeginAgainError,
+    FetchRefusedError or FetchContentError.
     """
     headers = {"Accept-Encoding": "identity", "User-Agent": _AGENT}
-    if start or stop is not None:
-        headers["Range"] = f"bytes={start}-" + ("" if stop is None else str(stop - 1))
+    if start or end is not None:
+        headers["Range"] = f"bytes={start}-" + ("" if end is None else str(end - 1))
     if start and validator:
         headers["If-Range"] = validator
     asked = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme is checked by the opener
+    watch = Watch(STALL_SECONDS, stop)
     try:
-        response = _opener().open(asked, timeout=STALL_SECONDS)
+        response = _opener(watch).open(asked, timeout=STALL_SECONDS)
     except urllib.error.HTTPError as error:
         with error:
             raise _refusal(error, url, start) from error
     except TimeoutError as error:
-        raise TryAgainError(f"no answer in {STALL_SECONDS:.0f} s") from error
+        raise TryAgainError(f"no whole answer in {STALL_SECONDS:.0f} s") from error
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or type(error).__name__
         raise TryAgainError(f"no connection ({str(reason)[:100]})") from error
+    except ValueError as error:  # of urllib, the codec of host names, or the socket: all mean the address
+        raise FetchRefusedError(
+            f"{shown(url)} leads to an address that cannot be used ({printable(str(error)[:100])})",
+            hint="the file may have moved: try --mirror with another place that has it",
+        ) from error
     with response:
-        yield _understood(response, url, start, validator)
+        yield _understood(response, url, start, validator, watch)
 
 
 def shown(url: str) -> str:
-    """An address without what may be a secret in it."""
+    """An address without what may be a secret in it, or what a terminal would obey."""
     parts = urllib.parse.urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return printable(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
 
 
-def _understood(response: Any, url: str, start: int, validator: str) -> Answer:
+def _understood(response: Any, url: str, start: int, validator: str, watch: Watch) -> Answer:
     headers = response.headers
     kind = headers.get_content_type()
     if kind in ("text/html", "application/xhtml+xml") or headers.get("Content-Encoding", "identity") != "identity":
@@ -107,10 +128,10 @@ def _understood(response: Any, url: str, start: int, validator: str) -> Answer:
         if start and validator and found and found != validator:
             raise BeginAgainError("the file on the server changed")
         total = None if part.group(3) == "*" else int(part.group(3))
-        return Answer(start, total, found, response)
+        return Answer(start, total, found, response, watch)
     if response.status != 200:
         raise TryAgainError(f"the server answers with status {response.status}")
-    return Answer(0, size, found, response)  # the whole file: no ranges there, or it changed
+    return Answer(0, size, found, response, watch)  # the whole file: no ranges there, or it changed
 
 
 def _validator(headers: Any) -> str:
@@ -126,7 +147,8 @@ def _refusal(error: urllib.error.HTTPError, url: str, start: int) -> Exception:
         return BeginAgainError("the server does not have that part of the file")
     if error.code in _PASSING:
         wait = error.headers.get("Retry-After", "") if error.headers else ""
-        return TryAgainError(f"the server answers with status {error.code}", float(wait) if wait.isdigit() else 0.0)
+        seconds = float(wait) if re.fullmatch(r"[0-9]{1,9}", wait) else 0.0  # it may be a date, or anything
+        return TryAgainError(f"the server answers with status {error.code}", seconds)
     return FetchRefusedError(
         f"{shown(url)} is refused by the server with status {error.code}",
         hint="the file may have moved: try --mirror with another place that has it",
@@ -142,8 +164,9 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         before, after = urllib.parse.urlsplit(req.full_url).scheme, urllib.parse.urlsplit(newurl).scheme
         if after not in ("http", "https") or (before == "https" and after != "https"):
             raise FetchRefusedError(f"{shown(req.full_url)} leads to an address that is not secure: {shown(newurl)}")
+        fp.close()  # urllib would read the page of the redirect into memory, however long it is
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_Redirects)
+def _opener(watch: Watch) -> urllib.request.OpenerDirector:
+    return urllib.request.build_opener(_Redirects, *handlers(watch))

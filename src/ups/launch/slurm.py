@@ -18,12 +18,15 @@ from pathlib import Path
 
 from ups.errors import ConfigError, MachineError
 from ups.launch.folder import FOLDER, write_script
+from ups.record.untrusted_files import printable
 
 SCRIPT_NAME = "job.sh"
 # So long before the end ranks are asked to save.
 WARNING_SECONDS = 120
 _TIME = re.compile(r"\d+(:\d\d(:\d\d)?)?|\d+-\d+(:\d\d(:\d\d)?)?")
 _WORD = re.compile(r"[A-Za-z0-9._,@:=+/%\[\]-]+")
+# What sbatch reads in another way than it stands there (quotes, comments, %j), or what ends the line.
+_MISREAD = re.compile(r"[\s\"'\\#%]")
 _DEADLINE_SECONDS = 60
 
 
@@ -55,6 +58,16 @@ class SlurmJob:
         for word in (self.name, self.partition, self.account, *self.options):
             if word and not _WORD.fullmatch(word):
                 raise ConfigError(f"'{word}' cannot stand in a script of Slurm", hint="use letters, digits and .,-_=:")
+        for word in (self.name, self.partition, self.account):
+            if word.startswith("-"):
+                raise ConfigError(f"'{word}' begins like an option of Slurm", hint="begin it with a letter or digit")
+        place = str(self.run_dir)
+        if _MISREAD.search(place) or not place.isprintable():
+            # A line break in it would be a line of the script, which is run.
+            raise ConfigError(
+                f"the run directory '{printable(place)}' cannot stand in a script of Slurm",
+                hint="use a path without spaces, quotes, backslashes, '#', '%' and control characters: set run.dir",
+            )
         wrong = [option for option in self.options if not option.startswith("--")]
         if wrong:
             raise ConfigError(f"'{wrong[0]}' is no option of sbatch", hint="write it as --qos=long")

@@ -11,7 +11,7 @@ import os
 import secrets
 from pathlib import Path
 
-from ups.errors import MachineError
+from ups.errors import DiskFullError, MachineError
 
 TEMPORARY_PREFIX = ".ups-tmp."
 # What a file system refuses for reasons that no program can mend.
@@ -100,7 +100,8 @@ def machine_error(what: str, error: OSError) -> MachineError:
         errno.EFBIG: "a file grew beyond the limit of the process (ulimit -f) or of the file system",
         errno.EXDEV: "the temporary directory must be on the same file system; make it with make_temporary",
     }
-    return MachineError(f"{what}: {error.strerror or error}", hint=hints.get(error.errno or 0, ""))
+    kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else MachineError
+    return kind(f"{what}: {error.strerror or error}", hint=hints.get(error.errno or 0, ""))
 
 
 def not_allowed(error: OSError) -> MachineError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ups.errors import ConfigError
+from ups.errors import ConfigError, MachineError
 from ups.record.atomic import machine_error
 
 
@@ -15,11 +16,17 @@ from ups.record.atomic import machine_error
 def hold_partial(partial: Path, doing: str) -> Iterator[None]:
     """Make and hold a directory: two that fill it at once would do everything twice.
 
-    doing: what another process does that has it, such as `writing PATH`. Raises ConfigError if there is one.
+    doing: what another process does that has it, such as `writing PATH`. Raises ConfigError if there is one, and
+    MachineError where a link stands in place of the directory or its lock: it would lead to files of somebody else.
     """
+    lock = partial / "lock"
+    for path in (partial, lock):
+        if path.is_symlink():
+            raise MachineError(f"{path} is a link, and nothing is written through it", hint="remove it")
     try:
         partial.mkdir(parents=True, exist_ok=True)
-        file = (partial / "lock").open("w")
+        # Neither emptied nor followed: it may have become a link by now.
+        file = os.fdopen(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666))
     except OSError as error:
         raise machine_error(f"cannot write to {partial}", error) from error
     with file:

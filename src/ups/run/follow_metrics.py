@@ -148,7 +148,7 @@ def rows_of(lines: Iterable[bytes]) -> list[dict[str, Any]]:
     for line in lines:
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # the second: of a line of brackets, which is no row either
             continue
         if isinstance(row, dict):
             rows.append(row)

@@ -27,6 +27,10 @@ from ups.supervise.host_notes import head_was_lost, machine_mark
 
 FORMAT_VERSION = 1
 MAX_NOTICES = 100
+# A larger run.json is not read: a page of all runs would wait seconds for it. An attempt is about 1 kB, or 3 kB with
+# the longest message. What other ranks saw of a fault is 0.4 MB for 1,024 ranks: the writer keeps it for the newest
+# faults, up to 2 MiB together, and older ones have theirs in `failures/`. So thousands of attempts fit.
+MAX_RUN_BYTES, MAX_CONSEQUENCE_BYTES = 8 << 20, 2 << 20
 MAX_RANKS = 100_000
 _MAX_TIME = 1e11  # seconds since 1970: a date that calendars still have
 GATE_FAILED = "gate_failed"
@@ -86,6 +90,7 @@ class RunFile:
         """Write the state; a full disk must not end the run that is being watched. Returns what went wrong, or ''."""
         self.document["updated"] = time.time()
         self.document["notices"] = self.document["notices"][-MAX_NOTICES:]
+        _bound_consequences(self.document["attempts"])
         try:
             write_file_atomically(self.path, (json.dumps(self.document, indent=1) + "\n").encode())
         except UpsError as error:
@@ -115,6 +120,18 @@ class RunFile:
             blackbox_dir="",
         )
         return line, self.save()
+
+
+def _bound_consequences(attempts: list[dict[str, Any]]) -> None:
+    left = MAX_CONSEQUENCE_BYTES
+    for fault in reversed([fault for attempt in attempts for fault in attempt.get("faults", [])]):
+        kept = []
+        for one in fault.get("consequences", []):
+            left -= len(json.dumps(one))
+            if left < 0:
+                break
+            kept.append(one)
+        fault["consequences"] = kept
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
@@ -308,11 +325,13 @@ def _start_time(pid: int) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     """A checked run.json. Raises OSError, or ValueError with what is wrong."""
-    return _checked(load_object(path))
+    return _checked(load_object(path, MAX_RUN_BYTES))
 
 
 def parse_run(content: bytes) -> dict[str, Any]:
     """A checked run.json that came from elsewhere. Raises ValueError with what is wrong."""
+    if len(content) > MAX_RUN_BYTES:
+        raise ValueError(f"it has {len(content)} bytes, and more than {MAX_RUN_BYTES} are not read")
     return _checked(parse_object(content))
 
 

@@ -170,6 +170,13 @@ def test_a_large_recipe_with_an_include_and_an_override_stays_fast(tmp_path: Pat
     assert len(resolve(tmp_path / "r.yaml", ["data.tasks.999.path=x"]).recipe.data.tasks) == 1000
 
 
+@pytest.mark.parametrize("place", ["runs/x\\ntouch pwned\\n#", "a\\tb", "a\\x1b[2J", "a\\u2028b"])
+def test_a_run_directory_without_line_breaks_and_control_characters(place: str) -> None:
+    with pytest.raises(ConfigError, match="control characters"):
+        resolved(MINIMAL.replace("name: demo", f'name: demo, dir: "{place}"'))
+    assert resolved(MINIMAL, "run.dir=my runs/\u00fc").recipe.run.dir == "my runs/\u00fc"
+
+
 def test_a_run_directory_stands_for_its_resolved_recipe(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(MINIMAL)
     assert recipe_file(tmp_path) == tmp_path / "config.yaml"

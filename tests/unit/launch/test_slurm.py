@@ -141,6 +141,13 @@ def test_only_a_run_that_was_asked_to_leave_is_queued_again(
         {"partition": "gpu\n#SBATCH --exclusive"},
         {"options": ["qos=long"]},
         {"options": ["--comment=a b"]},
+        {"name": "-n"},
+        {"partition": "-n"},
+        {"account": "--wrap"},
+        *(
+            {"run_dir": Path("/runs") / name}
+            for name in ("x\ntouch pwned\n#", "a b", "a\tb", "a'b", 'a"b', "a\\b", "%j", "#")
+        ),
     ],
 )
 def test_what_slurm_or_the_shell_would_misread_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
@@ -169,3 +176,24 @@ def test_what_sbatch_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.Monke
     assert [path.name for path in written] == ["job.sh"]
     assert NAMES.fullmatch("slurm_12_3.out")
     assert not NAMES.fullmatch("notes.txt")
+
+
+def test_a_script_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text("#!/bin/sh\necho 4711\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    mine = tmp_path / "mine" / "job.sh"
+    mine.parent.mkdir()
+    mine.write_text("precious")
+    folder = job(tmp_path).script_path.parent
+    folder.mkdir(parents=True)
+    (folder / "job.sh").symlink_to(mine)
+    assert submit(job(tmp_path)) == "4711"
+    assert mine.read_text() == "precious"
+    (folder / "job.sh").unlink()
+    folder.rmdir()
+    folder.symlink_to(mine.parent)
+    with pytest.raises(MachineError, match="is a link"):
+        submit(job(tmp_path))
+    assert mine.read_text() == "precious"

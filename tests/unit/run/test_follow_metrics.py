@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.run.follow_metrics import MetricsFollower, describe
+from ups.run.follow_metrics import MetricsFollower, describe, read_rows
 from ups.run.progress_line import ProgressLine
 
 ROW = {"stage": 1, "stage_step": 30, "stage_steps": 90, "loss": 0.12345, "steps_per_second": 2.0, "skipped": 0}
@@ -87,3 +87,9 @@ def test_a_terminal_gets_one_line_that_is_rewritten(tmp_path: Path, capsys: pyte
         assert "valid step 30  a/nrmse 0.5\n" in stream.getvalue(), "what was written before is shown before"
     assert capsys.readouterr().out == "VERDICT\n"
     assert stream.getvalue().count("\r\x1b[K") == 3
+
+
+def test_lines_that_are_no_rows_hide_no_others(tmp_path: Path) -> None:
+    lines = ["[" * 100_000, '{"a":' * 100_000, "9" * 10_000, '{"half', "[1]", json.dumps(ROW)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert read_rows(tmp_path) == [ROW]

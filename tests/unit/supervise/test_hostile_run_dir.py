@@ -239,3 +239,26 @@ def test_an_older_run_file_is_still_read(runs: Path) -> None:
         document.pop(key)
     (runs / "good" / "run.json").write_text(json.dumps({**document, "state": "completed"}))
     assert read_run(runs / "good")["state"] == "completed"
+
+
+def test_a_run_file_that_is_too_large_is_unreadable_at_once(runs: Path) -> None:
+    path = runs / "bad" / "run.json"
+    path.write_text(path.read_text().rstrip()[:-1] + ',"x":[' + "[]," * 3_000_000 + "[]]}")
+    started = time.monotonic()
+    assert [found.name for found, _ in list_unreadable_runs(runs)] == ["bad"]
+    assert time.monotonic() - started < 1
+
+
+def test_a_run_of_many_ranks_and_attempts_stays_readable(tmp_path: Path) -> None:
+    seen = {"rank": 1000, "phase": "step", "cause": "peer_lost", "step": 10**6, "at": "a" * 60, "message": "m" * 200}
+    fault = Fault(0, 3, 1024, "host", 7, "step", "oom", message="m" * 2000)
+    file = RunFile(tmp_path)
+    file.begin(ranks=1024, max_restarts=3, box_root=tmp_path)
+    for number in range(500):
+        one = {**fault.document(), "attempt": number, "consequences": [seen] * 1023}
+        file.document["attempts"].append({"number": number, "started": 1.0, "faults": [one]})
+    assert not file.save()
+    found = read_run(tmp_path)["attempts"]
+    assert len(found) == 500
+    assert len(found[-1]["faults"][0]["consequences"]) == 1023
+    assert not found[0]["faults"][0]["consequences"]
