@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 import threading
@@ -21,7 +22,7 @@ from typing import Any
 
 from ups.data.fetch_catalog import RemoteFile, choose, find
 from ups.data.fetch_file import SPARE_BYTES, Fetch
-from ups.data.fetch_request import BeginAgainError, TryAgainError, request
+from ups.data.fetch_request import BeginAgainError, TryAgainError, request, shown
 from ups.data.hdf5_header import check_size
 from ups.errors import DataError, DiskFullError, FetchContentError, UpsError
 from ups.record.atomic import machine_error, write_file_atomically
@@ -34,6 +35,8 @@ PARTIAL = ".fetch"
 POLL_SECONDS = 0.2
 # Of what is known about whole files: some 200 bytes for each of at most a few hundred files.
 _VERIFIED_BYTES = 1 << 20
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 
@@ -187,7 +190,8 @@ def _remote_size(url: str, stop: threading.Event) -> int | None:
         # Not HEAD: addresses that are signed for reading refuse it.
         with request(url, 0, end=1, stop=stop) as answer:
             return answer.total
-    except (TryAgainError, BeginAgainError, FetchContentError):
+    except (TryAgainError, BeginAgainError, FetchContentError) as error:
+        logger.warning("the size of %s is not known: %s", shown(url), error)
         return None
 
 

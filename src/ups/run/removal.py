@@ -24,8 +24,8 @@ from ups.run.steps_file import PLAN_NAME, STEPS_NAME
 from ups.run.tags import tags_of
 from ups.supervise.host_notes import FOLDER as HOSTS_FOLDER
 from ups.supervise.link import SECRET_NAME
-from ups.supervise.run_file import find_run, read_run, was_started
-from ups.supervise.run_lock import LOCK_NAME, STEPS_LOCK_NAME, hold_run, hold_steps
+from ups.supervise.run_file import STEPS_LOCK_NAME, find_run, read_run, was_started
+from ups.supervise.run_lock import LOCK_NAME, hold_run, hold_steps
 
 ENVIRONMENT_NAME = "env.json"
 # What is written before a rank starts.

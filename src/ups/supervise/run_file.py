@@ -33,6 +33,8 @@ MAX_NOTICES = 100
 MAX_RUN_BYTES, MAX_CONSEQUENCE_BYTES = 8 << 20, 2 << 20
 MAX_RANKS = 100_000
 _MAX_TIME = 1e11  # seconds since 1970: a date that calendars still have
+# Held by `ups run` from its first step on, long before there is a record of the training.
+STEPS_LOCK_NAME = ".steps.lock"
 GATE_FAILED = "gate_failed"
 # Trained to the end, and that is proven; whether the scores are good enough is another question.
 TRAINED = ("completed", GATE_FAILED)
@@ -248,6 +250,11 @@ def find_run(name: str, base: Path | None = None) -> Path:
     for candidate in meant_by(name, base):
         if any(candidate.glob("run*.json")):
             return candidate.resolve()
+        if (candidate / STEPS_LOCK_NAME).is_file():
+            raise ConfigError(
+                f"run '{name}' has not begun to train: `ups run` prepares it, or was interrupted while it did",
+                hint="wait for it, or start the same `ups run` again",
+            )
     known = ", ".join(path.name for path, _ in list_runs(base / RUNS)[:8])
     raise ConfigError(
         f"no run '{name}' here or under runs/", hint=f"known runs: {known}" if known else "list them with: ups runs"

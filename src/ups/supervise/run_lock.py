@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import IO
 
 from ups.errors import MachineError, RunHeldError
-from ups.supervise.run_file import living_supervisor
+from ups.supervise.run_file import STEPS_LOCK_NAME, living_supervisor
 
 LOCK_NAME = ".supervisor.lock"
-STEPS_LOCK_NAME = ".steps.lock"
 
 
 @contextlib.contextmanager

@@ -37,7 +37,9 @@ engines = mapping(
 )
 recipes = mapping(
     {
-        "run": mapping({"name": names}, {"dir": st.none() | texts, "seed": st.integers(0, 2**63 - 1)}),
+        "run": mapping(
+            {"name": names}, {"dir": st.none() | texts.filter(str.isprintable), "seed": st.integers(0, 2**63 - 1)}
+        ),
         "data": mapping(
             {"tasks": st.lists(tasks, min_size=1, max_size=3, unique_by=lambda task: task["name"])},
             {"block_size": st.integers(1, 10**6), "tasks_per_step": st.none() | st.integers(1, 1000)},

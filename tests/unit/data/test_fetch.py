@@ -240,6 +240,15 @@ def test_a_plan_has_sizes_and_fetches_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_plan_says_why_a_size_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _offer(monkeypatch, "0" * 32)
+    assert [one.size for one in plan(NAME, tmp_path, mirror="http://127.0.0.1:9")] == [None]
+    assert "is not known: " in caplog.text
+    assert "127.0.0.1" in caplog.text
+
+
 def test_a_server_that_nobody_runs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_file, "FIRST_WAIT_SECONDS", 0.01)
     _offer(monkeypatch, "0" * 32)

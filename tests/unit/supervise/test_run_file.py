@@ -14,6 +14,7 @@ import pytest
 from ups.errors import EXIT_CODES, ConfigError
 from ups.supervise.fault import Fault
 from ups.supervise.run_file import RunFile, faults_of, find_run, list_runs, note_gate, read_run, state_after
+from ups.supervise.run_lock import hold_steps
 from ups.supervise.why import explain
 
 
@@ -184,3 +185,8 @@ def test_a_gate_that_no_judge_writes_makes_the_record_unreadable(tmp_path: Path,
     file.save()
     with pytest.raises(ConfigError, match="'gate' is not what"):
         read_run(tmp_path)
+
+
+def test_a_run_that_is_still_prepared_is_said_to_be_so(tmp_path: Path) -> None:
+    with hold_steps(tmp_path / "runs" / "small"), pytest.raises(ConfigError, match="has not begun to train"):
+        find_run("small", tmp_path)
