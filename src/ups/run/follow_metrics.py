@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self, TypeGuard
 
 from ups.record.text import duration_text
+from ups.record.untrusted_files import open_regular
 from ups.run.progress_line import ProgressLine, bar
 
 
@@ -137,7 +138,8 @@ def _beyond_chance(won: float, total: float) -> bool:
 def read_rows(run_dir: Path) -> list[dict[str, Any]]:
     """All rows that a run has written; none if it has no metrics yet."""
     try:
-        return rows_of((run_dir / "metrics.jsonl").read_bytes().splitlines())
+        with open_regular(run_dir / "metrics.jsonl") as file:  # a pipe would never answer
+            return [] if file is None else rows_of(file)
     except OSError:
         return []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import time
 from pathlib import Path
 
@@ -93,3 +94,8 @@ def test_lines_that_are_no_rows_hide_no_others(tmp_path: Path) -> None:
     lines = ["[" * 100_000, '{"a":' * 100_000, "9" * 10_000, '{"half', "[1]", json.dumps(ROW)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert read_rows(tmp_path) == [ROW]
+
+
+def test_a_pipe_in_place_of_the_metrics_is_no_row_and_no_wait(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    assert read_rows(tmp_path) == []
