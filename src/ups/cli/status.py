@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, table
-from ups.record.places import RUNS
 from ups.record.untrusted_files import printable
 
 _MAX_ROWS = 64
@@ -30,10 +28,10 @@ def status(
     """Show step, loss, rate, time left, and what each rank is doing."""
     from ups.supervise import status as live
     from ups.supervise.host_file import rows_of_hosts
-    from ups.supervise.run_file import read_run
+    from ups.supervise.run_file import read_run, run_or_newest
     from ups.supervise.tracker_process import catch_up
 
-    run_dir = _choose(run)
+    run_dir = run_or_newest(run)
     catch_up([(run_dir, read_run(run_dir))])
     while True:
         document = read_run(run_dir)
@@ -58,16 +56,3 @@ def status(
         if not watch or document["state"] != "running":
             return
         time.sleep(1.0)
-
-
-def _choose(run: str | None) -> Path:
-    from ups.errors import ConfigError
-    from ups.supervise.run_file import find_run, list_runs
-
-    if run is not None:
-        return find_run(run)
-    known = list_runs(Path(RUNS))
-    if not known:
-        raise ConfigError("there is no run under runs/", hint="start one with: ups train RECIPE")
-    running = [path for path, document in known if document["state"] == "running"]
-    return running[0] if running else known[0][0]

@@ -261,6 +261,17 @@ def find_run(name: str, base: Path | None = None) -> Path:
     )
 
 
+def run_or_newest(name: str | None) -> Path:
+    """The run of that name; without one the run under runs/ that goes on, else the newest."""
+    if name is not None:
+        return find_run(name)
+    known = list_runs(Path(RUNS))
+    if not known:
+        raise ConfigError("there is no run under runs/", hint="start one with: ups train RECIPE")
+    running = [path for path, document in known if document["state"] == "running"]
+    return running[0] if running else known[0][0]
+
+
 def list_runs(directory: Path) -> list[tuple[Path, dict[str, Any]]]:
     """All runs in a directory with their state, the newest first."""
     found = []

@@ -56,6 +56,12 @@ def test_why_as_json_has_the_documented_keys_first(runs: Path, capsys: pytest.Ca
     assert json.loads(printed(capsys, "why", "good", "--json")) == []
 
 
+def test_why_without_a_run_is_about_the_living_or_newest_one_and_says_which(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert printed(capsys, "why").startswith(f"About {Path('runs') / 'live'}:\n")
+
+
 def test_status_shows_the_living_run_by_default(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "status")
     assert text.startswith("live: running, step 7/20, loss 0.25, ")
