@@ -31,7 +31,10 @@ STAGES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["joint", pytest.param("latents", marks=pytest.mark.long), "flow"])
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in ("latents", "flow")]
+
+
+@pytest.fixture(scope="module", params=["joint", *OTHERS])
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     tasks = [task | {"block_size": 4 if number else 8} for number, task in enumerate(write_mixture(folder))]
