@@ -236,7 +236,7 @@ def _check(statistics: Statistics, reader: Reader, file: Path) -> None:
         lengths = {len(getattr(statistics, f"{role}_{kind}")) for kind in ("mean", "std")}
         if lengths != {count} or min(getattr(statistics, f"{role}_std"), default=0.0) < 0:
             raise DataError(f"{file}: statistics of '{role}' do not fit task '{task.name}', which has {count} of them")
-    if [len(row) for row in statistics.smooth_from] != [len(task.axes)] * task.num_channels("state"):
+    if not statistics.waves_fit(task):
         raise DataError(f"{file}: 'smooth_from' does not fit the channels and axes of task '{task.name}'")
 
 

@@ -226,8 +226,8 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         raise ValueError("gates must be a table by task, and stages a list")
     statistics = {t.name: Statistics.from_json(data["statistics"][t.name]) for t in specs}
     for spec in specs:
-        lengths = [len(row) for row in statistics[spec.name].smooth_from]
-        if lengths and lengths != [len(spec.axes)] * spec.num_channels("state"):
+        # Empty in bundles from before it was measured.
+        if statistics[spec.name].smooth_from and not statistics[spec.name].waves_fit(spec):
             raise ValueError(f"smooth_from of task '{spec.name}' does not fit its channels and axes")
     return BundleInfo(
         networks={name: reading.validate_python(network) for name, network in given.items()},

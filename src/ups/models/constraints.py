@@ -40,8 +40,11 @@ def without_shortest_waves(change: Tensor, smooth_from: Sequence[Sequence[int]])
             continue
         line = [-1 if d == dim else 1 for d in range(1, change.ndim)]
         wave = (1.0 - 2.0 * (torch.arange(points, device=change.device) % 2)).to(change.dtype).reshape(line)
-        mask = torch.tensor(chosen, dtype=change.dtype, device=change.device).reshape(-1, *([1] * (change.ndim - 2)))
-        change = change - mask * wave * (change * wave).mean(dim, keepdim=True)
+        found = wave * (change * wave).mean(dim, keepdim=True)
+        if not all(chosen):  # else no mask has to go to the device in every step
+            mask = torch.tensor(chosen, dtype=change.dtype, device=change.device)
+            found = mask.reshape(-1, *([1] * (change.ndim - 2))) * found
+        change = change - found
     return change
 
 

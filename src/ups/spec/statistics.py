@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from ups.errors import DataError
+from ups.spec.task import TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,10 @@ class Statistics:
     smooth_from: tuple[tuple[int, ...], ...] = ()
     data_identity: str = ""
     num_frames: int = 0
+
+    def waves_fit(self, task: TaskSpec) -> bool:
+        """Whether `smooth_from` has the channels and axes of a task."""
+        return [len(row) for row in self.smooth_from] == [len(task.axes)] * task.num_channels("state")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
