@@ -5,6 +5,7 @@ Clouds are in `launch_skypilot` and `launch_vast`.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from ups.cli.launch_vast import vast
 from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import report, say
 
+logger = logging.getLogger(__name__)
 app = new_app("Start a run on a cluster, or on rented machines.")
 
 
@@ -24,7 +26,7 @@ def launch() -> None:
     """Start a run on a cluster, by its scheduler, or on rented machines."""
 
 
-@app.command()
+@app.command(short_help="Submit a run to Slurm, which goes on when its time is up.")
 def slurm(
     recipe: RecipeArgument,
     time: Annotated[str, typer.Option("--time", metavar="TIME", help="Limit of a job, such as 24:00:00.")],
@@ -105,7 +107,7 @@ def slurm(
     say(f"look at it with: ups status {path_text(job.run_dirs[0])}; squeue -j {number}")
 
 
-@app.command()
+@app.command(short_help="Write the manifest of a run for kubectl.")
 def kubernetes(
     recipe: Annotated[
         str,
@@ -129,6 +131,10 @@ def kubernetes(
         str, typer.Option("--secret", metavar="NAME", help="A Secret whose keys become variables of the pods.")
     ] = "",
     namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Where it runs.")] = "",
+    jobset: Annotated[
+        bool,
+        typer.Option("--jobset", help="A JobSet, which restarts all pods together; the cluster must have JobSet."),
+    ] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
@@ -136,20 +142,25 @@ def kubernetes(
 
     This directory is what the pods see as /work: recipe, data and runs are named relative to it.
     """
+    import os
+
     from ups.config.recipe import recipe_file, resolve
     from ups.errors import ConfigError
-    from ups.launch.kubernetes import KubernetesJob, manifests, text
+    from ups.launch.kubernetes import KubernetesJob, manifests, not_in_pods, text
 
-    file = recipe_file(recipe)
-    checked = resolve(file, set).recipe
-    if Path(recipe).is_absolute() or not Path(recipe).resolve().is_relative_to(Path.cwd()):
-        raise ConfigError(f"{recipe} is not below this directory, which is all that the pods see")
+    resolved = resolve(recipe_file(recipe), set)
+    checked = resolved.recipe
+    if not Path(recipe).resolve().is_relative_to(Path.cwd().resolve()):
+        raise ConfigError(
+            f"{recipe} is not below this directory, which is all that the pods see",
+            hint="do this in the directory that the claim holds, and keep the recipe there",
+        )
     ranks_here, cpus_here = share(checked, hosts, gpus_per_host, ranks_per_host)
     job = KubernetesJob(
         name=checked.run.name.lower().replace("_", "-"),
         image=image,
         claim=claim,
-        command=command("python", recipe, set),
+        command=command("python", os.path.relpath(recipe), set),
         hosts=hosts,
         ranks_per_host=ranks_here,
         gpus_per_host=gpus_per_host,
@@ -157,7 +168,10 @@ def kubernetes(
         memory=memory,
         secret=secret,
         namespace=namespace,
+        jobset=jobset,
     )
+    for problem in not_in_pods(resolved, secret):
+        logger.warning(problem)
     if json:
         report(manifests(job))
     else:

@@ -95,7 +95,7 @@ def empty_machine(
     """
     import time
 
-    from ups.config.recipe import dump_recipe, recipe_file, resolve
+    from ups.config.recipe import dump_brief_recipe, recipe_file, resolve
     from ups.launch.empty_machine import EmptyMachine, num_gpus, require_data, secret_names
     from ups.run.directory import run_dir_of
 
@@ -103,7 +103,7 @@ def empty_machine(
     ranks_here, cpus_here = share(resolved.recipe, hosts, num_gpus(gpus), ranks)
     if not has_data:
         require_data(resolved.recipe, data)
-    text = dump_recipe(resolved.recipe)
+    text = dump_brief_recipe(resolved.recipe)
     machine = EmptyMachine(
         name=resolved.recipe.run.name,
         recipe=text,

@@ -31,6 +31,9 @@ _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]{0,127})\}")
 _SECRET_WORDS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _GPUS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*:([1-9][0-9]?)")
 _USER_IN_URL = re.compile(r"://[^/\s]*@")
+_WHEEL_AT_END = re.compile(r"([^/\s]+\.whl)([?#]\S*)?$")
+# NAME-VERSION[-BUILD]-PYTHON-ABI-PLATFORM: pip reads what it installs from the name alone.
+_WHEEL_NAME = re.compile(r"[^-]+-[^-]+(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,17 @@ class EmptyMachine:
             raise ConfigError(
                 "--install names a user or a token in its address, and would be written into a script",
                 hint="use an address that needs none, or an image that has ups in it",
+            )
+        wheel = _WHEEL_AT_END.search(self.install)
+        if self.install.startswith((".", "/", "~")) or (wheel and "://" not in self.install):
+            raise ConfigError(
+                f"--install '{self.install}' is a file of this host, which the machine does not see",
+                hint="an address of it (https://...), or of a repository (git+https://...)",
+            )
+        if wheel and not _WHEEL_NAME.fullmatch(wheel[1]):
+            raise ConfigError(
+                f"--install: '{wheel[1]}' is no name of a wheel, and pip would refuse it on the machine",
+                hint="keep the name that `pip wheel` gave it, such as universal_simulator-1.0-py3-none-any.whl",
             )
         if self.mirror and not _BUCKET.fullmatch(self.mirror):
             raise ConfigError(f"--mirror '{self.mirror}' is no bucket", hint="such as s3://bucket/prefix")

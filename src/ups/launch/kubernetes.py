@@ -1,7 +1,10 @@
-"""A run on Kubernetes: an indexed Job with a pod for each host, and the headless Service by which they find each other.
+"""A run on Kubernetes: an indexed Job with a pod for each host; they find each other by a headless Service.
 
 Only the manifest is written; who applies it is `kubectl`. A pod is a supervisor and its ranks, as a host is anywhere
 else. A pod that is evicted gets SIGTERM, all ranks save, and the Job makes it anew without counting that as a failure.
+
+A JobSet holds the same Job. Its controller makes the Service, and where a pod is lost it starts all of them anew, while
+a Job makes that pod anew and the others meet it again. It must be installed on the cluster, so the Job is the default.
 """
 
 from __future__ import annotations
@@ -11,11 +14,15 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ups.errors import EXIT_CODES, ConfigError
+from ups.launch.empty_machine import secret_names
+
+if TYPE_CHECKING:
+    from ups.config.recipe import ResolvedRecipe
 
 PORT = 29500
 # Where the claim is mounted: recipe, data and runs lie below it.
@@ -23,10 +30,17 @@ PLACE = "/work"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the pod, not a temporary file of ours
 # From SIGTERM to SIGKILL: ranks finish their step and save.
 GRACE_SECONDS = 120
-# Pods that were lost for other reasons than those of the run are made anew so often.
-BACKOFF_LIMIT = 6
+# So often a run is started anew that lost a pod, for other reasons than an eviction.
+RESTARTS = 6
 ASKED = 143
-_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
+# Codes of ups that another try may change: a host that is gone is 6 on all others, and 11 while its lock is still held.
+TRIED_AGAIN = (6, 11)
+# The Job of a JobSet; names of pods are made of it.
+PART = "host"
+_RUN_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+# What stands in a name of DNS between two dots.
+_MAX_LABEL = 63
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
 
@@ -36,7 +50,7 @@ class KubernetesJob:
 
     command: `ups train RECIPE ...` without what depends on hosts, as it is called below `PLACE`. claim: a
     PersistentVolumeClaim that all pods may write. secret: a Secret whose keys become variables of the pods, such as
-    UPS_LINK_SECRET or credentials of a bucket.
+    UPS_LINK_SECRET or credentials of a bucket. jobset: as a JobSet, not as a Job.
     """
 
     name: str
@@ -50,17 +64,39 @@ class KubernetesJob:
     memory: str = "8Gi"
     secret: str = ""
     namespace: str = ""
+    jobset: bool = False
 
     def __post_init__(self) -> None:
-        for word, what in ((self.name, "run.name"), (self.claim, "--claim"), (self.secret, "--secret")):
+        most = _MAX_LABEL - len(self.pod(self.hosts - 1)) + len(self.name) - len("-abcde")  # a random end of its own
+        if not _RUN_NAME.fullmatch(self.name) or len(self.name) > most:
+            raise ConfigError(
+                f"run.name '{self.name}' is no name for pods on Kubernetes",
+                hint=f"a letter, then letters, digits and -, {most} at most: --set run.name=NAME",
+            )
+        for word, what in ((self.claim, "--claim"), (self.secret, "--secret"), (self.namespace, "--namespace")):
             if word and not _NAME.fullmatch(word):
-                raise ConfigError(
-                    f"{what} '{word}' is no name on Kubernetes", hint="lower case letters, digits and -, up to 52"
-                )
+                raise ConfigError(f"{what} '{word}' is no name on Kubernetes", hint="lower case letters, digits and -")
         if not _IMAGE.fullmatch(self.image):
             raise ConfigError(f"--image '{self.image}' is no image", hint="such as registry.example.org/ups:1.0")
         if not re.fullmatch(r"\d+(\.\d+)?(Ki|Mi|Gi|Ti)?", self.memory):
             raise ConfigError(f"--memory '{self.memory}' is no amount", hint="such as 64Gi")
+
+    def pod(self, host: int) -> str:
+        """The name by which the pod of a host is found; it is the same after every restart."""
+        return f"{self.name}-{PART}-0-{host}" if self.jobset else f"{self.name}-{host}"
+
+
+def not_in_pods(resolved: ResolvedRecipe, secret: str) -> list[str]:
+    """What the recipe refers to and the pods would not have, unless the image brings it."""
+    recipe = resolved.recipe
+    tasks = [[task.path] if isinstance(task.path, str) else task.path for task in recipe.data.tasks]
+    places = [*(path for paths in tasks for path in paths), recipe.run.dir or ""]
+    outside = [path for path in places if path.startswith("/") and not path.startswith(f"{PLACE}/")]
+    found = [f"{path}: the pods see only what is below {PLACE}; name it relative to this directory" for path in outside]
+    names = secret_names(resolved.text, [])
+    if names and not secret:
+        found.append(f"the recipe refers to {', '.join(names)}: --secret NAME of a Secret that has them as keys")
+    return found
 
 
 def text(job: KubernetesJob) -> str:
@@ -70,16 +106,49 @@ def text(job: KubernetesJob) -> str:
 
 
 def manifests(job: KubernetesJob) -> list[dict[str, Any]]:
-    """The Service, where there are several hosts, and the Job."""
+    """The JobSet; or the Job, with its Service where there are several hosts."""
     place = {"namespace": job.namespace} if job.namespace else {}
     label = {"ups-run": job.name}
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": job.name, "labels": label, **place},
-        # Names of pods that are not ready yet: they find each other in order to become ready.
-        "spec": {"clusterIP": "None", "selector": label, "publishNotReadyAddresses": True},
+    about = {"name": job.name, "labels": label, **place}
+    template = {"metadata": {"labels": label}, "spec": _pod(job)}
+    work = {
+        "completionMode": "Indexed",
+        "completions": job.hosts,
+        "parallelism": job.hosts,
+        # Pods are counted, and those of a run that failed have failed all together. A JobSet counts by itself.
+        "backoffLimit": 0 if job.jobset else RESTARTS * job.hosts,
+        "podFailurePolicy": {"rules": _rules()},
+        "template": template,
     }
+    if job.jobset:
+        return [_jobset(about, work)]
+    found = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": work}]
+    if job.hosts == 1:
+        return found
+    template["spec"]["subdomain"] = job.name
+    # Names of pods that are not ready yet: they find each other in order to become ready.
+    names = {"clusterIP": "None", "selector": label, "publishNotReadyAddresses": True}
+    return [{"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": names}, *found]
+
+
+def _jobset(about: dict[str, Any], work: dict[str, Any]) -> dict[str, Any]:
+    """All pods are started anew where one is lost; only what `_rules` calls a verdict ends the run."""
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": about,
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {
+                "maxRestarts": RESTARTS,
+                "rules": [{"name": "verdict", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+            },
+            "replicatedJobs": [{"name": PART, "replicas": 1, "template": {"spec": work}}],
+        },
+    }
+
+
+def _pod(job: KubernetesJob) -> dict[str, Any]:
     resources: dict[str, Any] = {"cpu": str(job.cpus_per_host), "memory": job.memory}
     if job.gpus_per_host:
         resources["nvidia.com/gpu"] = str(job.gpus_per_host)
@@ -93,8 +162,7 @@ def manifests(job: KubernetesJob) -> list[dict[str, Any]]:
     }
     if job.secret:
         container["envFrom"] = [{"secretRef": {"name": job.secret}}]
-    pod = {
-        "subdomain": job.name,
+    return {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "containers": [container],
@@ -104,25 +172,11 @@ def manifests(job: KubernetesJob) -> list[dict[str, Any]]:
             {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
         ],
     }
-    work = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": job.name, "labels": label, **place},
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": job.hosts,
-            "parallelism": job.hosts,
-            "backoffLimit": BACKOFF_LIMIT,
-            "podFailurePolicy": {"rules": _rules()},
-            "template": {"metadata": {"labels": label}, "spec": pod},
-        },
-    }
-    return [service, work] if job.hosts > 1 else [work]
 
 
 def _rules() -> list[dict[str, Any]]:
     """What is not a failure (asked to leave, evicted), and what would only fail again (a verdict of ups)."""
-    verdicts = sorted(code for code in EXIT_CODES if 0 < code < 128)
+    verdicts = sorted(code for code in EXIT_CODES if 0 < code < 128 and code not in TRIED_AGAIN)
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "Ignore", "onExitCodes": {"containerName": "ups", "operator": "In", "values": [ASKED]}},
@@ -135,7 +189,8 @@ def _shell(job: KubernetesJob) -> str:
     words = shlex.join([*job.command, "--ranks", str(job.hosts * job.ranks_per_host)])
     if job.hosts == 1:
         return f"exec {words}"
-    head = f"{job.name}-0.{job.name}"
+    head = f"{job.pod(0)}.{job.name}"
     place = f'--hosts {job.hosts} --host "$JOB_COMPLETION_INDEX" --address {head}:{PORT}'
-    # The name of the first pod comes up with it.
-    return f"until getent hosts {head} >/dev/null; do sleep 1; done; exec {words} {place}"
+    # The name of the first pod comes up with it. The first process of a container is asked in vain without a trap.
+    wait = f"trap 'exit {ASKED}' TERM; until getent hosts {head} >/dev/null; do sleep 1; done"
+    return f"{wait}; exec {words} {place}"

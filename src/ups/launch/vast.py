@@ -58,7 +58,7 @@ class VastJob:
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds. start: until the machine runs. late: a machine may still appear after a request without an answer."""
+    """Seconds. start: until the machine runs. late: so old may an answer be that lacks a machine which exists."""
 
     poll: float = 20
     start: float = 1800
@@ -171,7 +171,7 @@ class _Life:
         number = self._number
         assert number is not None
         begun = seen = time.monotonic()
-        runs = False
+        runs, missed = False, 0.0
         while True:
             try:
                 row = self._client.machine(number)
@@ -181,24 +181,21 @@ class _Life:
             else:
                 status = row.get("actual_status") if row else None
                 if row is None:
-                    raise HostLostError(
-                        f"machine {number} is gone, and how the run ended was not seen",
-                        str(number),
-                        hint=f"what it saved is in {self._job.machine.mirror}; the same command goes on from there",
-                    )
-                if "dph_total" in row and _price(row) > self._job.machine.max_price * 1.001:
+                    # One answer is not enough: it may be older than the machine.
+                    missed = missed or time.monotonic()
+                    if time.monotonic() - missed > self._patience.late:
+                        raise self._lost(number, "gone, and how the run ended was not seen")
+                elif "dph_total" in row and _price(row) > self._job.machine.max_price * 1.001:
                     raise MachineError(f"machine {number} costs {_price(row):g} dollars an hour, more than was said")
+                else:
+                    missed = 0.0
                 if status == "running":
                     seen, runs = time.monotonic(), True
                     found = self._read_log(number)
                     if found is not None:
                         return self._collected(number, *found)
-                elif runs and time.monotonic() - seen > self._patience.lost:
-                    raise HostLostError(
-                        f"machine {number} is '{status}' and not running",
-                        str(number),
-                        hint=f"what it saved is in {self._job.machine.mirror}; the same command goes on from there",
-                    )
+                elif row and runs and time.monotonic() - seen > self._patience.lost:
+                    raise self._lost(number, f"'{status}' and not running")
             if not runs and time.monotonic() - begun > self._patience.start:
                 raise MachineError(
                     f"machine {number} has not started within {self._patience.start / 60:g} minutes",
@@ -210,6 +207,10 @@ class _Life:
                     hint=f"what was saved is in {self._job.machine.mirror}; the same command goes on from there",
                 )
             time.sleep(self._patience.poll)
+
+    def _lost(self, number: int, how: str) -> HostLostError:
+        hint = f"what it saved is in {self._job.machine.mirror}; the same command goes on from there"
+        return HostLostError(f"machine {number} is {how}", str(number), hint=hint)
 
     def tear_down(self, because: BaseException | None) -> None:
         """Destroy the machine and see that it is gone. Raises InstanceLeftError; signals wait meanwhile."""

@@ -74,7 +74,8 @@ def job(machine: EmptyMachine) -> str:
     return "\n".join(lines) + "\n"
 
 
-# The key is in the environment, and on no command line. An image without Python is destroyed at once.
+# The key is in the environment, and on no command line. An image without Python is destroyed at once. What writes
+# main.pid goes on while the watchdog starts: a file that is still empty says nothing.
 _START = r"""#!/usr/bin/env bash
 # Written by `ups launch vast`: first what destroys this machine, then what it does; both are packed below.
 set -u
@@ -105,7 +106,7 @@ while :; do
   now=$(date +%s)
   if [ -z "$ended" ]; then
     if [ -f ended ]; then ended=$now
-    elif [ -f main.pid ]; then kill -0 "$(cat main.pid)" 2>/dev/null || ended=$now
+    elif [ -s main.pid ]; then kill -0 "$(cat main.pid)" 2>/dev/null || ended=$now
     elif [ $((now - begun)) -gt 60 ]; then ended=$now; fi
   fi
   if [ "$now" -ge @DEADLINE ] || { [ -n "$ended" ] && [ "$now" -ge $((ended + @COLLECT)) ]; }; then

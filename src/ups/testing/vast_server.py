@@ -2,9 +2,9 @@
 
 `faults` maps an operation (`search`, `create`, `show`, `list`, `destroy`, `logs`, `secrets`) to what the next answers
 to it do, one word each: `refuse` (400), `fail` (500, nothing was done), `hang` (nothing was done, no answer), `late`
-(done, but the answer comes when nobody waits any more), `lose` (done, and the connection is cut), `stale` (a list
-without machines). A word with a star
-(`hang*`) stays. A machine runs its start script with a home of its own; destroying it kills all that runs there.
+(done, but the answer comes when nobody waits any more), `lose` (done, and the connection is cut), `stale` (an answer
+without machines). A word with a star (`hang*`) stays. A machine runs its start script with a home of its own;
+destroying it kills all that runs there.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault in ("refuse", "fail"):
             self._answer(400 if fault == "refuse" else 500, {"success": False, "msg": f"{operation} is not possible"})
             return
-        answer = self._do(operation, number, body) if fault != "stale" else {"instances": [], "next_token": None}
+        nothing: dict[str, Any] = {"instances": [] if operation == "list" else None, "next_token": None}
+        answer = self._do(operation, number, body) if fault != "stale" else nothing
         if fault == "lose":
             self.connection.close()
             return

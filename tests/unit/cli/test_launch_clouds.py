@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.launch.test_empty_machine import machine
 from ups.cli import main as front
+from ups.launch.vast_script import MAX_CHARACTERS
 
 LIMITS = ["--max-price", "0.5", "--max-hours", "2"]
 SHARED = ["--install", "universal-simulator", "--mirror", "s3://bucket/waves", "--secret", "AWS_SECRET_ACCESS_KEY"]
@@ -48,6 +49,13 @@ def test_a_dry_run_shows_what_would_be_sent_and_starts_nothing(
         assert "max_hours" not in found["onstart"]
         assert "-ge" in found["watch"]
     assert [path.name for path in place.iterdir()] == ["waves.yaml"]
+
+
+def test_a_recipe_with_eleven_tasks_fits_into_the_start_script_of_vast(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Path(__file__).parents[3] / "recipes" / "pdebench_11.yaml"
+    shared = [*SHARED, "--secret", "AWS_ACCESS_KEY_ID", "--env", "AWS_REGION=eu-central-1"]
+    assert front.run(["launch", "vast", str(recipe), *LIMITS, *shared, *OWN["vast"], "--dry-run", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["onstart"]) <= MAX_CHARACTERS
 
 
 @pytest.mark.parametrize("cloud", ["skypilot", "vast"])

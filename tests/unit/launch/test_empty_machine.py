@@ -28,7 +28,7 @@ def machine(**changes: Any) -> EmptyMachine:
     given: dict[str, Any] = {
         "name": "waves",
         "recipe": dump_recipe(resolve_data(RECIPE).recipe),
-        "install": "universal-simulator @ https://example.org/ups.whl",
+        "install": "universal-simulator @ https://example.org/universal_simulator-1.0-py3-none-any.whl",
         "max_price": 2.5,
         "max_hours": 8,
         "started": 1_000_000.0,
@@ -57,6 +57,9 @@ def test_the_hours_count_from_the_launch_and_leave_time_to_save() -> None:
         {"install": ""},
         {"install": "--index-url=https://example.org"},
         {"install": "git+https://someone:token@example.org/ups"},
+        {"install": "universal-simulator @ https://example.org/ups.whl"},
+        {"install": "universal_simulator-1.0-py3-none-any.whl"},
+        {"install": "."},
         {"mirror": "bucket/waves"},
         {"mirror": "s3://bucket/$(id)"},
         {"data": ["data/a.zarr"]},
@@ -121,7 +124,7 @@ def test_a_machine_installs_fetches_runs_and_leaves_its_results(shell: Any, tmp_
     assert code == 9, "the verdict of the run, although the results were kept afterwards"
     assert calls == [
         "-m venv --system-site-packages env",
-        "-m pip install --quiet universal-simulator @ https://example.org/ups.whl",
+        "-m pip install --quiet universal-simulator @ https://example.org/universal_simulator-1.0-py3-none-any.whl",
         "-m pip install --quiet --target aws-cli awscli",
         "-m awscli s3 sync s3://bucket/a.zarr/ data/a.zarr --only-show-errors",
         "-m awscli s3 cp s3://bucket/b.h5 data/b.h5 --only-show-errors",

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from ups.errors import ConfigError
+from ups.errors import EXIT_CODES, ConfigError
 from ups.launch.kubernetes import KubernetesJob, manifests, text
+from ups.record.process_tree import catches
 
 
 def job(**changes: Any) -> KubernetesJob:
@@ -33,12 +42,42 @@ def test_a_pod_for_each_host_which_find_each_other_by_name() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
     shell = container["command"][2]
-    assert shell.startswith("until getent hosts joint-0.joint ")
+    assert "until getent hosts joint-0.joint " in shell
     words = shlex.split(shell.partition("exec ")[2])
     assert words[:5] == ["python", "-m", "ups", "train", "a recipe.yaml"]
     place = ["--hosts", "2", "--host", "$JOB_COMPLETION_INDEX", "--address", "joint-0.joint:29500"]
     assert words[5:] == ["--ranks", "16", *place]
     assert pod["subdomain"] == service["metadata"]["name"]
+
+
+def test_a_jobset_has_the_same_pods_and_makes_the_names_itself() -> None:
+    given: dict[str, Any] = {"hosts": 2, "ranks_per_host": 8, "gpus_per_host": 8, "namespace": "physics"}
+    (found,) = manifests(job(**given, jobset=True))
+    assert found["metadata"]["namespace"] == "physics"
+    (part,) = found["spec"]["replicatedJobs"]
+    inner = part["template"]["spec"]
+    _, alone = manifests(job(**given))
+    assert (part["replicas"], inner["completions"], inner["completionMode"]) == (1, 2, "Indexed")
+    # JobSet calls a pod NAME-PART-REPLICA-INDEX, in a subdomain of its own name that it enters into the pods.
+    head = f"joint-{part['name']}-0-0.joint"
+    pod, other = inner["template"]["spec"], alone["spec"]["template"]["spec"]
+    assert f"--address {head}:29500" in pod["containers"][0]["command"][2]
+    assert "subdomain" not in pod
+    as_job = pod["containers"][0]["command"][2].replace(head, "joint-0.joint")
+    assert as_job == other["containers"][0]["command"][2]
+    pod["containers"][0]["command"][2], pod["subdomain"] = as_job, "joint"
+    assert pod == other
+
+
+def test_a_jobset_starts_all_pods_anew_unless_ups_has_given_its_verdict() -> None:
+    (found,) = manifests(job(hosts=2, jobset=True))
+    inner = found["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert inner["backoffLimit"] == 0, "the first pod that fails is the end of the Job, and the JobSet makes a new one"
+    assert inner["podFailurePolicy"] == manifests(job())[0]["spec"]["podFailurePolicy"]
+    policy = found["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] > 0
+    (rule,) = policy["rules"]
+    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
 
 
 def test_one_host_needs_no_service() -> None:
@@ -50,28 +89,130 @@ def test_an_eviction_is_no_failure_and_a_verdict_is_not_tried_again() -> None:
     rules = manifests(job())[0]["spec"]["podFailurePolicy"]["rules"]
     by_code = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", [])}
     assert by_code[143] == "Ignore"
-    assert by_code[6] == "FailJob"
+    assert {code for code, action in by_code.items() if action == "FailJob"} == {1, 2, 3, 4, 5, 7, 8, 9, 10, 12}
+    assert set(by_code) <= set(EXIT_CODES)
     assert 0 not in by_code
     assert 137 not in by_code, "a pod that was killed is made anew, and counted"
+    assert 6 not in by_code, "all other hosts leave with it when one is lost"
+    assert 11 not in by_code, "a lost host may still hold the run"
+
+
+def test_a_run_that_fails_on_all_hosts_counts_as_one_failure() -> None:
+    limits = {hosts: manifests(job(hosts=hosts))[-1]["spec"]["backoffLimit"] for hosts in (1, 8)}
+    assert limits[8] == 8 * limits[1] > 0
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"name": "Joint_1"}, {"name": "a" * 60}, {"claim": "a b"}, {"image": "x y"}, {"memory": "lots"}]
+    "wrong",
+    [
+        {"name": "Joint_1"},
+        {"name": "1st-run"},
+        {"name": "a" * 60},
+        {"name": "a" * 50, "jobset": True},
+        {"claim": "a b"},
+        {"namespace": "a b"},
+        {"image": "x y"},
+        {"memory": "lots"},
+    ],
 )
-def test_names_that_kubernetes_refuses_are_refused_here(wrong: dict[str, str]) -> None:
+def test_names_that_kubernetes_refuses_are_refused_here(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         job(**wrong)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("kubernetes_validate") is None, reason="needs kubernetes-validate")
+@pytest.mark.parametrize("jobset", [False, True])
+def test_the_longest_name_makes_pods_of_63_characters(jobset: bool) -> None:
+    """A name of a pod is a label of DNS, and the controller puts five random characters behind it."""
+    with pytest.raises(ConfigError, match="no name for pods") as raised:
+        job(name="a" * 63, hosts=10_000, jobset=jobset)
+    most = int(raised.value.hint.partition(" at most")[0].rpartition(" ")[2])
+    longest = job(name="a" * most, hosts=10_000, jobset=jobset)
+    assert len(longest.pod(9_999) + "-abcde") == 63
+
+
+def as_models_know_it(manifest: dict[str, Any]) -> Any:
+    """The manifest as the published models of Kubernetes and JobSet read it: a field that they lack is not in it."""
+    from kubeflow_trainer_api import models
+
+    names = {"JobSet": "JobsetV1alpha2JobSet", "Job": "IoK8sApiBatchV1Job", "Service": "IoK8sApiCoreV1Service"}
+    return getattr(models, names[manifest["kind"]]).from_dict(manifest).to_dict()
+
+
+@pytest.mark.parametrize("jobset", [False, True])
 @pytest.mark.parametrize("hosts", [1, 3])
-def test_the_schema_of_kubernetes_accepts_it(hosts: int) -> None:
+def test_the_models_of_kubernetes_and_jobset_know_every_field(hosts: int, jobset: bool) -> None:
+    given = job(hosts=hosts, gpus_per_host=4, secret="keys", namespace="physics", jobset=jobset)
+    found = list(yaml.safe_load_all(text(given)))
+    assert [one["kind"] for one in found] == (["JobSet"] if jobset else ["Service", "Job"][hosts == 1 :])
+    for one in found:
+        assert as_models_know_it(one) == one
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (["spec", "failurePolicy", "maxRestart"], 3),
+        (["spec", "network", "enableDnsHostnames"], True),
+        (["spec", "replicatedJobs", 0, "template", "spec", "template", "spec", "restart"], "Never"),
+        (["spec", "replicatedJobs", 0, "template", "spec", "parallelism"], "many"),
+        (["spec", "replicatedJobs", 0, "name"], None),
+        (["spec", "failurePolicy", "rules", 0, "onJobFailureReasons"], "PodFailurePolicy"),
+    ],
+    ids=lambda value: str(value[-1]) if isinstance(value, list) else "",
+)
+def test_the_models_refuse_a_jobset_with_a_mistake(place: list[Any], value: Any) -> None:
+    (broken,) = yaml.safe_load_all(text(job(hosts=2, jobset=True)))
+    target = broken
+    for step in place[:-1]:
+        target = target[step]
+    target[place[-1]] = value
+    with pytest.raises((ValueError, AssertionError)):
+        assert as_models_know_it(broken) == broken
+
+
+@pytest.mark.skipif(importlib.util.find_spec("kubernetes_validate") is None, reason="needs kubernetes-validate")
+@pytest.mark.parametrize("jobset", [False, True])
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_the_schema_of_kubernetes_accepts_it(hosts: int, jobset: bool) -> None:
     import kubernetes_validate  # type: ignore[import-not-found, unused-ignore]
 
-    found = list(yaml.safe_load_all(text(job(hosts=hosts, gpus_per_host=4))))
-    assert len(found) == (2 if hosts > 1 else 1)
+    found = list(yaml.safe_load_all(text(job(hosts=hosts, gpus_per_host=4, secret="keys", jobset=jobset))))
+    if jobset:
+        inner = found[0]["spec"]["replicatedJobs"][0]["template"]
+        found = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "joint-host-0"}, **inner}]
     for one in found:
         kubernetes_validate.validate(one, "1.31", strict=True)
-    found[-1]["spec"]["parallelism"] = "many"
+    found[-1]["spec"]["template"]["spec"]["restart"] = "Never"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(found[-1], "1.31", strict=True)
+
+
+@contextlib.contextmanager
+def first_process(command: list[str], programs: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command as the first process of a namespace, as the one of a container is."""
+    space = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*space, "true"], capture_output=True, timeout=20).returncode:
+        pytest.skip("namespaces of processes cannot be made here")
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
+    with subprocess.Popen([*space, *command], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("jobset", [False, True])
+def test_a_pod_that_waits_for_the_first_one_leaves_when_it_is_asked(tmp_path: Path, jobset: bool) -> None:
+    (tmp_path / "getent").write_text('#!/usr/bin/env bash\necho "$@" >&2; exit 2\n')
+    (tmp_path / "getent").chmod(0o755)
+    found = manifests(job(hosts=2, jobset=jobset))[-1]["spec"]
+    work = found["replicatedJobs"][0]["template"]["spec"] if jobset else found
+    with first_process(work["template"]["spec"]["containers"][0]["command"], tmp_path) as process:
+        inner = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        end = time.monotonic() + 30
+        while not (child := inner.read_text().split()) or not catches(int(child[0]), signal.SIGTERM):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        os.kill(int(child[0]), signal.SIGTERM)
+        assert process.wait(30) == 143

@@ -145,6 +145,7 @@ print(found["secret"], found["entrypoint"], found["yes"], found["detach_run"])
 
 @pytest.mark.processes
 @pytest.mark.timeout(400)
+@pytest.mark.long
 @pytest.mark.skipif(not SKYPILOT, reason="UPS_SKYPILOT_PYTHON does not name a Python with SkyPilot")
 def test_skypilot_itself_accepts_the_task(tmp_path: Path) -> None:
     path = tmp_path / "task.yaml"
