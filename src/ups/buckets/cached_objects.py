@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 import json
 import logging
 import os
@@ -20,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ups.buckets.address import without_secrets
-from ups.buckets.block_cache import BLOCK_BYTES
+from ups.buckets.address import bare_addresses
+from ups.buckets.block_file import BLOCK_BYTES
 from ups.buckets.cache_place import the_cache
 from ups.buckets.client import open_bucket, parse_bucket_url
 from ups.errors import DataChangedError, StoreRefusedError, StoreUnavailableError
@@ -32,8 +31,13 @@ logger = logging.getLogger(__name__)
 GIVE_UP_SECONDS = 30.0
 # A block that takes longer than this is asked for again.
 REQUEST_SECONDS = 10.0
-NUM_THREADS = 16
+NUM_THREADS = 32
 MAX_LISTED = 1_000_000
+# While the cache has room its blocks are fetched so many bytes at a time: what lies next to a window will be asked for,
+# too. Once it is full that would push out what is asked for sooner.
+WIDE_BYTES = 256 << 10
+# Of one request; a thread has as many files open as it has blocks.
+MAX_REQUEST_BYTES = 512 << 10
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 2.0
 _T = TypeVar("_T")
 # Never the generator of the process: the sequence of that one belongs to whoever seeded it.
@@ -110,58 +114,34 @@ def read_range(info: ObjectInfo, start: int, stop: int) -> bytes:
     stop = min(stop, info.size)
     if start >= stop:
         return b""
-    numbers = range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1)
-    if len(numbers) > 1:
-        _fill_together(info, numbers)
-    parts = []
-    for number in numbers:
+    cache, parts, missing = the_cache(), {}, []
+    for number in range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1):
         begin = number * BLOCK_BYTES
-        parts.append(_read_block(info, number, max(start - begin, 0), min(stop - begin, BLOCK_BYTES)))
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        inside = (max(start - begin, 0), min(stop - begin, BLOCK_BYTES))
+        found = cache.read(_block(info, number), *inside)
+        if found is None:
+            missing.append((number, inside))
+        else:
+            parts[number] = found
+    if missing:
+        fetched = _fetch(info, _runs(info, [number for number, _ in missing]), patient=True)
+        parts |= {number: fetched[number][slice(*inside)] for number, inside in missing}
+    return b"".join(parts[number] for number in sorted(parts)) if len(parts) > 1 else next(iter(parts.values()))
 
 
-def bring(info: ObjectInfo, start: int, stop: int) -> None:
-    """Bring the blocks of a range into the cache, without patience: for what is read later."""
+def bring(info: ObjectInfo, start: int, stop: int) -> list[str]:
+    """Bring the blocks of a range into the cache, without patience: for what is read later. Returns their keys."""
     cache = the_cache()
-    for number in range(start // BLOCK_BYTES, -(-min(stop, info.size) // BLOCK_BYTES)):
-        if not cache.holds(_block(info, number)):
-            cache.fill(_block(info, number), functools.partial(_download, info, number, patient=False))
+    blocks = {n: _block(info, n) for n in range(start // BLOCK_BYTES, -(-min(stop, info.size) // BLOCK_BYTES))}
+    missing = [number for number, key in blocks.items() if not cache.holds(key)]
+    if missing:
+        _fetch(info, _runs(info, missing), patient=False)
+    return list(blocks.values())
 
 
 def threads() -> ThreadPoolExecutor:
     """The threads of this process that wait for servers."""
     return _threads(os.getpid())
-
-
-class ObjectFile(io.RawIOBase):
-    """An object as a file for reading, as h5py and others want one."""
-
-    def __init__(self, info: ObjectInfo) -> None:
-        super().__init__()
-        self.info, self._at = info, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.info.size}[whence]
-        if base + offset < 0:
-            raise ValueError("a place before the beginning of the object")
-        self._at = base + offset
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        data = read_range(self.info, self._at, self._at + len(view))
-        view[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def _ask(url: str) -> ObjectInfo | None:
@@ -198,33 +178,45 @@ def _block(info: ObjectInfo, number: int) -> str:
     return f"{_key_of(info)}-{number:x}"
 
 
-def _read_block(info: ObjectInfo, number: int, start: int, stop: int) -> bytes:
-    cache, key = the_cache(), _block(info, number)
-    found = cache.read(key, start, stop)
-    if found is not None:
-        return found
-    return cache.fill(key, functools.partial(_download, info, number, patient=True))[start:stop]
+def _runs(info: ObjectInfo, missing: list[int]) -> list[range]:
+    """Blocks that follow each other, each a request; with their neighbors while the cache has room."""
+    wide = WIDE_BYTES // BLOCK_BYTES
+    if the_cache().has_room():
+        last = -(-info.size // BLOCK_BYTES)
+        missing = sorted({n for m in missing for n in range(m // wide * wide, min(m // wide * wide + wide, last))})
+    runs: list[range] = []
+    for number in missing:
+        if runs and number == runs[-1].stop and len(runs[-1]) < MAX_REQUEST_BYTES // BLOCK_BYTES:
+            runs[-1] = range(runs[-1].start, number + 1)
+        else:
+            runs.append(range(number, number + 1))
+    return runs
 
 
-def _fill_together(info: ObjectInfo, numbers: range) -> None:
-    """Fetch what is missing of these blocks at the same time; a thread that waits for a server fetches in turn."""
-    if getattr(_here, "waits", False):
-        return
-    cache = the_cache()
-    missing = [n for n in numbers if not cache.holds(_block(info, n))]
-    if len(missing) < 2:
-        return
-    fetches = [threads().submit(_read_block, info, n, 0, 0) for n in missing]
-    for one in fetches:
-        one.result()
+def _fetch(info: ObjectInfo, runs: list[range], *, patient: bool) -> dict[int, bytes]:
+    """Blocks by number, fetched at the same time; a thread that waits for a server itself fetches in turn."""
+    fill = functools.partial(_fill, info, patient)
+    alone = len(runs) == 1 or getattr(_here, "waits", False)
+    filled = map(fill, runs) if alone else threads().map(fill, runs)
+    found: dict[int, bytes] = {}
+    for run, blocks in zip(runs, filled, strict=True):
+        found.update(zip(run, blocks, strict=True))
+    return found
 
 
-def _download(info: ObjectInfo, number: int, *, patient: bool) -> bytes:
-    """A block from the server, of the version that was asked about and of the right length."""
+def _fill(info: ObjectInfo, patient: bool, run: range) -> list[bytes]:
+    def fetch(first: int, end: int) -> list[bytes]:
+        data = _download(info, run[first] * BLOCK_BYTES, min((run[end - 1] + 1) * BLOCK_BYTES, info.size), patient)
+        return [data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES)]
+
+    return the_cache().fill([_block(info, number) for number in run], fetch)
+
+
+def _download(info: ObjectInfo, start: int, stop: int, patient: bool) -> bytes:
+    """Bytes from the server, of the version that was asked about and of the right length."""
     import obstore
 
     store, key = _place(info.url)
-    start, stop = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, info.size)
     options: dict[str, Any] = {"range": (start, stop)}
     if info.etag and not info.etag.startswith("W/"):
         options["if_match"] = info.etag
@@ -285,7 +277,7 @@ def _patiently(url: str, call: Callable[[], _T], *, patient: bool = True) -> _T:
 
 def _text(error: BaseException) -> str:
     """The first words of what a library says, on one line."""
-    return without_secrets(" ".join(str(error).split("\n\nDebug source")[0].split()))[:200]
+    return bare_addresses(" ".join(str(error).split("\n\nDebug source")[0].split()))[:200]
 
 
 def _place(url: str) -> tuple[Any, str]:

@@ -2,13 +2,15 @@
 
 Started by the supervisor (`ups.supervise.bucket_mirror`), on the other end of standard input. The word `finish` there
 lets it copy what is left, for at most SECONDS; the end of standard input without that word means that the supervisor is
-gone, and ends it at once: nobody then holds the run, and the next one may be starting.
+gone, and ends it at once: nobody then holds the run, and the next one may be starting. After the word it means the
+same, but the run is over and what is left may be little: it gets ALONE_SECONDS more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import threading
 import time
@@ -22,6 +24,7 @@ from ups.record.held_directory import HeldDirectory
 
 POLL_SECONDS = 0.5
 MAX_WAIT_SECONDS = 15.0
+ALONE_SECONDS = 10.0
 
 
 def main(run_dir: Path, url: str, keep: int, seconds: float) -> int:
@@ -76,8 +79,9 @@ def _listen(finish: threading.Event, seconds: float) -> None:
         os._exit(1)
     finish.set()
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(min(0.2, seconds))
+    # Nothing is said after the word: what can be read is the end.
+    if select.select([sys.stdin], [], [], seconds)[0]:
+        time.sleep(min(ALONE_SECONDS, max(0.0, deadline - time.monotonic())))
     os._exit(LATE)
 
 

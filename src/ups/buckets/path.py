@@ -14,8 +14,9 @@ from pathlib import Path, PosixPath
 from typing import Any, BinaryIO, Self, cast
 
 from ups.buckets.address import is_address
-from ups.buckets.cached_objects import ObjectFile, ObjectInfo, list_objects, object_info
+from ups.buckets.cached_objects import ObjectInfo, list_objects, object_info
 from ups.buckets.client import parse_bucket_url
+from ups.buckets.object_file import ObjectFile
 
 
 def data_path(path: str | Path) -> Path:

@@ -32,7 +32,7 @@ from ups.record.checkpoints import checkpoint_path, list_checkpoints
 from ups.record.identity import RunIdentity
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, Manifest, is_committed, read_manifest
 from ups.record.places import BUNDLE_NAME, CONFIG_NAME
-from ups.record.untrusted_files import MAX_JSON_BYTES, read_object, read_whole
+from ups.record.untrusted_files import MAX_RUN_BYTES, read_object, read_whole
 
 RUN_NAME = "run.json"
 MAX_RECORD_BYTES = 2**30
@@ -72,7 +72,7 @@ def steps_in(bucket: Bucket) -> dict[int, str]:
 
 def identity_in(bucket: Bucket) -> RunIdentity | None:
     """The identity of the run whose copy is in the bucket, None if there is none."""
-    content = get(bucket, RUN_NAME, MAX_JSON_BYTES)
+    content = get(bucket, RUN_NAME, MAX_RUN_BYTES)
     try:
         document = json.loads(content) if content is not None else None
     except (ValueError, RecursionError):

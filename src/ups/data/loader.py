@@ -182,7 +182,17 @@ def build_loader(
                 "%d trajectories of task '%s' are shorter than %d frames: unused", short, name, window_frames
             )
     sampler = build_sampler(data, names, [len(index) for index in indexes], seed=seed)
-    source = RankSource(tuple(readers), indexes, sampler, cuts, grouped, cache=cache, fields=fields)
+    source = RankSource(
+        tuple(readers),
+        indexes,
+        sampler,
+        cuts,
+        grouped,
+        cache=cache,
+        fields=fields,
+        host_ranks=place.local_world_size,
+        host_readers=place.local_world_size * max(1, data.loader.workers),
+    )
     return Loader(source, place, data.loader, start_step)
 
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ups.buckets.address import is_address
 from ups.buckets.cache_place import use_cache
 from ups.buckets.path import data_path
 from ups.config.description import TaskDescription, description_next_to, read_description
@@ -37,11 +38,17 @@ def open_task(config: TaskConfig) -> Reader:
 
 
 def _check_made(config: TaskConfig) -> None:
-    """Raises DataError if data that the recipe says how to make was not made yet."""
+    """Raises DataError if data of the recipe is not there, or was not made yet."""
     paths = [config.path] if isinstance(config.path, str) else config.path
-    missing = next((path for path in paths if not Path(path).exists()), None)
-    if missing is None or config.source is None:
+    missing = next((path for path in paths if not (is_address(path) or Path(path).exists())), None)
+    if missing is None:
         return
+    if config.source is None:
+        raise DataError(
+            f"{missing} of task '{config.name}' does not exist",
+            hint="correct the path; or make it: with `ups data generate`, `import` or `fetch`, or by `ups run RECIPE`, "
+            "which needs a `source:` of the task (docs/run.md)",
+        )
     kind, dataset = config.source.type, config.source.dataset
     by_hand = f", `ups data fetch {dataset} --only '{Path(missing).name}'` fetches this file" if kind == "fetch" else ""
     raise DataError(

@@ -53,7 +53,8 @@ class RankSource:
 
     cuts: one for each task. grouped: whether tasks of equal grids share a micro-batch, for a network that runs them as
     one graph; otherwise each part is a micro-batch. The parts of a step have consecutive numbers from `first(step)`.
-    cache: where latents of the windows are kept; with it fields are read only if `fields` says so.
+    cache: where latents of the windows are kept; with it fields are read only if `fields` says so. host_ranks,
+    host_readers: ranks of this host, and processes that read such a source; they share its cache of objects.
     """
 
     readers: tuple[Reader, ...]
@@ -64,6 +65,8 @@ class RankSource:
     split: str = "train"
     cache: LatentCache | None = None
     fields: bool = True
+    host_ranks: int = 1
+    host_readers: int = 1
 
     def first(self, step: int) -> int:
         """The number of the first part of a step. Steps may have unequal numbers of parts: some numbers stay unused."""

@@ -52,6 +52,12 @@ class TaskStream:
             return self._permutation.forward(places, first_pass)
         return self._permutation.forward(places % self.size, first_pass + places // self.size)
 
+    def next_places(self, numbers: Int64, after: int) -> Int64:
+        """The first place behind `after` at which each of the windows (n,) is seen."""
+        current = after // self.size
+        here, later = (n * self.size + self._permutation.inverse(numbers, n) for n in (current, current + 1))
+        return np.where(here > after, here, later)
+
     def place_of(self, number: int, pass_number: int) -> int:
         """Where in the stream a window is seen in a given pass: the inverse of `numbers`."""
         return pass_number * self.size + int(self._permutation.inverse([number], pass_number)[0])
@@ -117,6 +123,14 @@ class Sampler:
         if not 0 <= start <= rows <= size:
             raise ValueError(f"rows {start} to {rows} are not in a block of {size}")
         return Block(task, self._streams[task].numbers(place + start, place + rows))
+
+    def next_places(self, task: int, numbers: Int64, after: int) -> Int64:
+        """The first place behind `after` in the stream of a task at which each of the windows (n,) is seen."""
+        return self._streams[task].next_places(numbers, after)
+
+    def places_per_step(self, task: int) -> float:
+        """How far the stream of a task goes on in a step, on average."""
+        return self.blocks_per_step * self.block_sizes[task] * self.mixture.quotas[task] / self.mixture.cycle
 
     def tasks_of_step(self, step: int) -> tuple[int, ...]:
         """The task of each slot."""

@@ -334,14 +334,18 @@ class GridReader(ABC):
         """Whether reading asks a server, so that it pays to ask for many windows at the same time: `bring`."""
         return False
 
-    def bring(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> None:
-        """Bring what a window needs into the cache of this host, where it lies in an object store. Safe in a thread."""
+    def bring(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> list[str]:
+        """Bring what a window needs into the cache of this host, where it lies in an object store. Safe in a thread.
+
+        Returns the keys of its blocks there.
+        """
         stride = self.subsampling.time_stride
         first = self.subsampling.first_frame + start_frame * stride
-        self._bring(split, trajectory, first, first + max(0, num_frames - 1) * stride + 1, stride)
+        return self._bring(split, trajectory, first, first + max(0, num_frames - 1) * stride + 1, stride)
 
-    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:  # noqa: B027 - optional
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
         """The same by stored frames; a format that says nothing here is read without being brought."""
+        return []
 
     def _empty_block(self, num_samples: int, num_frames: int, steps: Float64, out: WindowBlock | None) -> WindowBlock:
         channels, space = self._num_channels, self._space
@@ -426,29 +430,6 @@ class GridReader(ABC):
         cells = values.reshape(*lead, *(n for size in self._space for n in (size, stride)))
         axes = tuple(len(lead) + 2 * i + 1 for i in range(dims))
         return np.asarray(cells.mean(axis=axes, dtype=np.float64))  # (..., *S)
-
-
-def split_counts(
-    counts: list[int], valid_fraction: float, test_fraction: float
-) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
-    """First row and number of rows of each split in each file.
-
-    The wanted totals are rounded up over all files so far, so that files of four trajectories still give one in ten,
-    and at least one trajectory of every file goes to train.
-    """
-    starts: dict[str, list[int]] = {s: [] for s in SPLITS}
-    numbers: dict[str, list[int]] = {s: [] for s in SPLITS}
-    seen = valid_given = test_given = 0
-    for count in counts:
-        seen += count
-        test = max(0, min(math.ceil(seen * test_fraction - 1e-9) - test_given, count - 1))
-        valid = max(0, min(math.ceil(seen * valid_fraction - 1e-9) - valid_given, count - 1 - test))
-        train = count - valid - test
-        test_given, valid_given = test_given + test, valid_given + valid
-        for split, start, number in (("train", 0, train), ("valid", train, valid), ("test", train + valid, test)):
-            starts[split].append(start)
-            numbers[split].append(number)
-    return starts, numbers
 
 
 def _thin_coordinate(coordinate: Float64, subsampling: Subsampling) -> Float64:

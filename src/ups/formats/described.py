@@ -19,10 +19,11 @@ import numpy.typing as npt
 
 from ups.config.description import CHANNEL, COMPONENT, TIME, TRAJECTORY, TaskDescription
 from ups.errors import DataError
-from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
+from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling
 from ups.formats.container import Container, decoded
 from ups.formats.described_layout import DescribedLayout, FieldSource, same_points, understand
 from ups.formats.open_container import open_containers
+from ups.formats.split_rows import split_counts
 from ups.spec.task import Role
 
 

@@ -79,22 +79,22 @@ def _check_unchanged(key: FileKey) -> None:
         raise DataError(f"{key[0]} changed since it was checked", hint="open it again when nobody writes to it")
 
 
-def bring_region(key: FileKey, array: ArraySurvey, region: Region) -> None:
-    """Bring the bytes of a region into the cache of this host, where the file is in a bucket."""
+def bring_region(key: FileKey, array: ArraySurvey, region: Region) -> list[str]:
+    """Bring the bytes of a region into the cache of this host, if the file is in a bucket; returns its blocks there."""
     if not is_address(key[0]):
-        return
+        return []
     found = _objects.get((key[0], ()), lambda: _object_unchanged(key))
     if array.offset is not None:
-        for _, start, stop in _ranges(array, region):
-            found.bring(start, stop)
-        return
+        return [block for _, start, stop in _ranges(array, region) for block in found.bring(start, stop)]
     dataset = _files.get((key[0], ()), lambda: _open_unchanged(key))[array.name]
     wanted = [range(s.start, s.stop, s.step or 1) for s in region]
     grid = [range(r.start // c, r[-1] // c + 1) for r, c in zip(wanted, array.chunks or (), strict=True)]
+    blocks: list[str] = []
     for place in itertools.product(*grid):
         chunk = dataset.id.get_chunk_info_by_coord(tuple(p * c for p, c in zip(place, array.chunks or (), strict=True)))
         if chunk.byte_offset is not None:
-            found.bring(chunk.byte_offset, chunk.byte_offset + chunk.size)
+            blocks += found.bring(chunk.byte_offset, chunk.byte_offset + chunk.size)
+    return blocks
 
 
 def _ranges(array: ArraySurvey, region: Region) -> Iterator[tuple[tuple[int, ...], int, int]]:

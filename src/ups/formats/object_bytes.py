@@ -25,6 +25,6 @@ class ObjectBytes:
         start, stop, _ = place.indices(self.info.size)
         return np.frombuffer(read_range(self.info, start, stop), np.uint8)
 
-    def bring(self, start: int, stop: int) -> None:
-        """Bring a slice into the cache of this host."""
-        bring(self.info, start, stop)
+    def bring(self, start: int, stop: int) -> list[str]:
+        """Bring a slice into the cache of this host; returns the keys of its blocks there."""
+        return bring(self.info, start, stop)

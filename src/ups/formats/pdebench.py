@@ -16,13 +16,13 @@ import numpy as np
 from ups.buckets.address import is_address
 from ups.buckets.path import plain_name
 from ups.errors import DataError
-from ups.formats.base import FULL, Array, GridReader, Source, Subsampling, split_counts
+from ups.formats.base import FULL, Array, GridReader, Source, Subsampling
 from ups.formats.hdf5_arrays import Region, bring_region, drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_files
 from ups.formats.hdf5_identity import files_identity
 from ups.formats.hdf5_survey import ArraySurvey, FileSurvey
 from ups.formats.pdebench_layouts import FieldSource, FileLayout, member_of, understand
-from ups.formats.split_rows import SplitRows
+from ups.formats.split_rows import SplitRows, split_counts
 from ups.formats.the_well import THE_WELL
 from ups.record.untrusted_files import open_regular
 from ups.spec.task import ParameterSpec, Role
@@ -104,11 +104,13 @@ class PdebenchReader(GridReader):
     def remote(self) -> bool:
         return is_address(self._files[0].key[0])
 
-    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
         file, row = self._locate(split, trajectory)
+        blocks: list[str] = []
         for source in file.layout.sources:
             frames = slice(start, stop, step) if source.role == "state" else slice(0, 1, 1)
-            bring_region(file.key, *_region_of(file, row, source, frames))
+            blocks += bring_region(file.key, *_region_of(file, row, source, frames))
+        return blocks
 
     def _source_identity(self) -> str:
         return files_identity("pdebench", [file.key for file in self._files])

@@ -135,12 +135,16 @@ class ShardFile:
         data = self._bytes[begin + start * row : begin + stop * row]
         return data.view(layout.dtype).reshape(-1, *layout.chunk_shape[2:])[::step]
 
-    def bring(self, number: int, part: tuple[float, float] = (0.0, 1.0)) -> None:
-        """Bring a chunk, or of a plain one a part of it, into the cache of this host, where the file is in a bucket."""
+    def bring(self, number: int, part: tuple[float, float] = (0.0, 1.0)) -> list[str]:
+        """Bring a chunk, or of a plain one a part of it, into the cache of this host, where the file is in a bucket.
+
+        Returns the keys of its blocks there.
+        """
         if isinstance(self._bytes, ObjectBytes) and self.chunks is None and self._offsets[number] != _MISSING:
             offset, length = int(self._offsets[number]), int(self._lengths[number])
             first, last = part if self._layout.compressor is None else (0.0, 1.0)
-            self._bytes.bring(offset + math.floor(first * length), offset + math.ceil(last * length))
+            return self._bytes.bring(offset + math.floor(first * length), offset + math.ceil(last * length))
+        return []
 
     def require(self, number: int) -> None:
         """Raises DataError if a chunk is not there; reads nothing."""

@@ -16,11 +16,11 @@ import numpy as np
 from ups.buckets.address import is_address
 from ups.buckets.path import data_path
 from ups.errors import DataError
-from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
+from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling
 from ups.formats.hdf5_arrays import Region, bring_region, drop_hdf5, read_region
 from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_well_files
 from ups.formats.hdf5_identity import files_identity
-from ups.formats.split_rows import SplitRows
+from ups.formats.split_rows import SplitRows, split_counts
 from ups.formats.the_well_fields import SPACE, WellField
 from ups.formats.the_well_layout import WellLayout, understand
 from ups.formats.the_well_survey import GROUPS
@@ -110,11 +110,13 @@ class WellReader(GridReader):
     def remote(self) -> bool:
         return is_address(self._files[0].key[0])
 
-    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
         file, row = self._locate(split, trajectory)
+        blocks: list[str] = []
         for field in file.layout.fields:
             frames = slice(start, stop, step) if field.role == "state" else slice(0, 1, 1)
-            bring_region(file.key, field.array, _region_of(row, field, frames))
+            blocks += bring_region(file.key, field.array, _region_of(row, field, frames))
+        return blocks
 
     def _source_identity(self) -> str:
         return files_identity("the_well", [file.key for file in self._files])

@@ -123,7 +123,8 @@ class StoreReader(GridReader):
     def remote(self) -> bool:
         return isinstance(self.path, BucketPath)
 
-    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> None:
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
+        blocks: list[str] = []
         for name, layout in self._layouts[split].items():
             if name == "parameters":
                 continue  # kept in memory
@@ -132,7 +133,9 @@ class StoreReader(GridReader):
             for chunk in chunks:
                 shard, number = _shard_of(layout, trajectory, chunk, per_shard // per_chunk, name == "state")
                 first, last = max(0, start - chunk * per_chunk), min(per_chunk, stop - chunk * per_chunk)
-                shard.bring(number, (first / per_chunk, last / per_chunk) if name == "state" else (0.0, 1.0))
+                part = (first / per_chunk, last / per_chunk) if name == "state" else (0.0, 1.0)
+                blocks += shard.bring(number, part)
+        return blocks
 
     def _source_identity(self) -> str:
         return store_identity(self.path)

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MAX_JSON_BYTES = 64 * 2**20
+# Of a run.json, on a disk or in a bucket: a page of all runs would wait seconds for a larger one.
+MAX_RUN_BYTES = 8 * 2**20
 # Nothing that ups writes is nested deeper than ten levels; whoever walks a document by recursion relies on a limit.
 MAX_JSON_DEPTH = 100
 

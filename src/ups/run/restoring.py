@@ -20,11 +20,11 @@ from ups.buckets.run_copy import MAX_RECORD_BYTES, RUN_NAME, steps_in
 from ups.config.identity import first_difference, other_length
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
-from ups.errors import CheckpointError, ConfigError
+from ups.errors import CheckpointError, ConfigError, IntegrityError
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.manifest import clean_temporaries, write_file_atomically
 from ups.record.places import BUNDLE_NAME, CONFIG_NAME
-from ups.record.untrusted_files import MAX_JSON_BYTES
+from ups.record.untrusted_files import MAX_RUN_BYTES
 from ups.run.identity import STATISTICS_NAME
 from ups.supervise.restart import MICRO_BATCH
 from ups.supervise.run_file import parse_run
@@ -45,7 +45,10 @@ def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
     if url is None or any(run_dir.glob("run*.json")):
         return None
     bucket = open_bucket(url)
-    content = get(bucket, RUN_NAME, MAX_JSON_BYTES)
+    try:
+        content = get(bucket, RUN_NAME, MAX_RUN_BYTES)
+    except IntegrityError as error:
+        raise CheckpointError(error.message, hint=_OTHER_PLACE) from error
     if content is None or not steps_in(bucket):
         return None
     document, identity = _believed(bucket, content)

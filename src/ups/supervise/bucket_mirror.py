@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from ups.buckets.client import parse_bucket_url, s3_options
 from ups.buckets.mirror_note import NOTE_NAME, REFUSED, MirrorNote, read_note
+from ups.config.schema import CheckpointConfig
 from ups.errors import MissingExtraError
 from ups.record.checkpoints import list_checkpoints
 from ups.supervise.run_file import note_mirror
@@ -42,12 +43,12 @@ def check_mirror(url: str | None) -> None:
 
 
 class BucketMirror:
-    """The process that copies a run; entered around the run, and what follows its verdict. Without a url: nothing."""
+    """The process that copies a run; entered around it and what follows its verdict. Without a mirror: nothing."""
 
-    def __init__(self, run_dir: Path, url: str | None, keep: int, close_seconds: float = CLOSE_SECONDS) -> None:
+    def __init__(self, run_dir: Path, saved: CheckpointConfig, close_seconds: float = CLOSE_SECONDS) -> None:
         self._run_dir = run_dir
-        self._url = url
-        self._keep = keep
+        self._url = saved.mirror
+        self._keep = saved.keep
         self._close_seconds = close_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._started = self._looked = 0.0

@@ -21,16 +21,16 @@ from ups.record import process_tree
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
 from ups.record.places import RUNS, meant_by
-from ups.record.untrusted_files import is_number, is_whole, load_object, parse_object
+from ups.record.untrusted_files import MAX_RUN_BYTES, is_number, is_whole, load_object, parse_object
 from ups.supervise.fault import Fault
 from ups.supervise.host_notes import head_was_lost, machine_mark
 
 FORMAT_VERSION = 1
 MAX_NOTICES = 100
-# A larger run.json is not read: a page of all runs would wait seconds for it. An attempt is about 1 kB, or 3 kB with
-# the longest message. What other ranks saw of a fault is 0.4 MB for 1,024 ranks: the writer keeps it for the newest
-# faults, up to 2 MiB together, and older ones have theirs in `failures/`. So thousands of attempts fit.
-MAX_RUN_BYTES, MAX_CONSEQUENCE_BYTES = 8 << 20, 2 << 20
+# Why MAX_RUN_BYTES are enough: an attempt is about 1 kB, or 3 kB with the longest message. What other ranks saw of a
+# fault is 0.4 MB for 1,024 ranks: the writer keeps it for the newest faults, up to 2 MiB together, and older ones have
+# theirs in `failures/`. So thousands of attempts fit.
+MAX_CONSEQUENCE_BYTES = 2 << 20
 MAX_RANKS = 100_000
 _MAX_TIME = 1e11  # seconds since 1970: a date that calendars still have
 # Held by `ups run` from its first step on, long before there is a record of the training.
@@ -348,8 +348,6 @@ def _read(path: Path) -> dict[str, Any]:
 
 def parse_run(content: bytes) -> dict[str, Any]:
     """A checked run.json that came from elsewhere. Raises ValueError with what is wrong."""
-    if len(content) > MAX_RUN_BYTES:
-        raise ValueError(f"it has {len(content)} bytes, and more than {MAX_RUN_BYTES} are not read")
     return _checked(parse_object(content))
 
 

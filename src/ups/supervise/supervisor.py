@@ -87,7 +87,7 @@ class _Supervision:
         self._say = say
         self._file = RunFile(options.run_dir)
         self._policy = RestartPolicy(options.max_restarts, options.micro_batch, options.block_size)
-        self._mirror = _Mirror(options)
+        self._shown = _ShownOutput(options)
         self._identity = options.identity
         self._box_dir = box_root
         self._commits_offset = 0
@@ -159,7 +159,7 @@ class _Supervision:
         document["blackbox_dir"] = str(box_dir)
         self._box_dir, self._commits_offset = box_dir, 0
         self._file.save()
-        self._mirror.follow(number)
+        self._shown.follow(number)
         reported = self._reported(found)
         options = replace(options, environment={**options.environment, **reported})
         if head is not None:
@@ -196,9 +196,9 @@ class _Supervision:
             self._head.look()
             if views:
                 self._head.show(self._box_dir)
-        self._mirror.look(views)
+        self._shown.look()
         self._look_at_trackers()
-        self._look_at_mirror()
+        self._look_at_bucket()
         commits, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
         if commits and self._identity is not None:
             for step, sha256 in commits:
@@ -215,7 +215,7 @@ class _Supervision:
             document["trackers"] = looked[0]
             self._file.save()
 
-    def _look_at_mirror(self) -> None:
+    def _look_at_bucket(self) -> None:
         mirror, document = self._options.mirror, self._file.document
         if mirror is None or not (looked := mirror.look()):
             return
@@ -349,7 +349,7 @@ class _Supervision:
         self._file.save()
 
 
-class _Mirror:
+class _ShownOutput:
     """Shows the output of one rank as it is written."""
 
     def __init__(self, options: Options) -> None:
@@ -364,7 +364,7 @@ class _Mirror:
         stem = self._options.run_dir / "logs" / f"attempt_{attempt}" / f"rank_{rank:05d}"
         self._places = [(stem.with_suffix(".out"), sys.stdout), (stem.with_suffix(".err"), sys.stderr)]
 
-    def look(self, _views: list[RankView]) -> None:
+    def look(self) -> None:
         for path, stream in self._places:
             offset = self._offsets.get(path, 0)
             with contextlib.suppress(OSError, ValueError):

@@ -131,7 +131,8 @@ class Seaweed:
 
 @contextlib.contextmanager
 def serve_s3() -> Iterator[Seaweed]:
-    """A server of its own, until the end of the block."""
+    """A server of its own, until the end of the block; a test that asks is skipped where it is not installed."""
+    require_weed()
     with tempfile.TemporaryDirectory(prefix="ups-s3-") as folder:
         server = Seaweed(Path(folder))
         try:

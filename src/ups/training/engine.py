@@ -7,6 +7,7 @@ No rank issues a collective after an error: an exception leaves the loop and the
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -26,6 +27,7 @@ from ups.spec.batch import Batch
 from ups.training.balance import TaskAverages, follow
 from ups.training.clipping import clip_factor
 from ups.training.ema import Ema
+from ups.training.measured_steps import pass_measured
 from ups.training.meters import Meters
 from ups.training.optim import (
     build_optimizer,
@@ -157,20 +159,23 @@ class Engine:
         if begin is None or self.progress.stage_step or self._begun:
             return
         self._begun = True
-        measured = int(getattr(self.strategy.stage, "measured_steps", 0))
-        if measured:
-            self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=COMPILE_SECONDS)
-            self.strategy.stage.measure(True)  # type: ignore[operator]
-            self.loader.load_state_dict({"step": 0})
-            batches = iter(self.loader)
-            for step in range(measured):
-                for _ in range(self.loader.batches_in_step(step)):
-                    with torch.no_grad(), autocast(self.precision, self.runtime.device):
-                        self.strategy.module(self._next(batches, 0))
+        if pass_measured(self.strategy.stage, self._first_steps(), self._forward):
             self.loader.load_state_dict({"step": 0})
             self.strategy.weights_changed()  # what begin() writes must reach the shards and not a gathered copy
         begin()
         self.strategy.weights_changed()
+
+    def _first_steps(self) -> Iterator[Iterator[tuple[Batch, ...]]]:
+        """The batches of each step, from the first step on."""
+        self.box.record(Phase.INIT, self.progress.step, self.progress.stage_index, deadline_seconds=COMPILE_SECONDS)
+        self.loader.load_state_dict({"step": 0})
+        batches = iter(self.loader)
+        for step in itertools.count():
+            yield (self._next(batches, 0) for _ in range(self.loader.batches_in_step(step)))
+
+    def _forward(self, batches: tuple[Batch, ...]) -> None:
+        with autocast(self.precision, self.runtime.device):
+            self.strategy.module(batches)
 
     @property
     def precision(self) -> str:

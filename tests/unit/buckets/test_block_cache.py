@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from ups.buckets.block_cache import BLOCK_BYTES, BlockCache
+from ups.buckets.block_cache import BlockCache
+from ups.buckets.block_file import BLOCK_BYTES
 from ups.buckets.cache_place import DIRECTORY, LIMIT, the_cache
 from ups.errors import MachineError
 
 # Blocks of the tests of eviction and of killed writers: small, so that many are written in a moment.
 SMALL_BYTES = 64_000
-LIMIT_BYTES = 20 * (SMALL_BYTES + 200)
+LIMIT_BYTES = 20 * (SMALL_BYTES + 4096)
 
 WRITER = """
 import hashlib, sys
@@ -30,7 +31,7 @@ number = int(sys.argv[3])
 print("ready", flush=True)
 while True:
     key = hashlib.sha256(str(number % 40).encode()).hexdigest()[:40]
-    cache.fill(key, lambda: key.encode() * 1600)
+    cache.fill([key], lambda first, end: [key.encode() * 1600])
     number += 7
 """
 
@@ -39,42 +40,81 @@ def _key(number: int) -> str:
     return f"{number:02x}" + "0" * 38
 
 
-def _never() -> bytes:
+def _never(first: int, end: int) -> list[bytes]:
     raise AssertionError("fetched though it is here")
 
 
-def _giving(data: bytes) -> Callable[[], bytes]:
-    return lambda: data
+def _giving(data: bytes) -> Callable[[int, int], list[bytes]]:
+    return lambda first, end: [data] * (end - first)
 
 
 def test_what_is_kept_is_read_back_in_any_part(tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 20 * BLOCK_BYTES)
     data = random.Random(0).randbytes(BLOCK_BYTES - 13)
     assert cache.read(_key(1), 0, 5) is None
-    assert cache.fill(_key(1), _giving(data)) == data
-    assert cache.fill(_key(1), _never) == data
+    assert cache.fill([_key(1)], _giving(data)) == [data]
+    assert cache.fill([_key(1)], _never) == [data]
     for start, stop in ((0, len(data)), (0, 1), (32767, 32769), (len(data) - 1, len(data)), (5, 5)):
         assert cache.read(_key(1), start, stop) == data[start:stop]
+
+
+def test_blocks_are_fetched_together_from_the_first_that_is_missing_to_the_last(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path, 20 * BLOCK_BYTES)
+    for number in (0, 2):
+        cache.fill([_key(number)], _giving(bytes([number] * 100)))
+    asked = []
+
+    def fetch(first: int, end: int) -> list[bytes]:
+        asked.append((first, end))
+        return [bytes([number] * 100) for number in range(first, end)]
+
+    expected = [bytes([number] * 100) for number in range(5)]
+    assert cache.fill([_key(number) for number in range(5)], fetch) == expected
+    assert asked == [(1, 5)]
+    assert cache.fill([_key(number) for number in range(5)], _never) == expected
+
+
+def test_a_block_that_somebody_is_about_to_read_stays(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path, LIMIT_BYTES)
+    for number in range(18):
+        cache.fill([_key(number)], _giving(bytes(SMALL_BYTES)))
+        os.utime(tmp_path / "blocks" / _key(number)[:2] / _key(number), (number, number))
+    assert not cache.has_room()
+    assert cache.holds(_key(0))
+    for number in range(18, 21):
+        cache.fill([_key(number)], _giving(bytes(SMALL_BYTES)))
+    assert os.path.exists(cache._path(_key(0)))
+    assert not os.path.exists(cache._path(_key(1)))
+
+
+def test_what_is_used_again_last_goes_first(tmp_path: Path) -> None:
+    cache = BlockCache(tmp_path, LIMIT_BYTES)
+    for number in range(20):
+        cache.fill([_key(number)], _giving(bytes(SMALL_BYTES)))
+        cache.expect(_key(number), 1000 - 10 * number if number != 7 else 50_000)
+    cache.fill([_key(20)], _giving(bytes(SMALL_BYTES)))
+    gone = [number for number in range(21) if not os.path.exists(cache._path(_key(number)))]
+    assert gone == [0, 7]
 
 
 @pytest.mark.parametrize("place", [3, 20, 200, BLOCK_BYTES // 2])
 def test_a_flipped_byte_is_noticed_and_the_block_fetched_again(place: int, tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 20 * BLOCK_BYTES)
     data = random.Random(1).randbytes(BLOCK_BYTES)
-    cache.fill(_key(1), _giving(data))
+    cache.fill([_key(1)], _giving(data))
     (file,) = (tmp_path / "blocks").glob("*/*")
     content = bytearray(file.read_bytes())
     content[place] ^= 1
     file.write_bytes(content)
     assert cache.read(_key(1), 0, BLOCK_BYTES) is None
-    assert cache.fill(_key(1), _giving(data)) == data
+    assert cache.fill([_key(1)], _giving(data)) == [data]
     assert cache.read(_key(1), 0, BLOCK_BYTES) == data
 
 
 @pytest.mark.parametrize("size", [0, 10, 500, BLOCK_BYTES])
 def test_a_file_that_was_cut_is_no_block(size: int, tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, 20 * BLOCK_BYTES)
-    cache.fill(_key(1), _giving(bytes(BLOCK_BYTES)))
+    cache.fill([_key(1)], _giving(bytes(BLOCK_BYTES)))
     (file,) = (tmp_path / "blocks").glob("*/*")
     os.truncate(file, size)
     assert cache.read(_key(1), 0, 100) is None
@@ -83,12 +123,13 @@ def test_a_file_that_was_cut_is_no_block(size: int, tmp_path: Path) -> None:
 def test_the_least_recently_used_blocks_go_and_the_bound_holds(tmp_path: Path) -> None:
     cache = BlockCache(tmp_path, LIMIT_BYTES)
     data = bytes(SMALL_BYTES)
-    for number in range(10):
-        cache.fill(_key(number), _giving(data))
+    for number in range(18):
+        cache.fill([_key(number)], _giving(data))
         os.utime(tmp_path / "blocks" / _key(number)[:2] / _key(number), (number, number))
+    assert not cache.has_room()
     assert cache.read(_key(0), 0, 1) is not None  # used again: now the youngest
-    for number in range(10, 60):
-        cache.fill(_key(number), _giving(data))
+    for number in range(18, 60):
+        cache.fill([_key(number)], _giving(data))
         assert cache.used_bytes() <= LIMIT_BYTES
         if number == 20:
             assert cache.holds(_key(0))
@@ -120,7 +161,7 @@ def test_writers_that_are_killed_leave_no_wrong_block_and_the_bound_holds(tmp_pa
                 assert cache.read(file.name, 0, SMALL_BYTES) == file.name.encode() * 1600
     # What dead writers left goes with the next eviction.
     for number in range(60):
-        cache.fill(_key(number), _giving(bytes(SMALL_BYTES)))
+        cache.fill([_key(number)], _giving(bytes(SMALL_BYTES)))
     assert not list((tmp_path / "blocks").glob("*/.new-*"))
 
 

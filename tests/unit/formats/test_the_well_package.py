@@ -26,6 +26,7 @@ CODES = {"wall": 0.0, "open": 1.0, "periodic": 2.0}
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.long,
     pytest.mark.skipif(not OTHER, reason="UPS_THE_WELL_PYTHON names no Python with the package the-well"),
 ]
 

