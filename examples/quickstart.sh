@@ -8,13 +8,13 @@
 #   QUICKSTART_VENV=PATH      use this environment instead of making one
 #   QUICKSTART_DATA=OPTIONS   further options of `ups data generate`, for instance --small
 #   QUICKSTART_TRAIN=OPTIONS  further options of `ups train`
-#   QUICKSTART_RATIO=30       fail if the error is not so many times below persistence
+#   QUICKSTART_RATIO=60       fail if the error is not so many times below persistence
 set -euo pipefail
 
 CHECKOUT=$(cd "$(dirname "$0")/.." && pwd)
 read -ra data_options <<<"${QUICKSTART_DATA:-}"
 read -ra train_options <<<"${QUICKSTART_TRAIN:-}"
-bar=${QUICKSTART_RATIO:-30}
+bar=${QUICKSTART_RATIO:-60}
 
 # say COMMAND...: show a command as one would type it, run it, and say how long it took.
 say() {

@@ -2,12 +2,13 @@
 
     python benchmarks/model/tune_baselines.py --data data --out tuning [--cpu-seconds 300] [--jobs 2]
                                               [--trajectories 16] [--factor 0.5 ...] [--task NAME ...]
+                                              [--model fno+ ...]
 
-Each model is trained once for each factor of its learning rates, and has `cpu-seconds` for all nine tasks together, as
-a line of `ablations.py` has. So short a training likes high rates: `--cpu-seconds 2160` is the budget of the benchmark,
-and with it a few tasks say whether the choice holds. The table shows errors relative to the first factor, as the
-geometric mean over tasks (below 1: better); the best mean of one step and rollout is what `ups bench` uses. What is
-finished is not repeated.
+Each model is trained once for each factor of the learning rates of `ups`, and has `cpu-seconds` for all nine tasks
+together, as a line of `ablations.py` has. So short a training likes high rates: `--cpu-seconds 2160` is the budget of
+the benchmark, and with it a few tasks say whether the choice holds. The table shows errors relative to the first
+factor, as the geometric mean over tasks (below 1: better); the best mean of one step and rollout is what `ups bench`
+uses. What is finished is not repeated.
 """
 
 from __future__ import annotations
@@ -27,14 +28,12 @@ FACTORS = [1.0, 0.5, 2.0, 4.0]
 
 def job_of(options: argparse.Namespace, model: str, task: str, factor: float) -> Job:
     """One training of one task. Learning rates do not change what a step costs."""
-    from ups.evaluation.protocol import entries
+    from ups.evaluation.protocol import OWN_RATES, entries
     from ups.solvers.tasks import BENCH_TASKS
 
     entry = entries([model], [task], str(options.data.resolve()), options.cpu_seconds / len(BENCH_TASKS))[0]
     recipe: dict[str, Any] = copy.deepcopy(entry.recipe)
-    optim = recipe["stages"][-1]["optim"]
-    for name in ("learning_rate", "matrix_learning_rate"):
-        optim[name] *= factor
+    recipe["stages"][-1]["optim"] |= {name: factor * rate for name, rate in OWN_RATES.items()}
     title = f"{entry.name}, rates x {factor:g}"
     return Job(
         title, options.out / f"{file_name(title)}.json", recipe, options.trajectories, options.out / "costs", entry.name
@@ -50,13 +49,14 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--factor", type=float, action="append", help=f"default: {FACTORS}")
     parser.add_argument("--task", action="append", help="default: all nine")
+    parser.add_argument("--model", action="append", choices=MODELS, help="default: both")
     options = parser.parse_args()
     from ups.solvers.tasks import BENCH_TASKS
 
-    factors, tasks = options.factor or FACTORS, options.task or list(BENCH_TASKS)
-    run_jobs([job_of(options, m, t, f) for m in MODELS for f in factors for t in tasks], options.jobs)
+    factors, tasks, models = options.factor or FACTORS, options.task or list(BENCH_TASKS), options.model or MODELS
+    run_jobs([job_of(options, m, t, f) for m in models for f in factors for t in tasks], options.jobs)
     print("| model | rates x | one step | rollout | mean |\n|---|---|---|---|---|")
-    for model in MODELS:
+    for model in models:
         for factor in factors:
             logs: dict[str, list[float]] = {"one_step": [], "rollout": []}
             for task in tasks:

@@ -4,7 +4,7 @@ Every task has a budget of CPU-seconds of one thread; a model of one task gets i
 All go through one engine. FNO and U-Net are there twice: as their authors train them, and (`fno+`, `unet+`) with every
 feature of training that our own model has, so that the table shows what the network is worth and what the training.
 `ups-alone` is our network trained on one task. Next to them stands a predictor that learned nothing (persistence; for a
-steady task the mean over the train split).
+steady task the training mean).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CPU_SECONDS = 240.0
 REFERENCE = "reference"
 # model -> what it is, for the table
 MODELS = {
-    REFERENCE: "learns nothing: persistence, and for a steady task the mean over the train split",
+    REFERENCE: "learns nothing: persistence, and for a steady task the training mean",
     "fno": "Fourier neural operator of neuraloperator, one model per task",
     "unet": "U-Net of ConvNeXt blocks with kernel 7, one model per task",
     "fno+": "the FNO with the training of ups: loss, optimizer, noise, schedule",
@@ -59,7 +59,8 @@ _PLAIN: dict[str, Any] = {
     "noise": 0.0,
     "optim": {"learning_rate": 2e-3},
 }
-# What our own model is trained with.
+# What our own model is trained with: AdamW's rate, and Muon's for matrices.
+OWN_RATES = {"learning_rate": 2e-3, "matrix_learning_rate": 5e-3}
 _OURS: dict[str, Any] = {
     "type": "operator",
     "budget_clock": "cpu",
@@ -68,8 +69,7 @@ _OURS: dict[str, Any] = {
     "noise": 0.005,
     "optim": {
         "type": "muon",
-        "learning_rate": 2e-3,
-        "matrix_learning_rate": 5e-3,
+        **OWN_RATES,
         "warmup_fraction": 0.02,
         "final_fraction": 0.001,
         "weight_decay": 0.0,
@@ -97,7 +97,7 @@ class Training:
 
     networks, windows: by number of spatial dimensions; windows of a task in a step. A window in 2D costs as much as
     several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error). steady_windows: of
-    a steady task, where it is not that.
+    a steady task, where it is not that. rates: times those of `ups`, chosen on validation (docs/benchmark.md).
     """
 
     networks: Mapping[int, Mapping[str, Any]]
@@ -106,6 +106,7 @@ class Training:
     engine: Mapping[str, Any]
     linear: bool = False
     steady_windows: int | None = None
+    rates: float = 1.0
 
     def windows_of(self, task: str) -> int:
         spec = TASKS[task].spec
@@ -117,8 +118,8 @@ class Training:
 _TRAININGS = {
     "fno": Training(_FNO, {1: 32, 2: 8}, _PLAIN, {}),
     "unet": Training(_UNET, {1: 32, 2: 8}, _PLAIN, {}),
-    "fno+": Training(_FNO, {1: 32, 2: 8}, _OURS, _OUR_ENGINE),
-    "unet+": Training(_UNET, {1: 32, 2: 8}, _OURS, _OUR_ENGINE),
+    "fno+": Training(_FNO, {1: 32, 2: 8}, _OURS, _OUR_ENGINE, rates=2.0),
+    "unet+": Training(_UNET, {1: 32, 2: 8}, _OURS, _OUR_ENGINE, rates=4.0),
     "ups-alone": Training(_MULTISCALE, {1: 48, 2: 12}, _OURS, _OUR_ENGINE, linear=True),
     # Many small steps: chosen on validation over 20 and 5 windows (docs/benchmark.md).
     "ups": Training(_MULTISCALE, {1: 10, 2: 3}, _OURS, _OUR_ENGINE, linear=True, steady_windows=5),
@@ -175,7 +176,11 @@ def _recipe(model: str, tasks: tuple[str, ...], seed: int, data: str, cpu_second
     if training.linear and not all(TASKS[task].spec.steady for task in tasks):
         stages.append({"type": "linear", "budget_clock": "cpu", "budget_seconds": _LINEAR_SHARE * budget})
     rest = budget - sum(stage["budget_seconds"] for stage in stages)
-    recipe["stages"] = [*stages, {**copy.deepcopy(dict(training.stage)), "budget_seconds": rest}]
+    stage = copy.deepcopy(dict(training.stage)) | {"budget_seconds": rest}
+    for rate in OWN_RATES:
+        if rate in stage["optim"]:
+            stage["optim"][rate] *= training.rates
+    recipe["stages"] = [*stages, stage]
     return recipe
 
 

@@ -1,4 +1,4 @@
-"""What a score is held against: the mean frame of the train split, and the set of untrained predictors of a task."""
+"""What a score is held against: the training mean, and the set of untrained predictors of a task."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 from ups.config.recipe import resolve
 from ups.config.yaml_subset import dump
 from ups.evaluation.bench_page import geometric_mean, markdown, number, ratios_of
-from ups.evaluation.protocol import CPU_SECONDS, KEPT, MODELS, REFERENCE, SEEDS, entries, row
+from ups.evaluation.protocol import CPU_SECONDS, KEPT, MODELS, OWN_RATES, REFERENCE, SEEDS, entries, row
 from ups.solvers.tasks import TASKS
 
 
@@ -27,12 +27,15 @@ def test_a_model_of_one_task_gets_the_budget_and_a_model_of_all_tasks_the_sum():
     assert sum(budget(e) for e in found if e.model == "fno") == pytest.approx(budget(joint[0]))
 
 
-def test_the_baselines_with_our_training_differ_from_ours_in_the_network_alone():
+@pytest.mark.parametrize(("baseline", "rates"), [("fno", 2.0), ("unet", 4.0)])
+def test_the_baselines_with_our_training_differ_from_ours_in_the_network_and_tuned_rates_alone(baseline, rates):
     by_name = {e.name: e.recipe for e in entries(list(MODELS), list(TASKS), "data")}
-    assert by_name["fno-plus-ks1d"]["stages"][-1].keys() == by_name["ups-alone-ks1d"]["stages"][-1].keys()
-    for key in ("loss", "balance", "noise", "optim"):
-        assert by_name["fno-plus-ks1d"]["stages"][-1][key] == by_name["ups-alone-ks1d"]["stages"][-1][key]
-    assert by_name["fno-plus-ks1d"]["model"] == by_name["fno-ks1d"]["model"]
+    theirs, ours = by_name[f"{baseline}-plus-ks1d"]["stages"][-1], by_name["ups-alone-ks1d"]["stages"][-1]
+    assert theirs.keys() == ours.keys()
+    for key in ("loss", "balance", "noise"):
+        assert theirs[key] == ours[key]
+    assert theirs["optim"] == ours["optim"] | {name: rates * rate for name, rate in OWN_RATES.items()}
+    assert by_name[f"{baseline}-plus-ks1d"]["model"] == by_name[f"{baseline}-ks1d"]["model"]
 
 
 @pytest.mark.parametrize("entry", entries(list(MODELS), list(TASKS), "data"), ids=lambda e: e.name)

@@ -85,6 +85,19 @@ def test_a_chart_of_nothing_finite_is_drawn():
     assert "<svg" in spectrum_figure([1.0, 0.0, 0.0], {"model": [math.inf] * 3}, "t")
 
 
+def test_round_off_does_not_squeeze_a_spectrum():
+    from ups.evaluation.report.charts import spectrum_figure
+
+    drawn = spectrum_figure([0.0, 1.0, 1e-16, 1e-3], {"model": [0.0, 0.5, 1e-5, 2e-16]}, "t")
+    exponents = {int(found) for found in re.findall(r"\{10\^\{(-?\d+)\}\}", drawn)}  # as comments name the ticks
+    assert min(exponents) == -5, "of the smallest energy that is more than round-off"
+
+
+def test_a_narrow_window_hides_no_column_without_a_word(page):
+    assert "more columns: scroll sideways" in page
+    assert "data-head='the model is'" in page
+
+
 def test_a_difference_knows_its_uncertainty():
     ours = {t: 0.1 + 0.001 * t for t in range(20)}
     theirs = {t: value + 0.05 for t, value in ours.items()}

@@ -10,8 +10,9 @@ import numpy as np
 from ups.evaluation.report.figures import LINE_COLORS, LINE_STYLES, pyplot, svg_text
 
 SIZE = (5.6, 3.6)
-# Below this part of the largest energy a spectrum is round-off of float32 fields.
-LEAST_ENERGY = 1e-16
+# Below this part of the whole energy (amplitudes of 1e-5) lines leave the picture of a spectrum: next is the round-off
+# of float32 fields and of networks, and an axis down to it squeezes all that matters.
+LEAST_ENERGY = 1e-10
 
 
 def curve_figure(
@@ -33,19 +34,23 @@ def curve_figure(
 def spectrum_figure(truth: Sequence[float], predicted: Mapping[str, Sequence[float]], title: str) -> str:
     """Energy in each shell of wave numbers, both axes logarithmic, as SVG; the truth in black.
 
-    truth, predicted: energies of the shells 0, 1, 2, ...; shell 0 (the mean) has no place on a logarithmic axis, and
-    what is round-off compared with the whole energy of the truth is left out.
+    truth, predicted: energies of the shells 0, 1, 2, ...; shell 0 (the mean) has no place on a logarithmic axis, which
+    ends where energies are next to nothing compared with the whole energy of the truth.
     """
     plt = pyplot()
     figure, axes = plt.subplots(figsize=SIZE)
     lines = {"truth": truth, **predicted}
     energies = {name: np.asarray(values, np.float64) for name, values in lines.items()}
     least = max(float(energies["truth"].sum()) * LEAST_ENERGY, np.finfo(np.float64).tiny)
-    for number, (name, values) in enumerate(energies.items()):
-        line = np.where(np.isfinite(values) & (values > least), values, np.nan)[1:]
+    drawn = {name: np.where(np.isfinite(v) & (v > 0), v, np.nan)[1:] for name, v in energies.items()}
+    for number, (name, line) in enumerate(drawn.items()):
         look = {"color": "#000000", "linewidth": 4, "alpha": 0.4, "label": name} if name == "truth" else {}
         axes.plot(np.arange(1, len(line) + 1), line, **(look or _look(number - 1, name)))
     axes.set(xscale="log", xlabel="wave number", ylabel="energy", title=title)
+    shown = np.concatenate([line[line > least] for line in drawn.values()])
+    if shown.size:
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=float(shown.min()) / 2, top=float(shown.max()) * 2)
     return _finish(figure, axes, columns=len(lines))
 
 

@@ -34,7 +34,10 @@ body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); margin: 0 auto; 
 h1 { font-size: 1.6rem; margin: .5rem 0; }
 h2 { margin-top: 2.5rem; border-top: 2px solid var(--line); padding-top: 1rem; }
 h3 { margin-bottom: .3rem; } .soft { color: var(--soft); font-size: .9rem; }
-.wide { overflow-x: auto; }
+/* A table that goes on beyond the edge has a shadow there, which what is drawn on its own end covers. */
+.wide { overflow-x: auto; background:
+  linear-gradient(to left, #fff 2rem, transparent) right / 3rem 100% no-repeat local,
+  linear-gradient(to left, rgba(27, 31, 36, .28), transparent) right / 1rem 100% no-repeat scroll; }
 table { border-collapse: separate; border-spacing: 0; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .6rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff; }
@@ -46,6 +49,17 @@ tr.model td:first-child { color: var(--blue); font-weight: 600; }
 .words td { text-align: left; white-space: normal; overflow-wrap: anywhere; min-width: 6rem; vertical-align: top; }
 .words th { text-align: left; }
 .plots svg, img, video { width: 100%; height: auto; } video { max-width: 46rem; }
+.stack td:last-child { white-space: normal; }
+@media (max-width: 44rem) {
+  .many::before { content: "more columns: scroll sideways \\2192"; position: sticky; left: 0; color: var(--soft);
+    font-size: .85rem; }
+  .stack tr { display: block; padding: .4rem 0; border-bottom: 1px solid var(--line); }
+  .stack tr:first-child { display: none; }
+  .stack td { display: flex; justify-content: space-between; gap: 1rem; padding: .1rem 0; border: 0;
+    white-space: normal; overflow-wrap: anywhere; }
+  .stack td:not(:first-child) { text-align: right; }
+  .stack td::before { content: attr(data-head); color: var(--soft); font-size: .85rem; white-space: nowrap; }
+}
 figure { margin: 1rem 0; } figcaption { color: var(--soft); font-size: .9rem; }
 pre { background: #f6f8fa; padding: .8rem; overflow-x: auto; font-size: .8rem; } details summary { cursor: pointer; }
 """
@@ -97,17 +111,24 @@ def whole_page(title: str, parts: Sequence[str]) -> str:
 
 
 def _contents(results: Sequence[Mapping[str, Any]], model: str) -> str:
+    heads = ("task", "error", "model", "best reference", "ratio", "the model is")
     rows = []
     for result in results:
         task = html.escape(result["task"])
-        rows += [
-            f"<tr><td><a href='#{task}'>{task}</a></td><td>{html.escape(line.score)}</td>"
-            f"<td>{number(line.model)}</td><td>{number(line.reference)} {html.escape(line.reference_name)}</td>"
-            f"<td>{number(line.ratio)}x</td><td>{html.escape(line.verdict)}</td></tr>"
-            for line in headlines(result, model)[: 1 if result["steady"] else 2]
-        ]
-    heads = "<th>task</th><th>error</th><th>model</th><th>best reference</th><th>ratio</th><th></th>"
-    return f"<div class='wide'><table><tr>{heads}</tr>{''.join(rows)}</table></div>"
+        for line in headlines(result, model)[: 1 if result["steady"] else 2]:
+            cells = (
+                f"<a href='#{task}'>{task}</a>",
+                html.escape(line.score),
+                number(line.model),
+                f"{number(line.reference)} {html.escape(line.reference_name)}",
+                f"{number(line.ratio)}x",
+                html.escape(line.verdict),
+            )
+            # Where the window is narrow each row is a block, and its cells name their columns.
+            shown = (f"<td data-head='{head}'>{cell}</td>" for head, cell in zip(heads, cells, strict=True))
+            rows.append(f"<tr>{''.join(shown)}</tr>")
+    first = "".join(f"<th>{head}</th>" for head in heads)
+    return f"<table class='stack'><tr>{first}</tr>{''.join(rows)}</table>"
 
 
 def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str) -> str:
@@ -158,7 +179,7 @@ def _scores(result: Mapping[str, Any], model: str) -> str:
         rows.append(f"<tr{kind}><td>{html.escape(name)}</td>{''.join(cells)}</tr>")
     words = "rollout errors, paired over trajectories, with 95 % bootstrap interval"
     last = f"<th title='{words}'>rollout of {html.escape(model)} minus this</th>"
-    return f"<div class='wide'><table><tr><th>predictor</th>{heads}{last}</tr>{''.join(rows)}</table></div>"
+    return f"<div class='wide many'><table><tr><th>predictor</th>{heads}{last}</tr>{''.join(rows)}</table></div>"
 
 
 def difference_words(difference: Mapping[str, float] | None) -> str:
@@ -278,7 +299,7 @@ def _bands(result: Mapping[str, Any]) -> str:
         rows.append(f"<tr><td>{html.escape(name)}</td>{cells}</tr>")
     return (
         "<details><summary>Error by wave number band, of the integral, on the boundary, and the largest</summary>"
-        "<div class='wide'><table>"
+        "<div class='wide many'><table>"
         f"<tr><th>predictor (RMSE, physical units)</th>{heads}</tr>{''.join(rows)}</table></div>"
         "</details>"
     )

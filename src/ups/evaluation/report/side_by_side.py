@@ -58,7 +58,8 @@ def _task(task: TaskComparison) -> str:
         )
         chart = f"<div class='plots'><div>{figure}</div></div>"
     return (
-        f"<h2>{name}</h2><p class='soft'>{html.escape(protocol)}</p><div class='wide'><table><tr><th>model</th>{heads}"
+        f"<h2>{name}</h2><p class='soft'>{html.escape(protocol)}</p>"
+        f"<div class='wide many'><table><tr><th>model</th>{heads}"
         f"<th>rollout minus {html.escape(next(iter(task.results)))}</th><th>rollout</th></tr>"
         f"{''.join(rows)}</table></div>{chart}"
     )
