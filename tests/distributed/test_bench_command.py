@@ -22,6 +22,7 @@ def bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=400)
 
 
+@pytest.mark.long
 def test_a_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None:
     # The FNO: its complex weights are what an engine, an optimizer and a bundle stumble over.
     done = bench(tmp_path, "--model", "reference", "--model", "fno")
@@ -48,6 +49,7 @@ def test_a_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None
     assert "training fno-advection1d" in other.stderr
 
 
+@pytest.mark.long
 def test_who_is_asked_to_leave_leaves_no_training_behind(tmp_path: Path) -> None:
     options = ["--small", "--cpu-seconds", "600", "--task", "advection1d", "--model", "unet", "--model", "fno"]
     command = [sys.executable, "-m", "ups", "bench", *options]

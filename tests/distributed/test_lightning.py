@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import yaml
 
+import ups
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.distributed.agreement import Status
@@ -118,3 +119,23 @@ def test_it_goes_on_from_a_checkpoint(recipe: Path, tmp_path: Path, ours: Any) -
     losses, weights = under_lightning(recipe, tmp_path / "out", "1", "7")
     assert losses[0] == pytest.approx(ours[0][0], rel=1e-6)
     assert np.linalg.norm(weights - ours[1]) <= 1e-9 * np.linalg.norm(ours[1])
+
+
+def test_what_it_has_learned_becomes_a_bundle(recipe: Path, tmp_path: Path) -> None:
+    from lightning.pytorch import Trainer
+
+    from ups.inference.bundle import load_bundle
+    from ups.integrations.lightning import TRAINER, StageData, StageModule, write_bundle
+
+    found = resolve(recipe, ["stages.0.steps=2"]).recipe
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    with open_data(found) as opened:
+        module = StageModule(found, opened)
+        trainer = Trainer(max_steps=2, accelerator="cpu", precision="64-true", **quiet, **TRAINER)
+        trainer.fit(module, StageData(found, opened, module))
+        path = write_bundle(found, opened, module, tmp_path / "bundle")
+        learned = dict(module.stepper.named_parameters())
+        for name, tensor in load_bundle(path).stepper.named_parameters():
+            np.testing.assert_array_equal(tensor.detach().numpy(), learned[name].detach().float().numpy())
+    assert ups.Simulator.load(path).tasks
+    assert "Lightning" in (path / "card.md").read_text()

@@ -80,7 +80,8 @@ def test_micro_batches_on_one_rank_change_nothing(alone: list[Any]) -> None:
     ("arrangement", "numbers"),
     [
         *((a, list(range(len(KINDS)))) for a in ARRANGEMENTS),
-        *((a, PLAIN) for a in LARGE),
+        (LARGE[1], PLAIN),
+        pytest.param(LARGE[0], PLAIN, marks=pytest.mark.long),
         *(pytest.param(a, list(range(len(PLAIN), len(KINDS))), marks=pytest.mark.long) for a in LARGE),
     ],
     ids=lambda value: f"{len(value)} kinds" if isinstance(value, list) else str(value),
@@ -113,7 +114,7 @@ def test_many_ranks_train_like_one(
     ("arrangement", "engine"),
     [
         (Arrangement(4, "fsdp", 1), {"shard_ranks": 2}),
-        (Arrangement(2, "fsdp", 2), {"offload": True}),
+        pytest.param(Arrangement(2, "fsdp", 2), {"offload": True}, marks=pytest.mark.long),
         (Arrangement(2, "ddp", 1), {"backend": "gloo"}),
     ],
     ids=["two copies of two shards", "offload", "backend"],

@@ -44,6 +44,19 @@ def ups(folder: Path, *words: str) -> subprocess.Popen[str]:
     )
 
 
+def ended(folder: Path, process: subprocess.Popen[str]) -> str:
+    """What a run says until its end; if it stands still, where its ranks stand."""
+    try:
+        return process.communicate(timeout=200)[0]
+    except subprocess.TimeoutExpired:
+        status = ups(folder, "status", "run").communicate(timeout=60)[0]
+        for path in (folder / "run").glob("logs/*/rank_*"):
+            status += f"\n{path}:\n{path.read_bytes()[-2000:].decode(errors='replace')}"
+        process.terminate()
+        status += process.communicate(timeout=100)[0]
+        pytest.fail(f"stood still for 200 s:\n{status}")
+
+
 def rows(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
@@ -62,7 +75,7 @@ def log_of(run_dir: Path) -> Path:
 
 
 def test_every_tracker_has_the_numbers_of_the_run(folder: Path) -> None:
-    output = ups(folder, "train", "recipe.yaml", "--ranks", "2").communicate(timeout=200)[0]
+    output = ended(folder, ups(folder, "train", "recipe.yaml", "--ranks", "2"))
     run_dir = folder / "run"
     assert "VERDICT state=completed" in output, output
     assert "not complete" not in output

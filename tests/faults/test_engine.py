@@ -19,6 +19,7 @@ from tests.faults.test_matrix import check_every_fault_was_printed_once_and_hand
 from ups.record.manifest import read_manifest
 from ups.supervise.tracker_note import notes_of
 from ups.supervise.why import explain
+from ups.testing.faults.small_disk import small_disk
 from ups.testing.faults.small_run import prepare_real, rank_is_at_step, rows, weights, write_recipe
 from ups.testing.faults.supervised import PROGRAMS, Result, run, start
 from ups.testing.mixture import write_mixture
@@ -103,6 +104,7 @@ def test_a_run_that_met_every_death_and_a_damaged_checkpoint_ends_with_the_same_
     assert weights(result) == weights(clean)
 
 
+@pytest.mark.long
 def test_m8_m12_what_ends_a_loader_is_named_by_the_line_of_the_worker(
     tmp_path: Path, recipe: Path, clean: Result
 ) -> None:
@@ -138,6 +140,7 @@ def test_m8_m12_what_ends_a_loader_is_named_by_the_line_of_the_worker(
     assert weights(result) == weights(clean)
 
 
+@pytest.mark.long
 def test_m11_a_kill_inside_a_save_and_a_cut_file_never_lead_to_a_bad_load(
     tmp_path: Path, recipe: Path, clean: Result
 ) -> None:
@@ -165,36 +168,30 @@ def test_m11_a_kill_inside_a_save_and_a_cut_file_never_lead_to_a_bad_load(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, recipe: Path, clean: Result) -> Iterator[Path]:
+def cramped(tmp_path: Path, recipe: Path, clean: Result) -> Iterator[Path]:
     """A run directory whose checkpoints lie on a disk with space for two and a half of them."""
     bytes_of_one = read_manifest(max(clean.run_dir.glob("checkpoints/step_*"))).total_bytes
     prepare_real(tmp_path / "run", str(recipe))
-    folder = tmp_path / "run" / "checkpoints"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={int(2.6 * bytes_of_one) + 65536}", "ups-small-disk", str(folder)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("no permission to mount a small disk; tests/distributed has a full disk by a limit on file size")
-    try:
+    with small_disk(tmp_path / "run" / "checkpoints", int(2.6 * bytes_of_one) + 65536):
         yield tmp_path / "run"
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_m11_a_full_disk_is_named_and_what_was_committed_is_used(small_disk: Path, recipe: Path, clean: Result) -> None:
-    result = run(small_disk, restarts=2, recipe=recipe)
+def test_m11_a_full_disk_is_named_and_what_was_committed_is_used(cramped: Path, recipe: Path, clean: Result) -> None:
+    result = run(cramped, restarts=2, recipe=recipe)
     assert result.code == 5, result.output
     # Every rank learns of the failed save and leaves with the same error; whoever was first is named.
     assert [(found["phase"], found["cause"]) for found in result.faults] == [("save", "disk_full")]
     assert "no space left on the disk" in result.faults[0]["message"]
     assert result.faults[0]["checkpoint"] == 10
     assert result.orphans == []
-    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk / "checkpoints")], check=True)
-    again = run(small_disk, recipe=recipe)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(cramped / "checkpoints")], check=True)
+    again = run(cramped, recipe=recipe)
     assert again.code == 0, again.output
     assert again.document["attempts"][-1]["from_checkpoint"] == 10
     assert weights(again) == weights(clean)
 
 
+@pytest.mark.long
 def test_m16_m18_late_files_and_dead_trackers_cost_no_step(tmp_path: Path, recipe: Path, clean: Result) -> None:
     """Rank 1 sees every new directory of checkpoints seconds late; of three trackers one never gets an answer, one is
     refused, and one works.

@@ -53,6 +53,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory, recipe: Path) -> Result:
     return result
 
 
+@pytest.mark.long
 def test_a_run_killed_three_times_continues_bitwise(tmp_path: Path, recipe: Path, clean: Result) -> None:
     places = [(1, 5, "forward"), (0, 14, "backward"), (1, 26, "forward")]
     kills = [fault("kill", rank, step, phase, signal="SIGKILL") for rank, step, phase in places]
@@ -72,6 +73,7 @@ def test_a_step_that_is_no_number_on_one_rank_is_skipped_by_all(tmp_path: Path, 
     assert {row["step"]: row["skipped"] for row in rows(result)}[28] == 1
 
 
+@pytest.mark.long
 def test_lack_of_memory_halves_the_micro_batch_and_learns_the_same(tmp_path: Path, recipe: Path, clean: Result) -> None:
     memory = [fault("out_of_memory", 1, 9, "forward", fits=2), fault("out_of_memory", 0, 23, "forward", fits=1)]
     result = run(tmp_path / "run", *memory, restarts=3, micro_batch=4, recipe=recipe)

@@ -193,6 +193,7 @@ def test_m15_a_straggler_is_named_and_left_alone(tmp_path: Path, clean: Result) 
     assert result.digests == clean.digests
 
 
+@pytest.mark.long
 def test_m17_a_wedged_teardown_and_a_killed_wrapper_end_in_time(tmp_path: Path) -> None:
     result = run(
         tmp_path / "run",
@@ -224,6 +225,7 @@ def test_m4_ranks_that_are_done_at_different_steps_are_no_success(tmp_path: Path
     assert "state=failed" in result.verdict
 
 
+@pytest.mark.long
 def test_m12_a_low_limit_on_open_files_is_raised_or_named(tmp_path: Path) -> None:
     many = fault("open_files", 1, 7, "data", count=200)
     raised = run(tmp_path / "raised", many, open_files=(64, 4096))

@@ -207,6 +207,7 @@ def test_a_damaged_store_is_noticed(copied: Path) -> None:
     assert "damaged" in done.stderr
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_ends_with_its_own_code_and_the_next_call_goes_on(whole: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: the store does not fit."""
     folder = start_folder(tmp_path / "place")

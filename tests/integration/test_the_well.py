@@ -63,6 +63,7 @@ def _ups(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_a_data_set_is_inspected_trained_on_and_scored(tmp_path: Path) -> None:
     contents = {
         "train": [_drifting(1, 4, 12), _drifting(2, 4, 9)],

@@ -152,7 +152,9 @@ def pack(
     space_stride: Annotated[int, typer.Option(min=1, help="Keep every n-th point along each axis.")] = 1,
     antialias: Annotated[bool, typer.Option("--antialias", help="Average over cells instead of picking.")] = False,
     valid_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part for validation.")] = 0.1,
-    test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part for the test.")] = 0.1,
+    test_fraction: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Part for the test; at least 6 of 24 or more.")
+    ] = 0.1,
     compress: Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
     problem: ProblemOption = None,

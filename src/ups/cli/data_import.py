@@ -26,7 +26,9 @@ def import_data(
         ),
     ] = None,
     valid_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part for validation.")] = 0.1,
-    test_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Part for the test.")] = 0.1,
+    test_fraction: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Part for the test; at least 6 of 24 or more.")
+    ] = 0.1,
     compress: Annotated[bool, typer.Option("--compress", help="Smaller with zstd, but slower to read.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of that name.")] = False,
     json: JsonOption = False,

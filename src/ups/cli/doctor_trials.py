@@ -16,12 +16,15 @@ from ups.cli.output import report, say, styled
 if TYPE_CHECKING:
     from ups.doctor.other_python import Comparison
     from ups.doctor.rehearsal import Outcome, Trials, Variant
+    from ups.run.progress_line import ProgressLine
 
 _WIDTH = 12
 
 
 @contextmanager
-def _prepared(recipe: str, ranks: int, overrides: Sequence[str], steps: int) -> Iterator[tuple[Trials, Variant]]:
+def _prepared(
+    recipe: str, ranks: int, overrides: Sequence[str], steps: int, line: ProgressLine
+) -> Iterator[tuple[Trials, Variant]]:
     from ups.config.recipe import recipe_file, resolve
     from ups.doctor.rehearsal import Trials, Variant
     from ups.run.directory import check_ranks, run_dir_of
@@ -30,7 +33,8 @@ def _prepared(recipe: str, ranks: int, overrides: Sequence[str], steps: int) -> 
     check_ranks(resolved.recipe, ranks)
     root = Path(tempfile.mkdtemp(prefix="ups-bisect-"))
     try:
-        yield Trials(root, run_dir_of(resolved, recipe)), Variant(resolved.recipe, ranks, steps=steps)
+        trials = Trials(root, run_dir_of(resolved, recipe), on_start=line.working)
+        yield trials, Variant(resolved.recipe, ranks, steps=steps)
     finally:
         with suppress(OSError):  # it stays if a trial left something
             root.rmdir()
@@ -40,9 +44,18 @@ def run_bisect(recipe: str, ranks: int, overrides: Sequence[str], steps: int, mi
     """Search, show, and leave with the exit code of the failure."""
     from ups.doctor.bisect import Bisection, place_of
     from ups.doctor.bisect_words import module_text, next_step, to_json, verdict, windows_text
+    from ups.run.progress_line import ProgressLine
 
-    with _prepared(recipe, ranks, overrides, steps) as (trials, variant):
-        finding = Bisection(trials, variant, 60 * minutes, None if as_json else show_outcome).run()
+    with (
+        ProgressLine(quiet=as_json) as line,
+        _prepared(recipe, ranks, overrides, steps, line) as (trials, variant),
+    ):
+
+        def ended(outcome: Outcome) -> None:
+            line.clear()
+            show_outcome(outcome)
+
+        finding = Bisection(trials, variant, 60 * minutes, None if as_json else ended).run()
         failed = finding.failure.failed if finding.failure else None
         if failed is None:
             shutil.rmtree(trials.root, ignore_errors=True)
@@ -86,8 +99,12 @@ def run_comparison(
     """Compare, show, and leave with 0 only if all numbers agree."""
     from ups.doctor.other_python import compare, to_json
     from ups.errors import TrainingError
+    from ups.run.progress_line import ProgressLine
 
-    with _prepared(recipe, ranks, overrides, steps) as (trials, variant):
+    with (
+        ProgressLine(quiet=as_json) as line,
+        _prepared(recipe, ranks, overrides, steps, line) as (trials, variant),
+    ):
         found = compare(trials, variant, python)
         if found.failed is None:
             shutil.rmtree(trials.root, ignore_errors=True)
@@ -103,6 +120,8 @@ def run_comparison(
 
 def show_comparison(found: Comparison, python: str) -> None:
     """Versions, steps, and the first difference."""
+    from ups.doctor.other_python import DATA_READ
+
     for title, versions in (("here", found.here), ("there", found.there)):
         shown = ", ".join(
             f"{name} {value}" for name, value in versions.items() if isinstance(value, str) and name != "ups_path"
@@ -110,6 +129,8 @@ def show_comparison(found: Comparison, python: str) -> None:
         say(f"{title.ljust(6)}  {shown}")
     other = sorted(n for n in found.here if n != "ups_path" and found.here[n] != found.there.get(n))
     say(f"        differ in: {', '.join(other) or 'no version'}")
+    if found.here["ups_path"] != found.there["ups_path"]:
+        say(f"        ups is read from {found.here['ups_path']} here, from {found.there['ups_path']} there")
     for row in found.rows:
         parts = [
             f"{name.replace('_', ' ')} {row[name]['here']:.9g} and {row[name]['there']:.9g} "
@@ -125,13 +146,24 @@ def show_comparison(found: Comparison, python: str) -> None:
         say(styled(f"the same to rounding: {len(found.rows)} steps", "bold", "green"))
     else:
         first = found.first
-        tensor = f", most in {first['tensor']}" if "tensor" in first else ""
+        tensor = f"; of the gradients, that of {first['tensor']} differs most" if "tensor" in first else ""
+        values = "has other bytes" if first["quantity"] == DATA_READ else f"is {first['here']:.9g} here"
+        values += " there" if first["quantity"] == DATA_READ else f" and {first['there']:.9g} there"
         say(
             styled(
-                f"they differ first in step {first['step']} of stage {first['stage']}: {first['quantity']} is "
-                f"{first['here']:.9g} here and {first['there']:.9g} there{tensor}",
+                f"they differ first in step {first['step']} of stage {first['stage']}: {first['quantity']} {values}"
+                f"{tensor}",
                 "bold",
                 "red",
             )
         )
-        say(f"        try         change one package of {python} after the other until it is gone")
+        say(f"        try         {_what_to_change(other, python)}")
+
+
+def _what_to_change(other: Sequence[str], python: str) -> str:
+    """other: what has another version there."""
+    if len(other) > 1:
+        return f"give {python} the versions of here one after the other ({', '.join(other)}) until it is gone"
+    if other:
+        return f"give {python} the {other[0]} of here: if it stays then, something without a version differs"
+    return "the versions are the same: compare the files of ups, environment variables (threads, flags) and builds"

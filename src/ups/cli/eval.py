@@ -39,6 +39,7 @@ def evaluate(
     Whole rollouts from the start frame on held-out trajectories; a trajectory that blows up counts as infinite.
     """
     from ups.library.scores import evaluate as evaluate_model
+    from ups.run.progress_line import ProgressLine
     from ups.run.score_text import score_lines
 
     scores = evaluate_model(
@@ -51,11 +52,15 @@ def evaluate(
         solver_cost=solver_cost,
         progress=not json,
     )
-    written = scores.write(out, page=page)
+    if not json:
+        say(score_lines(scores.results, styled))  # drawing takes longer
+    with ProgressLine(quiet=json) as line:
+        if page:
+            line.working("drawing the worst cases")
+        written = scores.write(out, page=page)
     if json:
         report(scores.to_json())
         return
-    say(score_lines(scores.results, styled))
     for path in written:
         say(f"wrote {path}")
 

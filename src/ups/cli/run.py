@@ -28,19 +28,19 @@ def run(
     """
     from ups.cli.output import note, report, say, styled
     from ups.config.recipe import recipe_file, resolve
-    from ups.library.recipe_steps import StepOutput
+    from ups.library.recipe_steps import StepOutput, before_gate
     from ups.library.run_recipe import run_resolved
     from ups.library.step_lines import StepLines
     from ups.run.directory import run_dir_of
 
     class Terminal(StepLines):
-        def line(self, text: str) -> None:
+        def write(self, text: str) -> None:
             say(text)
 
         def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
             from ups.run.score_text import score_lines
 
-            say(score_lines(results, styled))
+            self.line(score_lines(results, styled))
 
     class Silent(StepOutput):
         """Nothing but one object on standard output; faults and the verdict as they come on standard error."""
@@ -50,7 +50,7 @@ def run(
 
         @contextmanager
         def following(self, run_dir: Path, recipe: Any) -> Iterator[Callable[[str], None]]:
-            yield note
+            yield before_gate(note, recipe)
 
     resolved = resolve(recipe_file(recipe), set)
     run_dir = run_dir_of(resolved, recipe, set)

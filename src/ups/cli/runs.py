@@ -190,7 +190,7 @@ def page(
 
         raise ConfigError(f"there is no run under {directory}/", hint="start one with: ups run RECIPE")
     path = output or directory / "index.html"
-    write_file_atomically(path, overview_page(found, f"Runs in {directory}", time.time()).encode())
+    write_file_atomically(path, overview_page(found, f"Runs in {directory}", time.time(), path.parent).encode())
     if json:
         report({"page": str(path), "runs": len(found)})
     else:

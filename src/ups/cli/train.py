@@ -71,7 +71,7 @@ def _place(hosts: int, ranks: int, host: int | None, address: str, interface: st
 
     if hosts > 1:
         return find_place(hosts, ranks, host, address, interface)
-    if host or address or interface:
+    if host is not None or address or interface:
         raise ConfigError("--host, --address and --interface are for several hosts", hint="give --hosts as well")
     return None
 

@@ -79,6 +79,23 @@ def dump_recipe(recipe: Recipe) -> str:
     return dump(plain_data(recipe))
 
 
+def dump_brief_recipe(recipe: Recipe) -> str:
+    """The canonical YAML without fields that are empty and that nobody has set: the same recipe in less text."""
+    return dump(_without_empty(plain_data(recipe), recipe.model_dump(mode="json", exclude_defaults=True)))
+
+
+def _without_empty(value: Value, changed: Value) -> Any:
+    """changed: the same without what has its default; a field that is emptied on purpose stays."""
+    if isinstance(value, list):
+        others = changed if isinstance(changed, list) else [None] * len(value)
+        return [_without_empty(item, other) for item, other in zip(value, others, strict=True)]
+    if not isinstance(value, dict):
+        return value
+    names = changed if isinstance(changed, dict) else {}
+    kept = {name: item for name, item in value.items() if name in names or (item is not None and item not in ([], {}))}
+    return {name: _without_empty(item, names.get(name)) for name, item in kept.items()}
+
+
 def plain_data(recipe: Recipe) -> dict[str, Value]:
     """A recipe as plain values: every field, in the order of the canonical text."""
     data: dict[str, Value] = _kind_first(recipe.model_dump(mode="json"))
@@ -232,7 +249,8 @@ def _text_of(file: str, included_from: str) -> str:
         with open(file, "rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{where}: no such file", hint=_nearest_file(file)) from None
+        others = "" if included_from else "`ups init` writes one for own data; the sources have some in recipes/"
+        raise ConfigError(f"{where}: no such file", hint=_nearest_file(file) or others) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{where}: cannot be read: {reason}") from None

@@ -95,7 +95,12 @@ class TaskConfig(Section):
     space_stride: int = setting(1, "Use every n-th grid point along each axis.", unit="points", ge=1, le=1024)
     antialias: bool = setting(False, "Average over space_stride points instead of picking one.")
     valid_fraction: float = setting(0.1, "Part held out for validation where the file has no splits.", ge=0, lt=1)
-    test_fraction: float = setting(0.1, "Part held out for the test where the file has no splits.", ge=0, lt=1)
+    test_fraction: float = setting(
+        0.1,
+        "Part held out for the test where the file has no splits; at least 6 trajectories where there are 24.",
+        ge=0,
+        lt=1,
+    )
     source: SourceConfig | None = setting(
         None, "How `ups run` makes the path, a store, if it is not there.", may_change=True
     )

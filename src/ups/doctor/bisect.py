@@ -16,7 +16,16 @@ from typing import Any
 
 from ups.config.recipe import dump_recipe
 from ups.doctor.rehearsal import TITLES, TRIAL_SECONDS, Kind, Outcome, Trials, Variant
-from ups.doctor.simpler import Change, alone, as_ddp, only_tasks, simplifications, strategy_of, task_names
+from ups.doctor.simpler import (
+    Change,
+    alone,
+    as_ddp,
+    in_a_place_of_its_own,
+    only_tasks,
+    simplifications,
+    strategy_of,
+    task_names,
+)
 
 SMALLEST_NAME = "smallest.yaml"
 # Of a step, in their order.
@@ -81,7 +90,8 @@ class Bisection:
             found.not_tried = found.not_tried or ["everything"]
         if found.failure is not None:
             found.smallest = self._trials.root / SMALLEST_NAME
-            found.smallest.write_text(dump_recipe(self._variant.recipe))
+            apart = in_a_place_of_its_own(self._variant, self._trials.root / "run")
+            found.smallest.write_text(dump_recipe(apart))
             found.ranks = self._variant.ranks
         return found
 

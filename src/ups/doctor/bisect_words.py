@@ -94,7 +94,13 @@ def next_step(finding: Finding, recipe: str) -> str:
     if "loader workers" in needs:
         return f"train with --set data.loader.workers=0, and look at what the worker said in {finding.failure.folder}"
     if "precision" in needs:
-        return f"train with --set engine.precision={_wider(needs)}, or let the named module alone compute in that"
+        wider = _wider(needs)
+        alone = (
+            "let the named module alone compute in that (x.float() under torch.autocast(x.device.type, enabled=False))"
+            if wider == "float32"
+            else "let the named module alone compute in that"
+        )
+        return f"train with --set engine.precision={wider}, or {alone}; {smallest}"
     if "strategy" in needs or "ranks" in needs:
         return f"train with another engine.strategy until it is mended; {smallest}"
     if _MODEL in needs:

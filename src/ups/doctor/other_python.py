@@ -18,6 +18,8 @@ from ups.doctor.rehearsal import NUMBERS_NAME, TRIAL_SECONDS, Kind, Outcome, Tri
 from ups.doctor.simpler import engine
 from ups.errors import MachineError
 
+# A quantity that is no number.
+DATA_READ = "the data that was read"
 _ASK_SECONDS = 120.0
 _MANY_TIMES = 10.0
 # Of a gradient tensor: what is smaller than this part of the whole gradient does not count.
@@ -32,6 +34,10 @@ def version(name):
     except importlib.metadata.PackageNotFoundError:
         return None
 found = {name: version(name) for name in ("torch", "numpy", "zarr", "h5py", "safetensors", "pydantic")}
+# Packages with parts of ours: models, stages, readers.
+for package in importlib.metadata.distributions():
+    if any(point.group.startswith("ups.") for point in package.entry_points) and package.name != "universal-simulator":
+        found[package.name] = package.version
 spec = importlib.util.find_spec("ups")
 found["python"] = platform.python_version()
 found["ups"] = None if spec is None else version("universal-simulator") or "a checkout"
@@ -133,7 +139,7 @@ def differences(
         at = {"stage": ours["stage"], "step": ours["step"]}
         row: dict[str, Any] = dict(at)
         if ours["batch"] != theirs["batch"] and first is None:
-            first = {**at, "quantity": "the data that was read", "here": ours["batch"], "there": theirs["batch"]}
+            first = {**at, "quantity": DATA_READ, "here": ours["batch"], "there": theirs["batch"]}
         for name in ("loss", "gradient_norm"):
             # Rounding grows from step to step: what was seen once stays possible.
             noise[name] = max(noise.get(name, 0.0), scale * _apart(ours[name], wider[name], abs(wider[name])))

@@ -10,6 +10,7 @@ import contextlib
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -102,18 +103,21 @@ class Outcome:
 class Trials:
     """Runs trials below one directory, which keeps what each of them left.
 
-    still_seconds: a rank that enters no module for so long stands still.
+    still_seconds: a rank that enters no module for so long stands still. on_start: told the label of each trial.
     """
 
     root: Path
     run_dir: Path
     environment: dict[str, str] = field(default_factory=dict)
     still_seconds: float = 45.0
+    on_start: Callable[[str], None] | None = None
 
     def run(
         self, kind: Kind, variant: Variant, label: str, seconds: float = TRIAL_SECONDS, python: str | None = None
     ) -> Outcome:
         """One trial, at most `seconds` for each of its programs."""
+        if self.on_start is not None:
+            self.on_start(label)
         number = len(list(self.root.iterdir())) if self.root.is_dir() else 0
         folder = self.root / f"{number:02d}_{kind}"
         folder.mkdir(parents=True)

@@ -45,6 +45,19 @@ def engine(variant: Variant, **settings: Any) -> Variant | None:
     return changed(variant, lambda data: data["engine"].update(settings))
 
 
+def in_a_place_of_its_own(variant: Variant, run_dir: Path) -> Recipe:
+    """The recipe of a variant for a person to train: it must not go on with the run that failed, or write over it."""
+
+    def change(data: dict[str, Any]) -> None:
+        data["run"].update(name=f"{data['run']['name'][:100]}-smallest", dir=str(run_dir))
+        data["checkpoint"].update(mirror=None)
+        data["tracking"].update(trackers=[])
+
+    moved = changed(variant, change)
+    assert moved is not None  # none of this decides whether it is a recipe
+    return moved.recipe
+
+
 def strategy_of(variant: Variant) -> str:
     """The strategy that the ranks of a variant get."""
     given = variant.recipe.engine.strategy

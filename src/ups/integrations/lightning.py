@@ -4,6 +4,7 @@
         module = StageModule(recipe, opened)
         data = StageData(recipe, opened, module)
         Trainer(max_steps=module.num_steps, **TRAINER).fit(module, data)
+        write_bundle(recipe, opened, module, "bundles/mine")
 
 Losses, optimizer, schedule, clipping and average are those of our engine: nothing is written a second time here. What
 Lightning brings (its strategies, loggers, checkpoints) takes the place of our supervisor, which cannot see such a run:
@@ -14,24 +15,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import lightning
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from ups.config.recipe import plain_data, resolve_data
 from ups.config.schema import Recipe
 from ups.data.loader import Loader
 from ups.distributed.precision import weight_dtype
 from ups.errors import ConfigError
 from ups.run.assemble import OpenData, bare_stage, stage_loader
+from ups.run.bundling import SCORED_TRAJECTORIES, make_bundle
+from ups.run.scoring import score
+from ups.run.trained import Trained
 from ups.spec.batch import Batch
 from ups.spec.place import Place
 from ups.training.balance import follow
 from ups.training.clipping import clip_factor
 from ups.training.ema import Ema
+from ups.training.measured_steps import pass_measured
 from ups.training.optim import build_optimizer, learning_rate, matrices_of, set_learning_rate, trainable
 from ups.training.progress import Progress
 
@@ -84,13 +92,10 @@ class StageModule(LightningModule):
         if self.progress.stage_step:
             self._restore()
             return
-        measured = int(getattr(self.stage, "measured_steps", 0))
-        if measured:
-            self.stage.measure(True)
-            for _, step in zip(range(measured), self.trainer.datamodule.steps(0), strict=False):
-                for group in step.to(self.device, weight_dtype(self._engine.precision)).groups:
-                    with torch.no_grad():
-                        self.stage(group)
+        dtype = weight_dtype(self._engine.precision)
+        pass_measured(
+            self.stage, (step.to(self.device, dtype).groups for step in self.trainer.datamodule.steps(0)), self.stage
+        )
         self.stage.begin()
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
@@ -160,6 +165,24 @@ class StageModule(LightningModule):
                     tensor.copy_(self._kept["ema"][name])
             if averages is not None and self._kept.get("averages") is not None:
                 averages.values.copy_(self._kept["averages"])
+
+
+def write_bundle(recipe: Recipe, opened: OpenData, module: StageModule, directory: str | Path) -> Path:
+    """Score the model as it stands after its last stage, and write what `ups.Simulator.load` reads; on one rank only.
+
+    Scores are those that `ups train` leaves in a bundle, of as many trajectories of the test split.
+    """
+    resolved = resolve_data(plain_data(recipe))
+    # A model of its own: on the CPU, in the type of a bundle, and the module may train on.
+    stepper, _ = bare_stage(recipe, opened, module.progress.stage_index)
+    stepper.load_state_dict(dict(module.stepper.named_parameters()), strict=False)
+    stepper.requires_grad_(False)
+    identity = {"run": recipe.run.name, "recipe": resolved.hash, "trained by": f"Lightning {lightning.__version__}"}
+    identity |= {"step": str(module.progress.step)} | {f"data {r.task.name}": r.identity() for r in opened.readers}
+    trained = Trained(
+        recipe.run.name, stepper.eval(), list(opened.readers), recipe, resolved.text, identity, module.progress.step
+    )
+    return make_bundle(Path(directory), trained, score(trained, max_trajectories=SCORED_TRAJECTORIES))
 
 
 class StageData(LightningDataModule):

@@ -30,9 +30,8 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
         if done is not None:
             output.completed_before(run_dir, done)
             return Run(run_dir)
-        saved = resolved.recipe.checkpoint
         with (
-            BucketMirror(run_dir, saved.mirror, saved.keep),
+            BucketMirror(run_dir, resolved.recipe.checkpoint),
             Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers,
         ):
             with output.following(run_dir, resolved.recipe) as say:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,16 +19,11 @@ from ups.formats.container import Container
 from ups.formats.container_memory import MemoryContainer
 from ups.formats.described import DescribedReader, task_name
 from ups.formats.open_container import open_containers
+from ups.formats.split_rows import LEAST_TEST, LEAST_TO_SPLIT
 from ups.formats.zarr_store import is_own_store
 from ups.library.data import Dataset, PathLike, open_data
 from ups.record.atomic import write_file_atomically
 from ups.record.untrusted_files import printable
-
-TEST_FRACTION = 0.1
-# Of fewer test trajectories not even equal signs of all differences are significant (sign test, 5 %); so many are only
-# held out where enough are left to train on.
-LEAST_TEST = 6
-LEAST_TO_SPLIT = 24
 
 TaskLike = TaskDescription | Mapping[str, Any] | PathLike
 
@@ -150,7 +144,6 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Seq
         raise ConfigError(f"{recipe} exists already", hint="choose another directory, or remove the file")
     guess: Guess | None = None
     description: Path | None = None
-    test_fraction = TEST_FRACTION
     if len(paths) == 1 and is_own_store(paths[0]):
         reader: GridReader = open_data(paths[0])._reader
     else:
@@ -166,10 +159,6 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Seq
                 hint="correct it there; or remove it, and --dims lets everything else be guessed anew",
             )
         reader, guess = _reader(containers, paths, description, dims=dims)
-        test_fraction = _test_fraction(sum(reader.splits.values()))
-        if test_fraction != TEST_FRACTION:
-            known = guess.description if guess is not None else description
-            reader, _ = _reader(containers, paths, known, test_fraction=test_fraction)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if guess is not None:
@@ -177,7 +166,7 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Seq
             read_description(page)  # what is written is what is read
             description = page
         named = None if description is None else os.path.relpath(description, folder)
-        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, test_fraction).encode())
+        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named).encode())
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}", hint="name a directory of yours") from error
     return Started(recipe, description, guess, reader)
@@ -198,16 +187,7 @@ def _common_name(paths: Sequence[Path]) -> str:
     return task_name(Path(stem)) if stem[:1].isalpha() else ""
 
 
-def _test_fraction(count: int) -> float:
-    """The usual part, or as much more as is needed for enough trajectories to tell two models apart."""
-    if count < LEAST_TO_SPLIT:
-        return TEST_FRACTION
-    return max(TEST_FRACTION, math.ceil(100 * LEAST_TEST / count) / 100)
-
-
-def _recipe_page(
-    folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None, test_fraction: float
-) -> str:
+def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None) -> str:
     from ups.config.yaml_subset import scalar_text
 
     name = task_name(folder.resolve()).lstrip("_-") or "run"
@@ -223,8 +203,8 @@ def _recipe_page(
         path=path,
         description=described,
         block_size=_block_size(reader),
-        test_fraction=test_fraction,
-        why_test=_WHY_TEST if test_fraction != TEST_FRACTION else "",
+        least_test=LEAST_TEST,
+        least_to_split=LEAST_TO_SPLIT,
     )
 
 
@@ -242,7 +222,6 @@ def _block_size(reader: GridReader) -> int:
     return size
 
 
-_WHY_TEST = f"; {LEAST_TEST} are the fewest with which a difference can be significant"
 _RECIPE = """\
 # A simulator of {source}. Look at the lines marked "check" in task.yaml first, then
 #   ups train {folder}/recipe.yaml
@@ -259,7 +238,7 @@ data:
     - name: {task}
       path: {path} # as seen from where you start ups
 {description}      valid_fraction: 0.1 # trajectories that are held out: for validation while it trains,
-      test_fraction: {test_fraction:g} # and for the scores at the end{why_test}
+      test_fraction: 0.1 # and for the scores at the end, at least {least_test} where there are {least_to_split}
   context_frames: 1 # frames that are given; more, if one frame does not determine the next
   block_size: {block_size} # windows in each step
 

@@ -7,14 +7,16 @@ imports it inside: a call that finds nothing to do never does.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ups.config.identity import recipe_identity
 from ups.config.recipe import ResolvedRecipe, plain_data
+from ups.config.schema import Recipe
 from ups.errors import DataError, UpsError
 from ups.library.data_step import make_data, paths_of, source_facts
 from ups.library.output import Output
@@ -34,8 +36,10 @@ NOTHING = "-"
 class StepOutput(Output):
     """Keeps silent about steps. `ups run` puts another in its place."""
 
-    def begins(self, name: str) -> None:
-        """A step is about to be done."""
+    @contextlib.contextmanager
+    def working(self, name: str, does: str) -> Iterator[None]:
+        """A step is being done while this is entered."""
+        yield
 
     def ended(self, record: StepRecord) -> None:
         """A step was done, or has failed."""
@@ -45,6 +49,19 @@ class StepOutput(Output):
 
     def unchanged(self, record: StepRecord) -> None:
         """A step is left out: it was done, and nothing that it depends on has changed."""
+
+    def closing(self, words: str) -> None:
+        """Nothing is left to do, or the training has stopped: what a person may do next."""
+
+
+def before_gate(say: Callable[[str], None], recipe: Recipe) -> Callable[[str], None]:
+    """`say` without the verdict of a training that came to its end, where a gate is about to pronounce another."""
+
+    def said(line: str) -> None:
+        if not (recipe.gate and line.startswith("VERDICT state=completed ")):
+            say(line)
+
+    return said
 
 
 class StoppedError(Exception):
@@ -103,9 +120,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Step:
-    """One step. outputs: a hash of what lies there now, '' if it must be made; work: returns a line about it."""
+    """One step. does: for a line while it goes on; work: returns a line about the result.
+
+    outputs: a hash of what lies there now, '' if it must be made.
+    """
 
     name: str
+    does: str
     inputs: Callable[[Job], Any]
     outputs: Callable[[Job], str]
     work: Callable[[Job], str]
@@ -293,8 +314,7 @@ def _bundle(job: Job) -> str:
     from ups.supervise.run_lock import hold_run
 
     results = from_json(read_results(job.run_dir / REPORT / SCORES_NAME))
-    saved = job.resolved.recipe.checkpoint
-    with hold_run(job.run_dir), BucketMirror(job.run_dir, saved.mirror, saved.keep):
+    with hold_run(job.run_dir), BucketMirror(job.run_dir, job.resolved.recipe.checkpoint):
         path = make_bundle(job.run_dir / BUNDLE_NAME, load_trained(str(job.run_dir)), results)
     return f"{path_text(path)} {_bundle_outputs(job)[:12]}"
 
@@ -312,13 +332,13 @@ def _report(job: Job) -> str:
 
 
 STEPS: Sequence[Step] = (
-    Step("data", _data_inputs, _data_outputs, _make_data),
-    Step("validate", _validate_inputs, lambda job: NOTHING, _validate),
-    Step("doctor", _doctor_inputs, lambda job: NOTHING, _examine),
-    Step("plan", _plan_inputs, lambda job: job.file(PLAN_NAME), _plan),
-    Step("train", _train_inputs, lambda job: job.checkpoint, _train),
-    Step("evaluate", _evaluate_inputs, lambda job: job.scores(), _evaluate),
-    Step("gate", _gate_inputs, _gate_outputs, _judge),
-    Step("bundle", _bundle_inputs, _bundle_outputs, _bundle, after_failed_gate=False),
-    Step("report", _bundle_inputs, lambda job: job.file(REPORT, PAGE_NAME), _report),
+    Step("data", "making the data that is missing", _data_inputs, _data_outputs, _make_data),
+    Step("validate", "reading all data once", _validate_inputs, lambda job: NOTHING, _validate),
+    Step("doctor", "trying machine, libraries and ranks", _doctor_inputs, lambda job: NOTHING, _examine),
+    Step("plan", "estimating memory and time", _plan_inputs, lambda job: job.file(PLAN_NAME), _plan),
+    Step("train", "training the stages", _train_inputs, lambda job: job.checkpoint, _train),
+    Step("evaluate", "scoring on the test split", _evaluate_inputs, lambda job: job.scores(), _evaluate),
+    Step("gate", "holding the scores against the gate", _gate_inputs, _gate_outputs, _judge),
+    Step("bundle", "writing the bundle", _bundle_inputs, _bundle_outputs, _bundle, after_failed_gate=False),
+    Step("report", "drawing the worst cases", _bundle_inputs, lambda job: job.file(REPORT, PAGE_NAME), _report),
 )

@@ -43,6 +43,7 @@ def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: St
 
     Raises RunHeldError if another process works on the same run, and UpsError for a step that cannot be done.
     """
+    from ups.library.next_step import next_words
     from ups.run.directory import check_ranks
     from ups.supervise.run_lock import hold_steps
     from ups.supervise.trackers import check_trackers
@@ -59,9 +60,11 @@ def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: St
                 if step.after_failed_gate or not job.gate_failed:
                     worked = _do(step, job, file) or worked
         except StoppedError as stopped:
+            output.closing(next_words(job, stopped=True))
             return stopped.code
         if worked and resolved.recipe.tracking.trackers:
             _tell_trackers(job)
+    output.closing(next_words(job))
     return GateError.exit_code if job.gate_failed else 0
 
 
@@ -73,10 +76,10 @@ def _do(step: Step, job: Job, file: StepsFile) -> bool:
             job.gate_failed = last.says
         job.output.unchanged(last)
         return False
-    job.output.begins(step.name)
     file.begin(step.name, inputs)
     try:
-        says = step.work(job)
+        with job.output.working(step.name, step.does):
+            says = step.work(job)
     except BaseException as error:
         cause, words = _explained(error)
         with contextlib.suppress(UpsError, OSError):  # the error that is on its way says more

@@ -1,29 +1,71 @@
-"""What `ups run` says: a line for each step, and what the training and the scores say in between."""
+"""What `ups run` says: lines for each step, and what the training and the scores say in between."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ups.library.output import Printed
-from ups.library.recipe_steps import STEPS, StepOutput
+from ups.config.schema import Recipe
+from ups.library.recipe_steps import STEPS, StepOutput, before_gate
 from ups.record.text import duration_text
 from ups.record.untrusted_files import printable
 from ups.run.steps_file import DONE, StepRecord
 from ups.supervise.run_file import GATE_FAILED
 
+if TYPE_CHECKING:
+    from ups.run.progress_line import ProgressLine
+
 _WIDTH = max(len(step.name) for step in STEPS) + 2
 
 
-class StepLines(Printed, StepOutput):
-    """Lines on standard output, progress on standard error."""
+class StepLines(StepOutput):
+    """Results on standard output; on standard error what a step does, how far it is, and that it goes on."""
+
+    _progress: ProgressLine | None = None
 
     def line(self, text: str) -> None:
-        """Write one line."""
-        sys.stdout.write(printable(text) + "\n")
+        """Write whole lines, above the progress."""
+        if self._progress is not None:
+            self._progress.clear()
+        self.write(text)
 
-    def completed_before(self, run_dir: Path, step: int) -> None:
-        """The line of the step says it."""
+    def write(self, text: str) -> None:
+        """Write whole lines."""
+        sys.stdout.write(printable(text, keep="\n") + "\n")
+        sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def working(self, name: str, does: str) -> Iterator[None]:
+        from ups.run.progress_line import ProgressLine
+
+        try:
+            with ProgressLine() as self._progress:
+                self._progress.working(f"{name}: {does}")
+                yield
+        finally:
+            self._progress = None
+
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
+        yield None if self._progress is None else self._progress.count
+
+    @contextlib.contextmanager
+    def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
+        from ups.run.follow_metrics import MetricsFollower
+        from ups.run.progress_line import ProgressLine
+
+        stages = [stage.type for stage in recipe.stages]
+        line = self._progress or ProgressLine(quiet=True)
+        with MetricsFollower(run_dir / "metrics.jsonl", stages, line) as rows:
+            yield before_gate(rows.say, recipe)
+
+    def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
+        from ups.run.score_text import score_lines
+
+        self.line(score_lines(results))
 
     def ended(self, record: StepRecord) -> None:
         words = {DONE: record.says, GATE_FAILED: f"not passed: {record.says}"}
@@ -36,3 +78,6 @@ class StepLines(Printed, StepOutput):
     def unchanged(self, record: StepRecord) -> None:
         words = f"not passed: {record.says}" if record.outcome == GATE_FAILED else record.says
         self.line(f"{record.name:<{_WIDTH}}unchanged: {words}")
+
+    def closing(self, words: str) -> None:
+        self.line(words)

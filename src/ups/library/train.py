@@ -81,17 +81,14 @@ def train_resolved(
         if bundle:
             check_gate(run_dir, resolved.recipe, identity)
         done = completed_step(run_dir, resolved.recipe, identity, bundled=bundle)
-        saved = resolved.recipe.checkpoint
+        mirror = BucketMirror(run_dir, resolved.recipe.checkpoint)
         if done is not None:
-            with BucketMirror(run_dir, saved.mirror, saved.keep):
+            with mirror:
                 output.completed_before(run_dir, done)  # the bucket gets what it could not take when the run ended
             if place is not None:
                 _send_home(run_dir, ranks, place, f"{run_dir} is completed: step {done}")
             return 0
-        with (
-            BucketMirror(run_dir, saved.mirror, saved.keep) as mirror,
-            Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers,
-        ):
+        with mirror, Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
             code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers, place, mirror)
             if code == 0 and bundle:
                 # The verdict stands already: torch may come now.
@@ -238,10 +235,12 @@ def _send_home_after(error: UpsError, run_dir: Path, ranks: int, place: HostPlac
     made = not run_dir.exists()
     # Whatever goes wrong here, the error that is on its way is the one to show.
     with contextlib.suppress(UpsError), hold_run(run_dir):
-        logger.warning("telling the other hosts that the run cannot start")
-        _send_home(run_dir, ranks, place, f"host 0 cannot start the run: {error.one_line()}", error.exit_code)
-        if made:
-            leave_no_trace(run_dir, INPUTS)
+        try:
+            logger.warning("telling the other hosts that the run cannot start")
+            _send_home(run_dir, ranks, place, f"host 0 cannot start the run: {error.one_line()}", error.exit_code)
+        finally:
+            if made:
+                leave_no_trace(run_dir, INPUTS)
 
 
 def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, place: HostPlace) -> int:

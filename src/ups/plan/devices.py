@@ -20,6 +20,8 @@ _OF_PEAK = {PRODUCT: 0.5, CONVOLUTION: 0.35, DEPTHWISE: 0.05, FOURIER: 0.1}
 _OF_BANDWIDTH = 0.7
 _LAUNCH_SECONDS = 8e-6
 _OF_MEMORY = 0.92  # the rest: context, kernels, what the caching allocator cannot hand out
+# Of memory that no GPU manages, and of what is free at the moment: the rest is what an allocator cannot hand out.
+OF_FREE_MEMORY = 0.9
 _OF_LINK = 0.7
 NEAR_BYTES = 2 << 20
 
@@ -40,7 +42,7 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        return int(self.memory_bytes * (_OF_MEMORY if self.queues else 0.9))
+        return int(self.memory_bytes * (_OF_MEMORY if self.queues else OF_FREE_MEMORY))
 
     def seconds(self, operations: Iterable[Operation]) -> float:
         """How long these operations take: each as long as its arithmetic or its bytes, whichever is longer."""

@@ -21,8 +21,6 @@ from ups.record.text import last_line
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
 
-# Of the memory that is free; the rest is for what an allocator cannot hand out.
-_OF_FREE = 0.9
 # What a rank on a CPU holds besides tensors: Python, torch, kernels.
 _PROCESS_BYTES = 600 << 20
 _DEADLINE_SECONDS = 600
@@ -58,9 +56,11 @@ def usable_bytes(recipe: Recipe, host_bytes: int) -> tuple[int, bool]:
     """Bytes for the tensors of one rank, and whether they are those of a GPU."""
     import torch
 
+    from ups.plan.devices import OF_FREE_MEMORY
+
     if recipe.engine.device != "cpu" and torch.cuda.is_available():
-        return int(_OF_FREE * torch.cuda.mem_get_info(0)[0]), True
-    return int(_OF_FREE * host_bytes) - _PROCESS_BYTES, False
+        return int(OF_FREE_MEMORY * torch.cuda.mem_get_info(0)[0]), True
+    return int(OF_FREE_MEMORY * host_bytes) - _PROCESS_BYTES, False
 
 
 def main() -> None:

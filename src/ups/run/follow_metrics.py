@@ -118,7 +118,7 @@ def _validation(scores: dict[str, float]) -> list[str]:
             continue
         ours = own.pop("one_step")
         best = min(own, key=lambda name: own[name])
-        text = f"{task} one_step {ours:.3g} ({best} {own[best]:.3g}"
+        text = f"{task} one_step {ours:.3g} ({best.replace('_', ' ')} {own[best]:.3g}"
         if not ours < own[best]:
             text += ", not better"
         elif better_on is not None and trajectories is not None and not _beyond_chance(better_on, trajectories):

@@ -22,26 +22,36 @@ MAX_METRICS_BYTES = 8 << 20
 MAX_SCORES_BYTES = 32 << 20
 MAX_POINTS = 240
 MAX_TASKS = 64
+MAX_WORDS = 200
+REPORT = "report"
 # Heading, key in the summary of a predictor.
 SCORES = (("one step", "one_step_trmse"), ("rollout", "trmse"))
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """One score of the model on a task, and the best of those that learned nothing ('' if there is none)."""
+    """One score of the model on a task, and the best of those that learned nothing ('' if there is none).
+
+    verdict: what that means, '' where it is not known.
+    """
 
     task: str
     score: str
     model: float
     reference: float
     reference_name: str
+    verdict: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RunCard:
-    """One run. loss: (step, loss) in the order of steps, thinned out; took: seconds, None where it is not known."""
+    """One run. loss: (step, loss) in the order of steps, thinned out; took: seconds, None where it is not known.
+
+    report: its page, None where there is none.
+    """
 
     name: str
+    path: Path
     state: str
     cause: str = ""
     verdict: str = ""
@@ -54,6 +64,7 @@ class RunCard:
     gate: tuple[Mapping[str, Any], ...] = ()
     scores: tuple[ScoreRow, ...] = ()
     loss: tuple[tuple[float, float], ...] = field(default=())
+    report: Path | None = None
 
 
 def cards(directory: Path) -> list[RunCard]:
@@ -65,6 +76,7 @@ def cards(directory: Path) -> list[RunCard]:
         found.append(
             RunCard(
                 name=path.name,
+                path=path,
                 state=document["state"],
                 cause=document["cause"],
                 verdict=document["verdict"],
@@ -77,23 +89,34 @@ def cards(directory: Path) -> list[RunCard]:
                 gate=tuple(document.get("gate", {}).get("conditions", ())),
                 scores=tuple(scores_of(path)),
                 loss=tuple(loss_of(path)),
+                report=page if (page := path / REPORT / "index.html").is_file() else None,
             )
         )
-    return found + [RunCard(path.name, "unreadable", cause) for path, cause in list_unreadable_runs(directory)]
+    return found + [RunCard(path.name, path, "unreadable", cause) for path, cause in list_unreadable_runs(directory)]
 
 
 def scores_of(run_dir: Path) -> list[ScoreRow]:
     """Scores by the report of the run, or else by its bundle."""
-    report = read_object(run_dir / "report" / "scores.json", MAX_SCORES_BYTES) or {}
+    report = read_object(run_dir / REPORT / "scores.json", MAX_SCORES_BYTES) or {}
     results = report.get("results")
     if isinstance(results, list) and results:
-        named = [(one.get("task"), _summaries(one.get("predictors"))) for one in results if isinstance(one, dict)]
+        named = [(one.get("task"), one) for one in results if isinstance(one, dict)]
     else:
         bundle = read_object(run_dir / BUNDLE_NAME / BUNDLE_FILE, MAX_SCORES_BYTES) or {}
         by_task = bundle.get("scores")
         items = by_task.items() if isinstance(by_task, dict) else ()
-        named = [(task, _summaries(one.get("predictors"))) for task, one in items if isinstance(one, dict)]
-    return [row for task, summaries in named[:MAX_TASKS] for row in _rows(task, summaries)]
+        named = [(task, one) for task, one in items if isinstance(one, dict)]
+    return [
+        row
+        for task, one in named[:MAX_TASKS]
+        for row in _rows(task, _summaries(one.get("predictors")), _verdicts(one.get("headline")))
+    ]
+
+
+def _verdicts(headline: object) -> dict[str, str]:
+    """Score -> what it means next to the reference; runs of earlier versions have none."""
+    lines = [line for line in headline if isinstance(line, dict)] if isinstance(headline, list) else []
+    return {str(line.get("score")): str(line.get("verdict", ""))[:MAX_WORDS] for line in lines}
 
 
 def _summaries(predictors: object) -> dict[str, Mapping[str, Any]]:
@@ -104,7 +127,7 @@ def _summaries(predictors: object) -> dict[str, Mapping[str, Any]]:
     return {name: one for name, one in found.items() if isinstance(one, dict)}
 
 
-def _rows(task: object, summaries: Mapping[str, Mapping[str, Any]]) -> list[ScoreRow]:
+def _rows(task: object, summaries: Mapping[str, Mapping[str, Any]], verdicts: Mapping[str, str]) -> list[ScoreRow]:
     rows = []
     for heading, key in SCORES:
         ours = _number(summaries.get(MODEL, {}).get(key))
@@ -114,8 +137,14 @@ def _rows(task: object, summaries: Mapping[str, Mapping[str, Any]]) -> list[Scor
         if isinstance(task, str) and not math.isnan(ours):
             rows.append(ScoreRow(task, heading, ours, known.get(best, math.nan), best))
     if len(rows) == 2 and rows[0].model == rows[1].model:  # a steady task: the same number twice
-        return [replace(rows[0], score="solution")]
-    return rows
+        rows = [replace(rows[0], score="solution")]
+    return [replace(row, verdict=verdicts.get(row.score) or _plain_verdict(row)) for row in rows]
+
+
+def _plain_verdict(row: ScoreRow) -> str:
+    """What two numbers say without those of each trajectory: never that a model is significantly better."""
+    worse = bool(row.reference_name) and not row.model < row.reference
+    return "not better than the best reference" if worse else ""
 
 
 def _number(value: object) -> float:

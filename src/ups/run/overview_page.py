@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import html
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote
 
 from ups.record.text import counted, duration_text
 from ups.record.untrusted_files import printable
@@ -44,10 +47,16 @@ article > * { min-width: 0; }
 .tag { display: inline-block; border-radius: 4px; padding: 0 .5rem; font-size: .85rem; background: var(--ink);
   color: #fff; overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
-.wide { overflow-x: auto; }
+a { color: var(--blue); }
 th, td { text-align: right; padding: .15rem .2rem; border-bottom: 1px solid var(--line); }
 th { color: var(--soft); font-weight: 600; font-size: .8rem; } th:first-child, td:first-child { text-align: left; }
-@media (max-width: 30rem) { table { font-size: .78rem; } th { font-size: .74rem; } }
+td:last-child, th:last-child { text-align: left; padding-left: .8rem; } td.poor { color: #8f2d00; }
+@media (max-width: 40rem) {
+  tr { display: block; padding: .3rem 0; border-bottom: 1px solid var(--line); } tr:first-child { display: none; }
+  td, td:last-child { display: flex; justify-content: space-between; gap: 1rem; padding: 0; border: 0;
+    text-align: right; overflow-wrap: anywhere; }
+  td::before { content: attr(data-head); color: var(--soft); white-space: nowrap; }
+}
 ul { margin: .4rem 0 0; padding-left: 1.1rem; font-size: .9rem; overflow-wrap: anywhere; }
 svg { width: 100%; height: auto; display: block; }
 svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
@@ -55,8 +64,8 @@ svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
 """
 
 
-def overview_page(cards: Sequence[RunCard], title: str, now: float) -> str:
-    """The page as text. now: seconds since 1970, for its date."""
+def overview_page(cards: Sequence[RunCard], title: str, now: float, folder: Path) -> str:
+    """The page as text. now: seconds since 1970, for its date; folder: where the page will lie, for its links."""
     counts = Counter(_word(card.state) for card in cards)
     summary = ", ".join(f"{count} {word}" for word, count in counts.most_common())
     made = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
@@ -70,7 +79,7 @@ def overview_page(cards: Sequence[RunCard], title: str, now: float) -> str:
         f"<h1>{_text(title)}</h1>",
         f'<p class="soft">{_text(counted(len(cards), "run"))}{_text(": " + summary if cards else "")}. '
         f"As of {made}.</p>",
-        *(_article(card) for card in cards),
+        *(_article(card, folder) for card in cards),
         "</body></html>",
     ]
     return "\n".join(parts) + "\n"
@@ -85,7 +94,13 @@ def _word(state: str) -> str:
     return _STATES.get(state, (state, ""))[0]
 
 
-def _article(card: RunCard) -> str:
+def _link(path: Path, folder: Path, words: str) -> str:
+    """A link from a page in `folder` to something else on this disk. A name in the path cannot be a scheme or a tag."""
+    address = quote(os.path.relpath(path, folder), safe="/")
+    return f'<a href="./{html.escape(address, quote=True)}">{_text(words)}</a>'
+
+
+def _article(card: RunCard, folder: Path) -> str:
     style = _STATES.get(card.state, ("", "held"))[1]
     tags = "".join(f' <span class="tag">{_text(tag)}</span>' for tag in card.tags)
     facts = [counted(card.ranks, "rank")] if card.ranks else []
@@ -94,11 +109,12 @@ def _article(card: RunCard) -> str:
     facts += [counted(card.faults, "fault")] if card.faults else []
     started = "" if card.started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(card.started))
     lines = [
-        f"<article><div><h2>{_text(card.name)}</h2>",
+        f"<article><div><h2>{_link(card.path, folder, card.name)}</h2>",
         f'<p><span class="state {style}">{_text(_word(card.state))}</span>{tags}</p>',
         f'<p class="soft">{_text(started)}</p>' if started else "",
         f'<p class="soft">{_text(", ".join(facts))}</p>' if facts else "",
         f'<p class="words">{_text(card.cause)}</p>' if card.cause else "",
+        f"<p>{_link(card.report, folder, 'report')}</p>" if card.report else "",
         "</div>",
         f"<div>{_scores(card.scores)}{_gate(card)}</div>",
         f"<div>{_curve(card.loss)}</div></article>",
@@ -109,14 +125,18 @@ def _article(card: RunCard) -> str:
 def _scores(rows: Sequence[ScoreRow]) -> str:
     if not rows:
         return '<p class="soft">no scores</p>'
-    head = "<tr><th>task</th><th>error of</th><th>model</th><th>best reference</th><th>ratio</th></tr>"
+    heads = ("task", "error of", "model", "best reference", "ratio", "the model is")
+    head = "<tr>" + "".join(f"<th>{one}</th>" for one in heads) + "</tr>"
     body = []
     for row in rows:
         ratio = row.reference / row.model if row.model > 0 and math.isfinite(row.model) else math.nan
         reference = f"{_figure(row.reference)} {row.reference_name}" if row.reference_name else "-"
         cells = (row.task, row.score, _figure(row.model), reference, "-" if math.isnan(ratio) else f"{ratio:.3g}x")
-        body.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
-    return f'<div class="wide"><table>{head}{"".join(body)}</table></div>'
+        style = "" if row.verdict.startswith("better") or not row.verdict else ' class="poor"'
+        shown = [f'<td data-head="{one}">{_text(cell)}</td>' for one, cell in zip(heads, cells, strict=False)]
+        shown.append(f'<td data-head="{heads[-1]}"{style}>{_text(row.verdict or "-")}</td>')
+        body.append(f"<tr>{''.join(shown)}</tr>")
+    return f"<table>{head}{''.join(body)}</table>"
 
 
 def _gate(card: RunCard) -> str:

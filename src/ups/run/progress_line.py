@@ -1,8 +1,8 @@
 """The one display of progress: a line that says how far the work is, on standard error.
 
 On a terminal and in a notebook the line is rewritten in place and gone at the end. In a log there is a line for each
-part that is done, and one every half a minute of a long part, each with the local time. Messages of the log and whole
-lines stand above it.
+part that is done, and one every half a minute of a long part, each with the local time. Work that cannot count says
+that it goes on. Messages of the log and whole lines stand above it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from ups.record.untrusted_files import printable
 BAR_WIDTH = 20
 LIVE_SECONDS = 0.1
 LOG_SECONDS = 30.0
+# How often it is looked whether the work has been silent for long.
+PULSE_SECONDS = 1.0
 _KEPT = "\n\t"
 
 
@@ -42,6 +44,9 @@ class ProgressLine:
         self._started: dict[str, tuple[float, int]] = {}
         self._last = 0.0
         self._shown = ""
+        # What is being done, since when, and the line that said so last.
+        self._work: tuple[str, float] | None = None
+        self._pulse = ""
         self._lock = threading.RLock()
         self._exit = contextlib.ExitStack()
 
@@ -87,6 +92,41 @@ class ProgressLine:
             erased, width = self._erased(), self._width()
             self._shown = (bar + text if len(bar + text) <= width else text)[:width]
             self._write(erased + self._shown)
+
+    def working(self, text: str) -> None:
+        """Show what is being done; while nothing else is shown, again with the time since."""
+        if self._quiet:
+            return
+        with self._lock:
+            first = self._work is None
+            self.show(text)
+            self._work, self._pulse = (text, time.monotonic()), self._shown
+        if first:
+            end = threading.Event()
+            thread = threading.Thread(target=self._beat, args=(end,), name="ups-pulse", daemon=True)
+            thread.start()
+            self._exit.callback(thread.join, 5)
+            self._exit.callback(end.set)
+
+    def _beat(self, end: threading.Event) -> None:
+        beat = time.monotonic()
+        while not end.wait(PULSE_SECONDS):
+            now = time.monotonic()
+            with self._lock:
+                assert self._work is not None
+                text, started = self._work
+                last = self._last
+                # Where the line is rewritten, whoever has shown something else says more.
+                due = self._shown == self._pulse if self._live else now - max(last, beat) >= LOG_SECONDS
+                if due and not end.is_set():
+                    self.show(f"{text}, {duration_text(now - started)} so far")
+                    self._pulse, self._last, beat = self._shown, last, now  # a count need not wait for it
+
+    def clear(self) -> None:
+        """Make room for a whole line that somebody else prints."""
+        with self._lock:
+            self._write(self._erased())
+            self._pulse = ""
 
     def note(self, text: str) -> None:
         """Print a whole line of progress to standard error, above the line that is rewritten."""

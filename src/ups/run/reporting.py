@@ -24,12 +24,15 @@ def report_folder(model: Path) -> Path:
 
 def write_scores(folder: Path, trained: Trained, results: Sequence[Mapping[str, Any]], *, page: bool) -> list[Path]:
     """Write scores.json, and with `page` index.html, into `folder`; returns what was written."""
+    from ups.evaluation.headline import headlines
     from ups.evaluation.results import to_json
     from ups.record.manifest import write_file_atomically
 
     folder.mkdir(parents=True, exist_ok=True)
     data = {"model": trained.name, "identity": trained.identity, "config": trained.config_text}
-    data["results"] = to_json(results)
+    data["results"] = to_json(
+        [{**result, "headline": [line.to_json() for line in headlines(result, MODEL)]} for result in results]
+    )
     scores = folder / "scores.json"
     write_file_atomically(scores, json.dumps(data, indent=1, allow_nan=False).encode())
     return [scores, write_page(folder, trained, results)] if page else [scores]

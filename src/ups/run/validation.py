@@ -116,15 +116,15 @@ def _members(
 def _bar(reader: Reader, stepper: Stepper) -> dict[str, Predictor]:
     """What a trained model must beat on this task, under the names of their metrics.
 
-    The mean of each channel over the train split is known; its mean at each point takes reading, which is worth it
-    where it is the only reference.
+    The training mean of each channel is known; that of each point, which `ups eval` takes, needs reading, and is worth
+    it where it is the only reference.
     """
     task = reader.task
     if task.steady:
         return {"training_mean": TrainingMean({task.name: mean_field(reader, max_trajectories=64)})}
     mean = torch.tensor(stepper.statistics[task.name].state_mean, dtype=torch.float64)
     field = mean.reshape(-1, *[1] * task.num_spatial_dims).expand(-1, *reader.space)  # (C, *S)
-    return {"persistence": persistence, "channel_mean": TrainingMean({task.name: field})}
+    return {"persistence": persistence, "training_mean": TrainingMean({task.name: field})}
 
 
 def _long_enough(reader: Reader, context_frames: int) -> bool:

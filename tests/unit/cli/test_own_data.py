@@ -14,6 +14,7 @@ import xarray
 import ups
 from ups.cli.main import run
 from ups.config.description import read_description
+from ups.data.open import open_task
 from ups.errors import DataError
 from ups.library.own_data import init_run
 
@@ -95,14 +96,20 @@ def test_many_files_have_one_name_and_their_lengths_are_said(folder: Path, capsy
     assert run(["data", "inspect", "run_03.npy", "--task", "mine/task.yaml"]) == 0
 
 
-@pytest.mark.parametrize(("count", "fraction", "tests"), [(12, 0.1, 2), (24, 0.25, 6), (50, 0.12, 6), (70, 0.1, 7)])
-def test_init_holds_out_enough_to_tell_models_apart(folder: Path, count: int, fraction: float, tests: int) -> None:
+@pytest.mark.parametrize(("count", "tests"), [(12, 2), (24, 6), (50, 6), (70, 7)])
+def test_every_command_holds_out_the_same_and_enough_to_tell_models_apart(
+    folder: Path, count: int, tests: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     np.savez("some.npz", u=np.resize(WAVES, (count, 9, 64)), x=X, t=T)
     started = init_run("mine", "some.npz", ["trajectory", "time", "x"])
     assert started.reader.splits["test"] == tests
     task = ups.load_recipe("mine/recipe.yaml").data.tasks[0]
-    assert task.test_fraction == fraction
-    assert ("6 are the fewest" in started.recipe.read_text()) == (fraction != 0.1)
+    found = [open_task(task).splits]
+    for command in (["data", "inspect", "some.npz"], ["data", "import", "some.npz", "-o", "some.zarr"]):
+        capsys.readouterr()
+        assert run([*command, "--task", "mine/task.yaml", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["splits"])
+    assert found == [dict(started.reader.splits)] * 3
 
 
 def test_dims_of_a_person_let_the_rest_be_guessed_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ups.config.recipe import apply_override, dump_recipe, recipe_file, resolve, text_hash
+from ups.config.recipe import (
+    _without_empty,
+    apply_override,
+    dump_brief_recipe,
+    dump_recipe,
+    recipe_file,
+    resolve,
+    text_hash,
+)
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import Document, dump, parse, paths_in
 from ups.errors import ConfigError
@@ -55,6 +63,13 @@ def test_the_resolved_form_round_trips_byte_for_byte(data: dict[str, Any]) -> No
     assert again.recipe == recipe
     assert again.text == text
     assert again.hash == text_hash(text)
+
+
+@given(recipes)
+@settings(max_examples=30, deadline=None)
+def test_the_brief_form_is_the_same_recipe(data: dict[str, Any]) -> None:
+    recipe = Recipe.model_validate(data, strict=True)
+    assert resolved(dump_brief_recipe(recipe)).recipe == recipe
 
 
 @given(recipes, st.randoms(use_true_random=False))
@@ -193,6 +208,16 @@ def test_the_recipes_that_we_ship_are_sound() -> None:
     found = [resolve(path).recipe.run.name for path in sorted(folder.glob("*.yaml"))]
     assert "tiny" in found
     assert len(set(found)) == len(found)
+
+
+def test_the_brief_form_leaves_out_only_what_is_empty() -> None:
+    recipe = resolve(Path(__file__).parents[3] / "recipes" / "pdebench_11.yaml").recipe
+    brief, whole = dump_brief_recipe(recipe), dump_recipe(recipe)
+    assert len(brief) < 0.8 * len(whole)
+    left_out = set(whole.splitlines()) - set(brief.splitlines())
+    values = {line.partition(": ")[2] for line in left_out}
+    assert values <= {"null", "[]", "{}", ""}, "other defaults stay: they may differ where it is read"
+    assert _without_empty({"a": None, "b": None}, {"b": None}) == {"b": None}, "emptied on purpose"
 
 
 def test_an_empty_document_is_not_a_value() -> None:

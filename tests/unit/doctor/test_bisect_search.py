@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ups.config.recipe import plain_data, resolve
 from ups.config.schema import Recipe
 from ups.doctor.bisect import Bisection, Finding, place_of
 from ups.doctor.bisect_words import located, next_step, to_json, verdict
@@ -64,6 +65,17 @@ def test_two_parts_that_are_needed_together_are_both_named(tmp_path: Path) -> No
     assert finding.needs == ["compilation (engine.compile)", "precision bfloat16"]
     assert "recomputation (engine.activation_checkpointing)" in finding.simplified
     assert finding.ranks == 1
+
+
+def test_training_the_smallest_recipe_touches_nothing_of_the_run_that_failed(tmp_path: Path) -> None:
+    document = plain_data(variant_of().recipe)
+    document["run"]["dir"] = "runs/precious"
+    document["checkpoint"]["mirror"] = "s3://bucket/precious"
+    document["tracking"]["trackers"] = [{"type": "tensorboard"}]
+    finding = searched(tmp_path, lambda v: "not_finite", Variant(Recipe.model_validate(document), 2))
+    smallest = resolve(finding.smallest or "").recipe
+    assert (smallest.run.name, smallest.run.dir) == ("a-smallest", str(tmp_path / "run"))
+    assert (smallest.checkpoint.mirror, smallest.tracking.trackers) == (None, [])
 
 
 @pytest.mark.parametrize("bad", range(5))

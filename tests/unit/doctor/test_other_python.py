@@ -73,3 +73,12 @@ def test_a_python_without_ups_is_refused_with_what_to_install(tmp_path: Path) ->
     with pytest.raises(MachineError, match="cannot be run"):
         versions_of(str(tmp_path / "none"))
     assert versions_of(sys.executable)["rehearsal"]
+
+
+def test_packages_with_parts_of_ours_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "crinkle-0.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: crinkle\nVersion: 0.2\n")
+    (folder / "entry_points.txt").write_text("[ups.models]\ncrinkle = crinkle.model:build\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert versions_of(sys.executable)["crinkle"] == "0.2"

@@ -71,6 +71,7 @@ def test_what_an_image_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not OTHER, reason="UPS_VTK_PYTHON names no Python with the package vtk")
 @pytest.mark.parametrize("dims", [1, 2, 3])

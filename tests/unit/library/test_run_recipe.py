@@ -3,15 +3,18 @@
 The steps here write small files; the real ones are in `tests/integration/test_run_command.py`.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from ups.config.gate import GateCondition
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.errors import DataError, RunHeldError
 from ups.library import run_recipe
-from ups.library.recipe_steps import Job, Step, StepOutput
+from ups.library.recipe_steps import Job, Step, StepOutput, before_gate
+from ups.library.step_lines import StepLines
 from ups.record.identity import file_sha256
 from ups.run.steps_file import read_steps
 from ups.supervise.run_lock import hold_steps
@@ -21,6 +24,10 @@ run: { name: a }
 data: { tasks: [{ name: waves, path: waves.npy }] }
 stages: [{ type: operator, steps: 1 }]
 """
+
+
+# Each step, and whose file it copies.
+FROM = {"train": "first", "gate": "train", "bundle": "gate"}
 
 
 class Place:
@@ -50,16 +57,17 @@ class Place:
 
         return Step(
             name,
+            f"copying {before}",
             inputs=lambda job: file_sha256(self.folder / before),
             outputs=lambda job: file_sha256(self.folder / name),
             work=work,
             after_failed_gate=not good,
         )
 
-    def run(self) -> tuple[int, list[str]]:
+    def run(self, output: StepOutput | None = None) -> tuple[int, list[str]]:
         """Exit code, and which steps were done."""
         self.done = []
-        return run_recipe.run_resolved(self.resolved, self.run_dir, 1, StepOutput()), self.done
+        return run_recipe.run_resolved(self.resolved, self.run_dir, 1, output or StepOutput()), self.done
 
     def outcomes(self) -> dict[str, str]:
         return {record.name: record.outcome for record in read_steps(self.run_dir)}
@@ -70,6 +78,45 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     made = Place(tmp_path)
     monkeypatch.setattr(run_recipe, "STEPS", made.steps())
     return made
+
+
+def test_a_log_has_a_line_when_a_step_begins_and_one_when_it_has_ended(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert place.run(StepLines())[0] == 0
+    out, err = capsys.readouterr()
+    assert [line[21:] for line in err.splitlines()] == [
+        "train: copying first",
+        "gate: copying train",
+        "bundle: copying gate",
+    ]
+    lines = [re.sub(r" +", " ", line) for line in out.splitlines()]
+    assert lines[:3] == [f"{name} copied {before} (0 s)" for name, before in FROM.items()]
+    assert lines[3].startswith("next: ups rollout ")
+    assert "run --picture run.png; the report is " in lines[3]
+    assert len(lines) == 4
+    place.run(StepLines())
+    assert capsys.readouterr().err == ""
+
+
+def test_the_last_line_after_a_failed_gate_says_where_the_reasons_are(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.gate_failed = "waves: too bad"
+    place.run(StepLines())
+    lines = capsys.readouterr().out.splitlines()
+    assert "not passed: waves: too bad" in lines[1]
+    assert lines[2].startswith("next: ups why ")
+
+
+def test_only_the_gate_pronounces_a_verdict_about_a_training_that_came_to_its_end(place: Place) -> None:
+    gated = place.resolved.recipe.model_copy(update={"gate": [GateCondition(metric="trmse", at_most=1.0)]})
+    for recipe, count in ((place.resolved.recipe, 3), (gated, 2)):
+        said: list[str] = []
+        say = before_gate(said.append, recipe)
+        for line in ("FAILED rank=1", "VERDICT state=failed exit=6", "VERDICT state=completed exit=0"):
+            say(line)
+        assert len(said) == count
 
 
 def test_nothing_is_done_twice(place: Place) -> None:

@@ -12,8 +12,9 @@ from ups.config.schema import Recipe
 from ups.errors import MachineError
 from ups.library.recipe import RecipeLike
 from ups.library.train import prepared, train
+from ups.plan.devices import OF_FREE_MEMORY
 from ups.run.assemble import open_data
-from ups.run.auto_micro_batch import _OF_FREE, _PROCESS_BYTES, auto_micro_batch
+from ups.run.auto_micro_batch import _PROCESS_BYTES, auto_micro_batch
 from ups.run.planning import kinds_of, rehearse_stage
 from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 
@@ -35,9 +36,10 @@ def needed(recipe: Recipe, size: int) -> int:
     cut = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch": size})})
     with open_data(cut) as opened:
         tensors = rehearse_stage(cut, opened, 0, 1, kinds_of(cut, opened, 0, 1)).needed_bytes
-    return int((tensors + _PROCESS_BYTES) / _OF_FREE) + 2
+    return int((tensors + _PROCESS_BYTES) / OF_FREE_MEMORY) + 2
 
 
+@pytest.mark.long
 def test_as_many_windows_as_fit(recipe: dict[str, object], tmp_path: Path) -> None:
     resolved = resolve_data(recipe)
     run_dir = tmp_path / "run"

@@ -38,9 +38,9 @@ def test_validation_is_shown_and_other_rows_are_not() -> None:
     ],
 )
 def test_validation_stands_next_to_its_best_reference(ours: float, better_on: int, words: str) -> None:
-    row = {"one_step": ours, "persistence": 1.5, "channel_mean": 1.0, "better_on": better_on, "trajectories": 8}
+    row = {"one_step": ours, "persistence": 1.5, "training_mean": 1.0, "better_on": better_on, "trajectories": 8}
     line = describe({"step": 9, **{f"valid/a/{name}": value for name, value in row.items()}}, ["x"])
-    assert line == f"valid step 9  a one_step {ours} (channel_mean 1{words})"
+    assert line == f"valid step 9  a one_step {ours} (training mean 1{words})"
 
 
 def test_the_score_of_an_ensemble_is_no_reference() -> None:

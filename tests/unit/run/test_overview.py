@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
+import re
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -37,7 +40,7 @@ class Elements(HTMLParser):
 
 
 def page_of(directory: Path) -> str:
-    return overview_page(cards(directory), f"Runs in {directory}", 0.0)
+    return overview_page(cards(directory), f"Runs in {directory}", 0.0, directory)
 
 
 def test_a_page_has_verdict_scores_gate_tags_and_loss(tmp_path: Path) -> None:
@@ -52,6 +55,27 @@ def test_a_page_has_verdict_scores_gate_tags_and_loss(tmp_path: Path) -> None:
     assert "3 runs" in found.words
 
 
+def test_a_page_leads_to_runs_and_reports_and_says_what_is_not_better(tmp_path: Path) -> None:
+    runs, folder = tmp_path / "runs", tmp_path / "pages"
+    named = made_run(runs, "javascript:alert(1) 50%")
+    (named / "report").mkdir()
+    (named / "report/index.html").write_text("<html>")
+    errors = {"model": 2.0, "training mean": 1.0, "persistence": 3.0}
+    predictors = {name: {"summary": {"trmse": error, "one_step_trmse": 0.1 + error}} for name, error in errors.items()}
+    headline = [{"score": "rollout", "verdict": "worse than the training mean"}]
+    report = {"results": [{"task": "waves", "predictors": predictors, "headline": headline}]}
+    (named / "report/scores.json").write_text(json.dumps(report))
+    page = overview_page(cards(runs), "Runs", 0.0, folder)
+    addresses = re.findall(r'href="([^"]*)"', page)
+    assert addresses == ["./../runs/javascript%3Aalert%281%29%2050%25", addresses[0] + "/report/index.html"]
+    assert os.path.normpath(folder / unquote(addresses[1])) == str(named / "report/index.html")
+    found = Elements(page)
+    assert "worse than the training mean" in found.words
+    assert "not better than the best reference" in found.words  # of a score without a verdict in the file
+    made_run(tmp_path / "other", "plain")
+    assert "report/index.html" not in page_of(tmp_path / "other")
+
+
 def test_no_name_of_a_run_is_more_than_text(tmp_path: Path) -> None:
     plain = made_run(tmp_path / "a", "name")
     names = Elements(page_of(tmp_path / "a"))
@@ -63,7 +87,7 @@ def test_no_name_of_a_run_is_more_than_text(tmp_path: Path) -> None:
     page = page_of(tmp_path / "b")
     found = Elements(page)
     assert found.names - names.names == {"table", "tr", "th", "td"}
-    assert found.attributes <= names.attributes
+    assert found.attributes - names.attributes == {"data-head"}
     assert HOSTILE in found.words
     assert "default-src 'none'" in page
 

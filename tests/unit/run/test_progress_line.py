@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import re
+import threading
+import time
 
 import pytest
 
@@ -52,6 +54,35 @@ def test_a_log_shows_that_a_long_part_is_alive(monkeypatch: pytest.MonkeyPatch) 
         "packing 460/900 trajectories  left 7 min",
         "packing 490/900 trajectories  left 7 min",
     ]
+
+
+def test_work_that_cannot_count_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "LOG_SECONDS", 0.05)
+    monkeypatch.setattr(progress_line, "PULSE_SECONDS", 0.02)
+    stream, terminal = io.StringIO(), Terminal()
+    for place in (stream, terminal):
+        with ProgressLine(place) as line:
+            line.working("plan: estimating")
+            end = time.monotonic() + 20
+            while "so far" not in place.getvalue() and time.monotonic() < end:
+                time.sleep(0.01)
+    said = [STAMP.sub(r"\1", line) for line in stream.getvalue().splitlines()]
+    assert said[:2] == ["plan: estimating", "plan: estimating, 0 s so far"]
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    assert not [thread for thread in threading.enumerate() if thread.name == "ups-pulse"]
+
+
+def test_a_count_is_not_written_over_by_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_line, "PULSE_SECONDS", 0.02)
+    stream = Terminal()
+    with ProgressLine(stream) as line:
+        line.working("evaluate: scoring")
+        time.sleep(0.15)  # longer than a line is left alone; signs of life do not count
+        line.count("scoring ks1d", 1, 2)
+        before = stream.getvalue()
+        time.sleep(0.1)
+        assert stream.getvalue() == before
+        assert "scoring ks1d 50 %" in before
 
 
 def test_a_terminal_rewrites_the_line_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import time
@@ -13,11 +14,13 @@ import pytest
 from tests.unit.tracking.mlflow_server import PROGRAM, Server, running
 from ups.supervise.tracker_note import TrackerNote, read_note
 from ups.supervise.tracker_process import sync
+from ups.testing.faults.small_disk import small_disk
 from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, lead, lead_command, make_run, row
 
 pytest.importorskip("mlflow", reason="needs the client of MLflow (extra: mlflow)")
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.long,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         not PROGRAM, reason="needs an MLflow server in an environment of its own; UPS_MLFLOW_SERVER says where"
@@ -114,10 +117,7 @@ def test_a_server_that_is_gone_in_mid_run_delays_nothing_and_is_completed_later(
         run_dir = tracked(tmp_path / "small", server, "ups")
         command = lead_command(run_dir, range(1, 41), "completed", 0.1)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-            deadline = time.monotonic() + 60
-            while read_note(run_dir, "mlflow").rows == 0:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            _wait_for_rows(run_dir)
             server.signal(way)
             _, said = process.communicate(timeout=120)
         assert process.returncode == 0
@@ -129,3 +129,30 @@ def test_a_server_that_is_gone_in_mid_run_delays_nothing_and_is_completed_later(
         assert sync(run_dir, ["mlflow"]) == {"mlflow": ""}
         assert server.run()["info"]["status"] == "FINISHED"
         assert server.curve("loss") == [(step, row(step)["loss"]) for step in range(1, 41)]
+
+
+def test_a_server_whose_disk_is_full_delays_nothing_and_is_completed_later(tmp_path: Path) -> None:
+    disk, filler = tmp_path / "disk", tmp_path / "disk" / "filler"
+    with small_disk(disk, 64 << 20), running(disk / "server") as server:
+        run_dir = tracked(tmp_path / "small", server, "ups")
+        command = lead_command(run_dir, range(1, 41), "completed", 0.1)
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            _wait_for_rows(run_dir)
+            with filler.open("wb") as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+                    file.flush()
+            _, said = process.communicate(timeout=120)
+        assert process.returncode == 0
+        assert "tracker 'mlflow' is not complete" in said
+        filler.unlink()
+        assert sync(run_dir, ["mlflow"]) == {"mlflow": ""}
+        assert server.run()["info"]["status"] == "FINISHED"
+        assert server.curve("loss") == [(step, row(step)["loss"]) for step in range(1, 41)]
+
+
+def _wait_for_rows(run_dir: Path) -> None:
+    deadline = time.monotonic() + 60
+    while read_note(run_dir, "mlflow").rows == 0:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
