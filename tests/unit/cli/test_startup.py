@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -18,21 +19,27 @@ HEAVY = ("torch", "numpy", "h5py", "zarr", "scipy", "jax", "matplotlib")
 pytestmark = pytest.mark.processes
 
 
-def cpu_seconds(*arguments: str, tries: int = 6) -> float:
-    """Least CPU time (user + system) of the command in a process of its own."""
-    best = float("inf")
-    for _ in range(tries):
-        child = subprocess.Popen(
-            [sys.executable, "-m", "ups.cli.main", *arguments],
-            stdout=subprocess.DEVNULL,
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        _, status, usage = os.wait4(child.pid, 0)
-        child.returncode = os.waitstatus_to_exitcode(status)
-        assert child.returncode == 0
-        best = min(best, usage.ru_utime + usage.ru_stime)
-    return best
+def cpu_seconds(*arguments: str) -> float:
+    """CPU time (user + system) of Python with these arguments, in a process of its own."""
+    child = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.DEVNULL,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 0
+    return usage.ru_utime + usage.ru_stime
+
+
+def cost(*arguments: str, rounds: int = 7) -> float:
+    """CPU time of the command as a multiple of importing its libraries: a slow machine is slow for both."""
+    ratios = []
+    for _ in range(rounds):
+        libraries = cpu_seconds("-c", "import typer, yaml, pydantic")
+        ratios.append(cpu_seconds("-m", "ups.cli.main", *arguments) / libraries)
+    return statistics.median(ratios)
 
 
 def imported_by(code: str) -> list[str]:
@@ -42,12 +49,13 @@ def imported_by(code: str) -> list[str]:
     return modules
 
 
-def test_help_takes_less_than_a_third_of_a_second() -> None:
-    assert cpu_seconds("--help") < 0.35
+# Measured: 0.9 and 3.5, which are 0.15 and 0.5 s at rest. Importing torch would add 19.
+def test_help_costs_little_more_than_its_libraries() -> None:
+    assert cost("--help") < 1.8
 
 
-def test_checking_a_recipe_takes_less_than_seven_tenths_of_a_second() -> None:
-    assert cpu_seconds("config", "check", "recipes/tiny.yaml") < 0.7
+def test_checking_a_recipe_costs_a_few_times_its_libraries() -> None:
+    assert cost("config", "check", "recipes/tiny.yaml") < 5.5
 
 
 def test_importing_the_command_line_imports_nothing_heavy() -> None:
