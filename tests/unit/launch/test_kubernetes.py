@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shlex
 import shutil
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -170,12 +170,9 @@ def test_the_models_refuse_a_jobset_with_a_mistake(place: list[Any], value: Any)
         assert as_models_know_it(broken) == broken
 
 
-@pytest.mark.skipif(importlib.util.find_spec("kubernetes_validate") is None, reason="needs kubernetes-validate")
 @pytest.mark.parametrize("jobset", [False, True])
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_the_schema_of_kubernetes_accepts_it(hosts: int, jobset: bool) -> None:
-    import kubernetes_validate  # type: ignore[import-not-found, unused-ignore]
-
     found = list(yaml.safe_load_all(text(job(hosts=hosts, gpus_per_host=4, secret="keys", jobset=jobset))))
     if jobset:
         inner = found[0]["spec"]["replicatedJobs"][0]["template"]
