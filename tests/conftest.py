@@ -1,8 +1,9 @@
 """Order for every test run: fast tests first, then tests that start real processes.
 
-With xdist use `-n 2 --dist worksteal`, as `.ci/run` does: tests of a file stay on one worker as long as there is enough
-to do, so that what a file prepares once is prepared once. Two tests with processes may run at a time: their deadlines
-are against hanging, and what they assert must hold on a busy machine.
+With xdist use `-n 3 --dist worksteal`, as `.ci/run` does: tests of a file stay on one worker as long as there is enough
+to do, so that what a file prepares once is prepared once. Three tests with processes may run at a time on two cores,
+because most of them wait for something: their deadlines are against hanging, and what they assert must hold on a busy
+machine.
 """
 
 import pytest

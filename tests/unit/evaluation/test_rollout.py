@@ -136,6 +136,7 @@ print(peak(10_000) - few)
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_ten_thousand_trajectories_need_no_more_memory_than_a_few_batches():
     fields = 10_000 * 3 * 2 * 1024 * 4
     done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, timeout=150, check=True)
