@@ -87,7 +87,7 @@ def test_the_script_goes_from_an_empty_directory_to_a_film(tmp_path: Path) -> No
         "QUICKSTART_VENV": sys.prefix,
         "QUICKSTART_DATA": "--trajectories 64,8,8",
         # A number of steps, not of seconds: so little training must reach its own bar on a busy machine too. The bar of
-        # 30 is for the script with its own settings.
+        # 60 is for the script with its own settings.
         "QUICKSTART_TRAIN": "--set stages.1.budget_seconds=null --set stages.1.steps=150",
         "QUICKSTART_RATIO": str(BAR),
         "HOME": str(tmp_path),
