@@ -1,6 +1,7 @@
-"""The first loader worker of a rank is killed a moment after it has started, as by a lack of memory."""
+"""The first loader worker of a rank is killed as soon as it has started, as by a lack of memory.
 
-import threading
+At once and not a moment later: in a moment it may have delivered all that the few steps of a trial need.
+"""
 
 from ups.data import worker_pool
 
@@ -10,7 +11,7 @@ _start = worker_pool._start
 def start(number, rank, payload):
     found = _start(number, rank, payload)
     if number == 0:
-        threading.Timer(0.2, found.process.kill).start()
+        found.process.kill()
     return found
 
 
