@@ -138,10 +138,9 @@ def test_a_server_whose_disk_is_full_delays_nothing_and_is_completed_later(tmp_p
         command = lead_command(run_dir, range(1, 41), "completed", 0.1)
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
             _wait_for_rows(run_dir)
-            with filler.open("wb") as file, contextlib.suppress(OSError):
+            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(4096))
-                    file.flush()
             _, said = process.communicate(timeout=120)
         assert process.returncode == 0
         assert "tracker 'mlflow' is not complete" in said
