@@ -1,9 +1,10 @@
-"""Steps per second of a run whose MLflow server is silent or gone, next to the same run without a tracker.
+"""Steps per second of a run whose MLflow server is silent, gone or full, next to the same run without a tracker.
 
     python benchmarks/engine/trackers.py --steps 400 --pairs 5
 
 Runs are interleaved: none, silent, none, gone, ...; compared are the medians of the rates in metrics.jsonl. The server
-is a socket that takes connections and never answers (a stopped process looks like that), or a port that nobody has.
+is a socket that takes connections and never answers (a stopped process looks like that), a port that nobody has, or one
+that answers every request with the code 500, as MLflow does when its disk is full.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,19 @@ import yaml
 from ups.testing.mixture import mixture_recipe, write_mixture
 
 BAR = 0.97
+
+
+class Full(BaseHTTPRequestHandler):
+    """Answers 500, whatever is asked."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_error(500)
+
+    do_GET = do_PATCH = do_POST
+
+    def log_message(self, *_: object) -> None:
+        pass
 
 
 def rate(folder: Path, name: str, tasks: list[dict[str, Any]], steps: int, uri: str) -> float:
@@ -49,11 +65,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--pairs", type=int, default=5)
     arguments = parser.parse_args()
-    found: dict[str, list[float]] = {"silent": [], "gone": []}
+    found: dict[str, list[float]] = {"silent": [], "gone": [], "full": []}
+    full = ThreadingHTTPServer(("127.0.0.1", 0), Full)
+    threading.Thread(target=full.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as silent:
         folder = Path(name)
         tasks = write_mixture(folder)
-        uris = {"silent": f"http://127.0.0.1:{silent.getsockname()[1]}", "gone": "http://127.0.0.1:9"}
+        uris = {
+            "silent": f"http://127.0.0.1:{silent.getsockname()[1]}",
+            "gone": "http://127.0.0.1:9",
+            "full": f"http://127.0.0.1:{full.server_port}",
+        }
         for number in range(arguments.pairs):
             for kind, uri in uris.items():
                 without = rate(folder, f"none-{kind}-{number}", tasks, arguments.steps, "")
