@@ -25,6 +25,8 @@ app = new_app()
 DEFAULT_STEPS = 40
 # Enough for the mean of a train split to be next to an error.
 MEAN_TRAJECTORIES = 64
+# Ends of names that are no numbers -> the option that makes such a file.
+PICTURES = {".mp4": "--film", ".png": "--picture"}
 
 
 @app.command()
@@ -98,6 +100,9 @@ def rollout(
         raise ConfigError(
             "nothing to write", hint="give -o RESULT.zarr or RESULT.nc, --film FILM.mp4 or --picture PICTURE.png"
         )
+    if out is not None and Path(out).suffix.lower() in PICTURES:
+        option = PICTURES[Path(out).suffix.lower()]
+        raise ConfigError(f"-o writes numbers, not {out}", hint=f"give {option} {out} instead")
     vtkhdf = out is not None and Path(out).suffix == SUFFIX
     if vtkhdf:
         check_new(Path(out or ""))

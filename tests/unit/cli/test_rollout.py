@@ -52,6 +52,15 @@ def test_a_rollout_says_what_it_did_with_its_error_next_to_persistence(
     assert last == "wrote out.zarr"
 
 
+@pytest.mark.parametrize(("name", "option"), [("out.mp4", "--film"), ("Out.PNG", "--picture")])
+def test_numbers_do_not_go_into_a_film_or_picture(
+    desk: Path, capsys: pytest.CaptureFixture[str], name: str, option: str
+) -> None:
+    assert run(["rollout", "mine", "wave.zarr", "--task", "advection", "-o", name]) == 3
+    assert f"{option} {name}" in capsys.readouterr().err
+    assert not (desk / name).exists()
+
+
 def test_a_run_is_found_by_name_by_path_and_by_its_bundle(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for name in ("mine", "runs/mine", "runs/mine/bundle"):

@@ -127,6 +127,15 @@ def test_a_film_shows_fields_that_move(tmp_path, dims, with_truth):
     assert (np.abs(np.diff(inside, axis=0)) > 40).mean() > 0.001, "nothing moves"
 
 
+def test_a_picture_of_a_cube_says_which_plane_it_shows():
+    from ups.evaluation.report import figures
+
+    task = TaskSpec("cube", (FieldSpec("u"),), tuple(AxisSpec(name) for name in "xyz"), dt=0.1)
+    grid = (np.arange(8) / 8,) * 3
+    example = Example(task, 0, 0.1, 0.1, ("u",), ("m",), grid, np.zeros((2, 1, 8, 8, 8)), None)
+    assert figures._title(example, 0) == "cube: u, plane z = 0.5, trajectory 0"
+
+
 def saturated(reach: float) -> Example:
     """A truth between 0 and 1, and a prediction that goes up to `reach`."""
     task = TaskSpec("wave", (FieldSpec("u"),), (AxisSpec("x"),), dt=0.1)

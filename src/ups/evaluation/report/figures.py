@@ -322,7 +322,14 @@ def _label(example: Example, channel: int, name: str) -> str:
 def _title(example: Example, channel: int) -> str:
     which = f", {example.source}" if example.source else ""
     values = ", ".join(f"{name} = {value:.3g}" for name, value in list(example.parameters.items())[:3])
-    return f"{example.task.name}: {example.channels[channel]}{which}" + (f" ({values})" if values else "")
+    where = "" if example.prediction.ndim != 5 else f", {_plane(example)}"
+    return f"{example.task.name}: {example.channels[channel]}{where}{which}" + (f" ({values})" if values else "")
+
+
+def _plane(example: Example) -> str:
+    """Which plane of a cube is drawn."""
+    z = example.coordinates[2]
+    return f"plane {example.task.axes[2].name} = {float(z[len(z) // 2]):.3g}"
 
 
 def film(example: Example, channel: int) -> bytes | None:
