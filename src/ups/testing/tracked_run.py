@@ -22,6 +22,7 @@ from ups.config.recipe import resolve_data
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
 from ups.record.places import CONFIG_NAME
+from ups.supervise.run_file import note_gate
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 RECIPE_HASH = "5ec1be" * 10
@@ -65,6 +66,12 @@ def lead(run_dir: Path, steps: range, ending: str, seconds: float = 0.0) -> subp
         text=True,
         timeout=300,
     )
+
+
+def fail_gate(run_dir: Path) -> None:
+    """What `ups run` notes about a completed training whose scores do not reach the bar."""
+    condition = {"task": "wave", "condition": "trmse at most 1", "holds": False, "says": "is 3", "value": 3}
+    note_gate(run_dir, [condition], "wave: trmse at most 1: is 3")
 
 
 def row(step: int) -> dict[str, Any]:

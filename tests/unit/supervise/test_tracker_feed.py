@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ups.supervise.run_file import note_gate, read_run
+from ups.supervise.run_file import read_run
 from ups.supervise.tracker_note import TrackerNote, read_note
 from ups.supervise.tracker_process import catch_up, sync
-from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, lead, make_run
+from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -131,8 +131,7 @@ def test_looking_at_the_run_of_somebody_else_starts_nothing(run_dir: Path, home:
 def test_a_gate_that_was_not_passed_is_told_after_the_training_was(run_dir: Path) -> None:
     assert lead(run_dir, range(1, 4), "completed").returncode == 0
     assert read_note(run_dir, "tensorboard", RUN_ID).state == "completed"
-    condition = {"task": "a", "condition": "c", "holds": False, "says": "is 3", "value": 3}
-    assert "exit=9" in note_gate(run_dir, [condition], "a: c: is 3")
+    fail_gate(run_dir)
     assert sync(run_dir, ["tensorboard"], 60) == {"tensorboard": ""}
     note = read_note(run_dir, "tensorboard", RUN_ID)
     assert (note.rows, note.state, note.problem) == (3, "gate_failed", "")

@@ -15,7 +15,7 @@ from tests.unit.tracking.mlflow_server import PROGRAM, Server, running
 from ups.supervise.tracker_note import TrackerNote, read_note
 from ups.supervise.tracker_process import sync
 from ups.testing.faults.small_disk import small_disk
-from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, lead, lead_command, make_run, row
+from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, lead_command, make_run, row
 
 pytest.importorskip("mlflow", reason="needs the client of MLflow (extra: mlflow)")
 pytestmark = [
@@ -71,6 +71,16 @@ def test_the_server_has_every_number_and_the_verdict(tmp_path: Path, shared: Ser
         read_note(run_dir, "mlflow").url
         == f"{shared.uri}/#/experiments/{found['info']['experiment_id']}/runs/" + (found["info"]["run_id"])
     )
+
+
+def test_a_gate_that_was_not_passed_fails_the_run(tmp_path: Path, shared: Server) -> None:
+    run_dir = tracked(tmp_path / "small", shared, "gate")
+    lead(run_dir, range(1, 4), "completed")
+    assert shared.run("gate")["info"]["status"] == "FINISHED"
+    fail_gate(run_dir)
+    assert sync(run_dir, ["mlflow"]) == {"mlflow": ""}
+    assert shared.run("gate")["info"]["status"] == "FAILED"
+    assert shared.tags("gate")["ups.state"] == "gate_failed"
 
 
 def test_a_killed_supervisor_and_a_run_that_goes_on_are_one_run(tmp_path: Path, shared: Server) -> None:

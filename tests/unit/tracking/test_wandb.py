@@ -14,7 +14,7 @@ from tests.unit.tracking import wandb_log
 from tests.unit.tracking.wandb_server import Server
 from ups.supervise.tracker_note import TrackerNote, read_note
 from ups.supervise.tracker_process import sync
-from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, lead, make_run, row
+from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, make_run, row
 
 pytest.importorskip("wandb", reason="needs the client of Weights & Biases (extra: wandb)")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
@@ -72,6 +72,13 @@ def test_a_killed_supervisor_and_a_run_that_goes_on(run_dir: Path) -> None:
     assert (path.parent / "files/report/index.html").read_text() == "<html>"
 
 
+def test_a_gate_that_was_not_passed_fails_the_run(run_dir: Path) -> None:
+    lead(run_dir, range(1, 4), "completed")
+    fail_gate(run_dir)
+    assert sync(run_dir, ["wandb"], 100) == {"wandb": ""}
+    assert wandb_log.exits(log_of(run_dir))[-1] == 9
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     found = Server()
@@ -97,6 +104,14 @@ def test_the_server_has_every_number_and_the_verdict(online: Path, server: Serve
     assert server.summary["ups/state"] == ending
     assert (server.uploads["name"], server.uploads["tags"], server.uploads["groupName"]) == (RUN_ID, ["first"], "pilot")
     assert read_note(online, "wandb").url == f"{server.uri}/team/flow/runs/{RUN_ID}"
+
+
+def test_a_gate_that_was_not_passed_fails_the_run_on_the_server(online: Path, server: Server) -> None:
+    lead(online, range(1, 4), "completed")
+    fail_gate(online)
+    assert sync(online, ["wandb"], 100) == {"wandb": ""}
+    assert server.exit_codes[-1] == 9
+    assert server.summary["ups/state"] == "gate_failed"
 
 
 def test_a_server_that_was_down_is_completed_and_a_run_that_goes_on_is_the_same(online: Path, server: Server) -> None:
