@@ -45,7 +45,7 @@ class ScoreRow:
 
 @dataclass(frozen=True, slots=True)
 class RunCard:
-    """One run. loss: (step, loss) in the order of steps, thinned out; took: seconds, None where it is not known.
+    """One run. loss: (step, loss) of its last stage, thinned out; took: seconds, None where it is not known.
 
     report: its page, None where there is none.
     """
@@ -155,13 +155,13 @@ def _number(value: object) -> float:
 
 
 def loss_of(run_dir: Path) -> list[tuple[float, float]]:
-    """(step, loss) by metrics.jsonl; steps that were repeated after a restart as they were computed last."""
+    """(step, loss) of the last stage by metrics.jsonl: losses of stages are not of one kind.
+
+    Steps that were repeated after a restart as they were computed last.
+    """
     lines = (read_end(run_dir / METRICS_NAME, MAX_METRICS_BYTES) or b"").splitlines()
-    by_step = {
-        float(row["step"]): float(row["loss"])
-        for row in rows_of(lines)
-        if is_number(row.get("step")) and is_number(row.get("loss"))
-    }
+    rows = [row for row in rows_of(lines) if is_number(row.get("step")) and is_number(row.get("loss"))]
+    by_step = {float(row["step"]): float(row["loss"]) for row in rows if row.get("stage") == rows[-1].get("stage")}
     return thinned(sorted(by_step.items()))
 
 

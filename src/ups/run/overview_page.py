@@ -170,7 +170,7 @@ def _curve(points: Sequence[tuple[float, float]]) -> str:
 
     line = " ".join(at(step, height) for step, height in zip(steps, heights, strict=True))
     scale = ", logarithmic" if logarithmic else ""
-    words = f"loss from {losses[0]:.3g} to {losses[-1]:.3g} over {steps[-1]:g} steps"
+    words = f"loss from {losses[0]:.3g} to {losses[-1]:.3g}, steps {steps[0]:g} to {steps[-1]:g}"
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(words)}">'
         f'<text x="0" y="10">{_text(f"{max(losses):.3g}")}</text>'

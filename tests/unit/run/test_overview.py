@@ -119,6 +119,14 @@ def test_a_long_run_gives_a_short_curve(tmp_path: Path) -> None:
     assert len(page_of(tmp_path)) < 20_000
 
 
+def test_a_curve_is_that_of_the_last_stage(tmp_path: Path) -> None:
+    path = made_run(tmp_path, "a")
+    rows = [{"step": n, "loss": 10.0 / n, "stage": 0 if n < 5 else 1} for n in range(1, 9)]
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert loss_of(path) == [(n, 10.0 / n) for n in range(5, 9)]
+    assert "loss from 2 to 1.25, steps 5 to 8" in page_of(tmp_path)
+
+
 def test_the_command_writes_the_page_next_to_the_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["runs", "page", str(tmp_path)]) == 3
     made_run(tmp_path, "a")
