@@ -64,20 +64,20 @@ def main() -> None:
                 "as_many_hosts": (options.ranks, 2 * size),
                 "as_many_hosts_small_caches": (options.ranks, max(LEAST_BYTES, size // 4)),
             }
-            for case, (hosts, cache_bytes) in cases.items():
-                with slow_proxy(server.endpoint) as proxy:
-                    os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+            with slow_proxy(server.endpoint) as proxy:
+                os.environ["AWS_ENDPOINT_URL"] = proxy.endpoint
+                for case, (hosts, cache_bytes) in cases.items():
+                    before, share = proxy.num_bytes, options.ranks // hosts
                     loaders = []
                     for rank in range(options.ranks):
-                        place = Place(rank, options.ranks, rank % (options.ranks // hosts), options.ranks // hosts)
-                        cache = folder / case / str(rank * hosts // options.ranks)
-                        loaders.append(loader_of(address, place, cache, cache_bytes))
+                        place = Place(rank, options.ranks, rank % share, share)
+                        loaders.append(loader_of(address, place, folder / case / str(rank // share), cache_bytes))
                     for _ in range(len(loaders[0].source.indexes[0]) // BATCH):
                         for loader in loaders:
                             next(loader)
                     for loader in loaders:
                         loader.close()
-                    found[case] = round(proxy.num_bytes / size, 3)
+                    found[case] = round((proxy.num_bytes - before) / size, 3)
         finally:
             server.kill()
     print(json.dumps({"ranks": options.ranks, "data_bytes": size, **found, "bar": BAR}))
