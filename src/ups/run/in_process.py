@@ -32,9 +32,9 @@ from ups.record.text import path_text
 from ups.run.directory import last_step_of
 from ups.run.identity import check_inputs
 from ups.run.rank import run_stages
+from ups.supervise.box_root import box_root
 from ups.supervise.checkpoints import find_usable, last_commit
 from ups.supervise.fault import Fault
-from ups.supervise.launcher import make_box_root
 from ups.supervise.proof import missing_proof
 from ups.supervise.run_file import RunFile, state_after
 from ups.supervise.trackers import Trackers
@@ -52,11 +52,8 @@ def train_in_process(
 
     Raises what went wrong, after it was written down; KeyboardInterrupt only for a second interrupt.
     """
-    root = make_box_root(run_dir, 1)
-    try:
+    with box_root(run_dir, 1) as root:
         return _InProcess(run_dir, recipe, identity, say, root, trackers).run()
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
 
 
 class _InProcess:

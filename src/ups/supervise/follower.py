@@ -19,10 +19,11 @@ from ups.record import process_tree
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE
 from ups.record.open_files import raise_open_files
 from ups.supervise.attempt import Attempt, StopRequest
+from ups.supervise.box_root import box_root
 from ups.supervise.first_cause import position
 from ups.supervise.host_file import HostFile
 from ups.supervise.host_outcome import HostOutcome
-from ups.supervise.launcher import keep_rings, make_box_root
+from ups.supervise.launcher import keep_rings
 from ups.supervise.link_follower import FollowerLink
 from ups.supervise.options import Options
 from ups.supervise.output_thread import OutputThread
@@ -48,16 +49,15 @@ def follow(options: Options, say: Callable[[str], None], version: str) -> int:
     ):
         process_tree.adopt_orphans()
         raise_open_files()
-        box_root = make_box_root(options.run_dir, len(options.local_ranks), f"live_{place.number:05d}")
         try:
-            return _Following(options, stop_request, box_root, output.say, link).run()
+            with box_root(options.run_dir, len(options.local_ranks), f"live_{place.number:05d}") as root:
+                return _Following(options, stop_request, root, output.say, link).run()
         except BaseException as error:
             text = error.one_line() if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
             link.report({"state": "leaving", "leaving": text}, _LAST_WORDS_SECONDS)
             raise
         finally:
             process_tree.adopt_orphans(False)
-            shutil.rmtree(box_root, ignore_errors=True)
 
 
 class _Following:

@@ -24,9 +24,6 @@ from ups.supervise.options import Options
 
 # Carried by every process of the run: what it finds after the end is an orphan.
 TOKEN_VARIABLE = "UPS_SUPERVISOR_TOKEN"  # noqa: S105 - a mark, not a secret
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory with a random name is made inside
-_PREFIX = "ups-box"
-_BOX_BYTES = 2**20  # a ring, what a rank says when it fails, and some space
 _LAUNCH_VARIABLES = frozenset(
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME")
 ) | frozenset(("ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
@@ -141,23 +138,6 @@ def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
     return {name: prefix for name in names if name not in os.environ}
 
 
-def make_box_root(run_dir: Path, ranks: int, name: str = "live") -> Path:
-    """A directory for the rings of `ranks`: shared memory where there is enough, else `name` inside the run."""
-    sweep_box_roots()
-    if (
-        _SHARED_MEMORY.is_dir()
-        and os.access(_SHARED_MEMORY, os.W_OK)
-        and _space_for(_SHARED_MEMORY) >= ranks * _BOX_BYTES
-    ):
-        root = _SHARED_MEMORY / f"{_PREFIX}-{os.getpid()}-{secrets.token_hex(8)}"
-        root.mkdir(mode=0o700)  # fails if somebody else has made it
-    else:
-        root = run_dir / "blackbox" / name
-        root.mkdir(parents=True, mode=0o700, exist_ok=True)
-        root.chmod(0o700)
-    return root
-
-
 def keep_rings(run_dir: Path, box_dir: Path) -> None:
     """Copy the rings of an attempt into the run: shared memory goes with the supervisor."""
     target = run_dir / "blackbox"
@@ -166,17 +146,3 @@ def keep_rings(run_dir: Path, box_dir: Path) -> None:
         for ring in box_dir.glob("rank_*.ring"):
             if ring.parent != target:
                 shutil.copy2(ring, target / ring.name)
-
-
-def _space_for(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize
-
-
-def sweep_box_roots() -> None:
-    """Remove rings whose supervisor was killed before it could."""
-    for path in _SHARED_MEMORY.glob(f"{_PREFIX}-*-*"):
-        owner = path.name.split("-")[2]
-        with contextlib.suppress(OSError):
-            if owner.isdigit() and not process_tree.is_alive(int(owner)) and path.stat().st_uid == os.getuid():
-                shutil.rmtree(path)

@@ -26,12 +26,13 @@ from ups.record.open_files import raise_open_files
 from ups.record.text import path_text
 from ups.record.untrusted_files import printable
 from ups.supervise.attempt import Attempt, Outcome, StopRequest
+from ups.supervise.box_root import box_root
 from ups.supervise.checkpoints import Found, find_usable
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.head import Head
 from ups.supervise.host_notes import machine_mark
-from ups.supervise.launcher import keep_rings, make_box_root
+from ups.supervise.launcher import keep_rings
 from ups.supervise.link_head import HeadLink
 from ups.supervise.options import Options
 from ups.supervise.output_thread import OutputThread
@@ -62,12 +63,11 @@ def supervise_held(options: Options, say: Callable[[str], None] | None = None, l
     ):
         process_tree.adopt_orphans()
         raise_open_files()  # inherited by every rank and loader worker
-        box_root = make_box_root(options.run_dir, len(options.local_ranks))
         try:
-            return _Supervision(options, stop_request, box_root, output.say, held, link).run()
+            with box_root(options.run_dir, len(options.local_ranks)) as root:
+                return _Supervision(options, stop_request, root, output.say, held, link).run()
         finally:
             process_tree.adopt_orphans(False)
-            shutil.rmtree(box_root, ignore_errors=True)
 
 
 class _Supervision:
