@@ -95,11 +95,11 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "middle of 4": model(blocks=[1, 1, 4]),
     "matrix learning rate 2.5e-3": optim(matrix_learning_rate=2.5e-3),
     "matrix learning rate 1e-2": optim(matrix_learning_rate=1e-2),
-    "10 windows in 1D, 3 in 2D": windows(10, 3),
-    "14 windows in 1D, 5 in 2D": windows(14, 5),
+    "5 windows in 1D, 3 in 2D": windows(5, 3),
+    "10 windows in 1D, 5 in 2D": windows(10, 5),
     "20 windows in 1D, 3 in 2D": windows(20, 3),
+    "20 windows in 1D, 5 in 2D": windows(20, 5),
     "40 windows in 1D, 10 in 2D": windows(40, 10),
-    "20 windows in 1D, 10 in 2D": windows(20, 10),
 }
 
 # Variants that put another part in the place of the network's own, see `other_parts.py`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,22 @@ def test_a_run_whose_directory_was_moved_away_is_never_completed(tmp_path: Path)
     assert "completed" not in result.output
     assert len(result.failed_lines) == 1
     assert " action=stop(run_directory_lost_does_not_heal) " in result.failed_lines[0]
+    assert result.orphans == []
+
+
+def test_black_boxes_that_were_removed_are_missed_once_and_the_run_is_still_watched(tmp_path: Path) -> None:
+    started = start(tmp_path / "run", steps=120, step_seconds=0.02, restarts=0)
+    started.wait_for(lambda: rank_is_at_step(started.run_dir, 8))
+    document = json.loads((started.run_dir / "run.json").read_text())
+    shutil.rmtree(document["blackbox_dir"])
+    result = started.finish(60)
+    assert result.code == 0, result.output
+    assert result.output.count("NOTICE") == 1
+    assert f"somebody removed {document['blackbox_dir']}" in result.output
+    noticed = json.loads((started.run_dir / "run.json").read_text())["notices"]
+    assert [entry["line"].startswith("NOTICE host=") for entry in noticed] == [True]
+    # The proof that every rank did the same last step is read from rings that nobody else can open any more.
+    assert "state=completed exit=0" in result.verdict
     assert result.orphans == []
 
 

@@ -93,6 +93,7 @@ class Attempt:
     _training_wall: float | None = None
     _times: PhaseTimes = field(init=False)
     _collectives: CollectiveLog = field(default_factory=CollectiveLog)
+    _told_boxes_lost: bool = False
 
     def run(self) -> Outcome:
         """Start the ranks, watch them, and leave no process behind, whatever happens."""
@@ -132,6 +133,7 @@ class Attempt:
                 return self._failed(launcher, self._stuck_in_section(now))
             if now >= next_look:
                 next_look = now + _STANDSTILL_EVERY_SECONDS
+                self._tell_lost_boxes()
                 ending = self._late_start(now - began) or self._standing_still(watch)
                 if ending is not None:
                     return self._failed(launcher, ending)
@@ -257,6 +259,20 @@ class Attempt:
             return found.view
         outside = [view for view in self._views if view.rank in found.level and not evidence.waits_for_peers(view)]
         return found.view if found.view in outside or not outside else outside[0]
+
+    def _tell_lost_boxes(self) -> None:
+        """Rings stay mapped on both sides and are watched as before; what is read by path is lost."""
+        if self._told_boxes_lost or self.box_dir.is_dir():
+            return
+        self._told_boxes_lost = True
+        line = (
+            f"NOTICE host={self.options.host}: somebody removed {self.box_dir}, where the ranks record what they do. "
+            "The run goes on and is still watched, but until the next attempt `ups status` shows no ranks, and "
+            "checkpoints are not known by their hash. Where systemd clears the shared memory of a user at logout "
+            "(RemoveIPC=yes), use `loginctl enable-linger`"
+        )
+        self.say(line)
+        self.notice({"attempt": self.number, "time_wall": time.time(), "line": line})
 
     def _tell_slow(self, found: Standstill, view: RankView, at: str) -> None:
         step, phase = position(view)
