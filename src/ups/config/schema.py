@@ -412,11 +412,37 @@ class Recipe(Section):
                     "are known only in it; start from a run, bundle or checkpoint"
                 )
             trained_before = trained_before or stage.trains_latents
+            self._check_corrector_stays_true(number)
         for number, condition in enumerate(self.gate):
             unknown = sorted(set(condition.tasks or ()) - {task.name for task in self.data.tasks})
             if unknown:
                 raise ValueError(f"gate.{number}.tasks: data has no task '{unknown[0]}'")
         return self
+
+    def _check_corrector_stays_true(self, number: int) -> None:
+        """A corrector of kind flow knows what a network leaves over: that may not be trained on after it."""
+        stage = self.stages[number]
+        if stage.networks:
+            return  # trains another network than those that predict
+        for before, earlier in enumerate(self.stages[:number]):
+            if earlier.networks != ("flow",):
+                continue
+            again = [later for later in self.stages[number + 1 :] if later.networks == ("flow",)]
+            renewed = {name for later in again for name in later.tasks or self._task_names}
+            corrected = set(earlier.tasks or self._task_names) - renewed
+            # Which tasks are steady is not known here: a stage for all of those has no other.
+            whole = stage.type == "steady" and stage.tasks is None and earlier.tasks is not None
+            both = [] if whole else sorted(corrected & set(stage.tasks or self._task_names))
+            if both:
+                raise ValueError(
+                    f"stages.{number}: '{stage.type}' trains on what predicts task '{both[0]}' after the corrector of "
+                    f"stages.{before} has learned what that leaves over; put it before the corrector, or leave the "
+                    "task out of one of them with `tasks`"
+                )
+
+    @property
+    def _task_names(self) -> list[str]:
+        return [task.name for task in self.data.tasks]
 
     @property
     def network_configs(self) -> dict[str, ModelConfig]:

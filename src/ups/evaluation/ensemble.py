@@ -41,8 +41,8 @@ _SQUARES = ("spread_square", "error_square")
 class EnsembleScores:
     """Sums of the scores of one ensemble on one task, over samples.
 
-    sums: name -> (T, C). rows: trajectory -> its CRPS, a mean over steps and channels. ranks: (M + 1,) points. energy:
-    of members, central member and truth at the last step, (C, shells); none on a grid that is not uniform.
+    sums: name -> (T, C). means: score -> trajectory -> its mean over steps and channels. ranks: (M + 1,) points.
+    energy: of members, central member and truth at the last step, (C, shells); none on a grid that is not uniform.
     """
 
     members: int
@@ -52,7 +52,7 @@ class EnsembleScores:
     counts: Tensor  # (T,) samples that have a step
     ranks: Tensor
     weights: Tensor | None = None
-    rows: dict[int, float] = field(default_factory=dict)
+    means: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in SCORES})
     energy: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -63,17 +63,16 @@ class EnsembleScores:
         counts, ranks = torch.zeros(plan.num_steps), torch.zeros(members + 1, dtype=torch.float64)
         return cls(members, seed, channels, sums, counts, ranks, weights)
 
-    def add(self, step: int, members: Tensor, center: Tensor, truth: Tensor, scale: Tensor) -> Tensor:
-        """Adds step `step` (from 0) of some samples; returns their CRPS (B,).
+    def add(self, step: int, members: Tensor, center: Tensor, truth: Tensor, scale: Tensor) -> dict[str, Tensor]:
+        """Adds step `step` (from 0) of some samples; returns each of their scores (B,).
 
         members (B, M, C, *S), center and truth (B, C, *S) in physical units; scale (B, C) of the trajectory.
         """
         size = scale.clamp_min(1e-12).reshape(*scale.shape, *[1] * (truth.ndim - 2))
         ensemble, single, wanted = members.double() / size[:, None], center.double() / size, truth.double() / size
         spread, error = spread_square(ensemble, self.weights), mean_square_of_mean(ensemble, wanted, self.weights)
-        score = fair_crps(ensemble, wanted, self.weights)
         found = {
-            "crps": score,
+            "crps": fair_crps(ensemble, wanted, self.weights),
             "absolute_error": mean_over_space((single - wanted).abs(), self.weights),
             "gaussian": gaussian_crps(single, wanted, spread.sqrt(), self.weights),
             "mean_rmse": error.sqrt(),
@@ -84,7 +83,7 @@ class EnsembleScores:
             self.sums[name][step] += values.sum(0).cpu()
         self.counts[step] += len(truth)
         self.ranks += rank_counts(ensemble, wanted).cpu()
-        return score.mean(1).cpu()
+        return {name: found[name].mean(1).cpu() for name in SCORES}
 
     def add_energy(self, members: Tensor, center: Tensor, truth: Tensor) -> None:
         """Adds the spectra of the last step of some samples."""
@@ -95,11 +94,12 @@ class EnsembleScores:
             self.energy[name] = self.energy[name] + total if name in self.energy else total
 
     def result(self) -> dict[str, Any]:
-        """As plain data: summary, curves over steps, rank histogram, spectra."""
+        """As plain data: summary (all trajectories count alike, however long), curves over steps, rank histogram,
+        spectra."""
         counts = self.counts.clamp_min(1)[:, None]
         means = {name: total / counts for name, total in self.sums.items()}
-        there = self.counts > 0
-        summary = {name: float(means[name][there].mean()) for name in SCORES}
+        rows = self.means["crps"]
+        summary = {name: sum(values.values()) / max(len(values), 1) for name, values in self.means.items()}
         half = len(self.counts) // 2
         for name, part in (("spread_skill", slice(None)), ("spread_skill_second_half", slice(half, None))):
             spread, error = (means[key][part].mean(0) for key in _SQUARES)
@@ -110,12 +110,12 @@ class EnsembleScores:
         return {
             "members": self.members,
             "seed": self.seed,
-            "num_trajectories": len(self.rows),
+            "num_trajectories": len(rows),
             "summary": summary,
             "curves": curves,
             "ranks": (self.ranks / self.ranks.sum().clamp_min(1e-300)).tolist(),
-            "spectra": {name: (total / max(len(self.rows), 1)).tolist() for name, total in self.energy.items()},
-            "rows": {str(t): value for t, value in sorted(self.rows.items())},
+            "spectra": {name: (total / self.counts[-1].clamp_min(1)).tolist() for name, total in self.energy.items()},
+            "rows": {str(t): value for t, value in sorted(rows.items())},
         }
 
 
@@ -145,14 +145,16 @@ def score_ensemble(
         batch, truth = read_inputs(reader, split, part, its_plan, device, dtype)
         scale = trajectory_rms(truth if task.steady else torch.cat([batch.state, truth], dim=1), counts)
         frames = _rollouts(ensemble, batch, its_plan) if kind == "rollout" else _one_steps(ensemble, batch, truth)
-        total = torch.zeros(len(part), dtype=torch.float64)
+        totals = {name: torch.zeros(len(part), dtype=torch.float64) for name in SCORES}
         for step, (together, center) in enumerate(frames):
             found = by_member(together, members)
-            total += scores.add(step, found, center, truth[:, step], scale)
+            for name, values in scores.add(step, found, center, truth[:, step], scale).items():
+                totals[name] += values
             if step + 1 == plan.num_steps and counts is None:
                 scores.add_energy(found, center, truth[:, step])
-        for trajectory, value in zip(part, (total / truth.shape[1]).tolist(), strict=True):
-            scores.rows[int(trajectory)] = value
+        for name, total in totals.items():
+            means = (total / truth.shape[1]).tolist()
+            scores.means[name].update({int(t): value for t, value in zip(part, means, strict=True)})
         if progress is not None:
             progress(len(part))
     return scores

@@ -1,12 +1,15 @@
 """Finds the threshold of a gated rollout on the valid split, and scores gated rollouts next to those without.
 
 Candidates are quantiles of each signal over the steps of the operator's own rollouts. The one with the smallest error
-of whole gated rollouts is kept, also where that is larger than without a corrector: `earned` says which it is.
+of whole gated rollouts is kept. Whether it is worth anything is judged on other trajectories than those it was chosen
+on, where the best of many is no longer better by chance: `earned` says it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,33 +28,44 @@ from ups.spec.keyed import key_of
 
 # Parts of the steps that stay below a candidate.
 _QUANTILES = (0.5, 0.8, 0.95)
-# Enough to choose among few candidates.
-NUM_TRAJECTORIES = 16
+# Half of them to choose among few candidates, and half to judge the choice.
+NUM_TRAJECTORIES = 32
+# Of interventions at random places, over which their error is averaged.
+_DRAWS = 5
 
 
 @torch.no_grad()
 def find_gate(
     stepper: Stepper, reader: Reader, context_frames: int, *, split: str = "valid", max_trajectories: int | None = None
 ) -> dict[str, Any] | None:
-    """signal, threshold, and what was measured on the split: rate of interventions, and errors of whole rollouts with
-    the gate, without the corrector and with it in every step. None without a corrector or a split."""
-    if not trained_flow(stepper, reader.task) or not reader.splits.get(split, 0):
+    """signal, threshold, and what was measured on trajectories of the split that had no part in the choice: rate of
+    interventions, and errors of whole rollouts with the gate, without the corrector and with it in every step. None
+    without a corrector, or where the split has too little to choose or to judge by."""
+    if not trained_flow(stepper, reader.task) or reader.splits.get(split, 0) < 2:
         return None
     plan = RolloutPlan.whole(reader, context_frames, split=split)
     count = min(reader.splits[split], max_trajectories or NUM_TRAJECTORIES)
-    parts = _read(reader, split, count, plan)
-    weights = _weights(reader)
-    seen = _signals(stepper, parts, weights)
-    found = {"never": seen.pop("error"), "always": _gated(stepper, parts, {"spread": -1.0}, weights)[0]}
-    tried: list[dict[str, Any]] = []
-    for name, values in seen.items():
-        for quantile in _QUANTILES:
-            threshold = float(values.quantile(quantile))
-            error, rate = _gated(stepper, parts, {name: threshold}, weights)
-            tried.append({"signal": name, "threshold": threshold, "rate": rate, "error": float(error)})
-    best = min(tried, key=lambda one: one["error"])
-    errors = {f"error_{name}": float(value) for name, value in found.items()}
-    return best | errors | {"split": split, "num_trajectories": count, "earned": best["error"] < errors["error_never"]}
+    choose, judge = (_Parts(reader, split, part, plan) for part in (range(0, count, 2), range(1, count, 2)))
+    tried: list[dict[str, Any]] = [
+        {"signal": name, "threshold": float(values.quantile(quantile))}
+        for name, values in _signals(stepper, choose).items()
+        for quantile in _QUANTILES
+    ]
+    errors = [_gated(stepper, choose, {one["signal"]: one["threshold"]}).error for one in tried]
+    if not tried or not any(True for _ in judge):
+        return None
+    best = tried[errors.index(min(errors))]
+    found = _gated(stepper, judge, {best["signal"]: best["threshold"]})
+    never, always = (_gated(stepper, judge, limits).error for limits in ({}, {"spread": -1.0}))
+    return best | {
+        "rate": found.rate,
+        "error": found.error,
+        "error_never": never,
+        "error_always": always,
+        "split": split,
+        "num_trajectories": count,
+        "earned": found.error < never,
+    }
 
 
 @torch.no_grad()
@@ -64,59 +78,58 @@ def score_gate(
     split: str,
     max_trajectories: int | None,
 ) -> dict[str, Any]:
-    """Errors of whole rollouts of a split with the gate, without it, and with as many interventions at random places;
-    rate of interventions, and each of them."""
+    """Errors of whole rollouts of a split with the gate, without it, and with as many interventions at random places
+    (mean and ends of some draws of them); rate of interventions, and each of them."""
     count = min(reader.splits[split], max_trajectories or reader.splits[split])
-    parts, weights = _read(reader, split, count, plan), _weights(reader)
+    parts = _Parts(reader, split, range(count), plan)
     thresholds = {str(gate["signal"]): float(gate["threshold"])}
-    acted: list[dict[str, Any]] = []
-    error, rate = _gated(stepper, parts, thresholds, weights, acted)
-    by_chance, _ = _gated(stepper, parts, thresholds, weights, random_rate=rate)
-    never, _ = _gated(stepper, parts, {}, weights)
+    found = _gated(stepper, parts, thresholds)
+    by_chance = [_gated(stepper, parts, {}, by_chance=(draw, found.hits)).error for draw in range(_DRAWS)]
+    never = _gated(stepper, parts, {}).error
     return {
         "signal": gate["signal"],
         "threshold": gate["threshold"],
         "earned": gate["earned"],
-        "rate": rate,
-        "error": float(error),
-        "error_never": float(never),
-        "error_random": float(by_chance),
-        "interventions": acted,
+        "rate": found.rate,
+        "error": found.error,
+        "error_never": never,
+        "error_random": statistics.fmean(by_chance),
+        "error_random_range": [min(by_chance), max(by_chance)],
+        "interventions": found.interventions,
     }
 
 
 _Part = tuple[list[int], RolloutPlan, Batch, Tensor]
 
 
-def _read(reader: Reader, split: str, count: int, plan: RolloutPlan) -> list[_Part]:
-    device = torch.device("cpu")
-    return [
-        (list(part), its_plan, *read_inputs(reader, split, part, its_plan, device, torch.float32))
-        for part, its_plan in batches_of(reader, split, range(count), plan, batch_size=16)
-    ]
+class _Parts:
+    """Batches of some trajectories, read anew in each pass: memory holds one. weights: of the points of the grid."""
+
+    def __init__(self, reader: Reader, split: str, trajectories: range, plan: RolloutPlan) -> None:
+        self._reader, self._split, self._trajectories, self._plan = reader, split, trajectories, plan
+        found = point_weights(reader.task.axes, reader.coordinates)
+        self.weights = None if found is None else torch.from_numpy(found)
+        self.task = reader.task
+
+    def __iter__(self) -> Iterator[_Part]:
+        device = torch.device("cpu")
+        for part, plan in batches_of(self._reader, self._split, self._trajectories, self._plan, batch_size=16):
+            yield list(part), plan, *read_inputs(self._reader, self._split, part, plan, device, torch.float32)
+
+    def errors(self, frames: list[Tensor], part: _Part) -> Tensor:
+        """(B,): error of whole rollouts relative to the RMS of the trajectory; what blew up counts as infinite."""
+        _, _, batch, truth = part
+        whole = truth if batch.task.steady else torch.cat([batch.state, truth], dim=1)
+        scale = trajectory_rms(whole, self.weights)
+        return trmse(torch.stack(frames, dim=1), truth, scale, self.weights).flatten(1).mean(1)
 
 
-def _weights(reader: Reader) -> Tensor | None:
-    found = point_weights(reader.task.axes, reader.coordinates)
-    return None if found is None else torch.from_numpy(found)
-
-
-def _errors(frames: list[Tensor], part: _Part, weights: Tensor | None) -> Tensor:
-    """(B,): error of whole rollouts relative to the RMS of the trajectory; what blew up counts as infinite."""
-    _, _, batch, truth = part
-    whole = truth if batch.task.steady else torch.cat([batch.state, truth], dim=1)
-    found = trmse(torch.stack(frames, dim=1), truth, trajectory_rms(whole, weights), weights)
-    return found.flatten(1).mean(1)
-
-
-def _signals(stepper: Stepper, parts: list[_Part], weights: Tensor | None) -> dict[str, Tensor]:
-    """Signal -> its values over all steps of the operator's rollouts, without those that say nothing; `error`."""
-    task, name = parts[0][2].task, trained_flow(stepper)
+def _signals(stepper: Stepper, parts: _Parts) -> dict[str, Tensor]:
+    """Signal -> its values over all steps of the operator's rollouts, without those that say nothing."""
+    task, name = parts.task, trained_flow(stepper, parts.task)
     asked = dict.fromkeys(available(stepper, task))
     values: dict[str, list[Tensor]] = {one: [] for one in asked}
-    errors = []
-    for part in parts:
-        batch, frames = part[2], []
+    for _, plan, batch, _ in parts:
         start = None if task.steady else batch.state[:, -1]
 
         def watched(given: Batch, start: Tensor | None = start) -> Tensor:
@@ -126,37 +139,50 @@ def _signals(stepper: Stepper, parts: list[_Part], weights: Tensor | None) -> di
                 values[one].append(found.double())
             return frame
 
-        frames = list(rollout(watched, batch, part[1].num_steps))
-        errors.append(_errors(frames, part, weights))
-    joined = {one: torch.cat(found) for one, found in values.items()}
+        for _ in rollout(watched, batch, plan.num_steps):
+            pass
+    joined = {one: torch.cat(found) for one, found in values.items() if found}
     finite = {one: found[found.isfinite()] for one, found in joined.items()}
-    return {one: v for one, v in finite.items() if len(v) and v.max() > v.min()} | {"error": torch.cat(errors).mean()}
+    return {one: found for one, found in finite.items() if len(found) and found.max() > found.min()}
+
+
+@dataclass(frozen=True)
+class _Rolled:
+    """Gated rollouts: their mean error, and where the corrector acted. hits: how often in each batch."""
+
+    error: float
+    rate: float
+    hits: list[int]
+    interventions: list[dict[str, Any]]
 
 
 def _gated(
     stepper: Stepper,
-    parts: list[_Part],
+    parts: _Parts,
     thresholds: Mapping[str, float],
-    weights: Tensor | None,
-    acted: list[dict[str, Any]] | None = None,
-    random_rate: float | None = None,
-) -> tuple[Tensor, float]:
-    """Error of whole gated rollouts, and the rate of interventions, which are added to `acted`.
-
-    random_rate: act in so many steps by chance instead.
-    """
-    errors, hits, steps = [], 0, 0
+    by_chance: tuple[int, list[int]] | None = None,
+) -> _Rolled:
+    """Whole rollouts of all parts. by_chance: act at random instead, in this draw, so often in each batch."""
+    errors, hits, steps = [], list[int](), 0
+    acted: list[dict[str, Any]] = []
     for number, part in enumerate(parts):
         trajectories, plan, batch, _ = part
         chosen = None
-        if random_rate is not None:
-            generator = torch.Generator().manual_seed(key_of(0, "gate", number) >> 1)
-            chosen = torch.rand(plan.num_steps, batch.num_samples, generator=generator) < random_rate
+        if by_chance is not None:
+            chosen = _random_places(by_chance[0], number, by_chance[1][number], (plan.num_steps, batch.num_samples))
         predictor = Gated(stepper, thresholds, chosen=chosen)
-        frames = list(rollout(predictor, batch, plan.num_steps))
-        errors.append(_errors(frames, part, weights))
-        hits, steps = hits + len(predictor.interventions), steps + predictor.num_steps * batch.num_samples
-        for one in predictor.interventions if acted is not None else ():
+        errors.append(parts.errors(list(rollout(predictor, batch, plan.num_steps)), part))
+        hits.append(len(predictor.interventions))
+        steps += predictor.num_steps * batch.num_samples
+        for one in predictor.interventions:
             why = [name for bit, name in enumerate(REASONS) if one.reasons & (1 << bit)]
-            acted.append({"trajectory": trajectories[one.row], "step": one.step, "why": why})  # type: ignore[union-attr]
-    return torch.cat(errors).mean(), hits / max(steps, 1)
+            acted.append({"trajectory": trajectories[one.row], "step": one.step, "why": why})
+    return _Rolled(float(torch.cat(errors).mean()), sum(hits) / max(steps, 1), hits, acted)
+
+
+def _random_places(draw: int, number: int, hits: int, shape: tuple[int, int]) -> Tensor:
+    """(steps, B) with so many of them true, for a batch."""
+    generator = torch.Generator().manual_seed(key_of(0, "gate", draw, number) >> 1)
+    places = torch.zeros(shape[0] * shape[1], dtype=torch.bool)
+    places[torch.randperm(len(places), generator=generator)[:hits]] = True
+    return places.reshape(shape)

@@ -32,6 +32,8 @@ class FrameSink(Protocol):
 
     def finish(self, added: Added = NOTHING) -> Any: ...
 
+    def abandon(self) -> None: ...
+
 
 def open_sink(
     task: TaskSpec,
@@ -76,6 +78,9 @@ class MemorySink:
     def add(self, frame: Frame) -> None:
         self.frames[:, self.count] = frame
         self.count += 1
+
+    def abandon(self) -> None:
+        """Nothing is left behind."""
 
     def finish(self, added: Added = NOTHING) -> Any:
         import xarray

@@ -188,16 +188,20 @@ class Simulator:
         if members is not None:
             facts |= {"ensemble": f"{members} members, seed {seed}"}
         kept = steps // every
-        sink = open_sink(spec, start, kept, every, trust, facts, out, members, reversed_axes=reversed_axes)
-        batch = start.batch.to(self._device)
+        predictor: Predictor = self._stepper
         if gate:
-            gated = Gated(self._stepper, self._gate_of(spec), None if members is None else int(members), int(seed))
-            given = batch if members is None else repeated(batch, int(members))
-            return self._run(gated, given, steps, every, sink, progress)
-        if members is None:
-            return self._run(self._stepper, batch, steps, every, sink, progress)
-        predictor = members_of(self._stepper, int(members), int(seed))
-        return self._run(predictor, repeated(batch, int(members)), steps, every, sink, progress)
+            predictor = Gated(self._stepper, self._gate_of(spec), None if members is None else int(members), int(seed))
+        elif members is not None:
+            predictor = members_of(self._stepper, int(members), int(seed))
+        batch = start.batch.to(self._device)
+        batch = batch if members is None else repeated(batch, int(members))
+        # Last: from here on there is a file, and whatever ends the rollout early removes it.
+        sink = open_sink(spec, start, kept, every, trust, facts, out, members, reversed_axes=reversed_axes)
+        try:
+            return self._run(predictor, batch, steps, every, sink, progress)
+        except BaseException:
+            sink.abandon()
+            raise
 
     def query(self, points: Any, times: Any) -> Any:
         """Values at any points and times: needs a point decoder, which this bundle does not have."""

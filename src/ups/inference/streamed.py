@@ -6,6 +6,7 @@ consolidated metadata, so that they open with one request over a network.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import warnings
@@ -95,6 +96,10 @@ class StreamedSink(ABC):
             self.small(name, dims, values, attributes)
         return self.close({"blew_up": self.blew_up.words()} | added.attributes)
 
+    @abstractmethod
+    def abandon(self) -> None:
+        """Remove what was written, of a rollout that does not come to its end."""
+
     def check_free(self) -> None:
         """Raises BundleError if somebody else has taken the name meanwhile."""
         if self.path.exists():
@@ -139,13 +144,12 @@ class ZarrSink(StreamedSink):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is not in the specification yet; who does not know it, ignores it
             zarr.consolidate_metadata(self.group.store)
-        try:
-            self.check_free()
-        except BundleError:
-            shutil.rmtree(self.temporary, ignore_errors=True)
-            raise
+        self.check_free()
         os.rename(self.temporary, self.path)
         return xarray.open_zarr(self.path, chunks=None, consolidated=True)
+
+    def abandon(self) -> None:
+        shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 class NetcdfSink(StreamedSink):
@@ -200,10 +204,11 @@ class NetcdfSink(StreamedSink):
         for name, value in attributes.items():
             self.file.attrs[name] = value
         self.file.close()
-        try:
-            self.check_free()
-        except BundleError:
-            self.temporary.unlink(missing_ok=True)
-            raise
+        self.check_free()
         os.rename(self.temporary, self.path)
         return xarray.open_dataset(self.path, engine="h5netcdf")
+
+    def abandon(self) -> None:
+        with contextlib.suppress(Exception):  # a file that cannot be closed is removed all the same
+            self.file.close()
+        self.temporary.unlink(missing_ok=True)

@@ -54,15 +54,18 @@ def conserved_channels(task: TaskSpec) -> list[int]:
     return [channel for channel, field in enumerate(fields) if field.name in task.conserved]
 
 
-def not_negative(frame: Tensor, task: TaskSpec) -> Tensor:
+def not_negative(frame: Tensor, task: TaskSpec, *, conserve: bool) -> Tensor:
     """frame (B, C, *S) in physical units with 0 instead of negative values in the fields that the task calls positive.
 
-    What a conserved field gains by that is taken from its other values in proportion, so that its integral stays.
+    conserve: what a conserved field gains by that is taken from its other values in proportion, so that its integral
+    stays, on a uniform grid.
     """
     if not task.positive:
         return frame
     space = tuple(range(2, frame.ndim))
     cut = frame.clamp(min=0)
+    if not conserve:
+        return torch.where(_mask(frame, task, task.positive) > 0, cut, frame)
     before, after = (x.sum(space, keepdim=True, dtype=torch.float64) for x in (frame, cut))
     share = torch.where(after > 0, before.clamp(min=0) / after.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
     kept = [name for name in task.positive if name in task.conserved]

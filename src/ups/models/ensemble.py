@@ -18,7 +18,7 @@ from torch import Tensor
 from ups.errors import ConfigError
 from ups.models.flow import Step, corrected, noise_of, trained_flow
 from ups.models.keyed_normal import keyed_normal
-from ups.models.stepper import Stepper
+from ups.models.stepper import OPERATOR, Stepper
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of
 from ups.spec.task import TaskSpec
@@ -41,18 +41,30 @@ class Members(Protocol):
 
 def members_of(stepper: Stepper, members: int, seed: int = 0) -> Members:
     """The members of a model: draws of its corrector or of the student of that, if it has one, else of its operator."""
-    name = trained_flow(stepper)
-    return FlowMembers(stepper, members, seed, name) if name else Ensemble(stepper, members, seed)
+    return FlowMembers(stepper, members, seed) if trained_flow(stepper) else Ensemble(stepper, members, seed)
 
 
 class FlowMembers:
     """The operator's step with a draw of what it leaves over, a new one for each member and step.
 
-    name: of the network that draws. Without members a model with a corrector is its operator.
+    name: of the network that draws; by default the one that is trained on the task of a batch. Without members a model
+    with a corrector is its operator.
     """
 
-    def __init__(self, stepper: Stepper, members: int, seed: int, name: str) -> None:
+    def __init__(self, stepper: Stepper, members: int, seed: int, name: str = "") -> None:
         self.stepper, self.members, self.seed, self.name = stepper, members, seed, name
+        self._names: dict[str, str] = {}
+
+    def _name_of(self, task: TaskSpec) -> str:
+        if task.name not in self._names:
+            found = self.name or trained_flow(self.stepper, task)
+            if not found:
+                raise ConfigError(
+                    f"the corrector of this model was not trained on task '{task.name}': it has no members",
+                    hint="leave members out for this task, or train it on: stage corrector (docs/stages.md)",
+                )
+            self._names[task.name] = found
+        return self._names[task.name]
 
     def __call__(self, batch: Batch) -> Tensor:
         """The next frame (B * M, C, *S) of each member; `batch.stage_step` counts the steps of a rollout."""
@@ -60,7 +72,7 @@ class FlowMembers:
         each = replace(batch, numbers=batch.numbers[:: self.members], dt=batch.dt[:: self.members])
         draws = [noise_of(each, self.seed, member) for member in range(self.members)]
         noise = torch.stack(draws, dim=1).flatten(0, 1).to(step.predicted.dtype)
-        return self.stepper.fields(batch, corrected(self.stepper, self.name, step, noise))
+        return self.stepper.fields(batch, corrected(self.stepper, self._name_of(batch.task), step, noise))
 
 
 class Ensemble:
@@ -115,10 +127,10 @@ def by_member(x: Tensor, members: int) -> Tensor:
 def has_members(stepper: Stepper, task: TaskSpec | None = None) -> bool:
     """Whether the members of a model differ: it has a corrector, or takes noise and was trained to use it.
 
-    task: for which a corrector must have been trained.
+    task: for which a corrector must have been trained, or which the network with noise must predict.
     """
     if trained_flow(stepper):
         return bool(trained_flow(stepper, task))
-    if not stepper.config.noise_numbers:
+    if not stepper.config.noise_numbers or (task is not None and stepper.network_of(task) != OPERATOR):
         return False
     return any(bool(p.count_nonzero()) for p in stepper.network.noise_weights())

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ups.config.model import ModelConfig
 from ups.models.grid_fit import GridFit
@@ -107,8 +108,21 @@ class FlowNetwork(Network):
         return self.scale[rows].to(like.dtype).reshape(-1, *[1] * task.num_spatial_dims)
 
     def is_trained(self, task: TaskSpec | None = None) -> bool:
-        """Whether a stage has measured the residuals (of a task): it does so before it trains."""
-        return bool(((self.scale if task is None else self.size(task, self.scale)) != 1).any())
+        """Whether a stage has measured residuals (of a task), as it does before it trains. Collective if sharded."""
+        scale = self.whole_scale()
+        rows = [n for n, name in enumerate(self.row_names) if task is None or name[0] == task.name]
+        return bool((scale[rows] != 1).any())
+
+    def whole_scale(self) -> Tensor:
+        """(rows,), also where a rank holds a part of it. Collective then."""
+        scale = self.scale.detach()
+        return scale.full_tensor() if isinstance(scale, DTensor) else scale
+
+    def scale_without(self, tasks: Sequence[str]) -> Tensor:
+        """(rows,): as it is, and as if residuals of these tasks had never been measured."""
+        known = [name[0] not in tasks for name in self.row_names]
+        scale = self.whole_scale()
+        return torch.where(torch.tensor(known, device=scale.device), scale, 1.0)
 
     def shard_units(self) -> list[nn.Module]:
         """The modules to shard, recompute or compile one by one."""
@@ -133,7 +147,13 @@ class FlowNetwork(Network):
             return {}
         inside = {n.removeprefix("inner."): w for n, w in weights.items() if n.startswith("inner.")}
         found = {f"inner.{n}": w for n, w in self.inner.fitted(source.inner, inside).items()}
-        return found | {"scale": weights["scale"]}
+        # Without weights that were trained in these units, a size would say that there are some.
+        own = {name: weight.shape for name, weight in self.inner.named_parameters()}
+        tables = self.inner.named_rows()
+        fits = all(
+            f"inner.{n}" in found and (n in tables or found[f"inner.{n}"].shape == shape) for n, shape in own.items()
+        )
+        return found | ({"scale": weights["scale"]} if fits else {})
 
 
 def flow_task(task: TaskSpec) -> TaskSpec:

@@ -1,7 +1,7 @@
 """A rollout in which the corrector acts only where something says that the operator's step is not to be trusted.
 
 Three signals of a step, each one number for a trajectory: `drift` of an integral that the task conserves since the
-first given frame, relative to the L1 norm of that frame; `residual`, by how much the frame misses the equation, where
+last given frame, relative to the L1 norm of that frame; `residual`, by how much the frame misses the equation, where
 the task has that in discretized form; `spread`, how far apart two draws of the corrector are, in usual changes. The
 corrector acts where a signal is above its threshold, which was found on the valid split (`ups.evaluation.gate`).
 
@@ -22,6 +22,7 @@ from ups.models.equation_residual import equation_residual
 from ups.models.flow import Step, corrected, noise_of, trained_flow
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
+from ups.spec.grid import point_weights
 from ups.spec.task import TaskSpec
 
 # The order is that of the bits of a recorded reason.
@@ -62,10 +63,10 @@ class Gated:
     num_steps: int = 0
     num_rows: int = 0
     _start: Tensor | None = None
+    _name: str = ""
 
     def __post_init__(self) -> None:
-        self._name = trained_flow(self.stepper)
-        if not self._name:
+        if not trained_flow(self.stepper):
             raise ConfigError(
                 "this model has no corrector that could act",
                 hint="train one: stage corrector, kind flow (docs/stages.md)",
@@ -76,6 +77,12 @@ class Gated:
         stepper, task = self.stepper, batch.task
         predicted = stepper.predict(batch)
         frame = stepper.fields(batch, predicted)
+        self._name = self._name or trained_flow(stepper, task)
+        if not self._name:
+            raise ConfigError(
+                f"the corrector of this model was not trained on task '{task.name}'",
+                hint="train it on this task: stage corrector, kind flow (docs/stages.md)",
+            )
         if self._start is None and not task.steady:
             self._start = batch.state[:, -1]
         self.num_steps, self.num_rows = self.num_steps + 1, batch.num_samples
@@ -124,9 +131,9 @@ def signals(
 
     name: of the network that draws; start (B, C, *S): the last given frame of the rollout.
     """
-    task, found = step.batch.task, dict[str, Tensor]()
+    found = dict[str, Tensor]()
     if "drift" in asked and start is not None:
-        found["drift"] = _drift(frame, start, task)
+        found["drift"] = _drift(frame, start, step.batch)
     if "residual" in asked:
         found["residual"] = equation_residual(step.batch, frame)
     if "spread" in asked:
@@ -138,10 +145,13 @@ def signals(
     return found
 
 
-def _drift(frame: Tensor, start: Tensor, task: TaskSpec) -> Tensor:
-    """(B,): the largest of the conserved fields."""
-    space = tuple(range(2, frame.ndim))
+def _drift(frame: Tensor, start: Tensor, batch: Batch) -> Tensor:
+    """(B,): the largest of the conserved fields; points count by their cells."""
+    task, space = batch.task, tuple(range(2, frame.ndim))
     now, before = frame.double(), start.double()
+    weights = point_weights(task.axes, [c.double().cpu().numpy() for c in batch.coordinates])
+    if weights is not None:
+        now, before = (x * torch.from_numpy(weights).to(x) for x in (now, before))
     moved = (now.mean(space) - before.mean(space)).abs() / before.abs().mean(space).clamp_min(1e-300)  # (B, C)
     largest = moved[:, conserved_channels(task)].amax(1)
     return torch.where(largest > _LEAST_DRIFT, largest, torch.zeros_like(largest))

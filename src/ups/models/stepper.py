@@ -164,7 +164,7 @@ class Stepper(nn.Module):
         """last (B, C, *S) physical, change (B, C, *S) scaled -> the next frame, physical."""
         x = wide(last)
         following = x + change * self.normalization.change_scale(task, x, task.num_spatial_dims)
-        return at_boundaries(not_negative(following, task), task)
+        return at_boundaries(not_negative(following, task, conserve=self._conserve), task)
 
     def scaled_change(self, last: Tensor, following: Tensor, task: TaskSpec) -> Tensor:
         """Inverse of `advance`: two frames (B, C, *S) -> the scaled change between them."""

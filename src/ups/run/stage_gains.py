@@ -1,7 +1,8 @@
 """What each stage of a run brought, from the validations at the ends of its stages. No torch.
 
 Each stage is judged by what it trains: errors of a step from true frames, or the CRPS of members next to the same score
-without any (the absolute error), or that of a student next to its teacher, which needs more evaluations.
+without any (the absolute error), or that of a student next to its teacher, which needs more evaluations. A stage that
+trains the operator itself as an ensemble is also held to the operator that it began with.
 """
 
 from __future__ import annotations
@@ -33,29 +34,38 @@ def stage_gains(run_dir: Path, recipe: Recipe) -> list[dict[str, Any]]:
             if stage.tasks is not None and task.name not in stage.tasks:
                 continue
             found += [
-                {"stage": label, "task": task.name} | one for one in _figures(stage.type, task.name, row, earlier)
+                {"stage": label, "task": task.name} | one
+                for one in _figures(stage.needs_noise, task.name, row, earlier)
             ]
     return [one for one in found if math.isfinite(one["before"]) and math.isfinite(one["after"])]
 
 
 def _figures(
-    kind: str, task: str, row: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
+    trains_operator: bool, task: str, row: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
+    """trains_operator: as an ensemble, of which the score without members is that of the central one."""
+
     def value(of: Mapping[str, Any], name: str) -> float | None:
         return of.get(f"valid/{task}/{name}")
 
     crps, teacher, single = value(row, "crps"), value(row, "crps_teacher"), value(row, "absolute_error")
+    rows = []
     if crps is not None and single is not None:
-        rows = [{"figure": "CRPS", "against": "operator alone", "before": single, "after": crps}]
+        against = "its central member" if trains_operator else "operator alone"
+        rows = [{"figure": "CRPS", "against": against, "before": single, "after": crps}]
         if teacher is not None:
             rows.append({"figure": "CRPS", "against": "its teacher", "before": teacher, "after": crps})
-        return rows
+        if not trains_operator:
+            return rows
     after = value(row, "one_step")
     if after is None:
-        return []
+        return rows
     before = value(earlier[-1], "one_step") if earlier else None
     if before is not None:
-        return [{"figure": _ONE_STEP, "against": "the stage before", "before": before, "after": after}]
+        one_step = {"figure": _ONE_STEP, "against": "the stage before", "before": before, "after": after}
+        return [*rows, one_step]
+    if rows:
+        return rows
     for reference in ("persistence", "training_mean"):
         bar = value(row, reference)
         if bar is not None:

@@ -22,7 +22,7 @@ from ups.models.ensemble import FlowMembers, members_of
 from ups.models.flow import FLOW, STUDENT, trained_flow
 from ups.models.references import TrainingMean, persistence
 from ups.models.rollout import Predictor
-from ups.models.stepper import Stepper
+from ups.models.stepper import OPERATOR, Stepper
 from ups.spec.place import Place
 from ups.training.engine import Engine
 
@@ -101,16 +101,21 @@ def _members(
     stepper: Stepper, reader: Reader, place: Place, plan: RolloutPlan, members: int, **common: Any
 ) -> Iterator[tuple[str, float, float]]:
     """Name, sum and number of each score of `members` members on this rank; nothing without members."""
-    if not members or (trained_flow(stepper) and not trained_flow(stepper, reader.task)):
+    flow = trained_flow(stepper, reader.task)
+    if not members or not (flow or _takes_noise(stepper, reader)):
         return
-    scores = score_ensemble(members_of(stepper, members), reader, place, plan, **common)
-    yield CRPS, sum(scores.rows.values()), float(len(scores.rows))
-    errors = scores.sums[CENTER]
-    yield CENTER, float(errors.sum()) / errors.shape[1], float(scores.counts.sum())
-    if trained_flow(stepper) == STUDENT:
+    means = score_ensemble(members_of(stepper, members), reader, place, plan, **common).means
+    for name in (CRPS, CENTER):
+        yield name, sum(means[name].values()), float(len(means[name]))
+    if flow == STUDENT:
         teacher = FlowMembers(stepper, members, 0, FLOW)
-        scores = score_ensemble(teacher, reader, place, plan, **common)
-        yield TEACHER, sum(scores.rows.values()), float(len(scores.rows))
+        found = score_ensemble(teacher, reader, place, plan, **common).means[CRPS]
+        yield TEACHER, sum(found.values()), float(len(found))
+
+
+def _takes_noise(stepper: Stepper, reader: Reader) -> bool:
+    """Whether the network of a task has noise in its condition, for a stage that trains that: trained or not yet."""
+    return not trained_flow(stepper) and stepper.network_of(reader.task) == OPERATOR
 
 
 def _bar(reader: Reader, stepper: Stepper) -> dict[str, Predictor]:

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups.distributed.strategies import local
+from ups.distributed.strategies import local, set_rows
+from ups.errors import ConfigError
 from ups.models.flow import FLOW, STEPS, STUDENT, Step, endpoints, flow_of, noise_of
 from ups.spec.batch import Batch
 from ups.training.flow_stage import StageOnResiduals
@@ -33,8 +34,25 @@ class DistillStage(StageOnResiduals):
 
     @torch.no_grad()
     def begin(self) -> None:
-        """The student starts as its teacher, as far as it has the same shapes. Each rank copies its own part."""
+        """The student starts as its teacher, as far as it has the same shapes. Each rank copies its own part.
+
+        Raises ConfigError for a task that the teacher was not trained on: its draws would be the noise.
+        """
+        teacher = flow_of(self.stepper, FLOW)
+        unknown = [task.name for task in self.tasks if not teacher.is_trained(task)]
+        if unknown:
+            known = [task.name for task in self.stepper.tasks if teacher.is_trained(task)]
+            raise ConfigError(
+                f"stage 'distill' learns from a corrector of kind flow, and there is none of task '{unknown[0]}'",
+                hint=f"set `tasks: [{', '.join(known)}]` of the stage"
+                if known
+                else "put a stage of type corrector and kind flow before it, or start from a run that has one",
+            )
         student = dict(self.flow.named_parameters())
-        for name, parameter in flow_of(self.stepper, FLOW).named_parameters():
+        for name, parameter in teacher.named_parameters():
             if name in student and student[name].shape == parameter.shape:
                 local(student[name]).copy_(local(parameter))
+        # What it does not learn it cannot draw in one evaluation: there its teacher draws.
+        learned = {task.name for task in self.tasks}
+        others = [task.name for task in self.stepper.tasks if task.name not in learned]
+        set_rows(self.flow.scale, self.flow.scale_without(others))

@@ -9,7 +9,6 @@ B samples, C predicted channels, S space.
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 
@@ -19,14 +18,13 @@ from torch import Tensor, nn
 
 from ups.config.stage import CorrectorStageConfig, DistillStageConfig
 from ups.distributed.strategies import set_rows
-from ups.models.flow import FLOW, FlowNetwork, Step, flow_of, noise_of
+from ups.errors import ConfigError
+from ups.models.flow import FLOW, STUDENT, FlowNetwork, Step, flow_of, noise_of
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import TaskSpec
 from ups.training.stages import Stage
-
-logger = logging.getLogger(__name__)
 
 # Of which the residuals are measured before the first step.
 _MEASURED_STEPS = 8
@@ -40,6 +38,7 @@ class StageOnResiduals(Stage):
     def __init__(self, config: CorrectorStageConfig | DistillStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(stepper, seed)
         self._config = config
+        self.tasks = [task for task in stepper.tasks if config.tasks is None or task.name in config.tasks]
 
     def trained_modules(self) -> list[nn.Module]:
         return [self.flow.inner]
@@ -129,29 +128,53 @@ class FlowStage(StageOnResiduals):
         device = self.flow.scale.device
         self._sums = torch.zeros(len(self.flow.row_names), 2, dtype=torch.float64, device=device) if on else self._sums
 
+    def measured_enough(self) -> bool:
+        """Whether every task was seen, on some rank. Collective: all ranks."""
+        return not self._unseen(self._all_sums())
+
     def begin(self) -> None:
         """The size of residuals from what was measured on all ranks. Collective: all ranks."""
         if self._sums is None:
             return
-        sums, self._sums = self._sums, None
+        sums = self._all_sums()
+        self._sums = None
+        if unseen := self._unseen(sums):
+            raise ConfigError(
+                f"no finite residual of task '{unseen[0]}' was in the first steps of this stage, so that their usual "
+                "size is not known",
+                hint="give the task a larger weight in data.tasks, or leave it out with `tasks` of the stage",
+            )
+        trained = {task.name for task in self.tasks}
+        here = torch.tensor([name[0] in trained for name in self.flow.row_names], device=sums.device)
+        # A field that the operator leaves exactly as it is has none: nothing is added to it then.
+        measured = (sums[:, 0] / sums[:, 1].clamp_min(1)).sqrt().clamp_min(1e-8).float()
+        measured = torch.where(measured == 1, 1 + torch.finfo(torch.float32).eps, measured)  # 1 is "not measured"
+        before = self.flow.whole_scale().to(measured)
+        set_rows(self.flow.scale, torch.where(here, measured, before))
+        if STUDENT in self.stepper.networks:  # one that learned from another teacher
+            student = flow_of(self.stepper, STUDENT)
+            set_rows(student.scale, student.scale_without(sorted(trained)))
+
+    def _all_sums(self) -> Tensor:
+        assert self._sums is not None  # between measure(True) and begin()
+        sums = self._sums.clone()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
-        seen = sums[:, 1] > 0
-        for row, (task, channel) in enumerate(self.flow.row_names):
-            if not bool(seen[row]):
-                logger.warning(
-                    "no residual of %s of task '%s' was in the first steps: its size counts as 1", channel, task
-                )
-        # A field that the operator leaves exactly as it is has none: nothing is added to it then.
-        set_rows(self.flow.scale, torch.where(seen, (sums[:, 0] / sums[:, 1].clamp_min(1)).sqrt().clamp_min(1e-8), 1.0))
+        return sums
+
+    def _unseen(self, sums: Tensor) -> list[str]:
+        """Tasks of this stage without a measured residual."""
+        seen = {name[0] for name, count in zip(self.flow.row_names, sums[:, 1].tolist(), strict=True) if count}
+        return [task.name for task in self.tasks if task.name not in seen]
 
     @torch.no_grad()
     def _measure(self, sums: Tensor, batches: Sequence[Batch], residuals: Sequence[Tensor]) -> None:
         for batch, residual in zip(batches, residuals, strict=True):
             rows = [n for n, name in enumerate(self.flow.row_names) if name[0] == batch.task.name]
-            squares = residual.double().square().flatten(2).mean(2).sum(0)  # (C,)
-            sums[rows, 0] += squares
-            sums[rows, 1] += batch.num_samples
+            squares = residual.double().square().flatten(2).mean(2)  # (B, C)
+            finite = squares.isfinite().all(1)
+            sums[rows, 0] += squares[finite].sum(0)
+            sums[rows, 1] += finite.sum()
 
 
 def _beside(t: Tensor, like: Tensor) -> Tensor:

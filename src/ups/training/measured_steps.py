@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
 from ups.spec.batch import Batch
+
+# How often a stage may ask for more: a task that is in none of so many steps has hardly a part in the training.
+_MOST_TIMES = 16
 
 
 def pass_measured(
@@ -18,10 +22,15 @@ def pass_measured(
     steps: the batches of each step, from the first step on. Collective: all ranks, if `forward` is.
     """
     measured = int(getattr(stage, "measured_steps", 0))
-    if measured:
-        stage.measure(True)  # type: ignore[operator]
-        for _, batches in zip(range(measured), steps, strict=False):
+    if not measured:
+        return False
+    stage.measure(True)  # type: ignore[operator]
+    remaining = iter(steps)
+    for _ in range(_MOST_TIMES):
+        for batches in itertools.islice(remaining, measured):
             for batch in batches:
                 with torch.no_grad():
                     forward(batch)
-    return bool(measured)
+        if stage.measured_enough():  # type: ignore[operator]
+            break
+    return True

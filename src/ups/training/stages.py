@@ -48,7 +48,7 @@ class Stage(nn.Module, ABC):
     """Base of all stages. Building one decides which parameters are trained: all others stop asking for gradients.
 
     measured_steps: batches of so many steps are passed through the stage before its first one, without gradients,
-    between `measure(True)` and `begin()`.
+    between `measure(True)` and `begin()`; and of so many more, again and again, while `measured_enough` says no.
     """
 
     measured_steps: ClassVar[int] = 0
@@ -106,6 +106,10 @@ class Stage(nn.Module, ABC):
 
     def measure(self, on: bool) -> None:
         """Whether the passes that follow are to be measured."""
+
+    def measured_enough(self) -> bool:
+        """Whether what was passed so far is enough. Collective: all ranks."""
+        return True
 
     def begin(self) -> None:
         """Before the first step, when the weights to start from are in place. Collective: all ranks."""

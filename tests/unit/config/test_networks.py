@@ -48,6 +48,17 @@ def test_a_student_without_a_teacher_and_a_corrector_without_an_operator_are_ref
         recipe(OPERATOR, networks={"critic": {"type": "multiscale"}})
 
 
+def test_what_a_corrector_has_learned_to_correct_is_not_trained_on_after_it() -> None:
+    tasks = {"tasks": [{"name": name, "path": f"{name}.zarr"} for name in ("line", "map")]}
+    steady, on_map, on_line = {"type": "steady", "steps": 1}, {"tasks": ["map"]}, {"tasks": ["line"]}
+    for stages in ([OPERATOR, FLOW, OPERATOR], [OPERATOR, FLOW, steady], [OPERATOR, FLOW | on_map, steady | on_map]):
+        with pytest.raises(ValidationError, match=r"stages\.2: '\w+' trains on what predicts task '(line|map)' after"):
+            recipe(*stages, data=tasks)
+    assert recipe(OPERATOR, FLOW | on_line, DISTILL | on_line, steady | on_map, data=tasks)
+    assert recipe(OPERATOR, FLOW | on_line, steady, data=tasks)  # of all steady tasks
+    assert recipe(OPERATOR, FLOW, OPERATOR, FLOW, data=tasks)  # which is learned again
+
+
 def test_a_flow_starts_from_nothing_and_has_the_rates_of_that_unless_they_are_said() -> None:
     rates = [
         recipe(OPERATOR, stage).stages[1].optim.learning_rate for stage in (FLOW, FLOW | {"optim": {"beta1": 0.8}})

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
-from ups.evaluation.ensemble import EnsembleScores
+from ups.evaluation.ensemble import EnsembleScores, score_ensemble
 from ups.evaluation.ensemble_metrics import (
     fair_crps,
     gaussian_crps,
@@ -16,7 +17,12 @@ from ups.evaluation.ensemble_metrics import (
     spread_skill,
     spread_square,
 )
+from ups.evaluation.metrics import shell_energy
 from ups.evaluation.rollout import RolloutPlan
+from ups.formats.base import Array
+from ups.spec.batch import Batch
+from ups.spec.place import Place
+from ups.testing.memory_reader import MemoryReader
 
 
 def ensemble(*values: float) -> torch.Tensor:
@@ -84,8 +90,10 @@ def test_scores_are_relative_to_the_trajectory_and_means_over_samples_and_steps(
     center, wanted, scale = torch.zeros(2, 1, 1), torch.full((2, 1, 1), 4.0), torch.full((2, 1), 2.0)
     # in units of the trajectory the truth is 2: members 1 and 4 first, then 2 and 2
     for step, values in enumerate(([2.0, 8.0], [4.0, 4.0])):
-        scores.add(step, torch.tensor(values).reshape(1, 2, 1, 1).expand(2, 2, 1, 1), center, wanted, scale)
-    scores.rows = {0: 0.0, 1: 0.0}
+        members = torch.tensor(values).reshape(1, 2, 1, 1).expand(2, 2, 1, 1)
+        for name, by_sample in scores.add(step, members, center, wanted, scale).items():
+            for sample in range(2):
+                scores.means[name][sample] = scores.means[name].get(sample, 0.0) + float(by_sample[sample]) / 2
     found = scores.result()
     summary = found["summary"]
     assert summary["crps"] == pytest.approx(((1 + 2) / 2 - 3 / 2) / 2)
@@ -101,3 +109,39 @@ def test_a_member_that_blew_up_is_not_left_out() -> None:
     members = ensemble(1.0, float("nan"))
     assert math.isinf(fair_crps(members, truth(0.0)).item())
     assert math.isinf(spread_square(members).item())
+
+
+class Constant(MemoryReader):
+    """Trajectory n is n + 1 everywhere: one of 2 frames, one of 10."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 10)
+        self._frames_of = {"test": np.array([2, 10])}
+
+    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
+        return np.full((stop - start, 2, self.points), trajectory + 1.0, np.float32)
+
+
+class Wrong:
+    """Two members like the central one, wrong by all of the first trajectory and by a tenth of the second."""
+
+    members, seed = 2, 0
+
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        last = batch.state[:, -1]
+        return torch.where(last < 1.5, 2.0, 1.1) * last
+
+    @property
+    def stepper(self) -> Wrong:
+        return self
+
+
+def test_trajectories_of_unequal_length_count_alike_in_every_score() -> None:
+    reader = Constant()
+    plan = RolloutPlan.whole(reader, 1, split="test")
+    found = score_ensemble(Wrong(), reader, Place(0, 1), plan, kind="one_step").result()  # type: ignore[arg-type]
+    for name in ("crps", "absolute_error", "gaussian", "mean_rmse"):
+        assert found["summary"][name] == pytest.approx((1 + 0.1) / 2), name
+    # The last step is of the long one alone.
+    truth_there = shell_energy(torch.full((1, 1, 2, 16), 2.0))[0, 0]
+    torch.testing.assert_close(torch.tensor(found["spectra"]["truth"]), truth_there, check_dtype=False)

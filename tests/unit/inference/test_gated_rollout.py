@@ -63,6 +63,18 @@ def test_a_task_without_a_gate_says_so(simulator: Simulator) -> None:
         simulator.rollout(static=np.ones((1, 16, 16)), task="darcy", gate=True)
 
 
+@pytest.mark.parametrize("name", ["out.zarr", "out.nc"])
+def test_a_rollout_that_breaks_off_leaves_no_file(simulator: Simulator, tmp_path: Path, name: str) -> None:
+    def interrupted(step: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(BundleError, match="no gate"):
+        simulator.rollout(static=np.ones((1, 16, 16)), task="darcy", gate=True, out=tmp_path / name)
+    with pytest.raises(KeyboardInterrupt):
+        simulator.rollout(U, 4, BETA, task="advection", out=tmp_path / name, progress=interrupted)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_hostile_gate_is_refused_and_a_sound_one_comes_back(simulator: Simulator, tmp_path: Path) -> None:
     path = make_bundle(tmp_path / "sound", corrector=True, gates={"advection": EVERYWHERE})
     assert load_bundle(path).info.gates["advection"] == EVERYWHERE

@@ -79,11 +79,12 @@ def test_a_rollout_stays_positive_free_of_divergence_and_keeps_its_integral(
 def test_cutting_moves_no_more_than_it_must() -> None:
     frame = torch.tensor([[[4.0, -1.0, 2.0, 0.0]]])
     kept = replace(LINE, positive=("u",), conserved=("u",))
-    torch.testing.assert_close(not_negative(frame, kept), frame.clamp(min=0) * 5 / 6)
-    torch.testing.assert_close(not_negative(frame, replace(LINE, positive=("u",))), frame.clamp(min=0))
-    assert torch.equal(not_negative(frame.abs(), kept), frame.abs())
-    assert torch.equal(not_negative(-frame.abs(), kept), torch.zeros_like(frame))
-    assert torch.equal(not_negative(frame, LINE), frame)
+    torch.testing.assert_close(not_negative(frame, kept, conserve=True), frame.clamp(min=0) * 5 / 6)
+    torch.testing.assert_close(not_negative(frame, kept, conserve=False), frame.clamp(min=0))
+    torch.testing.assert_close(not_negative(frame, replace(LINE, positive=("u",)), conserve=True), frame.clamp(min=0))
+    assert torch.equal(not_negative(frame.abs(), kept, conserve=True), frame.abs())
+    assert torch.equal(not_negative(-frame.abs(), kept, conserve=True), torch.zeros_like(frame))
+    assert torch.equal(not_negative(frame, LINE, conserve=True), frame)
 
 
 def test_a_task_says_it_in_json_and_a_task_that_does_not_is_written_as_before() -> None:

@@ -118,8 +118,15 @@ def test_a_corrector_goes_over_to_a_model_with_more_tasks(kind: str) -> None:
     source, target = stepper_of(kind, tasks=(LINE,)), stepper_of(kind, tasks=(LINE, STEADY))
     with torch.no_grad():
         flow_of(source, FLOW).scale.fill_(0.25)
+    with torch.no_grad():
+        flow_of(target, FLOW).scale.fill_(1.0)
     taken = transfer(source, target)
-    assert taken.rows["flow/scale"] == (("line/u",), ("steady/u",))
-    assert float(flow_of(target, FLOW).size(LINE, torch.zeros(1))) == 0.25
+    if kind == "latent_operator":
+        # Tables for lines do not serve planes: those of the target are new, and a new corrector is no trained one.
+        assert "flow/inner.encoder.table" in taken.new
+        assert trained_flow(target, LINE) == ""
+    else:
+        assert taken.rows["flow/scale"] == (("line/u",), ("steady/u",))
+        assert float(flow_of(target, FLOW).size(LINE, torch.zeros(1))) == 0.25
     bare = build_model(CONFIGS[kind], [LINE], {"line": statistics_of(LINE)}, 1)
     assert any(name.startswith("flow/inner.") for name in transfer(bare, stepper_of(kind, tasks=(LINE,))).new)

@@ -69,6 +69,16 @@ def test_at_the_start_every_member_is_the_operator(task: TaskSpec) -> None:
         torch.testing.assert_close(frames[:, member], alone, rtol=1e-5, atol=1e-5)
 
 
+def test_a_task_with_a_network_of_its_own_has_no_members_of_the_operators_noise() -> None:
+    tasks, config = [LINE, STEADY], MultiscaleConfig.model_validate(SMALL)
+    stepper = build_model(
+        {"operator": config, "steady": config}, tasks, {t.name: statistics_of(t) for t in tasks}, context_frames=1
+    )
+    awake(stepper)
+    assert has_members(stepper)
+    assert [has_members(stepper, task) for task in tasks] == [True, False]
+
+
 def test_members_depend_on_seed_step_sample_and_member_and_on_nothing_else() -> None:
     stepper = awake(stepper_of()).double()
     assert has_members(stepper)

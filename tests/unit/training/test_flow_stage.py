@@ -10,8 +10,10 @@ from torch import Tensor
 
 from ups.config.model import MultiscaleConfig
 from ups.config.stage import CorrectorStageConfig, DistillStageConfig
+from ups.errors import ConfigError
 from ups.models.build import build_model
-from ups.models.flow import FLOW, STUDENT, Step, endpoints, flow_of, noise_of
+from ups.models.ensemble import FlowMembers, members_of, repeated
+from ups.models.flow import FLOW, STUDENT, Step, endpoints, flow_of, noise_of, trained_flow
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
@@ -66,7 +68,7 @@ def test_no_sample_sees_another_and_draws_are_those_of_its_number(task: TaskSpec
 
 def test_residuals_are_measured_channel_by_channel_before_the_first_step() -> None:
     stepper = stepper_of()
-    stage = stage_of(stepper, "flow", unroll_steps=1)
+    stage = stage_of(stepper, "flow", unroll_steps=1, tasks=["plane"])
     assert isinstance(stage, FlowStage)
     stage.measure(True)
     batch = batch_of(PLANE, 2, samples=4)
@@ -77,10 +79,76 @@ def test_residuals_are_measured_channel_by_channel_before_the_first_step() -> No
     change = stepper.scaled_change(batch.state[:, 0], batch.state[:, 1], PLANE)
     expected = change.square().mean((0, 2, 3)).sqrt()
     torch.testing.assert_close(flow_of(stepper, FLOW).size(PLANE, change).flatten(), expected)
-    assert float(flow_of(stepper, FLOW).size(STEADY, change)) == 1.0  # was not seen
+    assert float(flow_of(stepper, FLOW).size(STEADY, change)) == 1.0  # is not trained
     again = flow_of(stepper, FLOW).scale.clone()
     stage.begin()
     torch.testing.assert_close(flow_of(stepper, FLOW).scale.data, again)
+
+
+def measured(stepper: Stepper, task: TaskSpec) -> FlowStage:
+    """A stage on one task that has begun."""
+    stage = stage_of(stepper, "flow", unroll_steps=1, tasks=[task.name])
+    assert isinstance(stage, FlowStage)
+    stage.measure(True)
+    with torch.no_grad():
+        stage([batch_of(task, 2, samples=4)])
+    stage.begin()
+    return stage
+
+
+def test_a_later_corrector_leaves_the_tasks_of_an_earlier_one_as_they_are() -> None:
+    stepper = stepper_of()
+    measured(stepper, LINE)
+    before = flow_of(stepper, FLOW).scale.clone()
+    measured(stepper, PLANE)
+    assert [trained_flow(stepper, task) for task in TASKS] == [FLOW, FLOW, ""]
+    assert float(flow_of(stepper, FLOW).scale[0]) == float(before[0])
+
+
+def test_a_task_that_no_step_had_is_refused_and_one_bad_sample_spoils_nothing() -> None:
+    stepper = stepper_of()
+    stage = stage_of(stepper, "flow", unroll_steps=1, tasks=["line", "plane"])
+    assert isinstance(stage, FlowStage)
+    stage.measure(True)
+    batch = batch_of(LINE, 2, samples=4)
+    state = batch.state.clone()
+    state[0] = torch.nan
+    with torch.no_grad():
+        stage([batch.with_state(state)])
+    assert not stage.measured_enough()
+    with pytest.raises(ConfigError, match="no finite residual of task 'plane'"):
+        stage.begin()
+    stage.measure(True)
+    with torch.no_grad():
+        stage([batch.with_state(state)])
+        stage([batch_of(PLANE, 2, samples=4)])
+    assert stage.measured_enough()
+    stage.begin()
+    change = stepper.scaled_change(batch.state[1:, 0], batch.state[1:, 1], LINE)
+    assert float(flow_of(stepper, FLOW).scale[0]) == pytest.approx(float(change.square().mean().sqrt()))
+
+
+def test_a_student_draws_for_the_tasks_that_it_learned_alone_and_an_old_one_for_none() -> None:
+    stepper = stepper_of()
+    measured(stepper, LINE)
+    measured(stepper, PLANE)
+    with pytest.raises(ConfigError, match="there is none of task 'steady'") as refused:
+        stage_of(stepper, "distill").begin()
+    assert "tasks: [line, plane]" in str(refused.value.hint)
+    stage_of(stepper, "distill", tasks=["line"]).begin()
+    assert [trained_flow(stepper, task) for task in TASKS] == [STUDENT, FLOW, ""]
+    plane = batch_of(PLANE, 1)
+    with torch.no_grad():
+        found = members_of(stepper, 2)(repeated(plane, 2))
+        torch.testing.assert_close(found, FlowMembers(stepper, 2, 0, FLOW)(repeated(plane, 2)))
+    measured(stepper, LINE)  # a new teacher
+    assert [trained_flow(stepper, task) for task in TASKS] == [FLOW, FLOW, ""]
+
+
+def test_a_student_without_a_teacher_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is none of task 'line'") as refused:
+        stage_of(stepper_of(), "distill", tasks=["line"]).begin()
+    assert "put a stage of type corrector" in str(refused.value.hint)
 
 
 def coin(step: int, samples: int = 24) -> Batch:
