@@ -56,7 +56,10 @@ def with_steps(recipe: Recipe, place: Path, name: str) -> Recipe:
     """
     from ups.run import step_cost
 
-    costs = _kept(place / f"{file_name(name)}.json", lambda: step_cost.step_costs(recipe))
+    def measured() -> list[float]:
+        return step_cost.middle([step_cost.step_costs(recipe) for _ in range(step_cost.ROUNDS)])
+
+    costs = _kept(place / f"{file_name(name)}.json", measured)
     return step_cost.with_steps(recipe, costs, _kept(place / "yardstick.json", step_cost.yardstick_seconds))
 
 

@@ -47,6 +47,13 @@ def test_a_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None
     kept.write_text(kept.read_text().replace("seed: 0", "seed: 1"))
     other = bench(tmp_path, "--model", "fno")
     assert "training fno-advection1d" in other.stderr
+    # Nor are those of the same recipe when a setting that it does not say had another default.
+    found = json.loads(kept.read_text())
+    assert found["learned"]["stages"][0]["noise_clean"] == 0.5
+    found["learned"]["stages"][0]["noise_clean"] = 0.25
+    kept.write_text(json.dumps(found))
+    shutil.rmtree(tmp_path / "bench/runs")
+    assert "training fno-advection1d" in bench(tmp_path, "--model", "fno").stderr
 
 
 @pytest.mark.long

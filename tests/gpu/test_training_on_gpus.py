@@ -91,6 +91,14 @@ def test_other_ways_to_spread_a_model_change_nothing(
     assert distance(one[0][0]["weights"], two[0][0]["weights"]) <= LIMITS["float64", "adamw"]
 
 
+@two_gpus
+def test_muon_works_on_weights_that_are_kept_on_the_host() -> None:
+    base = {"device": "cuda", "optimizer": "muon", "precision": "float64", "steps": 4, "learning_rate": 1e-3}
+    one = launch(train, 1, deadline=120, arguments=base | {"strategy": "single"})
+    two = launch(train, 2, deadline=120, arguments=base | {"strategy": "fsdp", "offload": True})
+    assert two[0]["parameters"] == pytest.approx(one[0]["parameters"], rel=1e-6, abs=1e-8)
+
+
 @pytest.mark.skipif(NUM_GPUS < 4, reason="needs four CUDA devices")
 def test_two_copies_of_two_shards_train_like_one(folder: Path, tasks: list[dict[str, Any]]) -> None:
     one = run(folder, tasks, 1, "single", "one", joint=True)

@@ -53,6 +53,11 @@ class ModelConfig(PartSection):
         return int(getattr(self, "noise_size", 0))
 
     @property
+    def removes_unseen_waves(self) -> bool:
+        """Whether waves that no sample of a task has are taken out of predictions (docs/decisions/0017)."""
+        return self.can_conserve
+
+    @property
     def conserves(self) -> bool:
         """Whether the integrals of conserved fields are kept."""
         return self.can_conserve and bool(getattr(self, "conserve", True))
@@ -187,6 +192,14 @@ class FnoConfig(ModelConfig):
     width: int = setting(32, "Hidden channels.", unit="channels", ge=4, le=4096)
     modes: int = setting(64, "Fourier modes kept along each axis, both signs together.", unit="modes", ge=2, le=4096)
     depth: int = setting(4, "Number of Fourier layers.", unit="layers", ge=1, le=64)
+    conserve: bool = setting(False, "Keeps the integrals of fields that a task declares as conserved.")
+
+    can_conserve = True
+
+    @property
+    def removes_unseen_waves(self) -> bool:
+        """A baseline predicts what its authors' does."""
+        return False
 
 
 class UnetConfig(ModelConfig):
@@ -198,6 +211,14 @@ class UnetConfig(ModelConfig):
     )
     levels: int = setting(3, "Resolutions, each half of the one before.", unit="levels", ge=1, le=8)
     blocks: int = setting(2, "ConvNeXt blocks of a level on the way down and again on the way up.", unit="blocks", ge=1)
+    conserve: bool = setting(False, "Keeps the integrals of fields that a task declares as conserved.")
+
+    can_conserve = True
+
+    @property
+    def removes_unseen_waves(self) -> bool:
+        """A baseline predicts what its authors' does."""
+        return False
 
     @property
     def grid_divisor(self) -> int:

@@ -215,7 +215,7 @@ def _by_row(parameter: Tensor, values: Tensor) -> Tensor:
     )
     if isinstance(parameter, DTensor):
         whole = distribute_tensor(whole.contiguous(), parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return local(whole)
+    return local(whole).to(local(parameter).device)  # which may be kept on the host, whatever the mesh's device is
 
 
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:

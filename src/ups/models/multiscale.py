@@ -47,6 +47,11 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         widths, counts = config.widths, config.blocks
         sizes = [config.kernel_size, *[_COARSE_TAPS] * (len(widths) - 1)]
         self.axes, self._sizes = axes, sizes
+        if config.attention and axes == 3 and widths[-1] < 6 * config.num_heads:
+            raise ConfigError(
+                f"{config.num_heads} heads of the last width ({widths[-1]}) leave no position along one of three axes",
+                hint="use fewer heads, or a last width of at least 6 for each",
+            )
         self.lift = Lift(tasks, context_frames, widths[0], _LIFT_TAPS, axes)
         self.down = nn.ModuleList(_blocks(*level, axes) for level in zip(widths[:-1], counts, sizes, strict=False))
         self.shrink = nn.ModuleList(Shrink(a, b, axes) for a, b in itertools.pairwise(widths))

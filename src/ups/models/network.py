@@ -79,11 +79,13 @@ class Network(nn.Module, ABC):
     def matrices(self) -> list[nn.Parameter]:
         """Parameters whose updates Muon may orthogonalize, each seen as a matrix (first dimension, all others).
 
-        By default what has two and more dimensions in the shard units: tables indexed by a name are outside of them,
-        and rows of those that a step does not use must not move.
+        By default the matrices in the shard units, which have more than one row and column: tables indexed by a name
+        are outside of them, and rows of those that a step does not use must not move. Kernels of a convolution in
+        groups are no matrix: channels do not meet in them.
         """
-        inside = {id(p): p for unit in self.shard_units() for p in unit.parameters() if p.ndim >= 2}
-        return [p for p in self.parameters() if id(p) in inside]
+        grouped = {id(m.weight) for m in self.modules() if getattr(m, "groups", 1) != 1 and hasattr(m, "weight")}
+        inside = {id(p): p for unit in self.shard_units() for p in unit.parameters() if 1 < p.shape[0] < p.numel()}
+        return [p for p in self.parameters() if id(p) in inside and id(p) not in grouped]
 
     def noise_weights(self) -> list[Tensor]:
         """Parameters that noise is multiplied by: zeros until a stage trains them. None in a network without noise."""

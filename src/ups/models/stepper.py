@@ -154,7 +154,7 @@ class Stepper(nn.Module):
     def constrained(self, prediction: Tensor, task: TaskSpec) -> Tensor:
         """A scaled change (B, C, *S) with what the task says of changes; the target of a steady task as it is."""
         x = prediction
-        if self.config.can_conserve:
+        if self.config.removes_unseen_waves:
             x = without_shortest_waves(x, self.statistics[task.name].smooth_from)
         if task.divergence_free:
             x = without_divergence(x, self.normalization.change_scale(task, x, task.num_spatial_dims), task)

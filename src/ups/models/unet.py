@@ -110,6 +110,12 @@ class UnetNetwork(Network):
         """The modules to shard, recompute or compile one by one."""
         return [*self.down, *self.up]
 
+    def matrices(self) -> list[nn.Parameter]:
+        """Those of the blocks, and the convolutions between levels."""
+        between = [m.weight for m in self.modules() if isinstance(m, tuple(CONVOLUTIONS.values())) and m.groups == 1]
+        chosen = {id(p) for p in [*super().matrices(), *between]} - {id(self.lift.weight), id(self.project.weight)}
+        return [p for p in self.parameters() if id(p) in chosen]
+
 
 def build(config: UnetConfig, tasks: Sequence[TaskSpec], context_frames: int) -> UnetNetwork:
     """The network for the one task of a recipe."""

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ups.config.identity import learned
+from ups.config.schema import Recipe
 from ups.config.yaml_subset import dump
 from ups.errors import ConfigError, DataError, TrainingError, exit_code_of_signal
 from ups.evaluation.bench_page import markdown
@@ -209,18 +211,23 @@ class Bench:
         if not code:
             with self._measuring:
                 rows = self._rows(entry)
-            kept = {"recipe": dump(entry.recipe), "data": _only(data, entry.tasks), "rows": rows}
+            kept = {
+                "recipe": dump(entry.recipe),
+                "learned": _learned(entry),
+                "data": _only(data, entry.tasks),
+                "rows": rows,
+            }
             write_file_atomically(self._result_of(entry), (json.dumps(to_json(kept), indent=1) + "\n").encode())
         return code
 
     def _kept_rows(self, entry: Entry, data: dict[str, str]) -> list[dict[str, Any]] | None:
-        """Rows of an earlier call, by the same recipe on the same data."""
+        """Rows of an earlier call, by the same recipe with the same defaults on the same data."""
         try:
             found = from_json(json.loads(self._result_of(entry).read_text()))
         except (OSError, ValueError):
             return None
         same = found["recipe"] == dump(entry.recipe) and found["data"] == _only(data, entry.tasks)
-        return list(found["rows"]) if same else None
+        return list(found["rows"]) if same and _agree(found.get("learned"), _learned(entry)) else None
 
     def _result_of(self, entry: Entry) -> Path:
         return self.out / "results" / f"{entry.name}.json"
@@ -327,6 +334,21 @@ def _what_costs(entry: Entry) -> str:
     ends = ("budget_seconds", "steps")
     kept["stages"] = [{k: v for k, v in stage.items() if k not in ends} for stage in kept["stages"]]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+
+
+def _learned(entry: Entry) -> dict[str, Any]:
+    """All that a recipe decides, with the defaults that it does not say: another default is another model."""
+    plain: dict[str, Any] = json.loads(json.dumps(learned(Recipe.model_validate(entry.recipe))))
+    return plain
+
+
+def _agree(kept: Any, now: Any) -> bool:
+    """Whether all that was kept is still so; a setting that there was not yet is off by default."""
+    if isinstance(kept, dict) and isinstance(now, dict):
+        return all(key in now and _agree(value, now[key]) for key, value in kept.items())
+    if isinstance(kept, list) and isinstance(now, list):
+        return len(kept) == len(now) and all(map(_agree, kept, now))
+    return bool(kept == now)
 
 
 def _only(data: dict[str, str], tasks: tuple[str, ...]) -> dict[str, str]:

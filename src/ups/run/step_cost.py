@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Of each stage; the first ones warm caches up.
 STEPS, WARM_UP_STEPS = 24, 4
+# A window of few steps may fall into a bad moment: one of these, some time apart, is in the middle.
+ROUNDS = 3
 # Passes of the yardstick from which its seconds are taken, and which part of them was not disturbed.
 PASSES, QUICK_PART = 40, 0.25
 
@@ -122,9 +124,19 @@ def main() -> None:
     In a process of its own: here torch has one thread, and CPU time is that of one.
     """
     sys.stdout.write(json.dumps(yardstick_seconds()) + "\n")
-    for line in sys.stdin:
-        sys.stdout.write(json.dumps(step_costs(json.loads(line))) + "\n")
-        sys.stdout.flush()
+    recipes = [json.loads(line) for line in sys.stdin]
+    rounds: list[list[list[float]]] = [[] for _ in recipes]
+    for number in range(ROUNDS):
+        for found, recipe in zip(rounds, recipes, strict=True):
+            found.append(step_costs(recipe))
+            if number + 1 == ROUNDS:
+                sys.stdout.write(json.dumps(middle(found)) + "\n")
+                sys.stdout.flush()
+
+
+def middle(rounds: list[list[float]]) -> list[float]:
+    """The median over rounds of the cost of each stage."""
+    return [statistics.median(costs) for costs in zip(*rounds, strict=True)]
 
 
 def keep_busy() -> None:

@@ -42,6 +42,7 @@ class Trial:
     learning_rate: float = 1e-2
     ema: bool = True
     activation_checkpointing: bool = False
+    offload: bool = False
     kill_at: int = 0
     kill_rank: int = 0
     terminate_at: int = 0
@@ -84,6 +85,7 @@ def engine_config(trial: Trial) -> EngineConfig:
             "ema": {"enabled": trial.ema, "decay": 0.9},
             "max_skipped_steps": trial.max_skipped_steps,
             "activation_checkpointing": trial.activation_checkpointing,
+            "offload": trial.offload,
         }
     )
 

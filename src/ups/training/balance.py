@@ -45,6 +45,11 @@ class TaskAverages:
         first, now = float(self.start[at]), max(float(self.values[at]), 1e-12)
         return float(first ** (alpha - 1.0) / now**alpha)
 
+    def was_seen(self, task: str) -> bool:
+        """Whether a step had samples of a task."""
+        at = self.tasks.index(task)
+        return bool(self.values[at] != self.start[at])
+
     def fraction(self, task: str) -> float:
         """The average relative to the loss of a prediction of nothing."""
         at = self.tasks.index(task)

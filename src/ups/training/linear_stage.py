@@ -6,6 +6,7 @@ law explains too little of a task, its part goes back to zero and is left to the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,8 @@ from ups.spec.batch import Batch
 from ups.training.balance import TaskAverages
 from ups.training.noise import noisy
 from ups.training.stages import Stage, field_errors, loss_of_nothing
+
+logger = logging.getLogger(__name__)
 
 _MEMORY = 0.9
 
@@ -58,7 +61,13 @@ class LinearStage(Stage):
         return field_errors(stepper, batch.task, error, batch.state[:, context - 1 : context + 1])
 
     def finish(self) -> None:
-        """Zero the rows of tasks that a linear law explains too little of. Collective: all ranks."""
-        useless = {task for task in self._averages.tasks if self._averages.fraction(task) > self.config.keep_below}
+        """Zero the rows of tasks that a linear law explains too little of. Collective: all ranks.
+
+        What an earlier stage, or the run that this one started from, found for other tasks stays.
+        """
+        averages, most = self._averages, self.config.keep_below
+        useless = {task for task in averages.tasks if averages.was_seen(task) and averages.fraction(task) > most}
+        if useless:
+            logger.info("a linear law explains too little of %s: starts at zero again", ", ".join(sorted(useless)))
         for parameter, owners in self.stepper.linear.linear_rows():
             scale_rows(parameter, torch.tensor([float(owner not in useless) for owner in owners]))

@@ -89,7 +89,7 @@ def orthogonal_part(parameter: Tensor, direction: Tensor) -> Tensor:
     found = orthogonalized(whole.reshape(whole.shape[0], -1)).reshape(whole.shape)
     # Every rank has found the same: nothing is sent.
     mine: Tensor = distribute_tensor(found, mesh, placements, src_data_rank=None).to_local()
-    return mine
+    return mine.to(direction.device)  # parameters that are kept on the host are gathered on the mesh's device
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:

@@ -35,7 +35,8 @@ def test_the_baselines_with_our_training_differ_from_ours_in_the_network_and_tun
     for key in ("loss", "balance", "noise"):
         assert theirs[key] == ours[key]
     assert theirs["optim"] == ours["optim"] | {name: rates * rate for name, rate in OWN_RATES.items()}
-    assert by_name[f"{baseline}-plus-ks1d"]["model"] == by_name[f"{baseline}-ks1d"]["model"]
+    conserving = by_name[f"{baseline}-ks1d"]["model"] | {"conserve": True}
+    assert by_name[f"{baseline}-plus-ks1d"]["model"] == conserving
 
 
 @pytest.mark.parametrize("entry", entries(list(MODELS), list(TASKS), "data"), ids=lambda e: e.name)

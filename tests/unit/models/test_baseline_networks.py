@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -97,3 +99,27 @@ def test_no_parameter_is_complex_and_a_change_of_precision_loses_nothing(config)
     before = stepper(inputs(ADVECTION))
     after = stepper.to(torch.float64).to(torch.float32)(inputs(ADVECTION))
     assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.type)
+def test_integrals_are_kept_only_where_it_is_asked_for(config):
+    task = replace(ADVECTION, conserved=("u",))
+    batch = inputs(task)
+    changes = []
+    for conserve in (False, True):
+        frame = build(config.model_copy(update={"conserve": conserve}), task)(batch)
+        changes.append(float((frame[:, 0] - batch.state[:, -1, 0]).mean(-1).abs().max()))
+    assert changes[0] > 1e-3
+    assert changes[1] < 1e-6
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.type)
+def test_muon_gets_matrices_alone(config):
+    network = build(config, ADVECTION).network
+    names = {id(p): name for name, p in network.named_parameters()}
+    chosen = {names[id(p)]: p for p in network.matrices()}
+    assert chosen
+    assert all(1 < p.shape[0] < p.numel() for p in chosen.values())
+    assert not any("depthwise" in name for name in chosen)
+    if config.type == "unet":
+        assert {name.split(".")[0] for name in chosen} == {"down", "up", "shrink", "grow", "merge"}

@@ -12,6 +12,7 @@ from safetensors.torch import load, save
 from torch.utils.checkpoint import checkpoint
 
 from ups.config.model import MultiscaleConfig
+from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.multiscale import MultiscaleNetwork, count_parameters
 from ups.models.stepper import Stepper
@@ -340,3 +341,10 @@ def test_a_network_tells_the_ends_of_an_axis_apart() -> None:
     assert ("", "0", "open first") in named["open", "wall"]
     assert ("", "0", "open last") in named["wall", "open"]
     assert ("", "0", "open") in named["open"]
+
+
+def test_attention_that_would_be_blind_along_an_axis_of_space_is_refused() -> None:
+    settings = MultiscaleConfig(widths=[8, 16], blocks=[1, 1], num_heads=4)
+    build_model(settings, [PLANE], {"plane": statistics_of(PLANE)}, 1)
+    with pytest.raises(ConfigError, match="no position along one of three axes"):
+        build_model(settings, [CUBE], {"cube": statistics_of(CUBE)}, 1)

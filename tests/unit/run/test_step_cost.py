@@ -52,3 +52,7 @@ def test_a_pass_that_was_disturbed_does_not_count(monkeypatch: pytest.MonkeyPatc
 def test_passes_of_the_yardstick_take_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_cost, "PASSES", 8)
     assert 0 < step_cost.yardstick_seconds() < 5
+
+
+def test_one_bad_round_of_three_does_not_count() -> None:
+    assert step_cost.middle([[1.0, 2.0], [9.0, 2.2], [1.1, 0.3]]) == [1.1, 2.0]

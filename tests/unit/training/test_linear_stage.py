@@ -81,6 +81,21 @@ def test_what_is_linear_is_found_and_stays_and_what_is_not_goes_back_to_zero() -
     assert loss_of(stage, smooth) < 0.3 * loss_of(linear(stepper_of()), smooth)
 
 
+def test_what_was_fitted_before_for_tasks_that_this_stage_does_not_see_stays() -> None:
+    stage = linear(stepper_of(), tasks=["other"])
+    table, owners = stage.stepper.linear.linear_rows()[0]
+    with torch.no_grad():
+        table.fill_(0.5)
+    averages = stage.averages
+    assert averages is not None
+    sums = torch.zeros(len(averages.tasks), 2, dtype=torch.float64)
+    sums[averages.tasks.index("other")] = torch.tensor([40.0, 4.0])
+    averages.update(sums)
+    stage.finish()
+    for row, owner in zip(table, owners, strict=True):
+        assert row.abs().sum() > 0 if owner == "line" else row.abs().sum() == 0
+
+
 def test_a_model_without_a_linear_part_is_refused() -> None:
     with pytest.raises(ConfigError, match="no linear part"):
         linear(small_model())
