@@ -110,6 +110,10 @@ PARTS = {
 }
 
 
+# Variants that do the same work in a step: to measure its cost again would only add what measurements differ by.
+SAME_COST = ("no balance", "balance 1", "rates", "matrix learning rate")
+
+
 def recipe_of(variant: str, seed: int, data: Path, cpu_seconds: float) -> Recipe:
     """The joint recipe with one thing changed; `cpu_seconds` for all tasks together."""
     from ups.evaluation.protocol import entries
@@ -124,14 +128,14 @@ def recipe_of(variant: str, seed: int, data: Path, cpu_seconds: float) -> Recipe
 
 
 def job_of(options: argparse.Namespace, variant: str, seed: int) -> Job:
-    """The training of one variant. Seeds cost alike."""
+    """The training of one variant. Seeds cost alike, and so do variants of `SAME_COST`."""
     return Job(
         f"{variant}, seed {seed}",
         options.out / f"{file_name(variant)}_{seed}.json",
         recipe_of(variant, seed, options.data, options.cpu_seconds),
         options.trajectories,
         options.out / "costs",
-        variant,
+        BASE if variant.startswith(SAME_COST) else variant,
         part=PARTS.get(variant, ""),
     )
 
