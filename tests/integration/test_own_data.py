@@ -56,8 +56,10 @@ def hundred_points_in_hdf5(path: Path) -> None:
     ("name", "write", "said"),
     [
         ("waves.nc", two_fields_in_netcdf, ("wall", "gravity", "0.05", "m/s")),
-        ("array.npy", array_of_numpy, ("periodic", "check: the file has no times")),
-        ("flow.h5", hundred_points_in_hdf5, ("periodic", "viscosity", "0.1")),
+        pytest.param(
+            *("array.npy", array_of_numpy, ("periodic", "check: the file has no times")), marks=pytest.mark.long
+        ),
+        pytest.param(*("flow.h5", hundred_points_in_hdf5, ("periodic", "viscosity", "0.1")), marks=pytest.mark.long),
     ],
 )
 def test_three_commands_and_one_line_make_a_film(

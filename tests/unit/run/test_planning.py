@@ -96,6 +96,7 @@ def test_what_costs_less_memory_is_seen_to(folder: Path, tasks: list[dict[str, A
         assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.long
 def test_the_largest_micro_batch_is_the_last_that_fits(folder: Path, tasks: list[dict[str, Any]]) -> None:
     recipe = recipe_of(folder, tasks)
     with open_data(recipe) as opened:
