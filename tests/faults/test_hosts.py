@@ -21,7 +21,7 @@ from ups.supervise.host_file import rows_of_hosts
 from ups.supervise.host_notes import head_was_lost
 from ups.supervise.run_file import read_run
 from ups.testing.faults import supervised
-from ups.testing.faults.hosts import HostsResult, Network, network, started_hosts, why_no_network, without_space
+from ups.testing.faults.hosts import HostsResult, Network, apart, network, started_hosts, why_no_network, without_space
 from ups.testing.faults.small_run import write_recipe
 from ups.testing.mixture import write_mixture
 
@@ -70,6 +70,31 @@ def test_a_rank_that_is_killed_on_one_host_restarts_all_and_the_result_is_that_o
     assert alone.code == 0, alone.output
     assert result.digests == alone.digests
     assert len(result.digests) == 1
+
+
+def test_a_host_with_a_clock_of_its_own_is_first_if_it_was_first(tmp_path: Path, hosts: Network) -> None:
+    """Its monotonic clock is half a day ahead, it sees no process of the other and has other shared memory."""
+    around = apart(1, 12 * 3600)
+    with started_hosts(tmp_path / "run", hosts, steps=40, step_seconds=0.1, around=around) as started:
+        started.wait_for(lambda: started.has_commit(5))
+        os.kill(light_rank_from_outside(started.mark, 1), signal.SIGKILL)
+        result = started.finish(200)
+    check_ended(result)
+    assert result.codes == [0, 0], result.outputs
+    (fault,) = result.faults
+    assert (fault["rank"], fault["cause"], fault["action"]) == (1, "killed(SIGKILL)", "restart 1/1")
+    assert fault["host"].startswith("1:")
+
+
+def light_rank_from_outside(mark: str, rank: int) -> int:
+    """The number of a rank's process here, whatever it is in its own namespace."""
+    for process in process_tree.carriers(supervised.MARK, mark):
+        words, said = (
+            (Path("/proc") / str(process.pid) / name).read_bytes().split(b"\0") for name in ("cmdline", "environ")
+        )
+        if words[1:2] and words[1].endswith(b"light_rank.py") and f"RANK={rank}".encode() in said:
+            return process.pid
+    raise AssertionError(f"rank {rank} does not run")
 
 
 def test_a_supervisor_that_is_killed_takes_its_ranks_along_and_its_host_is_named(

@@ -201,6 +201,14 @@ class StartedHosts:
         return HostsResult(self.run_dir, codes, outputs, [process.pid for process in left])
 
 
+def apart(host: int, ahead_seconds: int) -> dict[int, list[str]]:
+    """`around` of a host with processes, a name, shared memory and a clock of its own, which began earlier."""
+    spaces = ["--fork", "--kill-child", "--pid", "--mount-proc", "--mount", "--uts", "--time"]
+    clock = ["--monotonic", str(ahead_seconds), "--boottime", str(ahead_seconds)]
+    begin = 'mount -t tmpfs none /dev/shm && hostname far && exec "$@"'
+    return {host: ["unshare", *spaces, *clock, "sh", "-c", begin, "sh"]}
+
+
 def without_space(run_dir: Path, host: int) -> dict[int, list[str]]:
     """`around` of a host that alone has a file system for its logs on which not even a directory can be made."""
     (run_dir / "logs").mkdir(parents=True)
