@@ -155,6 +155,8 @@ class _Stages:
                 # A stage that has not begun takes over the weights of the one before it, and nothing else.
                 self.checkpointer.load(path, engine.state_tensors(), only_model=progress.stage_step == 0)
                 parts.strategy.weights_changed()
+            if progress.stage_step == 0:
+                parts.stage.check_start()
             stopped = engine.run()
         return stopped, engine.progress, checkpoint_path(self.checkpointer.run_dir, engine.progress.step)
 

@@ -32,23 +32,24 @@ class DistillStage(StageOnResiduals):
         found = endpoints(self.stepper, self.flow, steps, starts, 1)
         return [(x - y).square().flatten(1).mean(1) for x, y in zip(found, wanted, strict=True)]
 
-    @torch.no_grad()
-    def begin(self) -> None:
-        """The student starts as its teacher, as far as it has the same shapes. Each rank copies its own part.
-
-        Raises ConfigError for a task that the teacher was not trained on: its draws would be the noise.
-        """
+    def check_start(self) -> None:
+        """Raises ConfigError for a task that the teacher was not trained on: its draws would be the noise."""
         teacher = flow_of(self.stepper, FLOW)
         unknown = [task.name for task in self.tasks if not teacher.is_trained(task)]
-        if unknown:
-            known = [task.name for task in self.stepper.tasks if teacher.is_trained(task)]
-            raise ConfigError(
-                f"stage 'distill' learns from a corrector of kind flow, and there is none of task '{unknown[0]}'",
-                hint=f"set `tasks: [{', '.join(known)}]` of the stage"
-                if known
-                else "put a stage of type corrector and kind flow before it, or start from a run that has one",
-            )
-        student = dict(self.flow.named_parameters())
+        if not unknown:
+            return
+        known = [task.name for task in self.stepper.tasks if teacher.is_trained(task)]
+        raise ConfigError(
+            f"stage 'distill' learns from a corrector of kind flow, and there is none of task '{unknown[0]}'",
+            hint=f"set `tasks: [{', '.join(known)}]` of the stage"
+            if known
+            else "put a stage of type corrector and kind flow before it, or start from a run that has one",
+        )
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """The student starts as its teacher, as far as it has the same shapes. Each rank copies its own part."""
+        teacher, student = flow_of(self.stepper, FLOW), dict(self.flow.named_parameters())
         for name, parameter in teacher.named_parameters():
             if name in student and student[name].shape == parameter.shape:
                 local(student[name]).copy_(local(parameter))

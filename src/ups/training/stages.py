@@ -111,6 +111,12 @@ class Stage(nn.Module, ABC):
         """Whether what was passed so far is enough. Collective: all ranks."""
         return True
 
+    def check_start(self) -> None:
+        """Raises ConfigError if the weights to start from lack what this stage learns from. Collective: all ranks.
+
+        Of a real run alone: a rehearsal, or a measurement of one stage, has no stages before it.
+        """
+
     def begin(self) -> None:
         """Before the first step, when the weights to start from are in place. Collective: all ranks."""
 

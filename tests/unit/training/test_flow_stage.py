@@ -133,7 +133,7 @@ def test_a_student_draws_for_the_tasks_that_it_learned_alone_and_an_old_one_for_
     measured(stepper, LINE)
     measured(stepper, PLANE)
     with pytest.raises(ConfigError, match="there is none of task 'steady'") as refused:
-        stage_of(stepper, "distill").begin()
+        stage_of(stepper, "distill").check_start()
     assert "tasks: [line, plane]" in str(refused.value.hint)
     stage_of(stepper, "distill", tasks=["line"]).begin()
     assert [trained_flow(stepper, task) for task in TASKS] == [STUDENT, FLOW, ""]
@@ -147,7 +147,7 @@ def test_a_student_draws_for_the_tasks_that_it_learned_alone_and_an_old_one_for_
 
 def test_a_student_without_a_teacher_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is none of task 'line'") as refused:
-        stage_of(stepper_of(), "distill", tasks=["line"]).begin()
+        stage_of(stepper_of(), "distill", tasks=["line"]).check_start()
     assert "put a stage of type corrector" in str(refused.value.hint)
 
 
