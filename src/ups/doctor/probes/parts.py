@@ -23,6 +23,8 @@ from ups.spec.statistics import Statistics
 from ups.training.engine import Engine
 from ups.training.stages import Stage
 
+_STEPS_OF_A_BUDGET = 1000
+
 
 class Enough(Exception):
     """Leaves the engine between two steps, on all ranks after the same one."""
@@ -39,13 +41,19 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
     """The recipe in float64 with a small global batch that every rank reads in two micro-batches where it can.
 
     Gradients of any number of ranks then agree to rounding, and accumulation is at work whatever the recipe says. No
-    compilation, which would take a minute and changes no mathematics; no clipping, which would hide a wrong scale.
+    compilation, which would take a minute and changes no mathematics; no clipping, which would hide a wrong scale. A
+    budget of seconds becomes a number of steps: rates that follow a clock differ between any two runs.
     """
     share = min(4, max(1, recipe.data.block_size // ranks))
     micro = share // 2 if share % 2 == 0 else share
     unlimited = {"clip_norm": 0.0, "clip_ratio": 0.0}
+    counted = {"steps": _STEPS_OF_A_BUDGET, "budget_seconds": None, "budget_clock": "wall"}
     stages = [
-        s.model_copy(update={"optim": s.optim.model_copy(update=unlimited), "block_size": None}) for s in recipe.stages
+        s.model_copy(
+            update={"optim": s.optim.model_copy(update=unlimited), "block_size": None}
+            | (counted if s.budget_seconds is not None else {})
+        )
+        for s in recipe.stages
     ]
     data = recipe.data.model_copy(
         update={

@@ -1,0 +1,21 @@
+"""The recipe of the doctor's exact checks: nothing in it follows a clock."""
+
+from __future__ import annotations
+
+from ups.config.schema import Recipe
+from ups.doctor.probes.parts import exact
+
+
+def test_budgets_of_seconds_become_steps_and_steps_stay() -> None:
+    stages = [
+        {"type": "operator", "budget_seconds": 60, "budget_clock": "cpu"},
+        {"type": "operator", "budget_seconds": 60},
+        {"type": "operator", "steps": 7},
+    ]
+    data = {"tasks": [{"name": "line", "path": "line.zarr"}]}
+    found = exact(Recipe.model_validate({"run": {"name": "r"}, "data": data, "stages": stages}), 2)
+    assert [(s.steps, s.budget_seconds, s.counts_seconds) for s in found.stages] == [
+        (1000, None, False),
+        (1000, None, False),
+        (7, None, False),
+    ]
