@@ -403,7 +403,7 @@ class Recipe(Section):
                     f"stages.{number}: '{stage.type}' learns from the network '{missing[0]}': put the stage before it "
                     "that trains that, or say with start_from where it is"
                 )
-            unknown = sorted(set(stage.tasks or ()) - {task.name for task in self.data.tasks})
+            unknown = sorted(set(stage.tasks or ()) - set(self._task_names))
             if unknown:
                 raise ValueError(f"stages.{number}.tasks: data has no task '{unknown[0]}'")
             if stage.cache_place and stage.start_from in [earlier.type for earlier in self.stages[:number]]:
@@ -414,7 +414,7 @@ class Recipe(Section):
             trained_before = trained_before or stage.trains_latents
             self._check_corrector_stays_true(number)
         for number, condition in enumerate(self.gate):
-            unknown = sorted(set(condition.tasks or ()) - {task.name for task in self.data.tasks})
+            unknown = sorted(set(condition.tasks or ()) - set(self._task_names))
             if unknown:
                 raise ValueError(f"gate.{number}.tasks: data has no task '{unknown[0]}'")
         return self

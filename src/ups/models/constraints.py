@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ups.spec.batch import Batch
+from ups.spec.grid import point_weights
 from ups.spec.task import FieldSpec, TaskSpec
 
 
@@ -46,6 +48,12 @@ def without_shortest_waves(change: Tensor, smooth_from: Sequence[Sequence[int]])
             found = mask.reshape(-1, *([1] * (change.ndim - 2))) * found
         change = change - found
     return change
+
+
+def by_cells(x: Tensor, batch: Batch) -> Tensor:
+    """x (B, C, *S) on the grid of a batch, points counting by their cells: its mean is that of the field."""
+    weights = point_weights(batch.task.axes, [c.double().cpu().numpy() for c in batch.coordinates])
+    return x if weights is None else x * torch.from_numpy(weights).to(x)
 
 
 def conserved_channels(task: TaskSpec) -> list[int]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
-from ups.models.flow import Step, corrected, noise_of, trained_flow
+from ups.models.flow import Step, corrected, corrector_of, noise_of, trained_flow
 from ups.models.keyed_normal import keyed_normal
 from ups.models.stepper import OPERATOR, Stepper
 from ups.spec.batch import Batch
@@ -57,13 +57,7 @@ class FlowMembers:
 
     def _name_of(self, task: TaskSpec) -> str:
         if task.name not in self._names:
-            found = self.name or trained_flow(self.stepper, task)
-            if not found:
-                raise ConfigError(
-                    f"the corrector of this model was not trained on task '{task.name}': it has no members",
-                    hint="leave members out for this task, or train it on: stage corrector (docs/stages.md)",
-                )
-            self._names[task.name] = found
+            self._names[task.name] = self.name or corrector_of(self.stepper, task)
         return self._names[task.name]
 
     def __call__(self, batch: Batch) -> Tensor:

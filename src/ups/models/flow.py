@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ups.config.model import ModelConfig
+from ups.errors import ConfigError
 from ups.models.grid_fit import GridFit
 from ups.models.keyed_normal import keyed_normal
 from ups.models.network import NamedRows, Network, NetworkInput
@@ -234,6 +235,17 @@ def flow_of(stepper: Stepper, name: str) -> FlowNetwork:
     network = stepper.networks[name]
     assert isinstance(network, FlowNetwork)  # `build_model` makes no other under these names
     return network
+
+
+def corrector_of(stepper: Stepper, task: TaskSpec) -> str:
+    """`trained_flow` of a task. Raises ConfigError where there is none."""
+    name = trained_flow(stepper, task)
+    if not name:
+        raise ConfigError(
+            f"the corrector of this model was not trained on task '{task.name}': it has no members and no gate",
+            hint="leave members and gate out for this task, or train it on: stage corrector (docs/stages.md)",
+        )
+    return name
 
 
 def trained_flow(stepper: Stepper, task: TaskSpec | None = None) -> str:

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
-from ups.models.constraints import conserved_channels
+from ups.models.constraints import by_cells, conserved_channels
 from ups.models.equation_residual import equation_residual
-from ups.models.flow import Step, corrected, noise_of, trained_flow
+from ups.models.flow import Step, corrected, corrector_of, noise_of, trained_flow
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
-from ups.spec.grid import point_weights
 from ups.spec.task import TaskSpec
 
 # The order is that of the bits of a recorded reason.
@@ -77,12 +76,7 @@ class Gated:
         stepper, task = self.stepper, batch.task
         predicted = stepper.predict(batch)
         frame = stepper.fields(batch, predicted)
-        self._name = self._name or trained_flow(stepper, task)
-        if not self._name:
-            raise ConfigError(
-                f"the corrector of this model was not trained on task '{task.name}'",
-                hint="train it on this task: stage corrector, kind flow (docs/stages.md)",
-            )
+        self._name = self._name or corrector_of(stepper, task)
         if self._start is None and not task.steady:
             self._start = batch.state[:, -1]
         self.num_steps, self.num_rows = self.num_steps + 1, batch.num_samples
@@ -148,10 +142,7 @@ def signals(
 def _drift(frame: Tensor, start: Tensor, batch: Batch) -> Tensor:
     """(B,): the largest of the conserved fields; points count by their cells."""
     task, space = batch.task, tuple(range(2, frame.ndim))
-    now, before = frame.double(), start.double()
-    weights = point_weights(task.axes, [c.double().cpu().numpy() for c in batch.coordinates])
-    if weights is not None:
-        now, before = (x * torch.from_numpy(weights).to(x) for x in (now, before))
+    now, before = (by_cells(x.double(), batch) for x in (frame, start))
     moved = (now.mean(space) - before.mean(space)).abs() / before.abs().mean(space).clamp_min(1e-300)  # (B, C)
     largest = moved[:, conserved_channels(task)].amax(1)
     return torch.where(largest > _LEAST_DRIFT, largest, torch.zeros_like(largest))

@@ -25,13 +25,12 @@ from ups.config.stage import (
     SteadyStageConfig,
 )
 from ups.errors import ConfigError, DataError, PluginError
-from ups.models.constraints import conserved_channels
+from ups.models.constraints import by_cells, conserved_channels
 from ups.models.normalization import wide
 from ups.models.stepper import OPERATOR, Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import STAGES
 from ups.spec.batch import Batch
-from ups.spec.grid import point_weights
 from ups.spec.statistics import safe
 from ups.spec.task import TaskSpec
 from ups.training.augment import Augmentation
@@ -417,9 +416,7 @@ def conservation_errors(batch: Batch, change: Tensor) -> Tensor:
     rows = [] if task.steady else conserved_channels(task)
     if not rows:
         return change.flatten(1).sum(1) * 0.0  # every parameter is in every graph
-    weights = point_weights(task.axes, [c.double().cpu().numpy() for c in batch.coordinates])
-    moved = change[:, rows]
-    moved = moved if weights is None else moved * torch.from_numpy(weights).to(moved)
+    moved = by_cells(change[:, rows], batch)
     return torch.sqrt(moved.flatten(2).mean(2).square().mean(1) + 1e-16)
 
 
