@@ -8,9 +8,11 @@ fully given by its first frame, so that nothing is left to be uncertain about. T
 `ups-alone` of `ups bench` with the same network:
 
     operator    cpu-seconds for the operator
-    ensemble    (1 - share) of them for the operator, share for the corrector that trains on from it; with kind flow
-                two thirds of the share for the corrector, a network of half the width, and one for its student
+    corrected   (1 - share) of them for the operator, share for the corrector that starts from it. Kind ensemble: in
+                each step a quarter of the operator's windows, as two members of two steps. Kind flow: two thirds of the
+                share for the corrector, a network of half the width, and one for its student
 
+Both kinds may share a directory: operators and starts are then trained once.
 Budgets are turned into steps beforehand (`ups.run.step_cost`). The rates of the corrector, relative to a quarter of the
 operator's, are chosen by the CRPS on the valid split with the first seed. The table is of the test split, over all
 steps of whole rollouts; median over seeds, with the ends. Asked of the first two tasks, and shown of the third:
@@ -25,12 +27,12 @@ steps of whole rollouts; median over seeds, with the ends. Asked of the first tw
 and with kind flow, whose members are draws of the student:
 
     student     keeps 85 % or more of what its teacher's CRPS gains over the operator's absolute error, and a step
-                with its draw costs at most 1.5 steps of the operator (measured in turns, eight rows)
+                with its draw costs at most 1.5 steps of the operator (measured in turns, on 64 rows)
     gate        rollouts that the corrector acts in where the gate of the valid split says so have less error than with
                 as many interventions at random places (mean of five draws), and than without any
 
 What is finished is not repeated. Last line: one JSON object. Exit code 1 if something that is asked is not reached. CPU
-time: 3 tasks x seeds x 2 x cpu-seconds, and two more trainings of a task for the rates.
+time: for each task seeds x 2 x cpu-seconds, and two more correctors for the rates.
 """
 
 from __future__ import annotations
@@ -39,10 +41,12 @@ import argparse
 import copy
 import json
 import math
+import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,10 +54,14 @@ from typing import Any
 from in_process import Job, Recipe, run_jobs
 
 ASKED, NO_GAIN = ("ks1d", "ns2d"), ("advection1d",)
-OPERATOR, ENSEMBLE, FLOW = "operator", "ensemble", "flow"
+OPERATOR, START, ENSEMBLE, FLOW = "operator", "start", "ensemble", "flow"
 NOISE_SIZE = 16
+# A sample of an ensemble is two members of two steps: with so much less of them a step costs what an operator's does.
+FEWER_WINDOWS = 4
 # Of the rates of the operator's stage, for a stage that trains on from it.
 RATE = 0.25
+# Of the network of a flow next to the operator's, at half of its widths: what a student's draw may cost.
+SMALL = {"blocks": [1, 1, 1]}
 HIGH_BAND = 12
 LEAST_RATIO, LARGEST_RATIO = 0.8, 1.25
 NEARER = 0.8
@@ -145,64 +153,81 @@ class Study:
         self.rows = ROWS + (FLOW_ROWS if self.kind == FLOW else ())
 
     def job(self, task: str, model: str, seed: int, factor: float = 1.0) -> Job:
-        """One training, whose bundle is kept."""
+        """One training, whose bundle is kept. model: OPERATOR, START, or a corrector of this kind."""
         from ups.evaluation.protocol import entries
 
-        budget = self.cpu_seconds * (1 - self.share if model == ENSEMBLE else 1)
+        budget = self.cpu_seconds * (1 if model == OPERATOR else 1 - self.share)
         recipe: Recipe = copy.deepcopy(entries(["ups-alone"], [task], str(self.data), budget)[0].recipe)
         recipe["run"]["seed"] = seed
-        if self.kind != FLOW:
-            recipe["model"]["noise_size"] = NOISE_SIZE
-        if model == ENSEMBLE:
-            self.add_stages(recipe, factor)
+        start = None
+        if model not in (OPERATOR, START):
+            self.put_corrector(recipe, factor)
+            start = self.job(task, START, seed).keep
+            recipe["stages"][0]["start_from"] = str(start)
         name = f"{task}_{model}_{factor:g}_{seed}"
         title = f"{task}, {model}, rates x {factor:g}, seed {seed}"
-        cost = f"{self.kind if model == ENSEMBLE else model} {task}"  # rates change no costs
+        cost = f"{model if start else OPERATOR} {task}"  # neither rates nor lengths change costs
         place = self.out / name
-        return Job(title, place / "result.json", recipe, 4, self.out / "costs", cost, keep=place / "bundle")
+        costs = self.out / "costs"
+        return Job(title, place / "result.json", recipe, 4, costs, cost, start=start, keep=place / "bundle")
 
-    def add_stages(self, recipe: Recipe, factor: float) -> None:
-        """The corrector after the operator, and its student."""
+    def put_corrector(self, recipe: Recipe, factor: float) -> None:
+        """The corrector in place of the operator's stages, and its student."""
 
         def stage(share: float, rate: float, **settings: Any) -> dict[str, Any]:
-            optim = dict(recipe["stages"][-1]["optim"])
+            optim = dict(operator["optim"])
             for name in ("learning_rate", "matrix_learning_rate"):
                 optim[name] *= rate * factor
             length = {"budget_clock": "cpu", "budget_seconds": self.cpu_seconds * self.share * share}
             return {"optim": optim, **length, **settings}
 
-        if self.kind != FLOW:
-            recipe["stages"].append(stage(1.0, RATE, type="corrector"))
+        operator = recipe["stages"][-1]
+        if self.kind == ENSEMBLE:
+            recipe["model"]["noise_size"] = NOISE_SIZE
+            windows = recipe["data"]["tasks"][0]["block_size"] // FEWER_WINDOWS
+            recipe["stages"] = [stage(1.0, RATE, type="corrector", block_size=windows)]
             return
         widths = recipe["model"].get("widths", [32, 64, 128])
-        recipe["networks"] = {"flow": recipe["model"] | {"widths": [width // 2 for width in widths]}}
-        stages = [stage(2 / 3, 1.0, type="corrector", kind="flow"), stage(1 / 3, RATE, type="distill")]
-        recipe["stages"] += stages
+        recipe["networks"] = {"flow": recipe["model"] | SMALL | {"widths": [width // 2 for width in widths]}}
+        recipe["stages"] = [stage(2 / 3, 1.0, type="corrector", kind="flow"), stage(1 / 3, RATE, type="distill")]
 
     def run(self, at_once: int) -> None:
         """Everything that is not there yet."""
-        first = self.seeds[0]
-        run_jobs([self.job(task, ENSEMBLE, first, f) for task in self.tasks for f in self.factors], at_once)
-        run_jobs([self.job(task, OPERATOR, seed) for task in self.tasks for seed in self.seeds], at_once)
+        first, rest = self.seeds[0], self.seeds[1:]
+        run_jobs([self.job(t, m, s) for s in self.seeds for t in self.tasks for m in (START, OPERATOR)], at_once)
+        tries = [self.job(task, self.kind, first, f) for task in self.tasks for f in self.factors]
+        run_jobs(tries, at_once)
+        self.score_all(tries, "valid", at_once)
         chosen = {task: self.best_factor(task) for task in self.tasks}
-        run_jobs([self.job(t, ENSEMBLE, s, f) for t, f in chosen.items() if f for s in self.seeds[1:]], at_once)
+        run_jobs([self.job(t, self.kind, s, f) for t, f in chosen.items() if f for s in rest], at_once)
+        pairs = [which for t, f in chosen.items() if f for s in self.seeds for which in self._pair(t, s, f)]
+        self.score_all(pairs, "test", at_once)
+
+    def score_all(self, jobs: Iterable[Job], split: str, at_once: int) -> None:
+        """Score the kept bundles of those jobs that have none yet, so many at the same time."""
+        todo = [job for job in jobs if job.finished() is not None and not self._scores_of(job, split).is_file()]
+        with ProcessPoolExecutor(at_once, multiprocessing.get_context("spawn")) as pool:
+            limits = (self.data, split, self.scored, self.members)
+            done = [pool.submit(score_into, self._scores_of(job, split), job.keep, *limits) for job in todo]
+            for job, one in zip(todo, done, strict=True):
+                one.result()
+                print(f"{job.title}: scored on {split}", flush=True)
+
+    def _scores_of(self, job: Job, split: str) -> Path:
+        return job.result.with_name(f"{split}_{self.scored}_{self.members}.json")
 
     def scores(self, job: Job, split: str) -> dict[str, Any] | None:
-        """Scores of the members of a kept bundle; of one without trained noise the central member's count alone."""
-        if job.finished() is None or job.keep is None:
-            return None
-        from ups.evaluation.results import from_json, to_json
+        """What `score_all` found; None if the training failed."""
+        from ups.evaluation.results import from_json
 
-        file = job.result.with_name(f"{split}_{self.scored}_{self.members}.json")
-        if not file.is_file():
-            found_now = score(job.keep, self.data, split, self.scored, self.members)
-            file.write_text(json.dumps(to_json(found_now)))
-        found: dict[str, Any] = from_json(json.loads(file.read_text()))
+        if job.finished() is None:
+            return None
+        found: dict[str, Any] = from_json(json.loads(self._scores_of(job, split).read_text()))
         return found
 
     def best_factor(self, task: str) -> float | None:
         """The rates that are best on the valid split; None if no try was finished."""
-        found = {f: self.scores(self.job(task, ENSEMBLE, self.seeds[0], f), "valid") for f in self.factors}
+        found = {f: self.scores(self.job(task, self.kind, self.seeds[0], f), "valid") for f in self.factors}
         errors = {f: result["summary"]["crps"] for f, result in found.items() if result is not None}
         return min(errors, key=lambda f: errors[f]) if errors else None
 
@@ -211,13 +236,13 @@ class Study:
         factor = self.best_factor(task)
         found = []
         for seed in self.seeds if factor is not None else []:
-            pair = [self.scores(self.job(task, *which), "test") for which in self._pair(seed, factor or 1.0)]
+            pair = [self.scores(job, "test") for job in self._pair(task, seed, factor or 1.0)]
             if pair[0] is not None and pair[1] is not None:
                 found.append(row.values(pair[0], pair[1]))
         return found
 
-    def _pair(self, seed: int, factor: float) -> list[tuple[str, int, float]]:
-        return [(ENSEMBLE, seed, factor), (OPERATOR, seed, 1.0)]
+    def _pair(self, task: str, seed: int, factor: float) -> list[Job]:
+        return [self.job(task, self.kind, seed, factor), self.job(task, OPERATOR, seed)]
 
     def table(self) -> list[str]:
         lines = [
@@ -244,8 +269,18 @@ class Study:
         }
 
 
+def score_into(file: Path, *what: Any) -> None:
+    """The scores as a file, by one thread."""
+    import torch
+
+    from ups.evaluation.results import to_json
+
+    torch.set_num_threads(1)
+    file.write_text(json.dumps(to_json(score(*what))))
+
+
 def score(bundle: Path, data: Path, split: str, trajectories: int, members: int) -> dict[str, Any]:
-    """Whole rollouts of the only task of a bundle."""
+    """Whole rollouts of the only task of a bundle; on the test split also teacher, cost and gate of a flow."""
     from ups.data.open import open_paths
     from ups.evaluation.ensemble import score_ensemble
     from ups.evaluation.gate import find_gate, score_gate
@@ -266,7 +301,7 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
 
     # A model without trained noise or corrector has one member, which is what its central one is.
     found = scored(members_of(stepper, members) if has_members(stepper) else Single(stepper, members))
-    if trained_flow(stepper) == STUDENT:
+    if trained_flow(stepper) == STUDENT and split == "test":
         found["teacher"] = scored(FlowMembers(stepper, members, 0, FLOW))["summary"]
         found["step_cost"] = step_cost(stepper, reader, plan, split)
         gate = find_gate(stepper, reader, stepper.context_frames)
@@ -275,7 +310,7 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
     return found
 
 
-def step_cost(stepper: Any, reader: Any, plan: Any, split: str, rows: int = 8, repeats: int = 15) -> float:
+def step_cost(stepper: Any, reader: Any, plan: Any, split: str, rows: int = 64, repeats: int = 15) -> float:
     """CPU time of a step with a draw of the student relative to one of the operator alone, in turns; median."""
     import torch
 

@@ -185,13 +185,9 @@ class MultiscaleConfig(ModelConfig):
         return self
 
 
-class FnoConfig(ModelConfig):
-    """Fourier neural operator of the neuraloperator project: a baseline for one task (extra `baselines`)."""
+class BaselineConfig(ModelConfig):
+    """What the baselines share: they predict what their authors' do, but for integrals if asked."""
 
-    type: Literal["fno"] = setting("fno", "Which model to build.")
-    width: int = setting(32, "Hidden channels.", unit="channels", ge=4, le=4096)
-    modes: int = setting(64, "Fourier modes kept along each axis, both signs together.", unit="modes", ge=2, le=4096)
-    depth: int = setting(4, "Number of Fourier layers.", unit="layers", ge=1, le=64)
     conserve: bool = setting(False, "Keeps the integrals of fields that a task declares as conserved.")
 
     can_conserve = True
@@ -202,7 +198,16 @@ class FnoConfig(ModelConfig):
         return False
 
 
-class UnetConfig(ModelConfig):
+class FnoConfig(BaselineConfig):
+    """Fourier neural operator of the neuraloperator project: a baseline for one task (extra `baselines`)."""
+
+    type: Literal["fno"] = setting("fno", "Which model to build.")
+    width: int = setting(32, "Hidden channels.", unit="channels", ge=4, le=4096)
+    modes: int = setting(64, "Fourier modes kept along each axis, both signs together.", unit="modes", ge=2, le=4096)
+    depth: int = setting(4, "Number of Fourier layers.", unit="layers", ge=1, le=64)
+
+
+class UnetConfig(BaselineConfig):
     """U-Net of ConvNeXt blocks with kernel 7: a baseline for one task."""
 
     type: Literal["unet"] = setting("unet", "Which model to build.")
@@ -211,14 +216,6 @@ class UnetConfig(ModelConfig):
     )
     levels: int = setting(3, "Resolutions, each half of the one before.", unit="levels", ge=1, le=8)
     blocks: int = setting(2, "ConvNeXt blocks of a level on the way down and again on the way up.", unit="blocks", ge=1)
-    conserve: bool = setting(False, "Keeps the integrals of fields that a task declares as conserved.")
-
-    can_conserve = True
-
-    @property
-    def removes_unseen_waves(self) -> bool:
-        """A baseline predicts what its authors' does."""
-        return False
 
     @property
     def grid_divisor(self) -> int:
