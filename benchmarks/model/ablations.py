@@ -7,8 +7,8 @@ Every variant is the joint recipe of `ups bench` on all nine tasks with one thin
 of one thread: its number of steps follows from what a step costs (`ups.run.step_cost`), so that others on the machine
 do not change the result. Scores are of the valid split alone: one step and whole rollouts, relative to the trajectory.
 The table shows the geometric mean over tasks of each score relative to the unchanged recipe of the same seed (above 1:
-worse), as the mean over seeds. What is finished is not repeated. Takes `cpu-seconds` (and some for scores) for each
-line and seed.
+worse; a task counts as 10 at most), as the mean over seeds. What is finished is not repeated. Takes `cpu-seconds` (and
+some for scores) for each line and seed.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any
 from in_process import Job, file_name, run_jobs
 
 BASE = "unchanged"
+# How many times larger one error may count than another.
+MOST = 10.0
 Recipe = dict[str, Any]
 
 
@@ -80,6 +82,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "no balance": stage(balance=0.0),
     "balance 1": stage(balance=1.0),
     "no noise": stage(noise=0.0),
+    "a fifth of the noise": stage(noise=0.001),
     "no augmentation": stage(augment=False),
     "loss relative to the change": stage(loss="relative_l2"),
     "rank-8 adapters for each task": lambda recipe: None,
@@ -141,12 +144,15 @@ def job_of(options: argparse.Namespace, variant: str, seed: int) -> Job:
 
 
 def ratio(result: dict[str, Any], base: dict[str, Any], key: str) -> float:
-    """Geometric mean over tasks of a score relative to that of the unchanged recipe; a blow-up counts as ten."""
-    logs = []
-    for task, scores in result["scores"].items():
-        value, other = scores[key], base["scores"][task][key]
-        logs.append(math.log(value / other) if math.isfinite(value) and math.isfinite(other) else math.log(10))
+    """Geometric mean over tasks of a score relative to that of the unchanged recipe."""
+    logs = [log_ratio(scores[key], base["scores"][task][key]) for task, scores in result["scores"].items()]
     return math.exp(statistics.fmean(logs))
+
+
+def log_ratio(value: float, other: float) -> float:
+    """Of two errors, at most that of ten to one: how large an error that grows without end has become says nothing."""
+    small, large = (min(max(x, 1e-300), 1e300) if math.isfinite(x) else 1e300 for x in (other, value))
+    return min(max(math.log(large) - math.log(small), -math.log(MOST)), math.log(MOST))
 
 
 def table(options: argparse.Namespace, variants: list[str], seeds: list[int]) -> list[str]:
@@ -164,7 +170,7 @@ def table(options: argparse.Namespace, variants: list[str], seeds: list[int]) ->
         blown = sum(s["blown_up"] for r, _ in found for s in r["scores"].values())
         by_task = {
             task: statistics.fmean(
-                math.log(r["scores"][task]["one_step"] / b["scores"][task]["one_step"]) for r, b in found
+                log_ratio(r["scores"][task]["one_step"], b["scores"][task]["one_step"]) for r, b in found
             )
             for task in found[0][0]["scores"]
         }
