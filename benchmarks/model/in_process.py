@@ -1,8 +1,8 @@
 """Trainings for comparisons: each in a process of its own, without a run directory; what is finished is not repeated.
 
-No program of its own: `ablations.py`, `corrector.py` and `transfer.py` name the jobs and read the results. A result is
-one JSON file with the scores on the valid split (and on the test split if asked), the CPU-seconds really used, and the
-recipe.
+No program of its own: `ablations.py`, `corrector.py`, `steady.py` and others name the jobs and read the results. A
+result is one JSON file with the scores on the valid split (and on the test split if asked), the CPU-seconds really
+used, and the recipe.
 """
 
 from __future__ import annotations

@@ -20,6 +20,9 @@ from ups.evaluation import metrics
 
 # Means over samples, steps and channels of these (B, T, C) metrics make up a trajectory's row.
 ROW_METRICS = ("rmse", "nrmse", "vrmse", "trmse")
+# A rollout has blown up from the step on in which every field is off by so many times its size in the trajectory: long
+# before numbers end. Every field, because one that is zero throughout the truth has no size.
+BLOW_UP = 10.0
 
 
 @dataclass
@@ -120,7 +123,8 @@ class Accumulator:
         for i, trajectory in enumerate(trajectories):
             row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in ROW_METRICS}  # per channel
             row["correlation_time"] = float(lasting[i])
-            row["blew_up"] = not bool(finite[i])
+            lost = (values["trmse"][i] > BLOW_UP).all(dim=-1).any()
+            row["blew_up"] = not bool(finite[i]) or bool(lost)
             self.rows[int(trajectory)] = row
 
     def merge(self, others: Iterable[Accumulator]) -> Accumulator:

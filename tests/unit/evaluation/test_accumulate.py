@@ -99,6 +99,16 @@ def test_a_blow_up_makes_the_mean_infinite_and_is_the_worst():
     assert summary["num_samples"] == 7
 
 
+def test_errors_of_many_times_the_fields_are_a_blow_up_before_numbers_end():
+    prediction, truth, start = data()
+    prediction[4, 2] += 1e4
+    prediction[5, 2, 1] += 1e4  # one field of two: it may be one that has no size
+    result = Accumulator(3, CHANNELS)
+    result.add(list(range(7)), prediction, truth, start)
+    assert {trajectory for trajectory, row in result.rows.items() if row["blew_up"]} == {4}
+    assert math.isfinite(result.summary()["nrmse"])
+
+
 def test_shapes_that_would_score_context_frames_or_drop_channels_are_refused():
     prediction, truth, _ = data()
     with pytest.raises(DataError, match="3 steps"):

@@ -23,7 +23,7 @@ COLUMNS = (
     ("rollout VRMSE", "vrmse", "error relative to the truth's spatial standard deviation"),
     ("median", "vrmse_median", "median over trajectories of their mean VRMSE"),
     ("correlation time", "correlation_time", "first step with correlation below 0.8 (higher is better)"),
-    ("blown up", "num_blown_up", "trajectories with a value that is not finite"),
+    ("blown up", "num_blown_up", "trajectories with a value that is not finite, or an error of ten times the fields"),
 )
 HIGHER_IS_BETTER = frozenset({"correlation_time"})
 
