@@ -314,9 +314,9 @@ class CorrectorOptimConfig(OptimConfig):
     type: Literal["adamw", "sgd", "muon"] = setting(
         "muon", "Update rule; muon is for the matrices of a network, with adamw for everything else."
     )
-    learning_rate: float = setting(5e-4, "Peak learning rate, after warm-up.", gt=0, le=10)
+    learning_rate: float = setting(1.5e-4, "Peak learning rate, after warm-up.", gt=0, le=10)
     matrix_learning_rate: float = setting(
-        1.25e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
+        3.75e-4, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
     )
     weight_decay: float = setting(0.0, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
     clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
