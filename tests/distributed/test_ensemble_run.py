@@ -21,7 +21,7 @@ from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 OPERATOR = {"type": "operator", "steps": 30, "loss": "nrmse", "optim": {"learning_rate": 5e-3}}
-CORRECTOR = {"type": "corrector", "steps": 20}
+CORRECTOR = {"type": "corrector", "kind": "ensemble", "steps": 20}
 
 
 def recipe(folder: Path, tasks: list[dict[str, Any]], name: str, noise_size: int, *stages: dict[str, Any]) -> Path:

@@ -17,6 +17,7 @@ from ups.testing.mixture import MODELS, write_mixture
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 OPTIM = {"type": "muon", "learning_rate": 2e-3, "matrix_learning_rate": 5e-3, "clip_norm": 0.0, "clip_ratio": 3.0}
+SLOWER = OPTIM | {"learning_rate": 5e-4, "matrix_learning_rate": 1e-3}
 # Copies: one object in several places would be written as an anchor, which recipes do not have.
 FLOW_STAGES = [
     {"type": "operator", "steps": 8, "loss": "nrmse", "optim": dict(OPTIM)},
@@ -27,7 +28,7 @@ FLOW_STAGES = [
 STAGES = [
     {"type": "linear", "steps": 6},
     {"type": "operator", "steps": 14, "loss": "nrmse", "balance": 0.5, "noise": 0.005, "optim": OPTIM},
-    {"type": "corrector", "steps": 8, "optim": OPTIM | {"learning_rate": 5e-4, "matrix_learning_rate": 1e-3}},
+    {"type": "corrector", "kind": "ensemble", "steps": 8, "optim": SLOWER},
 ]
 
 

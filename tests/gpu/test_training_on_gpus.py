@@ -50,7 +50,7 @@ def run(
 
 KINDS: dict[str, dict[str, Any]] = {
     **{model: {"model": model} for model in MODELS},
-    "corrector": {"joint": True, "stage": "corrector"},
+    "ensemble": {"joint": True, "stage": "corrector", "settings": {"kind": "ensemble"}},
     "flow": {"joint": True, "stage": "corrector", "settings": {"kind": "flow"}},
     "distill": {"joint": True, "stage": "distill"},
     "steady": {"joint": True, "stage": "steady"},

@@ -183,7 +183,9 @@ CASES: dict[str, Broken] = {
     "ensemble of a model without noise": Broken(
         "config: r.yaml:10: stages.0: the members of 'corrector' differ by noise, and the model takes none; set "
         "model.noise_size, such as 16 (model.type multiscale)",
-        edited("steps: 10", "steps: 10\n    start_from: runs/old").replace("type: operator", "type: corrector"),
+        edited("steps: 10", "steps: 10\n    start_from: runs/old\n    kind: ensemble").replace(
+            "type: operator", "type: corrector"
+        ),
     ),
     "two tasks of one name": Broken(
         "config: r.yaml:4: data: two tasks are called 'heat'; give each its own name",

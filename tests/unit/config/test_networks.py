@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from ups.config.description import TaskDescription
 from ups.config.identity import recipe_identity
 from ups.config.schema import Recipe
+from ups.config.stage import CorrectorStageConfig
 
 OPERATOR = {"type": "operator", "steps": 1}
 FLOW = {"type": "corrector", "kind": "flow", "steps": 1}
@@ -82,3 +83,13 @@ def test_a_description_takes_boundary_values() -> None:
         TaskDescription.model_validate(
             {"fields": [{"name": "u"}], "axes": [{"name": "x"}], "boundary_values": [{"end": "left"}]}
         )  # fmt: skip
+
+
+def test_an_ensemble_learns_more_slowly_than_a_flow_unless_told() -> None:
+    def rates(**settings: object) -> tuple[float, float]:
+        optim = CorrectorStageConfig.model_validate({"steps": 1, **settings}).optim
+        return optim.learning_rate, optim.matrix_learning_rate
+
+    assert rates() == rates(kind="flow") == (2e-3, 5e-3)
+    assert rates(kind="ensemble") == (1.5e-4, 3.75e-4)
+    assert rates(kind="ensemble", optim={"learning_rate": 1e-3}) == (1e-3, 3.75e-4)

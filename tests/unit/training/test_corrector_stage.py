@@ -31,7 +31,7 @@ def stepper_of(context_frames: int = 1, **changes: object) -> Stepper:
 
 
 def ensemble_stage(stepper: Stepper, **changes: object) -> EnsembleStage:
-    config = CorrectorStageConfig.model_validate({"steps": 1, "balance": 0.0, **changes})
+    config = CorrectorStageConfig.model_validate({"kind": "ensemble", "steps": 1, "balance": 0.0, **changes})
     stage = build_stage(config, stepper, seed=5)
     assert isinstance(stage, EnsembleStage)
     return stage
