@@ -151,8 +151,8 @@ def ratio(result: dict[str, Any], base: dict[str, Any], key: str) -> float:
 
 def log_ratio(value: float, other: float) -> float:
     """Of two errors, at most that of ten to one: how large an error that grows without end has become says nothing."""
-    small, large = (min(max(x, 1e-300), 1e300) if math.isfinite(x) else 1e300 for x in (other, value))
-    return min(max(math.log(large) - math.log(small), -math.log(MOST)), math.log(MOST))
+    difference = math.log(min(value, 1e300)) - math.log(min(other, 1e300))  # an error may be infinite
+    return min(max(difference, -math.log(MOST)), math.log(MOST))
 
 
 def table(options: argparse.Namespace, variants: list[str], seeds: list[int]) -> list[str]:

@@ -87,14 +87,15 @@ def _ratio(above: str, below: str) -> Callable[[dict[str, Any], dict[str, Any]],
     return value
 
 
+def _off(result: dict[str, Any], of: str) -> float:
+    """Distance of the energy in the high band from the truth's, relative to that."""
+    energy, truth = (sum(sum(channel[HIGH_BAND:]) for channel in result["spectra"][name]) for name in (of, "truth"))
+    return float(abs(energy - truth) / truth)
+
+
 def _high_band(ensemble: dict[str, Any], operator: dict[str, Any]) -> float:
     """Distance of the members' energy from the truth's, relative to that of the operator's."""
-
-    def energy(result: dict[str, Any], of: str) -> float:
-        return sum(sum(channel[HIGH_BAND:]) for channel in result["spectra"][of])
-
-    truth = energy(ensemble, "truth")
-    return abs(energy(ensemble, "members") - truth) / max(abs(energy(operator, "central") - truth), 1e-300)
+    return _off(ensemble, "members") / max(_off(operator, "central"), 1e-300)
 
 
 def _in(*path: str, below: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]], float]:
@@ -119,7 +120,23 @@ def _kept_gain(ensemble: dict[str, Any], operator: dict[str, Any]) -> float:
     return float((alone - ensemble["summary"]["crps"]) / gain) if gain > 0 else math.nan
 
 
+def _shown(_: float) -> bool:
+    return True
+
+
 FLOW_ROWS = (
+    Row(
+        "operator under the corrector / operator of all the time",
+        _ratio("absolute_error", "absolute_error"),
+        _shown,
+        "-",
+    ),
+    Row(
+        "part of the steps that the gate corrects",
+        lambda e, _: float((e["gate"] or {}).get("rate", math.nan)),
+        _shown,
+        "-",
+    ),
     Row("student's part of its teacher's gain", _kept_gain, lambda v: v >= 0.85, ">= 0.85"),
     Row("a step with the student / without", lambda e, _: float(e["step_cost"]), lambda v: v <= 1.5, "<= 1.5"),
     Row("gated error / at random", _in("gate", "error", below=("gate", "error_random")), lambda v: v < 1, "< 1"),
@@ -136,6 +153,8 @@ ROWS = (
         f"{LEAST_RATIO} to {LARGEST_RATIO}",
     ),
     Row("distance of the high band / operator's", _high_band, lambda v: v <= NEARER, f"<= {NEARER}"),
+    Row("energy of the high band off by, members", lambda e, _: _off(e, "members"), _shown, "-"),
+    Row("energy of the high band off by, operator", lambda _, o: _off(o, "central"), _shown, "-"),
 )
 
 

@@ -27,6 +27,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
+from in_turns import in_turns
 from torch.profiler import ProfilerActivity, profile
 
 from ups.config.model import FnoConfig, MultiscaleConfig
@@ -158,19 +159,6 @@ def rollout_step(stepper: Stepper, task: TaskSpec, samples: int) -> Callable[[bo
             stepper(batch)
 
     return step
-
-
-def in_turns(steps: dict[str, Callable[[], None]], blocks: int, repeats: int) -> dict[str, list[float]]:
-    """CPU-seconds of one call, for each block of each candidate; the first block warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for block in range(blocks + 1):
-        for name, step in steps.items():
-            start = time.process_time()
-            for _ in range(repeats):
-                step()
-            if block:
-                seconds[name].append((time.process_time() - start) / repeats)
-    return seconds
 
 
 def fastest(seconds: dict[str, list[float]], name: str) -> list[float]:

@@ -17,16 +17,17 @@ import copy
 import json
 import statistics
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from in_process import Job, Recipe, file_name, run_jobs
+from in_turns import in_turns
 
 TASK = "darcy2d"
 BASELINES = ("fno", "unet", "fno+", "unet+")
 STEADY = "steady"
-NUM_SCORED, NUM_TIMED, ROUNDS = 64, 16, 11
+NUM_SCORED, NUM_TIMED, BLOCKS = 64, 16, 10
 
 
 def job_of(options: argparse.Namespace, model: str, seed: int) -> Job:
@@ -70,17 +71,12 @@ def answer_costs(bundles: dict[str, Path], data: Path) -> dict[str, float]:
     plan = RolloutPlan.whole(reader, 1, split="test")
     batch, _ = read_inputs(reader, "test", range(NUM_TIMED), plan, torch.device("cpu"), torch.float32)
     reader.close()
-    taken: dict[str, list[float]] = {name: [] for name in steppers}
     for stepper in steppers.values():
         stepper.fix_weights()
     with torch.inference_mode():
-        for _ in range(ROUNDS):
-            for name, stepper in steppers.items():
-                began = time.process_time()
-                stepper(batch)
-                taken[name].append(time.process_time() - began)
-    first = next(iter(taken.values()))
-    ratios = {name: [a / b for a, b in zip(found, first, strict=True)][1:] for name, found in taken.items()}
+        seconds = in_turns({name: partial(stepper, batch) for name, stepper in steppers.items()}, BLOCKS, 1)
+    first = next(iter(seconds.values()))
+    ratios = {name: [a / b for a, b in zip(found, first, strict=True)] for name, found in seconds.items()}
     return {name: statistics.median(found) for name, found in ratios.items()}
 
 

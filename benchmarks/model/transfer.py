@@ -24,7 +24,6 @@ CPU time: sources x 7 x cpu-seconds, and 90 times fine-tune-seconds with the def
 from __future__ import annotations
 
 import argparse
-import contextlib
 import copy
 import json
 import math
@@ -35,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from in_process import Job, Recipe, Result, run_jobs
+from store_copy import copy_store
 
 LEFT_OUT = ("burgers1d", "diffreact2d")
 WARM, SCRATCH, FNO = "ups, warm", "ups, scratch", "fno+"
@@ -104,7 +104,8 @@ class Study:
         """Everything that is not there yet."""
         for task in self.left_out:
             for count in self.counts:
-                write_part(self.data / f"{task}.zarr", self.out / "data" / str(count) / f"{task}.zarr", count)
+                part = self.out / "data" / str(count) / f"{task}.zarr"
+                copy_store(self.data / f"{task}.zarr", part, train=count)
         run_jobs([self.source(seed) for seed in self.sources], at_once)
         run_jobs([self.tuned(case, factor, self.seeds[0]) for case in self.cases for factor in FACTORS], at_once)
         chosen = [(case, self.best_factor(case)) for case in self.cases]
@@ -174,28 +175,6 @@ def spread(values: list[float]) -> str:
         return "-"
     ends = f" ({min(values):.3g} to {max(values):.3g})" if len(values) > 1 else ""
     return f"{statistics.median(values):.3g}{ends}"
-
-
-def write_part(source: Path, target: Path, count: int) -> None:
-    """A store with the first `count` train trajectories, and all others of the valid and test split."""
-    from ups.data.open import open_paths
-    from ups.formats.store_writer import StoreWriter
-
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(open_paths(source)) as reader:
-        frames = 0 if reader.task.steady else reader.num_frames
-        if reader.splits["train"] < count:
-            sys.exit(f"{source} has {reader.splits['train']} train trajectories, not {count}")
-        times = None if reader.task.steady else reader.times
-        with StoreWriter(target, reader.task, reader.coordinates, frames, times=times) as writer:
-            for split in ("train", "valid", "test"):
-                for number in range(count if split == "train" else reader.splits[split]):
-                    one = reader.read(split, number, 0, frames)
-                    writer.append(
-                        split, state=one.state, static=one.static, target=one.target, parameters=one.parameters
-                    )
 
 
 def main() -> int:
