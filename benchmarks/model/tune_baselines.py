@@ -2,14 +2,15 @@
 
     python benchmarks/model/tune_baselines.py --data data --out tuning [--cpu-seconds 300] [--jobs 2]
                                               [--trajectories 16] [--factor 0.5 ...] [--task NAME ...]
-                                              [--model fno+ ...]
+                                              [--model fno+ ...] [--windows 16,4 ...]
 
-Each model is trained once for each factor of the learning rates of `ups`, and has `cpu-seconds` for all nine tasks
+Each model is trained once for each factor of the learning rates of `ups` (and each number of windows of a 1D and of a
+2D task in a step, if given; otherwise those of `ups bench`), and has `cpu-seconds` for all nine tasks
 together, as a line of `ablations.py` has. So short a training likes high rates: `--cpu-seconds 2160` is the budget of
-the benchmark, and with it a few tasks say whether the choice holds. The table shows errors relative to the first
-factor, as the geometric mean over tasks (below 1: better); the best mean of one step and rollout is what `ups bench`
-uses. What is finished is not repeated. `ups-alone` has rates of its own because kernels of a model of lines have one
-axis, and those of the joint model two, whose sum moves up to three times as far in a step.
+the benchmark, and with it a few tasks say whether the choice holds. The table shows errors relative to the first line
+of a model, as the geometric mean over tasks (below 1: better); the best mean of one step and rollout is what `ups
+bench` uses. What is finished is not repeated. `ups-alone` has rates of its own because kernels of a model of lines have
+one axis, and those of the joint model two, whose sum moves up to three times as far in a step.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from in_process import Job, file_name, run_jobs
 
 MODELS = ("fno+", "unet+", "ups-alone")
 FACTORS = [1.0, 0.5, 2.0, 4.0]
+OF_BENCH = "of ups bench"
 
 
-def job_of(options: argparse.Namespace, model: str, task: str, factor: float) -> Job:
+def job_of(options: argparse.Namespace, model: str, task: str, factor: float, windows: str) -> Job:
     """One training of one task. Learning rates do not change what a step costs."""
     from ups.evaluation.protocol import OWN_RATES, entries
     from ups.solvers.tasks import BENCH_TASKS
@@ -35,9 +37,15 @@ def job_of(options: argparse.Namespace, model: str, task: str, factor: float) ->
     entry = entries([model], [task], str(options.data.resolve()), options.cpu_seconds / len(BENCH_TASKS))[0]
     recipe: dict[str, Any] = copy.deepcopy(entry.recipe)
     recipe["stages"][-1]["optim"] |= {name: factor * rate for name, rate in OWN_RATES.items()}
-    title = f"{entry.name}, rates x {factor:g}"
+    cost = entry.name
+    if windows != OF_BENCH:
+        line, plane = (int(number) for number in windows.split(","))
+        for data in recipe["data"]["tasks"]:
+            data["block_size"] = line if task.endswith("1d") else plane
+        cost = f"{entry.name}, {recipe['data']['tasks'][0]['block_size']} windows"
+    title = f"{cost}, rates x {factor:g}"
     return Job(
-        title, options.out / f"{file_name(title)}.json", recipe, options.trajectories, options.out / "costs", entry.name
+        title, options.out / f"{file_name(title)}.json", recipe, options.trajectories, options.out / "costs", cost
     )
 
 
@@ -49,19 +57,21 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--factor", type=float, action="append", help=f"default: {FACTORS}")
+    parser.add_argument("--windows", action="append", help=f"in 1D and 2D, as 16,4; default: those {OF_BENCH}")
     parser.add_argument("--task", action="append", help="default: all nine")
     parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
     options = parser.parse_args()
     from ups.solvers.tasks import BENCH_TASKS
 
     factors, tasks, models = options.factor or FACTORS, options.task or list(BENCH_TASKS), options.model or MODELS
-    run_jobs([job_of(options, m, t, f) for m in models for f in factors for t in tasks], options.jobs)
-    print("| model | rates x | one step | rollout | mean |\n|---|---|---|---|---|")
+    choices = [(factor, windows) for windows in options.windows or [OF_BENCH] for factor in factors]
+    run_jobs([job_of(options, m, t, *choice) for m in models for choice in choices for t in tasks], options.jobs)
+    print("| model | rates x | windows | one step | rollout | mean |\n|---|---|---|---|---|---|")
     for model in models:
-        for factor in factors:
+        for choice in choices:
             logs: dict[str, list[float]] = {"one_step": [], "rollout": []}
             for task in tasks:
-                found, base = (job_of(options, model, task, f).finished() for f in (factor, factors[0]))
+                found, base = (job_of(options, model, task, *of).finished() for of in (choice, choices[0]))
                 if found is None or base is None:
                     continue
                 for key, values in logs.items():
@@ -70,7 +80,9 @@ def main() -> None:
             if all(logs.values()):
                 one, rolled = (statistics.fmean(values) for values in logs.values())
                 means = [math.exp(value) for value in (one, rolled, (one + rolled) / 2)]
-                print(f"| {model} | {factor:g} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |")
+                print(
+                    f"| {model} | {choice[0]:g} | {choice[1]} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |"
+                )
 
 
 if __name__ == "__main__":
