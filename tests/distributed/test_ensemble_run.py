@@ -71,5 +71,6 @@ def test_a_model_without_noise_becomes_an_ensemble(tmp_path: Path, tasks: list[d
     assert not ups.Simulator.load(single.path / "bundle", device="cpu").is_ensemble
     stage = CORRECTOR | {"start_from": str(single.path)}
     run = ups.fit(str(recipe(tmp_path, tasks, "members", 4, stage)), progress=False)
-    assert json.loads((run.path / "start/0.json").read_text())["new"] == ["condition.noise.weight"]
+    new = json.loads((run.path / "start/0.json").read_text())["new"]
+    assert sorted(new) == ["condition.noise.sizes.table", "condition.noise.weight"]
     assert ups.Simulator.load(run.path / "bundle", device="cpu").is_ensemble

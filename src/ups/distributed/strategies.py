@@ -196,6 +196,12 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
+def gathered(tensor: Tensor) -> Tensor:
+    """All of a tensor, also where a rank holds a part of it. Collective then: all ranks."""
+    found = tensor.detach()
+    return found.full_tensor() if isinstance(found, DTensor) else found
+
+
 @torch.no_grad()
 def scale_rows(parameter: Tensor, factors: Tensor) -> None:
     """Multiply each row of a parameter, sharded or whole, by its factor (rows,), which every rank knows."""

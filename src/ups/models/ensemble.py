@@ -121,10 +121,10 @@ def by_member(x: Tensor, members: int) -> Tensor:
 def has_members(stepper: Stepper, task: TaskSpec | None = None) -> bool:
     """Whether the members of a model differ: it has a corrector, or takes noise and was trained to use it.
 
-    task: for which a corrector must have been trained, or which the network with noise must predict.
+    task: whose members are meant.
     """
     if trained_flow(stepper):
         return bool(trained_flow(stepper, task))
     if not stepper.config.noise_numbers or (task is not None and stepper.network_of(task) != OPERATOR):
         return False
-    return any(bool(p.count_nonzero()) for p in stepper.network.noise_weights())
+    return stepper.network.uses_noise(task)

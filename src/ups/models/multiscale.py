@@ -114,9 +114,18 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """The propagator's table, and the task of each row."""
         return [] if self.propagator is None else [(self.propagator.table, [n[0] for n in self.propagator.row_names])]
 
-    def noise_weights(self) -> list[Tensor]:
-        """The modulations by noise, if there are any."""
-        return [] if self.condition.noise is None else [self.condition.noise.weight]
+    def noise_sizes(self) -> tuple[nn.Parameter, list[str]] | None:
+        """How strongly noise acts on each task, and their names."""
+        noise = self.condition.noise
+        return None if noise is None else (noise.sizes.table, [name for (name,) in noise.sizes.row_names])
+
+    def uses_noise(self, task: TaskSpec | None = None) -> bool:
+        """Whether noise was trained to make a difference (for a task)."""
+        noise = self.condition.noise
+        if noise is None:
+            return False
+        sizes = noise.sizes.table if task is None else noise.sizes.of(task)
+        return bool(sizes.count_nonzero()) and bool(noise.weight.count_nonzero())
 
     def fix_weights(self, fixed: bool = True) -> None:
         """Kernels are made once for each number of dimensions from now on, or each time again."""

@@ -47,6 +47,27 @@ class _Scalars(NamedVectors):
         return [("", "log dt"), ("", "log amplitude"), *(("", n, "relative") for n in names), *(("", n) for n in names)]
 
 
+class _Noise(nn.Module):
+    """Noise of each sample -> modulations: weight (M, K), after a factor for each task.
+
+    Both are 0 until a stage trains members: a task that no such stage had stays without.
+    """
+
+    def __init__(self, tasks: Sequence[TaskSpec], noise_size: int, num_modulations: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_modulations, noise_size))
+        self.sizes = _Tasks(tasks, 1, std=0.0)
+
+    def forward(self, group: Sequence[NetworkInput]) -> Tensor:
+        """(B, M); zeros where no noise is given, so that every parameter is in every graph."""
+        return F.linear(torch.cat([self._of(given) for given in group]), self.weight)
+
+    def _of(self, given: NetworkInput) -> Tensor:
+        samples = (given.dt.shape[0], self.weight.shape[1])
+        noise = self.weight.new_zeros(samples) if given.noise is None else given.noise.to(self.weight.dtype)
+        return noise * self.sizes.of(given.task)
+
+
 class MultiscaleCondition(nn.Module):
     """Scalars and names of all samples -> scales and shifts of all blocks."""
 
@@ -59,24 +80,13 @@ class MultiscaleCondition(nn.Module):
         self.out = nn.Linear(width, num_modulations)
         nn.init.normal_(self.out.weight, std=0.02)
         nn.init.zeros_(self.out.bias)
-        self.noise = nn.Linear(noise_size, num_modulations, bias=False) if noise_size else None
-        if self.noise is not None:
-            nn.init.zeros_(self.noise.weight)  # until a stage trains them, all members are the same
+        self.noise = _Noise(tasks, noise_size, num_modulations) if noise_size else None
 
     def forward(self, group: Sequence[NetworkInput], log_amplitudes: Sequence[Tensor]) -> Tensor:
         """log_amplitudes (B,) of each task -> (B, M) for the samples of the group, one task after the other."""
         entry = torch.cat([self._entry(g, a) for g, a in zip(group, log_amplitudes, strict=True)])
         modulations: Tensor = self.out(F.silu(self.hidden(F.silu(entry))))
-        return modulations if self.noise is None else modulations + self.noise(self._noise(group, self.noise))
-
-    def _noise(self, group: Sequence[NetworkInput], linear: nn.Linear) -> Tensor:
-        """(B, K): zeros where none is given, so that every parameter is in every graph."""
-        weight = linear.weight
-        given = [
-            weight.new_zeros(g.dt.shape[0], weight.shape[1]) if g.noise is None else g.noise.to(weight.dtype)
-            for g in group
-        ]
-        return torch.cat(given)
+        return modulations if self.noise is None else modulations + self.noise(group)
 
     def _entry(self, given: NetworkInput, log_amplitude: Tensor) -> Tensor:
         task = given.task

@@ -87,9 +87,16 @@ class Network(nn.Module, ABC):
         inside = {id(p): p for unit in self.shard_units() for p in unit.parameters() if 1 < p.shape[0] < p.numel()}
         return [p for p in self.parameters() if id(p) in inside and id(p) not in grouped]
 
-    def noise_weights(self) -> list[Tensor]:
-        """Parameters that noise is multiplied by: zeros until a stage trains them. None in a network without noise."""
-        return []
+    def noise_sizes(self) -> tuple[nn.Parameter, list[str]] | None:
+        """How strongly noise acts on each task: a parameter with a row for each, and their names. None without noise.
+
+        A row is 0 until a stage trains members of its task: noise then does nothing there.
+        """
+        return None
+
+    def uses_noise(self, task: TaskSpec | None = None) -> bool:
+        """Whether noise was trained to make a difference (for a task)."""
+        return False
 
     def fix_weights(self, fixed: bool = True) -> None:
         """Whether weights stay as they are from now on, so that what follows from them may be kept. By default none is.

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.tensor import DTensor
 
 from ups.config.schema import Recipe
 from ups.data.loader import Loader
 from ups.distributed.runtime import Runtime
+from ups.distributed.strategies import gathered
 from ups.doctor.probes.parts import move_weights
 from ups.run.assemble import assemble, open_data
 from ups.spec.batch import Batch
@@ -144,8 +144,7 @@ def whole_weights(engine: Engine) -> torch.Tensor:
     """All weights as one float64 vector, gathered where they are sharded. Collective: all ranks."""
     parts = []
     for _, parameter in sorted(engine.strategy.stage.named_parameters()):
-        detached = parameter.detach()
-        parts.append((detached.full_tensor() if isinstance(detached, DTensor) else detached).flatten().double().cpu())
+        parts.append(gathered(parameter).flatten().double().cpu())
     return torch.cat(parts)
 
 

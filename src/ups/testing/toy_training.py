@@ -16,7 +16,7 @@ from ups.config.schema import CheckpointConfig, EngineConfig
 from ups.config.stage import OperatorStageConfig
 from ups.distributed.agreement import Status
 from ups.distributed.runtime import Runtime
-from ups.distributed.strategies import spread
+from ups.distributed.strategies import gathered, spread
 from ups.testing.toy import ToyLoader, ToyStage
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine
@@ -154,6 +154,5 @@ def full_parameters(engine: Engine) -> list[float]:
     """All weights in one list, gathered where they are sharded. Collective: all ranks."""
     whole = []
     for _, parameter in sorted(engine.strategy.stage.named_parameters()):
-        detached = parameter.detach()
-        whole.append((detached.full_tensor() if isinstance(detached, DTensor) else detached).flatten().double().cpu())
+        whole.append(gathered(parameter).flatten().double().cpu())
     return torch.cat(whole).tolist()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ups.config.stage import CorrectorStageConfig
+from ups.distributed.strategies import gathered, set_rows
 from ups.models.ensemble import Ensemble, by_member, repeated
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
@@ -41,6 +42,16 @@ class EnsembleStage(BalancedStage):
         super().__init__(config, stepper, seed)
         self.config = config
         self._ensemble = Ensemble(stepper, config.members, seed)
+
+    def begin(self) -> None:
+        """Let noise act on the tasks of this stage; on those that it already acts on, as much as it does."""
+        found = self.stepper.network.noise_sizes()
+        assert found is not None  # the ensemble would have refused
+        parameter, names = found
+        trained = {t.name for t in self.stepper.tasks if self.config.tasks is None or t.name in self.config.tasks}
+        sizes = gathered(parameter)[:, 0]
+        new = torch.tensor([name in trained for name in names], device=sizes.device) & (sizes == 0)
+        set_rows(parameter, torch.where(new, 1.0, sizes))
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         """`loss` is the CRPS. error and spread: how far members are from the truth, and from each other."""

@@ -34,6 +34,7 @@ def ensemble_stage(stepper: Stepper, **changes: object) -> EnsembleStage:
     config = CorrectorStageConfig.model_validate({"kind": "ensemble", "steps": 1, "balance": 0.0, **changes})
     stage = build_stage(config, stepper, seed=5)
     assert isinstance(stage, EnsembleStage)
+    stage.begin()
     return stage
 
 
@@ -77,6 +78,31 @@ def test_a_task_with_a_network_of_its_own_has_no_members_of_the_operators_noise(
     awake(stepper)
     assert has_members(stepper)
     assert [has_members(stepper, task) for task in tasks] == [True, False]
+
+
+def test_a_task_that_the_stage_left_out_has_no_members() -> None:
+    stepper = stepper_of()
+    stage = ensemble_stage(stepper, tasks=[LINE.name], members=2, unroll_steps=1)
+    optimizer = torch.optim.Adam(stage.parameters(), lr=1e-2)
+    for _ in range(4):  # zeros of a new network keep gradients from noise at first
+        loss_of(stage, batch_of(LINE, 2)).backward()
+        optimizer.step()
+    assert has_members(stepper)
+    assert [has_members(stepper, task) for task in (LINE, PLANE, STEADY)] == [True, False, False]
+    frames = by_member(Ensemble(stepper, 2)(repeated(batch_of(PLANE, 1), 2)), 2)
+    assert torch.equal(frames[:, 0], frames[:, 1])
+
+
+def test_a_stage_that_goes_on_leaves_the_size_of_noise_as_it_is() -> None:
+    stepper = awake(stepper_of())
+    table, names = stepper.network.noise_sizes() or pytest.fail("no noise")
+    with torch.no_grad():
+        table[names.index(PLANE.name)] = 0.0
+    before = table.detach().clone()
+    ensemble_stage(stepper)
+    assert table[names.index(PLANE.name)] == 1
+    others = [row for row, name in enumerate(names) if name != PLANE.name]
+    assert torch.equal(table[others], before[others])
 
 
 def test_members_depend_on_seed_step_sample_and_member_and_on_nothing_else() -> None:

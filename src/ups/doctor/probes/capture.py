@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ups.distributed.agreement import Status
+from ups.distributed.strategies import gathered
 from ups.doctor.probes.parts import Enough
 from ups.run.assemble import Assembled
 from ups.training.engine import Engine
@@ -48,10 +48,7 @@ class Capture:
 
 def whole(tensor: Tensor) -> Tensor:
     """A copy in host memory, gathered where it is sharded. Collective for a sharded tensor: all ranks."""
-    found = tensor.detach()
-    if isinstance(found, DTensor):
-        found = found.full_tensor()
-    return found.to("cpu", torch.float64).clone().contiguous()
+    return gathered(tensor).to("cpu", torch.float64).clone().contiguous()
 
 
 def weights_of(parts: Assembled) -> dict[str, Tensor]:
