@@ -44,10 +44,11 @@ from ups.training.progress import Progress
 BARS = {"of_expected": 0.9, "error": 1.05, "memory": 1.1}
 TASK = TaskSpec("waves2d", (FieldSpec("u"),), (AxisSpec("x"), AxisSpec("y")), dt=0.1, symmetries=("translation",))
 FRAMES = 21
+VELOCITY = (0.3, -0.2)
 
 
 def write_data(path: Path, points: int, trajectories: int) -> None:
-    """Sums of waves that move at speeds of their own."""
+    """Sums of waves that move alike: the next frame follows from the last one."""
     draw = np.random.default_rng(0)
     x = np.arange(points) / points
     with StoreWriter(path, TASK, [x, x], FRAMES) as writer:
@@ -55,9 +56,9 @@ def write_data(path: Path, points: int, trajectories: int) -> None:
             for _ in range(count):
                 state = np.zeros((FRAMES, 1, points, points))
                 for _ in range(6):
-                    k, phase, speed = draw.integers(1, 5, 2), draw.uniform(0, 2 * np.pi), draw.uniform(-2, 2)
+                    k, phase = draw.integers(1, 5, 2), draw.uniform(0, 2 * np.pi)
                     along = 2 * np.pi * (k[0] * x[:, None] + k[1] * x[None, :]) + phase
-                    moves = speed * TASK.dt * np.arange(FRAMES)
+                    moves = 2 * np.pi * (k @ VELOCITY) * TASK.dt * np.arange(FRAMES)
                     state[:, 0] += draw.normal() * np.sin(along[None] - moves[:, None, None])
                 writer.append(split, state=state)
 
