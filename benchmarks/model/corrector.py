@@ -319,7 +319,7 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
         return score_ensemble(ensemble, reader, Place(0, 1), plan, **limits).result()
 
     # A model without trained noise or corrector has one member, which is what its central one is.
-    found = scored(members_of(stepper, members) if has_members(stepper) else Single(stepper, members))
+    found = scored(members_of(stepper, stepper.tasks[0], members) if has_members(stepper) else Single(stepper, members))
     if trained_flow(stepper) == STUDENT and split == "test":
         found["teacher"] = scored(FlowMembers(stepper, members, 0, FLOW))["summary"]
         found["step_cost"] = step_cost(stepper, reader, plan, split)

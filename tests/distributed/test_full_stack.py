@@ -82,7 +82,7 @@ def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tm
         ("corrector (flow)", "wave1d", "operator alone"),
         ("distill", "wave1d", "operator alone"),
         ("distill", "wave1d", "its teacher"),
-        ("steady", "darcy2d", "the stage before"),
+        ("steady", "darcy2d", "training mean"),
     }
     for words in ("What each stage brought", "corrector (flow)", "When the corrector acts", "of the steps"):
         assert words in simulator.card
@@ -107,3 +107,12 @@ def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tm
     alone = stage_alone(resolve(path), run.path, "distill", [])
     again = load_trained(str(ups.fit(alone.recipe, progress=False).path))
     assert set(again.stepper.networks) == {"operator", "flow", "student", "steady"}
+
+    # Fine-tuning goes on with the stage that trained what predicts the task of the data, and with its network.
+    for task, stage in (("wave1d", "operator"), ("darcy2d", "steady")):
+        limits = {"stages__0__steps": 1, "stages__0__budget_seconds": None, "run__dir": str(tmp_path / f"tuned-{task}")}
+        tuned = ups.finetune_recipe(run.path, tmp_path / f"{task}.zarr", **limits)
+        assert [one.type for one in tuned.stages] == [stage]
+        found = ups.fit(tuned, progress=False)
+        taken = json.loads((found.path / "start" / "0.json").read_text())
+        assert (taken["new"], found.state) == ([], "completed")

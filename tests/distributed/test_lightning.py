@@ -18,6 +18,7 @@ from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.distributed.agreement import Status
 from ups.distributed.runtime import Runtime
+from ups.errors import ConfigError
 from ups.run.assemble import assemble, open_data
 from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 from ups.testing.parity import whole_weights
@@ -139,3 +140,14 @@ def test_what_it_has_learned_becomes_a_bundle(recipe: Path, tmp_path: Path) -> N
             np.testing.assert_array_equal(tensor.detach().numpy(), learned[name].detach().float().numpy())
     assert ups.Simulator.load(path).tasks
     assert "Lightning" in (path / "card.md").read_text()
+
+    # A stage that starts from a bundle has its weights; one that starts from a stage wants the module of that.
+    again = resolve(recipe, ["stages.0.steps=2", f"stages.0.start_from={path}"]).recipe
+    with open_data(again) as opened:
+        started = StageModule(again, opened).stepper
+        for name, tensor in load_bundle(path).stepper.named_parameters():
+            np.testing.assert_array_equal(tensor.detach().numpy(), started.get_parameter(name).detach().float().numpy())
+        trainer = Trainer(max_steps=2, accelerator="cpu", precision="64-true", **quiet, **TRAINER)
+        module = StageModule(again, opened, 1)
+        with pytest.raises(ConfigError, match=r"stages\.1 starts from the weights of an earlier stage"):
+            trainer.fit(module, StageData(again, opened, module))

@@ -429,15 +429,21 @@ class Recipe(Section):
                 continue
             again = [later for later in self.stages[number + 1 :] if later.networks == ("flow",)]
             renewed = {name for later in again for name in later.tasks or self._task_names}
-            corrected = set(earlier.tasks or self._task_names) - renewed
-            # Which tasks are steady is not known here: a stage for all of those has no other.
-            whole = stage.type == "steady" and stage.tasks is None and earlier.tasks is not None
-            both = [] if whole else sorted(corrected & set(stage.tasks or self._task_names))
+            both = sorted(set(earlier.tasks or self._task_names) - renewed)
+            if self.networks.steady is not None:
+                # Which tasks are steady is not known here: a stage for all of those has no other. What passes is
+                # forgotten when the stage begins, if it has become wrong.
+                whole = stage.type == "steady" and stage.tasks is None and earlier.tasks is not None
+                both = [] if whole else [name for name in both if name in (stage.tasks or self._task_names)]
             if both:
                 raise ValueError(
                     f"stages.{number}: '{stage.type}' trains on what predicts task '{both[0]}' after the corrector of "
-                    f"stages.{before} has learned what that leaves over; put it before the corrector, or leave the "
-                    "task out of one of them with `tasks`"
+                    f"stages.{before} has learned what that leaves over; put it before the corrector"
+                    + (
+                        ""
+                        if stage.type != "steady"
+                        else ", or give steady tasks a network of their own: networks.steady"
+                    )
                 )
 
     @property

@@ -339,7 +339,7 @@ def _build(directory: Path, info: BundleInfo, device: torch.device) -> Stepper:
                 raise BundleError(
                     f"{path} does not hold the weights that bundle.json describes: '{wrong}' is "
                     f"{_words(found.get(wrong))}, expected {_words(expected.get(wrong))}",
-                    hint="the bundle was put together from two runs; export it again",
+                    hint="put together from two runs: export it again; of an earlier version: train it again",
                 )
             with torch.inference_mode(False):
                 tensors = {name: file.get_tensor(stored) for stored, name in names.items()}

@@ -192,7 +192,7 @@ class Simulator:
         if gate:
             predictor = Gated(self._stepper, self._gate_of(spec), None if members is None else int(members), int(seed))
         elif members is not None:
-            predictor = members_of(self._stepper, int(members), int(seed))
+            predictor = members_of(self._stepper, spec, int(members), int(seed))
         batch = start.batch.to(self._device)
         batch = batch if members is None else repeated(batch, int(members))
         # Last: from here on there is a file, and whatever ends the rollout early removes it.

@@ -13,6 +13,7 @@ Lightning brings (its strategies, loggers, checkpoints) takes the place of our s
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,10 +31,13 @@ from ups.config.schema import Recipe
 from ups.data.loader import Loader
 from ups.distributed.precision import weight_dtype
 from ups.errors import ConfigError
+from ups.models.transfer import transfer
 from ups.run.assemble import OpenData, bare_stage, stage_loader
 from ups.run.bundling import SCORED_TRAJECTORIES, make_bundle
 from ups.run.scoring import score
+from ups.run.stage_starts import from_outside
 from ups.run.trained import Trained
+from ups.run.warm_start import stepper_at
 from ups.spec.batch import Batch
 from ups.spec.place import Place
 from ups.training.balance import follow
@@ -42,6 +46,8 @@ from ups.training.ema import Ema
 from ups.training.measured_steps import pass_measured
 from ups.training.optim import build_optimizer, learning_rate, matrices_of, set_learning_rate, trainable
 from ups.training.progress import Progress
+
+logger = logging.getLogger(__name__)
 
 # What a Trainer must be told: our loader knows its rank, and its steps have no epochs.
 TRAINER: dict[str, Any] = {"use_distributed_sampler": False, "max_epochs": -1, "log_every_n_steps": 1}
@@ -60,7 +66,8 @@ class Step:
 class StageModule(LightningModule):
     """Stage `index` of a recipe. Checkpoints of Lightning hold all that it needs to go on.
 
-    before: the module of the stage before, whose weights this one starts from.
+    before: the module of the stage whose weights this one starts from, unless its `start_from` is a run, bundle or
+    checkpoint. Without it a stage that is not the first can only go on from a checkpoint.
     """
 
     def __init__(self, recipe: Recipe, opened: OpenData, index: int = 0, before: StageModule | None = None) -> None:
@@ -70,8 +77,16 @@ class StageModule(LightningModule):
             raise ConfigError(
                 f"stages.{index} has a budget of time, and Lightning counts steps", hint=f"set stages.{index}.steps"
             )
+        if self._config.cache_place:
+            raise ConfigError(
+                f"stages.{index} reads a cache, and only a run of ours checks that it is of these weights",
+                hint=f"leave stages.{index}.cache out",
+            )
         self.stepper, self.stage = bare_stage(recipe, opened, index)
-        if before is not None:
+        self._knows_start = index == 0 or before is not None or index in from_outside(recipe)
+        if index in from_outside(recipe):
+            logger.info(transfer(stepper_at(self._config.start_from or ""), self.stepper).describe())
+        elif before is not None:
             self.stepper.load_state_dict(before.stepper.state_dict())
         self.to(dtype=weight_dtype(recipe.engine.precision))
         self.num_steps = self._config.steps
@@ -92,11 +107,19 @@ class StageModule(LightningModule):
         if self.progress.stage_step:
             self._restore()
             return
+        if not self._knows_start:
+            raise ConfigError(
+                f"stages.{self.progress.stage_index} starts from the weights of an earlier stage",
+                hint="give the module of that stage: StageModule(..., before=MODULE)",
+            )
+        self.stage.check_start()
         dtype = weight_dtype(self._engine.precision)
         pass_measured(
             self.stage, (step.to(self.device, dtype).groups for step in self.trainer.datamodule.steps(0)), self.stage
         )
         self.stage.begin()
+        if self.ema is not None:
+            self.ema.restart()  # what begins is what the average begins with
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         optimizer = self.optimizers(use_pl_optimizer=False)

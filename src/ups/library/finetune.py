@@ -58,13 +58,17 @@ def resolve_finetuning(
         raise BundleError(
             f"there is no bundle at '{bundle}'", hint="give a bundle, or a run that is completed, such as runs/NAME"
         )
-    trained = plain_data(read_run_recipe(source).recipe)
+    recipe = read_run_recipe(source).recipe
+    trained: dict[str, Any] = plain_data(recipe)
     described = description_for(source, os.fspath(data))
-    name = task or _name_for(source, os.fspath(data), described)
+    found = _task_of(os.fspath(data), described)
+    name = task or _name_for(source, os.fspath(data), found)
+    own = found.steady and recipe.networks.steady is not None  # which is the model where steady tasks are alone
     section: Any = trained["data"]
     engine: Any = trained["engine"]
     document: dict[str, Any] = {
-        **{key: trained[key] for key in ("version", "model", "evaluate")},
+        **{key: trained[key] for key in ("version", "evaluate")},
+        "model": trained["networks"]["steady"] if own else trained["model"],
         "run": {"name": f"{name}-finetuned"},
         "data": {
             "tasks": [{"name": name, "path": os.fspath(data), **_described(described)}],
@@ -72,14 +76,32 @@ def resolve_finetuning(
         },
         # Devices, ranks and precision are of the machine that made the bundle.
         "engine": {"ema": engine["ema"]},
-        "stages": [_stage(trained["stages"], str(source), budget_seconds)],
+        "stages": [_stage(trained["stages"][_last_stage(recipe, found.steady)], str(source), budget_seconds)],
     }
     return resolve_data(document, changes, name="the recipe of the bundle")
 
 
-def _stage(stages: Any, source: str, budget_seconds: float) -> dict[str, Any]:
-    """The last stage of what the bundle was trained with, from the weights of the bundle, at lower rates."""
-    stage: dict[str, Any] = {**stages[-1], "start_from": source, "steps": None, "budget_seconds": budget_seconds}
+def _last_stage(recipe: Recipe, steady: bool) -> int:
+    """The last one that trained what predicts such a task: later ones may have trained a corrector, or a network of
+    steady tasks."""
+    own = recipe.networks.steady is not None
+    wanted = [
+        number
+        for number, stage in enumerate(recipe.stages)
+        if not stage.networks
+        and (stage.type == "steady" or not (steady and own))
+        and (steady or stage.type != "steady")
+    ]
+    if not wanted:
+        kind = "is steady" if steady else "changes in time"
+        raise ConfigError(f"no stage of the bundle has trained what predicts a task that {kind}")
+    return wanted[-1]
+
+
+def _stage(last: Mapping[str, Any], source: str, budget_seconds: float) -> dict[str, Any]:
+    """That stage of what the bundle was trained with, from the weights of the bundle, at lower rates."""
+    stage: dict[str, Any] = {**last, "start_from": source, "steps": None, "budget_seconds": budget_seconds}
+    stage["tasks"] = None
     stage["budget_clock"] = "wall"
     if stage.get("space") == "latent":
         stage["space"] = "physical"  # the fields count now, and the decoder goes along
@@ -93,13 +115,16 @@ def _described(description: TaskDescription | None) -> dict[str, Any]:
     return {} if description is None else {"description": description.model_dump(exclude_none=True, mode="json")}
 
 
-def _name_for(source: Path, data: str, description: TaskDescription | None) -> str:
-    """The name of the bundle's task that the data fits; that of the data where there is none, or more than one."""
+def _task_of(data: str, description: TaskDescription | None) -> TaskSpec:
     from ups.data.open import open_paths
 
     reader = open_paths(data, description=description)
-    found = reader.task
     reader.close()
+    return reader.task
+
+
+def _name_for(source: Path, data: str, found: TaskSpec) -> str:
+    """The name of the bundle's task that the data fits; that of the data where there is none, or more than one."""
     known = _tasks_of(source)
     fitting = [one for one in known if _interface(one) == _interface(found)]
     if len(fitting) > 1:

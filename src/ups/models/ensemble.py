@@ -39,9 +39,9 @@ class Members(Protocol):
         ...
 
 
-def members_of(stepper: Stepper, members: int, seed: int = 0) -> Members:
-    """The members of a model: draws of its corrector or of the student of that, if it has one, else of its operator."""
-    return FlowMembers(stepper, members, seed) if trained_flow(stepper) else Ensemble(stepper, members, seed)
+def members_of(stepper: Stepper, task: TaskSpec, members: int, seed: int = 0) -> Members:
+    """The members of a task: draws of its corrector or of the student of that, if there is one, else by noise."""
+    return FlowMembers(stepper, members, seed) if trained_flow(stepper, task) else Ensemble(stepper, members, seed)
 
 
 class FlowMembers:
@@ -121,10 +121,8 @@ def by_member(x: Tensor, members: int) -> Tensor:
 def has_members(stepper: Stepper, task: TaskSpec | None = None) -> bool:
     """Whether the members of a model differ: it has a corrector, or takes noise and was trained to use it.
 
-    task: whose members are meant.
+    task: whose members are meant. Collective if sharded.
     """
-    if trained_flow(stepper):
-        return bool(trained_flow(stepper, task))
-    if not stepper.config.noise_numbers or (task is not None and stepper.network_of(task) != OPERATOR):
-        return False
-    return stepper.network.uses_noise(task)
+    if trained_flow(stepper, task):
+        return True
+    return (task is None or stepper.network_of(task) == OPERATOR) and stepper.network.uses_noise(task)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ups.config.model import MultiscaleConfig
 from ups.errors import ConfigError
@@ -120,12 +121,14 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         return None if noise is None else (noise.sizes.table, [name for (name,) in noise.sizes.row_names])
 
     def uses_noise(self, task: TaskSpec | None = None) -> bool:
-        """Whether noise was trained to make a difference (for a task)."""
+        """Whether noise acts (on a task)."""
         noise = self.condition.noise
-        if noise is None:
+        if noise is None or (task is not None and (task.name,) not in noise.sizes.row_names):
             return False
-        sizes = noise.sizes.table if task is None else noise.sizes.of(task)
-        return bool(sizes.count_nonzero()) and bool(noise.weight.count_nonzero())
+        sizes = noise.sizes.table.detach()
+        sizes = sizes.full_tensor() if isinstance(sizes, DTensor) else sizes
+        rows = range(len(sizes)) if task is None else [noise.sizes.row_names.index((task.name,))]
+        return any(bool(sizes[row] != 0) for row in rows)
 
     def fix_weights(self, fixed: bool = True) -> None:
         """Kernels are made once for each number of dimensions from now on, or each time again."""
@@ -149,7 +152,13 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """Those of another multiscale network, with its kernels in as many dimensions as this one has."""
         if not isinstance(source, MultiscaleNetwork):
             return {}
-        return dict(weights) if source.axes == self.axes else self.extended(weights, source.axes)
+        found = dict(weights) if source.axes == self.axes else self.extended(weights, source.axes)
+        noise = self.condition.noise
+        taken = found.get("condition.noise.weight")
+        if noise is not None and taken is not None and taken.shape != noise.weight.shape:
+            # Without weights that were trained for them, sizes of noise would say that there are some.
+            found.pop("condition.noise.sizes.table", None)
+        return found
 
     def tables(self) -> dict[str, NamedTable]:
         """The tables whose rows belong to names, by the name of the module."""

@@ -95,7 +95,7 @@ class Network(nn.Module, ABC):
         return None
 
     def uses_noise(self, task: TaskSpec | None = None) -> bool:
-        """Whether noise was trained to make a difference (for a task)."""
+        """Whether noise acts (on a task): a stage that trains members began. Collective if sharded."""
         return False
 
     def fix_weights(self, fixed: bool = True) -> None:

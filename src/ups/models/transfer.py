@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ups.errors import ConfigError
 from ups.models.network import NamedRows, Network
-from ups.models.stepper import OPERATOR, Stepper
+from ups.models.stepper import OPERATOR, STEADY, Stepper
 
 _SHOWN = 12
 
@@ -50,12 +50,13 @@ class Taken:
 @torch.no_grad()
 def transfer(source: Stepper, target: Stepper) -> Taken:
     """Write into `target` what `source` has for it, network by network. Raises ConfigError if that is nothing."""
-    found = [
-        _transfer(
-            cast(Network, source.networks[name]) if name in source.networks else None, cast(Network, network), name
-        )
-        for name, network in target.networks.items()
-    ]
+    found = []
+    for name, network in target.networks.items():
+        # Steady tasks alone have no network of their own: the model itself predicts them.
+        alone = name == OPERATOR and STEADY in source.networks and all(task.steady for task in target.tasks)
+        known = STEADY if alone else name
+        given = cast(Network, source.networks[known]) if known in source.networks else None
+        found.append(_transfer(given, cast(Network, network), name))
     if not sum(one.num_taken for one in found):
         raise ConfigError(
             f"a model of type '{source.config.type}' has no weights for one of type '{target.config.type}'",

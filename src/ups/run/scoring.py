@@ -114,7 +114,7 @@ def _ensemble(
 
     with single_process_runtime() as runtime:
         found = score_ensemble(
-            members_of(trained.stepper, NUM_MEMBERS),
+            members_of(trained.stepper, reader.task, NUM_MEMBERS),
             reader,
             runtime.place,
             plan,

@@ -29,10 +29,12 @@ def stage_gains(run_dir: Path, recipe: Recipe) -> list[dict[str, Any]]:
         if row is None:
             continue
         label = stage.type if not getattr(stage, "kind", "") else f"{stage.type} ({stage.kind})"  # type: ignore[attr-defined]
-        earlier = [ends[n] for n in range(number) if n in ends]
         for task in recipe.data.tasks:
             if stage.tasks is not None and task.name not in stage.tasks:
                 continue
+            # Every validation scores all tasks, also those that no stage has trained yet.
+            trained = [n for n in range(number) if task.name in (recipe.stages[n].tasks or [task.name])]
+            earlier = [ends[n] for n in trained if n in ends]
             found += [
                 {"stage": label, "task": task.name} | one
                 for one in _figures(stage.needs_noise, task.name, row, earlier)

@@ -18,11 +18,11 @@ from ups.evaluation.references import mean_field
 from ups.evaluation.results import trajectory_means
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
-from ups.models.ensemble import FlowMembers, members_of
+from ups.models.ensemble import FlowMembers, has_members, members_of
 from ups.models.flow import FLOW, STUDENT, trained_flow
 from ups.models.references import TrainingMean, persistence
 from ups.models.rollout import Predictor
-from ups.models.stepper import OPERATOR, Stepper
+from ups.models.stepper import Stepper
 from ups.spec.place import Place
 from ups.training.engine import Engine
 
@@ -102,20 +102,15 @@ def _members(
 ) -> Iterator[tuple[str, float, float]]:
     """Name, sum and number of each score of `members` members on this rank; nothing without members."""
     flow = trained_flow(stepper, reader.task)
-    if not members or not (flow or _takes_noise(stepper, reader)):
+    if not members or not has_members(stepper, reader.task):
         return
-    means = score_ensemble(members_of(stepper, members), reader, place, plan, **common).means
+    means = score_ensemble(members_of(stepper, reader.task, members), reader, place, plan, **common).means
     for name in (CRPS, CENTER):
         yield name, sum(means[name].values()), float(len(means[name]))
     if flow == STUDENT:
         teacher = FlowMembers(stepper, members, 0, FLOW)
         found = score_ensemble(teacher, reader, place, plan, **common).means[CRPS]
         yield TEACHER, sum(found.values()), float(len(found))
-
-
-def _takes_noise(stepper: Stepper, reader: Reader) -> bool:
-    """Whether the network of a task has noise in its condition, for a stage that trains that: trained or not yet."""
-    return not trained_flow(stepper) and stepper.network_of(reader.task) == OPERATOR
 
 
 def _bar(reader: Reader, stepper: Stepper) -> dict[str, Predictor]:

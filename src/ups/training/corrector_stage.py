@@ -38,6 +38,8 @@ class _Sample:
 class EnsembleStage(BalancedStage):
     """Trains the whole network, with noise, on the scores of members together."""
 
+    trains_members = True
+
     def __init__(self, config: CorrectorStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(config, stepper, seed)
         self.config = config
@@ -45,6 +47,7 @@ class EnsembleStage(BalancedStage):
 
     def begin(self) -> None:
         """Let noise act on the tasks of this stage; on those that it already acts on, as much as it does."""
+        super().begin()
         found = self.stepper.network.noise_sizes()
         assert found is not None  # the ensemble would have refused
         parameter, names = found

@@ -27,7 +27,7 @@ from ups.config.stage import (
 from ups.errors import ConfigError, DataError, PluginError
 from ups.models.constraints import by_cells, conserved_channels
 from ups.models.normalization import wide
-from ups.models.stepper import OPERATOR, Stepper
+from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import STAGES
 from ups.spec.batch import Batch
@@ -37,6 +37,7 @@ from ups.training.augment import Augmentation
 from ups.training.balance import TaskAverages
 from ups.training.losses import Losses, mean_square, nrmse, relative_l2
 from ups.training.noise import noisy
+from ups.training.stale_correctors import forget_correctors
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
@@ -48,9 +49,12 @@ class Stage(nn.Module, ABC):
 
     measured_steps: batches of so many steps are passed through the stage before its first one, without gradients,
     between `measure(True)` and `begin()`; and of so many more, again and again, while `measured_enough` says no.
+
+    trains_members: whether it trains the noise that makes members differ, next to what predicts.
     """
 
     measured_steps: ClassVar[int] = 0
+    trains_members: ClassVar[bool] = False
 
     def __init__(self, stepper: Stepper, seed: int) -> None:
         super().__init__()
@@ -117,7 +121,13 @@ class Stage(nn.Module, ABC):
         """
 
     def begin(self) -> None:
-        """Before the first step, when the weights to start from are in place. Collective: all ranks."""
+        """Before the first step, when the weights to start from are in place. Collective: all ranks.
+
+        What corrects a network that is trained now is forgotten.
+        """
+        for name in (OPERATOR, STEADY):
+            if name in self.stepper.networks and any(p.requires_grad for p in self.stepper.networks[name].parameters()):
+                forget_correctors(self.stepper, name, members=not self.trains_members)
 
     def finish(self) -> None:
         """After the last step, when the weights are final. Collective: all ranks."""

@@ -55,8 +55,12 @@ def test_what_a_corrector_has_learned_to_correct_is_not_trained_on_after_it() ->
     for stages in ([OPERATOR, FLOW, OPERATOR], [OPERATOR, FLOW, steady], [OPERATOR, FLOW | on_map, steady | on_map]):
         with pytest.raises(ValidationError, match=r"stages\.2: '\w+' trains on what predicts task '(line|map)' after"):
             recipe(*stages, data=tasks)
-    assert recipe(OPERATOR, FLOW | on_line, DISTILL | on_line, steady | on_map, data=tasks)
-    assert recipe(OPERATOR, FLOW | on_line, steady, data=tasks)  # of all steady tasks
+    for stage in (steady | on_map, OPERATOR | on_map):  # one network predicts both
+        with pytest.raises(ValidationError, match=r"stages\.2: '\w+' trains on what predicts task 'line' after"):
+            recipe(OPERATOR, FLOW | on_line, stage, data=tasks)
+    own = {"steady": {"type": "multiscale"}}
+    assert recipe(OPERATOR, FLOW | on_line, DISTILL | on_line, steady | on_map, data=tasks, networks=own)
+    assert recipe(OPERATOR, FLOW | on_line, steady, data=tasks, networks=own)  # of all steady tasks
     assert recipe(OPERATOR, FLOW, OPERATOR, FLOW, data=tasks)  # which is learned again
 
 

@@ -78,7 +78,7 @@ def test_members_that_are_corrected_are_those_of_the_ensemble() -> None:
     stepper, batch = stepper_of().double(), repeated(batch_of(LINE, 1, dtype=torch.float64), 2)
     gated = Gated(stepper, {"spread": -1.0}, members=2, seed=4)
     with torch.no_grad():
-        expected = members_of(stepper, 2, seed=4)(batch)
+        expected = members_of(stepper, LINE, 2, seed=4)(batch)
     torch.testing.assert_close(frames_of(gated, batch, 1)[:, 0], expected)
 
 

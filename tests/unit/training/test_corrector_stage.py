@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from ups.config.model import MultiscaleConfig
-from ups.config.stage import CorrectorStageConfig
+from ups.config.stage import CorrectorStageConfig, OperatorStageConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
-from ups.models.ensemble import Ensemble, by_member, has_members, repeated
+from ups.models.ensemble import Ensemble, FlowMembers, by_member, has_members, members_of, repeated
+from ups.models.flow import FLOW, flow_of
 from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
+from ups.models.transfer import transfer
 from ups.spec.task import TaskSpec
 from ups.testing.small_model import LINE, PLANE, STEADY, awake, batch_of, loss_of, small_model, statistics_of
 from ups.training.corrector_stage import EnsembleStage
@@ -103,6 +105,33 @@ def test_a_stage_that_goes_on_leaves_the_size_of_noise_as_it_is() -> None:
     assert table[names.index(PLANE.name)] == 1
     others = [row for row, name in enumerate(names) if name != PLANE.name]
     assert torch.equal(table[others], before[others])
+
+
+def test_members_are_forgotten_when_the_operator_is_trained_on() -> None:
+    stepper = awake(stepper_of())
+    assert has_members(stepper, LINE)
+    build_stage(OperatorStageConfig(steps=1, tasks=[LINE.name]), stepper, seed=5).begin()
+    assert not has_members(stepper)
+
+
+def test_each_task_has_the_members_of_its_own_corrector() -> None:
+    tasks = [LINE, PLANE]
+    config = MultiscaleConfig.model_validate(SMALL)
+    stepper = build_model({"operator": config, FLOW: config}, tasks, {t.name: statistics_of(t) for t in tasks}, 1)
+    ensemble_stage(stepper, tasks=[LINE.name])
+    flow = flow_of(stepper, FLOW)
+    with torch.no_grad():
+        flow.scale[[number for number, (task, _) in enumerate(flow.row_names) if task == PLANE.name]] = 0.5
+    assert [has_members(stepper, task) for task in tasks] == [True, True]
+    assert [type(members_of(stepper, task, 2)) for task in tasks] == [Ensemble, FlowMembers]
+
+
+def test_sizes_of_noise_do_not_go_over_without_what_it_is_multiplied_by() -> None:
+    source, same, other = awake(stepper_of()), stepper_of(), stepper_of(noise_size=8)
+    transfer(source, same)
+    transfer(source, other)
+    assert has_members(same)
+    assert not has_members(other)
 
 
 def test_members_depend_on_seed_step_sample_and_member_and_on_nothing_else() -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ups.config.model import MultiscaleConfig
-from ups.config.stage import CorrectorStageConfig, DistillStageConfig
+from ups.config.stage import CorrectorStageConfig, DistillStageConfig, OperatorStageConfig, SteadyStageConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.ensemble import FlowMembers, members_of, repeated
@@ -128,6 +128,20 @@ def test_a_task_that_no_step_had_is_refused_and_one_bad_sample_spoils_nothing() 
     assert float(flow_of(stepper, FLOW).scale[0]) == pytest.approx(float(change.square().mean().sqrt()))
 
 
+def test_a_corrector_is_forgotten_when_what_it_corrects_is_trained_on() -> None:
+    configs = dict.fromkeys(("operator", FLOW, STUDENT, "steady"), CONFIG)
+    stepper = build_model(configs, TASKS, {t.name: statistics_of(t) for t in TASKS}, 1)
+    for task in TASKS:
+        measured(stepper, task)
+    stage_of(stepper, "distill").begin()
+    assert [trained_flow(stepper, task) for task in TASKS] == [STUDENT] * 3
+    build_stage(SteadyStageConfig(steps=1), stepper, seed=5).begin()
+    assert [trained_flow(stepper, task) for task in TASKS] == [STUDENT, STUDENT, ""]
+    # Also of tasks that the stage leaves out: one network predicts them all.
+    build_stage(OperatorStageConfig(steps=1, tasks=["line"]), stepper, seed=5).begin()
+    assert [trained_flow(stepper, task) for task in TASKS] == ["", "", ""]
+
+
 def test_a_student_draws_for_the_tasks_that_it_learned_alone_and_an_old_one_for_none() -> None:
     stepper = stepper_of()
     measured(stepper, LINE)
@@ -139,7 +153,7 @@ def test_a_student_draws_for_the_tasks_that_it_learned_alone_and_an_old_one_for_
     assert [trained_flow(stepper, task) for task in TASKS] == [STUDENT, FLOW, ""]
     plane = batch_of(PLANE, 1)
     with torch.no_grad():
-        found = members_of(stepper, 2)(repeated(plane, 2))
+        found = members_of(stepper, PLANE, 2)(repeated(plane, 2))
         torch.testing.assert_close(found, FlowMembers(stepper, 2, 0, FLOW)(repeated(plane, 2)))
     measured(stepper, LINE)  # a new teacher
     assert [trained_flow(stepper, task) for task in TASKS] == [FLOW, FLOW, ""]
