@@ -21,9 +21,9 @@ SLOWER = OPTIM | {"learning_rate": 5e-4, "matrix_learning_rate": 1e-3}
 # Copies: one object in several places would be written as an anchor, which recipes do not have.
 FLOW_STAGES = [
     {"type": "operator", "steps": 8, "loss": "nrmse", "optim": dict(OPTIM)},
+    {"type": "steady", "steps": 4, "optim": dict(OPTIM), "tasks": ["darcy2d"]},
     {"type": "corrector", "kind": "flow", "steps": 10, "optim": dict(OPTIM)},
     {"type": "distill", "steps": 6, "optim": dict(OPTIM)},
-    {"type": "steady", "steps": 4, "optim": dict(OPTIM), "tasks": ["darcy2d"]},
 ]
 STAGES = [
     {"type": "linear", "steps": 6},
