@@ -150,7 +150,11 @@ class MultiscaleConfig(ModelConfig):
     num_heads: int = setting(4, "Attention heads; must divide the last of widths.", unit="heads", ge=1, le=256)
     attention: bool = setting(True, "Attention between all points of the coarsest level, after each of its blocks.")
     propagator: bool = setting(True, "Adds what is linear in the equation, as learned multipliers of Fourier modes.")
-    amplitude: bool = setting(True, "Divides the given frames by the size of the last one, and the result back.")
+    amplitude: bool | Literal["auto"] = setting(
+        True,
+        "Divides the given frames by the size of the last one, and the result back: for all tasks, for none, or (auto) "
+        "for those whose frames go through orders of magnitude.",
+    )
     noise_size: int = setting(
         0,
         "Random numbers that modulate the blocks, for a corrector of kind 'ensemble' (16 is enough); 0 takes none.",

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from ups.buckets.path import BucketPath, data_path, plain_name
+from ups.data.frame_sizes import FrameSizes
 from ups.data.permutation import Permutation
 from ups.data.shortest_waves import ShortestWaves
 from ups.errors import DataError, MachineError
@@ -43,7 +44,7 @@ _MIN_SAMPLE = 16
 _READ_BYTES = 8 << 20
 
 _FORMAT = "ups-statistics"
-_VERSION = 3
+_VERSION = 4
 _MAX_FILE_BYTES = 4 << 20
 # Statistics of the same files under other strides live in the same file; the oldest leave first.
 _MAX_ENTRIES = 16
@@ -64,7 +65,7 @@ def compute_statistics(
     state, difference = Moments(task.num_channels("state")), Moments(task.num_channels("state"))
     static, target = Moments(task.num_channels("static")), Moments(task.num_channels("target"))
     parameters = Moments(len(task.parameters))
-    waves = ShortestWaves(task)
+    waves, sizes = ShortestWaves(task), FrameSizes(task.num_channels("state"))
     logs = np.array([p.scale == "log" for p in task.parameters], bool)
     done = 0
     for trajectories, block, first_frame in _blocks(reader, chosen):
@@ -73,6 +74,7 @@ def compute_statistics(
         try:
             state.add(by_channel(fresh, 2))  # (C, B*T*S)
             waves.add(fresh)
+            sizes.add(fresh)
             difference.add(by_channel(np.diff(block.state.astype(np.float64), axis=1), 2))
             if first_frame == 0:
                 static.add(by_channel(block.static, 1))
@@ -98,6 +100,7 @@ def compute_statistics(
         parameter_mean=parameters.mean,
         parameter_std=parameters.std(),
         smooth_from=waves.absent(state.std()),
+        size_spread=sizes.spread(state.mean, state.std()),
         data_identity=reader.identity(),
         num_frames=num_frames,
     )

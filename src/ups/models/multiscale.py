@@ -183,7 +183,8 @@ class MultiscaleNetwork(NetworkWithLinearPart):
 
     def _amplitude(self, given: NetworkInput) -> Tensor:
         """(B,): the size of the last frame, in usual deviations. The network sees fields of size 1, and is told."""
-        if given.task.steady or not self.config.amplitude:
+        chosen = given.spans_sizes if self.config.amplitude == "auto" else self.config.amplitude
+        if given.task.steady or not chosen:
             return torch.ones_like(wide(given.dt))
         # Clamped before the root, whose slope at 0 is infinite.
         return wide(last_frame(given)).flatten(1).square().mean(1).clamp_min(_SMALLEST_AMPLITUDE**2).sqrt()

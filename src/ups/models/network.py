@@ -22,6 +22,7 @@ class NetworkInput:
     axis; channels says what the F channels are, outputs names the C channels that are asked for.
     relative_parameters (B, P): each in units of the largest magnitude of its range, for laws that are linear in it.
     change_gain (C,): normalized change -> scaled change, for a part of a network that works in normalized units.
+    spans_sizes: whether frames of the task go through orders of magnitude (`Statistics.spans_sizes`).
     noise (B, K): of each sample as a member of an ensemble, for a network with `noise_size`; None means zeros.
     """
 
@@ -34,6 +35,7 @@ class NetworkInput:
     dt: Tensor
     coordinates: Sequence[Tensor]
     change_gain: Tensor
+    spans_sizes: bool = False
     noise: Tensor | None = None
 
 

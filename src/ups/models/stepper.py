@@ -125,6 +125,7 @@ class Stepper(nn.Module):
             dt=batch.dt,
             coordinates=self._fit_of(task).coordinates(batch.coordinates, task),
             change_gain=self.normalization.change_gain(task, fields),
+            spans_sizes=self.statistics[task.name].spans_sizes,
             noise=batch.noise,
         )
 

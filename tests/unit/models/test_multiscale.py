@@ -181,6 +181,18 @@ def test_switches_take_their_part_away() -> None:
     assert not torch.allclose(awake(small()).predict(batch), awake(small(amplitude=False)).predict(batch))
 
 
+def test_sizes_are_taken_out_where_frames_go_through_orders_of_magnitude() -> None:
+    batch = batch_of(LINE, 1)
+    for spread, same in ((0.5, False), (2.0, True)):
+        known = {t.name: replace(statistics_of(t), size_spread=spread) for t in (LINE, TORUS)}
+        auto, always, never = (
+            awake(build_model(MultiscaleConfig.model_validate({**SMALL, "amplitude": kind}), (LINE, TORUS), known, 1))
+            for kind in ("auto", True, False)
+        )
+        alike = always if same else never
+        torch.testing.assert_close(auto.predict(batch), alike.predict(batch))
+
+
 def test_a_weak_frame_is_seen_like_a_strong_one_and_told_apart() -> None:
     stepper = awake(small(propagator=False)).double()
     batch = batch_of(LINE, 1, dtype=torch.float64)
