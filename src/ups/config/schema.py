@@ -434,16 +434,13 @@ class Recipe(Section):
                 # Which tasks are steady is not known here: a stage for all of those has no other. What passes is
                 # forgotten when the stage begins, if it has become wrong.
                 whole = stage.type == "steady" and stage.tasks is None and earlier.tasks is not None
-                both = [] if whole else [name for name in both if name in (stage.tasks or self._task_names)]
+                both = [] if whole else [name for name in both if stage.trains(name)]
             if both:
+                other = ", or give steady tasks a network of their own: networks.steady"
                 raise ValueError(
                     f"stages.{number}: '{stage.type}' trains on what predicts task '{both[0]}' after the corrector of "
                     f"stages.{before} has learned what that leaves over; put it before the corrector"
-                    + (
-                        ""
-                        if stage.type != "steady"
-                        else ", or give steady tasks a network of their own: networks.steady"
-                    )
+                    f"{other if stage.type == 'steady' else ''}"
                 )
 
     @property
@@ -468,7 +465,7 @@ class Recipe(Section):
         stage = self.stages[index]
         if stage.tasks is None and stage.block_size is None:
             return self.data
-        tasks = [task for task in self.data.tasks if stage.tasks is None or task.name in stage.tasks]
+        tasks = [task for task in self.data.tasks if stage.trains(task.name)]
         if stage.block_size is not None:
             tasks = [task.model_copy(update={"block_size": stage.block_size}) for task in tasks]
         per_step = self.data.tasks_per_step

@@ -126,6 +126,10 @@ class StageConfig(StageLength):
         """Whether members differ by noise that the operator's network must take."""
         return False
 
+    def trains(self, task: str) -> bool:
+        """Whether a task of the recipe, by name, is one that this stage trains on."""
+        return self.tasks is None or task in self.tasks
+
     @property
     def networks(self) -> tuple[str, ...]:
         """The networks next to the operator that this stage needs, the one that it trains first."""

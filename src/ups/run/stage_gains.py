@@ -30,10 +30,10 @@ def stage_gains(run_dir: Path, recipe: Recipe) -> list[dict[str, Any]]:
             continue
         label = stage.type if not getattr(stage, "kind", "") else f"{stage.type} ({stage.kind})"  # type: ignore[attr-defined]
         for task in recipe.data.tasks:
-            if stage.tasks is not None and task.name not in stage.tasks:
+            if not stage.trains(task.name):
                 continue
             # Every validation scores all tasks, also those that no stage has trained yet.
-            trained = [n for n in range(number) if task.name in (recipe.stages[n].tasks or [task.name])]
+            trained = [n for n in range(number) if recipe.stages[n].trains(task.name)]
             earlier = [ends[n] for n in trained if n in ends]
             found += [
                 {"stage": label, "task": task.name} | one

@@ -51,9 +51,8 @@ class EnsembleStage(BalancedStage):
         found = self.stepper.network.noise_sizes()
         assert found is not None  # the ensemble would have refused
         parameter, names = found
-        trained = {t.name for t in self.stepper.tasks if self.config.tasks is None or t.name in self.config.tasks}
         sizes = gathered(parameter)[:, 0]
-        new = torch.tensor([name in trained for name in names], device=sizes.device) & (sizes == 0)
+        new = torch.tensor([self.config.trains(name) for name in names], device=sizes.device) & (sizes == 0)
         set_rows(parameter, torch.where(new, 1.0, sizes))
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:

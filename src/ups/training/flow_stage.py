@@ -38,7 +38,7 @@ class StageOnResiduals(Stage):
     def __init__(self, config: CorrectorStageConfig | DistillStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(stepper, seed)
         self._config = config
-        self.tasks = [task for task in stepper.tasks if config.tasks is None or task.name in config.tasks]
+        self.tasks = [task for task in stepper.tasks if config.trains(task.name)]
 
     def trained_modules(self) -> list[nn.Module]:
         return [self.flow.inner]

@@ -49,7 +49,6 @@ class Stage(nn.Module, ABC):
 
     measured_steps: batches of so many steps are passed through the stage before its first one, without gradients,
     between `measure(True)` and `begin()`; and of so many more, again and again, while `measured_enough` says no.
-
     trains_members: whether it trains the noise that makes members differ, next to what predicts.
     """
 

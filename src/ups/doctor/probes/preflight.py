@@ -34,7 +34,7 @@ def check_data(recipe: Recipe, readers: Sequence[Reader]) -> None:
     """Look into every task. Raises DataError for what no attempt could survive."""
     for stage in recipe.stages:
         named = zip(recipe.data.tasks, readers, strict=True)
-        own = [reader for task, reader in named if stage.tasks is None or task.name in stage.tasks]
+        own = [reader for task, reader in named if stage.trains(task.name)]
         if stage.needs_linear_part and all(reader.task.steady for reader in own):
             raise DataError(
                 "a stage fits what is linear in time, and all tasks are steady", hint="leave the stage 'linear' out"
