@@ -49,6 +49,14 @@ def windows(line: int, plane: int) -> Callable[[Recipe], None]:
     return change
 
 
+def windows_of(**numbers: int) -> Callable[[Recipe], None]:
+    def change(recipe: Recipe) -> None:
+        for task in recipe["data"]["tasks"]:
+            task["block_size"] = numbers.get(task["name"], task["block_size"])
+
+    return change
+
+
 def without_linear_stage(recipe: Recipe) -> None:
     first = recipe["stages"].pop(0)
     recipe["stages"][0]["budget_seconds"] += first["budget_seconds"]
@@ -77,7 +85,8 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "no propagator": without_propagator,
     "propagator not fitted first": without_linear_stage,
     "AdamW instead of Muon": adamw,
-    "no amplitude scaling": model(amplitude=False),
+    "amplitude scaling of all tasks": model(amplitude=True),
+    "amplitude scaling of none": model(amplitude=False),
     "integrals not kept": model(conserve=False),
     "no balance": stage(balance=0.0),
     "balance 1": stage(balance=1.0),
@@ -103,6 +112,8 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "20 windows in 1D, 3 in 2D": windows(20, 3),
     "20 windows in 1D, 5 in 2D": windows(20, 5),
     "40 windows in 1D, 10 in 2D": windows(40, 10),
+    "10 windows of reacdiff1d as of others": windows_of(reacdiff1d=10),
+    "5 windows of advection1d": windows_of(advection1d=5),
 }
 
 # Variants that put another part in the place of the network's own, see `other_parts.py`.

@@ -8,6 +8,7 @@ used, and the recipe.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -44,9 +45,20 @@ class Job:
         if not self.result.is_file():
             return None
         found: Result = json.loads(self.result.read_text())
-        if found["recipe"] != json.loads(json.dumps(self.recipe)):
-            sys.exit(f"{self.result} was made by another recipe: remove it, or choose another directory")
+        same = found["recipe"] == json.loads(json.dumps(self.recipe))
+        if not same or found.get("defaults", "") != defaults_of(self.recipe):
+            sys.exit(
+                f"{self.result} was made by another recipe, or with other defaults: remove it, or choose another place"
+            )
         return found
+
+
+def defaults_of(recipe: Recipe) -> str:
+    """A hash of all that a recipe decides with the defaults that it does not say: another default is another model."""
+    from ups.config.identity import learned
+    from ups.config.schema import Recipe as Checked
+
+    return hashlib.sha256(json.dumps(learned(Checked.model_validate(recipe)), sort_keys=True).encode()).hexdigest()
 
 
 def with_steps(recipe: Recipe, place: Path, name: str) -> Recipe:
@@ -173,8 +185,9 @@ def main() -> None:
     result = train_and_score(recipe, job["trajectories"], test=job["test"], **places)
     target = Path(job["result"])
     target.parent.mkdir(parents=True, exist_ok=True)
+    kept = {"title": job["title"], "recipe": job["recipe"], "defaults": defaults_of(job["recipe"])}
     unfinished = target.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(result | {"title": job["title"], "recipe": job["recipe"]}, indent=1))
+    unfinished.write_text(json.dumps(result | kept, indent=1))
     unfinished.replace(target)
 
 

@@ -151,7 +151,7 @@ class MultiscaleConfig(ModelConfig):
     attention: bool = setting(True, "Attention between all points of the coarsest level, after each of its blocks.")
     propagator: bool = setting(True, "Adds what is linear in the equation, as learned multipliers of Fourier modes.")
     amplitude: bool | Literal["auto"] = setting(
-        True,
+        "auto",
         "Divides the given frames by the size of the last one, and the result back: for all tasks, for none, or (auto) "
         "for those whose frames go through orders of magnitude.",
     )

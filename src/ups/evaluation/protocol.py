@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ups.solvers.tasks import TASKS
@@ -103,7 +103,8 @@ class Training:
 
     networks, windows: by number of spatial dimensions; windows of a task in a step. A window in 2D costs as much as
     several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error). steady_windows: of
-    a steady task, where it is not that. rates: times those of `ups`, chosen on validation (docs/benchmark.md).
+    a steady task, where it is not that. task_windows: of tasks that need more than others do. rates: times those of
+    `ups`. All chosen on validation (docs/benchmark.md).
     """
 
     networks: Mapping[int, Mapping[str, Any]]
@@ -112,9 +113,12 @@ class Training:
     engine: Mapping[str, Any]
     linear: bool = False
     steady_windows: int | None = None
+    task_windows: Mapping[str, int] = field(default_factory=dict)
     rates: float = 1.0
 
     def windows_of(self, task: str) -> int:
+        if task in self.task_windows:
+            return self.task_windows[task]
         spec = TASKS[task].spec
         if spec.steady and self.steady_windows is not None:
             return self.steady_windows
@@ -127,8 +131,16 @@ _TRAININGS = {
     "fno+": Training(_conserving(_FNO), {1: 32, 2: 8}, _OURS, _OUR_ENGINE, rates=2.0),
     "unet+": Training(_conserving(_UNET), {1: 32, 2: 8}, _OURS, _OUR_ENGINE, rates=4.0),
     "ups-alone": Training(_MULTISCALE, {1: 48, 2: 12}, _OURS, _OUR_ENGINE, linear=True),
-    # Many small steps: chosen on validation over 20 and 5 windows (docs/benchmark.md).
-    "ups": Training(_MULTISCALE, {1: 10, 2: 3}, _OURS, _OUR_ENGINE, linear=True, steady_windows=5),
+    # Many small steps: chosen on validation over 20 and 5 windows.
+    "ups": Training(
+        _MULTISCALE,
+        {1: 10, 2: 3},
+        _OURS,
+        _OUR_ENGINE,
+        linear=True,
+        steady_windows=5,
+        task_windows={"reacdiff1d": 15},
+    ),
 }
 
 

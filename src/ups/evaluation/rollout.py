@@ -162,7 +162,7 @@ def read_inputs(
         target=target[:, :0],
         parameters=to_device(block.parameters),
         dt=to_device(block.dt),
-        coordinates=tuple(to_device(c) for c in block.coordinates),
+        coordinates=tuple(torch.from_numpy(c).to(device) for c in block.coordinates),
         numbers=torch.tensor(list(part), dtype=torch.int64),
     )
     return batch, target[:, None] if steady else state[:, plan.context_frames :]

@@ -103,7 +103,7 @@ def read_start(
         target=none,
         parameters=torch.from_numpy(values).float().expand(num_samples, -1),
         dt=torch.full((num_samples,), step),
-        coordinates=tuple(torch.from_numpy(np.array(c)).float() for c in domain.trained),
+        coordinates=tuple(torch.from_numpy(np.array(c)) for c in domain.trained),
         numbers=torch.arange(num_samples),
     )
     return Start(

@@ -27,6 +27,7 @@ from ups.models.keyed_normal import keyed_normal
 from ups.models.network import NamedRows, Network, NetworkInput
 from ups.models.normalization import wide
 from ups.models.stepper import Stepper
+from ups.models.unit_change import UnitChange
 from ups.models.vocabulary import Channels
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of
@@ -70,6 +71,10 @@ class FlowNetwork(Network):
     def forward_group(self, group: Sequence[NetworkInput]) -> list[Tensor]:
         """`forward` of each task of a group, through the network at once where it can."""
         return self.inner.forward_group(group)
+
+    def change_units(self, changes: Mapping[str, UnitChange]) -> None:
+        """Of the network inside."""
+        self.inner.change_units(changes)
 
     def velocities(
         self, stepper: Stepper, steps: Sequence[Step], x: Sequence[Tensor], t: Sequence[Tensor]

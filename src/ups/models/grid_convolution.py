@@ -44,7 +44,7 @@ class Layout:
         if self.wraps_nowhere:
             return ()
         pads = [0, size // 2] if self.dims == 1 else [size // 2] * self.dims
-        keys = [(tuple(grid), size, wraps) for _, _, wraps in self.ranges]
+        keys = [(tuple(grid), tuple(pads), wraps) for _, _, wraps in self.ranges]
         return tuple(
             constants.get(functools.partial(halo_sources, grid, pads, key[-1]), key, device, torch.int64)
             for key in keys

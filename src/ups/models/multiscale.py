@@ -29,6 +29,7 @@ from ups.models.network import NamedRows, Network, NetworkInput, NetworkWithLine
 from ups.models.normalization import wide
 from ups.models.propagator import Propagator, last_frame
 from ups.models.task_tables import Lift, Lower, NamedTable
+from ups.models.unit_change import UnitChange
 from ups.models.vocabulary import Vocabulary
 from ups.spec.task import TaskSpec
 
@@ -153,12 +154,31 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         if not isinstance(source, MultiscaleNetwork):
             return {}
         found = dict(weights) if source.axes == self.axes else self.extended(weights, source.axes)
+        if source.modulated_blocks() != self.modulated_blocks():
+            # Rows belong to blocks in their order: those of other blocks may be as many, and mean something else.
+            found = {name: w for name, w in found.items() if not name.startswith(("condition.out", "condition.noise"))}
         noise = self.condition.noise
         taken = found.get("condition.noise.weight")
         if noise is not None and taken is not None and taken.shape != noise.weight.shape:
             # Without weights that were trained for them, sizes of noise would say that there are some.
             found.pop("condition.noise.sizes.table", None)
         return found
+
+    def scales_frames(self, task: TaskSpec, spans_sizes: bool) -> bool:
+        """As the settings say; a steady task has no frame to divide."""
+        return not task.steady and (spans_sizes if self.config.amplitude == "auto" else self.config.amplitude)
+
+    def change_units(self, changes: Mapping[str, UnitChange]) -> None:
+        """Of the linear law, and of what the condition is told."""
+        if self.propagator is not None:
+            self.propagator.change_units(changes)
+        self.condition.change_units(changes)
+
+    def modulated_blocks(self) -> list[tuple[str, int]]:
+        """Names of the blocks that the condition modulates, in its order, and how many numbers each gets."""
+        return [
+            (n, m.num_modulations) for n, m in self.named_modules() if isinstance(m, ResidualBlock | CoarseAttention)
+        ]
 
     def tables(self) -> dict[str, NamedTable]:
         """The tables whose rows belong to names, by the name of the module."""
@@ -183,8 +203,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
 
     def _amplitude(self, given: NetworkInput) -> Tensor:
         """(B,): the size of the last frame, in usual deviations. The network sees fields of size 1, and is told."""
-        chosen = given.spans_sizes if self.config.amplitude == "auto" else self.config.amplitude
-        if given.task.steady or not chosen:
+        if not self.scales_frames(given.task, given.spans_sizes):
             return torch.ones_like(wide(given.dt))
         # Clamped before the root, whose slope at 0 is infinite.
         return wide(last_frame(given)).flatten(1).square().mean(1).clamp_min(_SMALLEST_AMPLITUDE**2).sqrt()

@@ -6,7 +6,7 @@ B samples of all tasks of a group, P parameters of a task, D width, M modulation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from ups.models.conditioning import MAX_AXES
 from ups.models.network import NetworkInput
 from ups.models.task_tables import NamedVectors, RowName
+from ups.models.unit_change import UnitChange
 from ups.models.vocabulary import BOUNDARIES
 from ups.spec.task import TaskSpec
 
@@ -73,6 +74,7 @@ class MultiscaleCondition(nn.Module):
 
     def __init__(self, tasks: Sequence[TaskSpec], width: int, num_modulations: int, noise_size: int = 0) -> None:
         super().__init__()
+        self._specs = tuple(tasks)
         self.tasks = _Tasks(tasks, width, std=0.5)
         self.boundaries = _Boundaries(tasks, width, std=0.1)
         self.scalars = _Scalars(tasks, width, std=0.1)
@@ -87,6 +89,21 @@ class MultiscaleCondition(nn.Module):
         entry = torch.cat([self._entry(g, a) for g, a in zip(group, log_amplitudes, strict=True)])
         modulations: Tensor = self.out(F.silu(self.hidden(F.silu(entry))))
         return modulations if self.noise is None else modulations + self.noise(group)
+
+    def change_units(self, changes: Mapping[str, UnitChange]) -> None:
+        """Slopes over parameters in other units. Tasks share a slope: it is left alone where they ask for different
+        ones. Without gradients."""
+        for name in {parameter for change in changes.values() for parameter in change.parameters}:
+            users = [task.name for task in self._specs if any(p.name == name for p in task.parameters)]
+            units = [changes[user].parameters.get(name) if user in changes else None for user in users]
+            first = units[0]
+            if first is None or any(other != first for other in units):
+                continue
+            slope, relative = (self.scalars.row(row) for row in (("", name), ("", name, "relative")))
+            for user in users:
+                self.tasks.row((user,)).add_(first.offset * slope)
+            slope.mul_(first.normalized)
+            relative.mul_(first.relative)
 
     def _entry(self, given: NetworkInput, log_amplitude: Tensor) -> Tensor:
         task = given.task

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from ups.models.unit_change import UnitChange
 from ups.models.vocabulary import Channels
 from ups.spec.task import TaskSpec
 
@@ -77,6 +78,13 @@ class Network(nn.Module, ABC):
         By default those of a network of the same class as they are, and none of another.
         """
         return dict(weights) if type(source) is type(self) else {}
+
+    def scales_frames(self, task: TaskSpec, spans_sizes: bool) -> bool:
+        """Whether frames of a task are divided by their size. spans_sizes: `Statistics.spans_sizes`."""
+        return False
+
+    def change_units(self, changes: Mapping[str, UnitChange]) -> None:
+        """Convert taken weights of these tasks to the units of this model. By default none has a unit."""
 
     def matrices(self) -> list[nn.Parameter]:
         """Parameters whose updates Muon may orthogonalize, each seen as a matrix (first dimension, all others).

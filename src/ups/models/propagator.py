@@ -15,7 +15,7 @@ B samples, C channels, S space, F features of the parameters, R lines' owners: t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ups.models.network import NetworkInput
 from ups.models.normalization import wide
 from ups.models.task_tables import NamedTable, RowName
+from ups.models.unit_change import UnitChange
 from ups.spec.task import TaskSpec
 
 _UNIT = 8.0  # periods of a wave at which all powers of the frequency are 1
@@ -48,6 +49,22 @@ class Propagator(NamedTable):
             for axis in range(len(task.axes))
             for channel in task.channel_names("state")
         ]
+
+    def change_units(self, changes: Mapping[str, UnitChange]) -> None:
+        """The same law for other units of time, length and parameters. Without gradients."""
+        for task, change in changes.items():
+            for name, row in self._rows.items():
+                if name[0] == task:
+                    length = change.lengths[int(name[2])]
+                    powers = [1.0, length**2, length**4, length, length**3]
+                    self.table[row] *= change.step * self.table.new_tensor(powers)
+            for parameter, units in change.parameters.items():
+                for name, row in self._rows.items():
+                    if name[:2] == (task, f"{parameter} relative"):
+                        self.table[row] *= units.relative
+                    elif name[:2] == (task, parameter):
+                        self.table[self._rows[(task, "1", *name[2:])]] += units.offset * self.table[row]
+                        self.table[row] *= units.normalized
 
     def forward(self, group: Sequence[NetworkInput]) -> list[Tensor]:
         """The normalized change (B, C, *S) of the last frame of each transient task of a group with one grid."""

@@ -236,7 +236,8 @@ class Stepper(nn.Module):
             )
         if known is not task and _interface(known) != _interface(task):
             raise DataError(
-                f"task '{task.name}' has other fields, axes or parameters than the one the model was built for",
+                f"task '{task.name}' has another dt, or other fields, axes, boundaries or parameters, than the one the "
+                "model was built for",
                 hint="use the specification that is stored with the model",
             )
         roles: tuple[tuple[Role, int], ...] = (("static", batch.static.shape[1]), ("state", state.shape[2]))
@@ -256,4 +257,6 @@ class Stepper(nn.Module):
 
 
 def _interface(task: TaskSpec) -> tuple[object, ...]:
-    return (task.fields, tuple(a.name for a in task.axes), task.parameters, task.steady)
+    """What a model was built for. dt is the unit of its steps; boundaries and `translation` choose rows of weights."""
+    axes = tuple((a.name, a.boundary) for a in task.axes)
+    return (task.fields, axes, task.parameters, task.steady, task.dt, "translation" in task.symmetries)

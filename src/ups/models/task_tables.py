@@ -60,6 +60,10 @@ class NamedVectors(NamedTable):
         """(names of the task, D)."""
         return self.table[self.rows(task, self.table.device)]
 
+    def row(self, name: RowName) -> Tensor:
+        """(D,): one of them, in place."""
+        return self.table[self._rows[name]]
+
 
 class Lift(NamedTable):
     """Fields and positions -> D channels: a kernel for each task, channel and context frame. table (rows, taps, D)."""

@@ -17,6 +17,8 @@ from torch import Tensor
 from ups.errors import ConfigError
 from ups.models.network import NamedRows, Network
 from ups.models.stepper import OPERATOR, STEADY, Stepper
+from ups.models.unit_change import UnitChange, unit_change
+from ups.spec.task import TaskSpec
 
 _SHOWN = 12
 
@@ -27,6 +29,8 @@ class Taken:
 
     whole: parameters that were taken as they are. rows: parameter -> (names of the rows that were taken, names of the
     new ones). new: parameters that the other model lacks, or has in another shape. num_taken, num_weights: numbers.
+    converted: tasks with another time step, extent, or range or statistics of parameters: weights were converted.
+    other_scaling: tasks whose frames only one of the models divides by their size (`amplitude`).
     """
 
     whole: tuple[str, ...]
@@ -34,6 +38,8 @@ class Taken:
     new: tuple[str, ...]
     num_taken: int
     num_weights: int
+    converted: tuple[str, ...] = ()
+    other_scaling: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """In words, for the log of a run."""
@@ -44,6 +50,13 @@ class Taken:
             if names:
                 more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
                 parts.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
+        if self.converted:
+            parts.append(f"converted to other units of time, length or parameters: {', '.join(self.converted)}")
+        if self.other_scaling:
+            parts.append(
+                f"frames of {', '.join(self.other_scaling)} are divided by their size in only one of the two models "
+                "(model.amplitude): weights will have to adapt"
+            )
         return "; ".join(parts)
 
 
@@ -62,13 +75,43 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
             f"a model of type '{source.config.type}' has no weights for one of type '{target.config.type}'",
             hint="start from a model of the same type, or leave start_from out",
         )
+    changes = _unit_changes(source, target)
+    for network in target.networks.values():
+        cast(Network, network).change_units(changes)
     return Taken(
         tuple(name for one in found for name in one.whole),
         {name: rows for one in found for name, rows in one.rows.items()},
         tuple(name for one in found for name in one.new),
         sum(one.num_taken for one in found),
         sum(one.num_weights for one in found),
+        tuple(sorted(changes)),
+        _other_scaling(source, target),
     )
+
+
+def _unit_changes(source: Stepper, target: Stepper) -> dict[str, UnitChange]:
+    """Of the tasks that both know."""
+    found = {}
+    for old, new in _in_common(source, target):
+        change = unit_change(old, source.statistics[old.name], new, target.statistics[new.name])
+        if change is not None:
+            found[new.name] = change
+    return found
+
+
+def _other_scaling(source: Stepper, target: Stepper) -> tuple[str, ...]:
+    """Tasks that both know whose frames only one of the models divides by their size."""
+
+    def scales(stepper: Stepper, task: TaskSpec) -> bool:
+        network = cast(Network, stepper.networks[stepper.network_of(task)])
+        return network.scales_frames(task, stepper.statistics[task.name].spans_sizes)
+
+    return tuple(new.name for old, new in _in_common(source, target) if scales(source, old) != scales(target, new))
+
+
+def _in_common(source: Stepper, target: Stepper) -> list[tuple[TaskSpec, TaskSpec]]:
+    known = {task.name: task for task in source.tasks}
+    return [(known[task.name], task) for task in target.tasks if task.name in known]
 
 
 def _transfer(source: Network | None, target: Network, network: str) -> Taken:

@@ -237,7 +237,7 @@ class Bench:
         recipe = self.out / "recipes" / f"{entry.name}.yaml"
         text = dump(entry.recipe)
         if self._bundle(entry).is_dir() and recipe.is_file():
-            if recipe.read_text() == text:
+            if recipe.read_text() == text and _agree(self._trained_with(entry), _learned(entry)):
                 return 0
             # Kept as it is: the next call must not take the old run for one of this recipe.
             line.note(f"{entry.name} was trained by another recipe: remove runs/{entry.name} to train it again")
@@ -302,6 +302,13 @@ class Bench:
             found.append(row(entry.model, task, bundle.info.scores[task]["predictors"][MODEL], **own))
         return found
 
+    def _trained_with(self, entry: Entry) -> dict[str, Any]:
+        """All that the recipe of a finished training decided, with the defaults of its time."""
+        from ups.run.directory import read_run_recipe
+
+        plain: dict[str, Any] = json.loads(json.dumps(learned(read_run_recipe(self._bundle(entry)).recipe)))
+        return plain
+
     def _seconds_of_last_stage(self, entry: Entry) -> float:
         """CPU time of one of its steps, on the machine at rest."""
         found = json.loads(self.costs.read_text())
@@ -329,8 +336,11 @@ class Bench:
 
 
 def _what_costs(entry: Entry) -> str:
-    """A hash of all in a recipe that its costs depend on: not of how long it trains, and where."""
+    """A hash of all in a recipe that its costs depend on, defaults of the network included: not of how long it trains,
+    and where."""
     kept = {key: value for key, value in entry.recipe.items() if key != "run"}
+    settings = Recipe.model_validate(entry.recipe).model.model_dump(mode="json")
+    kept["model"] = {name: value for name, value in settings.items() if value}  # a later setting is off by default
     ends = ("budget_seconds", "steps")
     kept["stages"] = [{k: v for k, v in stage.items() if k not in ends} for stage in kept["stages"]]
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

@@ -114,6 +114,7 @@ def _from_bundle(path: Path) -> Trained:
 
 
 def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
+    from ups.distributed.precision import weight_dtype
     from ups.models.build import build_model
     from ups.record.checkpoints import latest_verified, read_progress
     from ups.record.manifest import verify
@@ -145,7 +146,8 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
     tasks = [reader.task for reader in readers]
     stepper = build_model(recipe.network_configs, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
     weights = {name.removeprefix("stepper."): tensor for name, tensor in read_weights(found).items()}
-    expected = {name: (tensor.shape, tensor.dtype) for name, tensor in stepper.named_parameters()}
+    dtype = weight_dtype(recipe.engine.precision)  # of a training; what is loaded here is in float32
+    expected = {name: (tensor.shape, dtype) for name, tensor in stepper.named_parameters()}
     stored = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
     wrong = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
     if wrong:

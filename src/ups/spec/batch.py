@@ -84,7 +84,8 @@ class Batch:
         return tuple(int(c.shape[0]) for c in self.coordinates)
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None, non_blocking: bool = False) -> Batch:
-        """The same batch on `device`; floating point tensors (coordinates too) as `dtype` if given."""
+        """The same batch on `device`; floating point tensors as `dtype` if given, but for coordinates: cells of a grid
+        far from 0 would be uneven in float32."""
 
         def move(x: torch.Tensor) -> torch.Tensor:
             return x.to(device=device, dtype=dtype or x.dtype, non_blocking=non_blocking)
@@ -96,7 +97,7 @@ class Batch:
             target=move(self.target),
             parameters=move(self.parameters),
             dt=move(self.dt),
-            coordinates=tuple(move(c) for c in self.coordinates),
+            coordinates=tuple(c.to(device=device, non_blocking=non_blocking) for c in self.coordinates),
             noise=None if self.noise is None else move(self.noise),
             latents=None if self.latents is None else move(self.latents),
         )

@@ -87,7 +87,9 @@ class Stage(nn.Module, ABC):
             total = part if total is None else total + part
             weight += batch.sample_weight * batch.num_samples
             for name, values in losses.items():
-                metrics[f"train/{batch.task.name}/{name}"] = with_number(values.detach().sum(), batch.num_samples)
+                found = with_number(values.detach().sum(), batch.num_samples)
+                key = f"train/{batch.task.name}/{name}"
+                metrics[key] = metrics[key] + found if key in metrics else found  # a step may have a task twice
         if total is None:
             raise DataError("a micro-batch without a batch has no loss")
         metrics["loss"] = with_number(total.detach(), weight)

@@ -121,3 +121,10 @@ def test_a_third_axis_leaves_the_low_frequencies_of_the_others() -> None:
     same = (plane == cube).all(0)
     assert same[[0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]].all()
     assert not cube[:, [6, 7, 14, 15]].any(), "along the first axis, where this cube has one point"
+
+
+def test_a_plane_of_one_row_does_not_get_the_halo_of_a_line() -> None:
+    constants, grid, ranges = Constants(), (1, 8), ((0, 1, (False, True)),)
+    line, plane = (Layout(dims, ranges).sources(grid, 3, constants, torch.device("cpu"))[0] for dims in (1, 2))
+    assert torch.equal(line, halo_sources(grid, (0, 1), (False, True)))
+    assert torch.equal(plane, halo_sources(grid, (1, 1), (False, True)))

@@ -176,9 +176,10 @@ def test_switches_take_their_part_away() -> None:
         with torch.no_grad():
             return float(stepper.predict(weak).norm() / stepper.predict(strong).norm())
 
-    assert ratio(awake(small(propagator=False)).double()) < 0.03
+    assert ratio(awake(small(propagator=False, amplitude=True)).double()) < 0.03
     batch = batch_of(LINE, 1)
-    assert not torch.allclose(awake(small()).predict(batch), awake(small(amplitude=False)).predict(batch))
+    scaled, plain = (awake(small(amplitude=kind)).predict(batch) for kind in (True, False))
+    assert not torch.allclose(scaled, plain)
 
 
 def test_sizes_are_taken_out_where_frames_go_through_orders_of_magnitude() -> None:
@@ -186,15 +187,15 @@ def test_sizes_are_taken_out_where_frames_go_through_orders_of_magnitude() -> No
     for spread, same in ((0.5, False), (2.0, True)):
         known = {t.name: replace(statistics_of(t), size_spread=spread) for t in (LINE, TORUS)}
         auto, always, never = (
-            awake(build_model(MultiscaleConfig.model_validate({**SMALL, "amplitude": kind}), (LINE, TORUS), known, 1))
-            for kind in ("auto", True, False)
+            awake(build_model(MultiscaleConfig.model_validate({**SMALL, **kind}), (LINE, TORUS), known, 1))
+            for kind in ({}, {"amplitude": True}, {"amplitude": False})
         )
         alike = always if same else never
         torch.testing.assert_close(auto.predict(batch), alike.predict(batch))
 
 
 def test_a_weak_frame_is_seen_like_a_strong_one_and_told_apart() -> None:
-    stepper = awake(small(propagator=False)).double()
+    stepper = awake(small(propagator=False, amplitude=True)).double()
     batch = batch_of(LINE, 1, dtype=torch.float64)
     strong, weak = (replace(batch, state=3.0 + size * batch.state) for size in (1.0, 1e-2))
     ratio = stepper.predict(strong) / (100 * stepper.predict(weak))

@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused_with_a_reason() -> None:
     with pytest.raises(DataError, match="does not know task 'other'"):
         stepper(replace(batch, task=TaskSpec("other", LINE.fields, LINE.axes, dt=1.0)))
     imposter = TaskSpec("line", PLANE.fields, PLANE.axes, dt=1.0)
-    with pytest.raises(DataError, match="other fields, axes or parameters"):
+    with pytest.raises(DataError, match="other fields, axes, boundaries or parameters"):
         stepper(replace(batch, task=imposter))
     with pytest.raises(ConfigError, match="two tasks are called 'line'"):
         small_model(tasks=(LINE, LINE))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
+from ups.spec.statistics import Statistics
 from ups.spec.task import TaskSpec
 from ups.testing.small_model import LINE, PLANE, STEADY, awake, batch_of, statistics_of
 
@@ -95,3 +98,73 @@ def test_models_of_other_kinds_have_nothing_to_give() -> None:
     unet = model(UnetConfig(width=8, levels=1, blocks=1), [LINE])
     with pytest.raises(ConfigError, match="no weights for one of type 'multiscale'"):
         transfer(unet, model(MULTISCALE, [LINE]))
+
+
+def test_blocks_elsewhere_do_not_take_modulations_that_happen_to_be_as_many() -> None:
+    source, target = (
+        model(MultiscaleConfig(widths=[4, 8, 16], blocks=blocks, num_heads=1), [LINE], seed)
+        for seed, blocks in enumerate(([1, 1, 2], [1, 3, 1]))
+    )
+    shapes = [dict(s.network.named_parameters())["condition.out.weight"].shape for s in (source, target)]
+    assert shapes[0] == shapes[1]
+    taken = transfer(source, target)
+    assert {"condition.out.weight", "condition.out.bias"} <= set(taken.new)
+    assert "condition.hidden.weight" in taken.whole
+
+
+def other_parameters(task: TaskSpec) -> tuple[TaskSpec, Statistics]:
+    """The same task with another range of its parameter, and other statistics of it."""
+    new = replace(task, parameters=tuple(replace(p, maximum=3 * p.maximum) for p in task.parameters))
+    return new, replace(statistics_of(task), parameter_mean=(-0.4,), parameter_std=(1.3,))
+
+
+@pytest.mark.parametrize("scale", ["log", "linear"])
+def test_other_statistics_of_a_parameter_do_not_change_what_a_model_says(scale: Literal["log", "linear"]) -> None:
+    task = replace(LINE, parameters=(replace(LINE.parameters[0], scale=scale),))
+    new, statistics = other_parameters(task)
+    source = awake(model(MULTISCALE, [task])).double()
+    target = build_model(MULTISCALE, [new], {new.name: statistics}, context_frames=1, seed=1).double()
+    taken = transfer(source, target)
+    assert taken.converted == ("line",)
+    assert "converted to other units of time, length or parameters: line" in taken.describe()
+    batch = batch_of(task, 1, dtype=torch.float64)
+    torch.testing.assert_close(source(batch), target(replace(batch, task=new)), rtol=1e-9, atol=1e-9)
+
+
+def test_a_slope_that_two_tasks_share_stays_where_their_units_change_differently() -> None:
+    other = replace(LINE, name="other")
+    new, statistics = other_parameters(LINE)
+    source = awake(model(MULTISCALE, [LINE, other]))
+    target = build_model(
+        MULTISCALE, [new, other], {new.name: statistics, other.name: statistics_of(other)}, context_frames=1, seed=1
+    )
+    source, target = source.double(), target.double()
+    transfer(source, target)
+    batch = batch_of(LINE, 1, dtype=torch.float64)
+    same = replace(batch, task=other)
+    torch.testing.assert_close(source(same), target(same))
+    linear = [s.network.linear(s.network_input(b)) for s, b in ((source, batch), (target, replace(batch, task=new)))]
+    torch.testing.assert_close(linear[0], linear[1], rtol=1e-9, atol=1e-9)
+
+
+def test_a_linear_law_holds_for_other_time_steps_and_extents() -> None:
+    new = replace(LINE, dt=2.5 * LINE.dt, axes=(replace(LINE.axes[0], extent=2 * LINE.axes[0].extent),))
+    source, target = (model(MULTISCALE, [task]).double() for task in (LINE, new))
+    with torch.no_grad():
+        table = dict(source.network.named_parameters())["propagator.table"]
+        table.copy_(0.1 * torch.randn(table.shape, generator=torch.Generator().manual_seed(0), dtype=table.dtype))
+    assert transfer(source, target).converted == ("line",)
+    batch = batch_of(LINE, 1, dtype=torch.float64)
+    # Twice the same waves, on an axis twice as long.
+    twice = batch_of(new, 1, dtype=torch.float64, space=(64,))
+    twice = replace(twice, state=torch.cat([batch.state] * 2, -1), parameters=batch.parameters, dt=batch.dt)
+    here, there = (s.network.linear(s.network_input(b)) for s, b in ((source, batch), (target, twice)))
+    torch.testing.assert_close(torch.cat([here] * 2, -1), there, rtol=1e-9, atol=1e-9)
+
+
+def test_frames_that_only_one_model_divides_by_their_size_are_named() -> None:
+    always = MULTISCALE.model_copy(update={"amplitude": True})
+    taken = transfer(model(always, [LINE, STEADY]), model(MULTISCALE, [LINE, STEADY], seed=1))
+    assert taken.other_scaling == ("line",)
+    assert "frames of line are divided by their size in only one of the two models" in taken.describe()
+    assert transfer(model(always, [LINE]), model(always, [LINE], seed=1)).other_scaling == ()

@@ -26,3 +26,12 @@ def test_who_has_a_bundle_without_its_data_is_told_what_can_be_done(
     with pytest.raises(DataError, match="does not carry it") as caught:
         load_trained("elsewhere")
     assert "ups rollout elsewhere INPUT" in caught.value.hint
+
+
+def test_a_run_in_double_precision_is_scored_and_bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(STORED / "data", "data")
+    recipe = ups.load_recipe(STORED / "v1", stages__0__steps=1, engine__precision="float64")
+    run = ups.fit(recipe, progress=False)
+    assert run.bundle is not None
+    assert load_trained(str(run.path)).stepper.network.training is False

@@ -217,6 +217,11 @@ def test_a_micro_batch_of_several_tasks_costs_the_sum_of_what_they_cost_alone() 
     together, apart = stage(batches), [stage([batch]) for batch in batches]
     torch.testing.assert_close(together.total, torch.stack([a.total for a in apart]).sum(), rtol=1e-12, atol=0)
     assert set(together.metrics) == {"loss", *(f"train/{b.task.name}/loss" for b in batches)}
+    # A step may have a task twice.
+    second = batch_of(LINE, 2, seed=5, dtype=torch.float64)
+    again, once = stage([batches[0], second]), stage([second])
+    name = f"train/{LINE.name}/loss"
+    torch.testing.assert_close(again.metrics[name], apart[0].metrics[name] + once.metrics[name])
 
 
 def test_a_balanced_loss_starts_relative_to_a_prediction_of_nothing_and_follows_the_averages() -> None:

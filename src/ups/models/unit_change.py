@@ -1,0 +1,80 @@
+"""What a weight means in another model: networks see parameters, times and lengths in units of their task.
+
+The same task may come with another time step, extent, range of a parameter, or statistics of the train split. A weight
+that multiplies such a number then has to be multiplied by the change of its unit, or a transferred law would be that of
+another speed. Fields are not converted: they are normalized by the new data, and their size is what training adapts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ups.spec.statistics import Statistics, safe
+from ups.spec.task import TaskSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterUnits:
+    """relative, normalized: what slopes of the two forms of a parameter are multiplied by. offset: what of the slope of
+    the normalized one, as it was, goes into the constant."""
+
+    relative: float = 1.0
+    normalized: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UnitChange:
+    """From the units of a task in one model to those of the same task in another.
+
+    step: new dt / old dt. lengths: old extent / new extent of each axis.
+    """
+
+    step: float
+    lengths: tuple[float, ...]
+    parameters: Mapping[str, ParameterUnits]
+
+    @property
+    def nothing(self) -> bool:
+        """Whether all units are the same, to rounding."""
+        others = [self.step, *self.lengths, *(f for p in self.parameters.values() for f in (p.relative, p.normalized))]
+        offsets = [p.offset for p in self.parameters.values()]
+        return all(math.isclose(f, 1, rel_tol=1e-12) for f in others) and all(abs(o) < 1e-12 for o in offsets)
+
+
+def unit_change(old: TaskSpec, old_statistics: Statistics, new: TaskSpec, statistics: Statistics) -> UnitChange | None:
+    """None if all units are the same, or the tasks have not the same number of axes."""
+    if len(old.axes) != len(new.axes) or old.steady != new.steady:
+        return None
+    change = UnitChange(
+        1.0 if new.steady else new.dt / old.dt,
+        tuple(a.extent / b.extent for a, b in zip(old.axes, new.axes, strict=True)),
+        _parameters(_units_of(old, old_statistics), _units_of(new, statistics)),
+    )
+    return None if change.nothing else change
+
+
+# Unit of the relative form, scale, mean and deviation of a parameter.
+_Units = tuple[float, str, float, float]
+
+
+def _units_of(task: TaskSpec, statistics: Statistics) -> dict[str, _Units]:
+    numbers = zip(task.parameters, statistics.parameter_mean, safe(statistics.parameter_std), strict=True)
+    return {
+        p.name: (max(abs(p.minimum), abs(p.maximum)) or math.hypot(mean, std), p.scale, mean, std)
+        for p, mean, std in numbers
+    }
+
+
+def _parameters(old: Mapping[str, _Units], new: Mapping[str, _Units]) -> dict[str, ParameterUnits]:
+    found = {}
+    for name in old.keys() & new.keys():
+        (was, scale, old_mean, old_std), (now, new_scale, mean, std) = old[name], new[name]
+        relative = now / was
+        if scale != new_scale:  # a slope over the logarithm says nothing about one over the parameter
+            found[name] = ParameterUnits(relative)
+        else:
+            found[name] = ParameterUnits(relative, std / old_std, (mean - old_mean) / old_std)
+    return found
