@@ -8,9 +8,9 @@ Each model is trained once for each factor of the learning rates of `ups` (and e
 2D task in a step, if given; otherwise those of `ups bench`), and has `cpu-seconds` for all nine tasks
 together, as a line of `ablations.py` has. So short a training likes high rates: `--cpu-seconds 2160` is the budget of
 the benchmark, and with it a few tasks say whether the choice holds. The table shows errors relative to the first line
-of a model, as the geometric mean over tasks (below 1: better); the best mean of one step and rollout is what `ups
-bench` uses. What is finished is not repeated. `ups-alone` has rates of its own because kernels of a model of lines have
-one axis, and those of the joint model two, whose sum moves up to three times as far in a step.
+of a model, as the geometric mean over tasks (below 1: better); docs/benchmark.md says what was chosen by it. What is
+finished is not repeated. `ups-alone` may ask for other rates than `ups`: kernels of a model of lines have one axis, and
+those of the joint model two, whose sum moves up to three times as far in a step.
 """
 
 from __future__ import annotations

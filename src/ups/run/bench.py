@@ -34,6 +34,9 @@ from ups.run.progress_line import ProgressLine
 from ups.run.step_cost import with_steps
 from ups.solvers.tasks import BENCH_TASKS
 
+# Machines whose fixed piece of work takes so many times as long are not of one kind.
+_OTHER_SPEED = 1.25
+
 
 class Bench:
     """One benchmark directory: recipes/, runs/, logs/, results/, pictures/, costs.json, bench.json, bench.md."""
@@ -135,7 +138,14 @@ class Bench:
                 process.stdin.close()
                 measured = process.stdout.readline()
                 if measured:
-                    found.setdefault("yardstick_seconds", json.loads(measured))
+                    here = json.loads(measured)
+                    kept = found.setdefault("yardstick_seconds", here)
+                    if not 1 / _OTHER_SPEED < here / kept < _OTHER_SPEED:
+                        line.note(
+                            f"{self.costs} is of a machine of another speed (its fixed piece of work took {kept:.3f} "
+                            f"CPU-seconds, here {here:.3f}): costs that are measured now, and rows, may not compare "
+                            "with those; without that file everything is measured here"
+                        )
                 for number, (key, text) in enumerate(zip(missing, process.stdout, strict=False), 1):
                     found["costs"][key] = {"name": missing[key].name, "stages": json.loads(text)}
                     write_file_atomically(self.costs, (json.dumps(found, indent=1) + "\n").encode())

@@ -181,13 +181,14 @@ def test_members_learn_to_be_as_far_from_each_other_as_from_the_truth() -> None:
     state[:, 1] = state[:, 0] + 0.5 * sign
     batch = replace(batch, state=state)
     optimizer = torch.optim.Adam(stage.parameters(), lr=3e-3)
-    for step in range(300):
+    ratios = []
+    for step in range(150):  # many more, and the network knows the 32 frames by heart
         losses = stage.sample_losses([replace(batch, stage_step=step)])[0]
         optimizer.zero_grad()
         losses["loss"].mean().backward()
         optimizer.step()
-    ratio = float(losses["spread"].mean() / losses["error"].mean())
-    assert 0.6 < ratio < 1.5
+        ratios.append(float(losses["spread"].mean() / losses["error"].mean()))
+    assert 0.7 < sum(ratios[-25:]) / 25 < 1.4
     assert has_members(stage.stepper)
 
 
