@@ -104,7 +104,7 @@ class Training:
     networks, windows: by number of spatial dimensions; windows of a task in a step. A window in 2D costs as much as
     several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error). steady_windows: of
     a steady task, where it is not that. task_windows: of tasks that need more than others do. rates: times those of
-    `ups`. All chosen on validation (docs/benchmark.md).
+    `ups`. What of this was chosen on validation, and what was not varied: docs/benchmark.md.
     """
 
     networks: Mapping[int, Mapping[str, Any]]

@@ -72,9 +72,9 @@ class FlowNetwork(Network):
         """`forward` of each task of a group, through the network at once where it can."""
         return self.inner.forward_group(group)
 
-    def change_units(self, changes: Mapping[str, UnitChange]) -> None:
+    def change_units(self, changes: Mapping[str, UnitChange]) -> bool:
         """Of the network inside."""
-        self.inner.change_units(changes)
+        return self.inner.change_units(changes)
 
     def velocities(
         self, stepper: Stepper, steps: Sequence[Step], x: Sequence[Tensor], t: Sequence[Tensor]

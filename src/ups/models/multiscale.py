@@ -168,11 +168,12 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """As the settings say; a steady task has no frame to divide."""
         return not task.steady and (spans_sizes if self.config.amplitude == "auto" else self.config.amplitude)
 
-    def change_units(self, changes: Mapping[str, UnitChange]) -> None:
+    def change_units(self, changes: Mapping[str, UnitChange]) -> bool:
         """Of the linear law, and of what the condition is told."""
         if self.propagator is not None:
             self.propagator.change_units(changes)
         self.condition.change_units(changes)
+        return True
 
     def modulated_blocks(self) -> list[tuple[str, int]]:
         """Names of the blocks that the condition modulates, in its order, and how many numbers each gets."""

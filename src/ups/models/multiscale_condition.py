@@ -93,7 +93,7 @@ class MultiscaleCondition(nn.Module):
     def change_units(self, changes: Mapping[str, UnitChange]) -> None:
         """Slopes over parameters in other units. Tasks share a slope: it is left alone where they ask for different
         ones. Without gradients."""
-        for name in {parameter for change in changes.values() for parameter in change.parameters}:
+        for name in sorted({parameter for change in changes.values() for parameter in change.parameters}):
             users = [task.name for task in self._specs if any(p.name == name for p in task.parameters)]
             units = [changes[user].parameters.get(name) if user in changes else None for user in users]
             first = units[0]

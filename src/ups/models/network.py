@@ -83,8 +83,9 @@ class Network(nn.Module, ABC):
         """Whether frames of a task are divided by their size. spans_sizes: `Statistics.spans_sizes`."""
         return False
 
-    def change_units(self, changes: Mapping[str, UnitChange]) -> None:
-        """Convert taken weights of these tasks to the units of this model. By default none has a unit."""
+    def change_units(self, changes: Mapping[str, UnitChange]) -> bool:
+        """Convert taken weights of these tasks to the units of this model, and say whether it can. By default not."""
+        return False
 
     def matrices(self) -> list[nn.Parameter]:
         """Parameters whose updates Muon may orthogonalize, each seen as a matrix (first dimension, all others).

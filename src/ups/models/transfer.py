@@ -76,15 +76,14 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
             hint="start from a model of the same type, or leave start_from out",
         )
     changes = _unit_changes(source, target)
-    for network in target.networks.values():
-        cast(Network, network).change_units(changes)
+    converted = [cast(Network, network).change_units(changes) for network in target.networks.values()]
     return Taken(
         tuple(name for one in found for name in one.whole),
         {name: rows for one in found for name, rows in one.rows.items()},
         tuple(name for one in found for name in one.new),
         sum(one.num_taken for one in found),
         sum(one.num_weights for one in found),
-        tuple(sorted(changes)),
+        tuple(sorted(changes)) if any(converted) else (),
         _other_scaling(source, target),
     )
 

@@ -30,6 +30,7 @@ from ups.evaluation.results import from_json, to_json
 from ups.record import process_tree
 from ups.record.manifest import write_file_atomically
 from ups.run.bench_measure import machine, peak_memory, rollout_sticks
+from ups.run.directory import read_run_recipe
 from ups.run.progress_line import ProgressLine
 from ups.run.step_cost import with_steps
 from ups.solvers.tasks import BENCH_TASKS
@@ -247,10 +248,14 @@ class Bench:
         recipe = self.out / "recipes" / f"{entry.name}.yaml"
         text = dump(entry.recipe)
         if self._bundle(entry).is_dir() and recipe.is_file():
-            if recipe.read_text() == text and _agree(self._trained_with(entry), _learned(entry)):
+            trained_with = read_run_recipe(self._bundle(entry)).recipe
+            if recipe.read_text() == text and _agree(_plain(trained_with), _learned(entry)):
                 return 0
             # Kept as it is: the next call must not take the old run for one of this recipe.
-            line.note(f"{entry.name} was trained by another recipe: remove runs/{entry.name} to train it again")
+            line.note(
+                f"{entry.name} was trained by another recipe, or with other defaults: "
+                f"remove runs/{entry.name} to train it again"
+            )
             return ConfigError.exit_code
         recipe.write_text(text)
         log = self.out / "logs" / f"{entry.name}.log"
@@ -312,13 +317,6 @@ class Bench:
             found.append(row(entry.model, task, bundle.info.scores[task]["predictors"][MODEL], **own))
         return found
 
-    def _trained_with(self, entry: Entry) -> dict[str, Any]:
-        """All that the recipe of a finished training decided, with the defaults of its time."""
-        from ups.run.directory import read_run_recipe
-
-        plain: dict[str, Any] = json.loads(json.dumps(learned(read_run_recipe(self._bundle(entry)).recipe)))
-        return plain
-
     def _seconds_of_last_stage(self, entry: Entry) -> float:
         """CPU time of one of its steps, on the machine at rest."""
         found = json.loads(self.costs.read_text())
@@ -358,7 +356,12 @@ def _what_costs(entry: Entry) -> str:
 
 def _learned(entry: Entry) -> dict[str, Any]:
     """All that a recipe decides, with the defaults that it does not say: another default is another model."""
-    plain: dict[str, Any] = json.loads(json.dumps(learned(Recipe.model_validate(entry.recipe))))
+    return _plain(Recipe.model_validate(entry.recipe))
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """What a recipe learns, as JSON would give it back."""
+    plain: dict[str, Any] = json.loads(json.dumps(learned(recipe)))
     return plain
 
 

@@ -131,6 +131,12 @@ def test_other_statistics_of_a_parameter_do_not_change_what_a_model_says(scale: 
     torch.testing.assert_close(source(batch), target(replace(batch, task=new)), rtol=1e-9, atol=1e-9)
 
 
+def test_a_model_that_converts_nothing_does_not_say_so() -> None:
+    new, statistics = other_parameters(LINE)
+    target = build_model(LATENT, [new], {new.name: statistics}, context_frames=1, seed=1)
+    assert transfer(model(LATENT, [LINE]), target).converted == ()
+
+
 def test_a_slope_that_two_tasks_share_stays_where_their_units_change_differently() -> None:
     other = replace(LINE, name="other")
     new, statistics = other_parameters(LINE)
