@@ -114,6 +114,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "40 windows in 1D, 10 in 2D": windows(40, 10),
     "10 windows of reacdiff1d as of others": windows_of(reacdiff1d=10),
     "5 windows of advection1d": windows_of(advection1d=5),
+    "20 windows of euler1d": windows_of(euler1d=20),
 }
 
 # Variants that put another part in the place of the network's own, see `other_parts.py`.

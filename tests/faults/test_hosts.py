@@ -66,7 +66,7 @@ def test_a_rank_that_is_killed_on_one_host_restarts_all_and_the_result_is_that_o
     assert [consequence["rank"] for consequence in fault["consequences"]] in ([0], [])
     assert "VERDICT state=completed exit=0 attempts=2 faults=1" in result.outputs[0]
     assert "VERDICT state=completed exit=0 attempts=2 faults=1" in result.outputs[1]
-    alone = supervised.run(tmp_path / "alone", steps=30, deadlines={"teardown_seconds": 60.0})
+    alone = supervised.run(tmp_path / "alone", steps=30)
     assert alone.code == 0, alone.output
     assert result.digests == alone.digests
     assert len(result.digests) == 1
@@ -242,7 +242,7 @@ def test_four_hosts_give_the_result_of_one(tmp_path: Path, hosts: Network) -> No
         result = started.finish(300)
     check_ended(result)
     assert result.codes == [0, 0, 0, 0], result.outputs
-    alone = supervised.run(tmp_path / "alone", ranks=4, steps=15, deadlines={"teardown_seconds": 60.0})
+    alone = supervised.run(tmp_path / "alone", ranks=4, steps=15)
     assert result.digests == alone.digests
 
 

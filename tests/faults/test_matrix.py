@@ -202,6 +202,7 @@ def test_m17_a_wedged_teardown_and_a_killed_wrapper_end_in_time(tmp_path: Path) 
         restarts=3,
         workers=1,
         timeout_seconds=200,
+        deadlines={"teardown_seconds": 8.0 * PATIENCE},
     )
     assert result.code == 0
     causes = [found["cause"] for found in result.faults]

@@ -39,7 +39,8 @@ def test_a_stopped_wrapper_neither_delays_a_verdict_nor_outlives_the_supervisor(
     for rank in (0, 1):
         os.kill(started.rank_pid(rank, "wrapper"), signal.SIGSTOP)
     started.process.send_signal(signal.SIGTERM)
-    result = started.finish(8 * PATIENCE)
+    # Half of the grace that ranks have to save: who waits for a stopped wrapper waits for all of it.
+    result = started.finish(30 * PATIENCE)
     assert result.code == 143, result.output
     assert result.failed_lines == []
     assert result.orphans == []

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(*command: str | Path, cwd: Path, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+def start(*command: str | Path, cwd: Path, timeout: float = 540) -> subprocess.CompletedProcess[str]:
     """Run a command with nothing of this process's Python in its environment."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     environment |= {"HOME": str(cwd), "PIP_CACHE_DIR": str(Path.home() / ".cache" / "pip"), "NO_COLOR": "1"}
@@ -22,7 +22,7 @@ def start(*command: str | Path, cwd: Path, timeout: float = 240) -> subprocess.C
     )
 
 
-def run(*command: str | Path, cwd: Path, timeout: float = 240) -> str:
+def run(*command: str | Path, cwd: Path, timeout: float = 540) -> str:
     """Standard output of a command that must succeed."""
     done = start(*command, cwd=cwd, timeout=timeout)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"

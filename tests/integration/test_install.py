@@ -33,7 +33,7 @@ def environment(wheel: Path) -> Path:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_wheel_holds_the_package_its_license_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src" / "ups").rglob("*.py")}
@@ -43,7 +43,7 @@ def test_the_wheel_holds_the_package_its_license_and_nothing_else(wheel: Path) -
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_command_works_without_any_extra(environment: Path, tmp_path: Path) -> None:
     assert not list(environment.parent.glob("lib/*/site-packages/torch")), "torch must be absent here"
     assert "config" in run(environment / "ups", "--help", cwd=tmp_path)
@@ -53,7 +53,7 @@ def test_the_command_works_without_any_extra(environment: Path, tmp_path: Path) 
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_version_tells_what_each_missing_extra_would_add(environment: Path, tmp_path: Path) -> None:
     reported = run(environment / "ups", "--version", "--verbose", cwd=tmp_path)
     found = json.loads(run(environment / "ups", "--version", "--verbose", "--json", cwd=tmp_path))
@@ -65,7 +65,7 @@ def test_the_version_tells_what_each_missing_extra_would_add(environment: Path, 
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_the_installed_package_says_what_was_asked_of_it(wheel: Path) -> None:
     (name,) = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".dist-info/METADATA")]
     metadata = zipfile.ZipFile(wheel).read(name).decode()
