@@ -65,7 +65,7 @@ def versions_of(python: str) -> dict[str, Any]:
     if found["ups"] is None:
         raise MachineError(
             f"ups is not installed in the environment of {python} (Python {found['python']})",
-            hint=f"install the same ups there: {python} -m pip install universal-simulator, or -e and your checkout",
+            hint=f"install the same ups there: {python} -m pip install and the path of your checkout",
         )
     if not found["rehearsal"]:
         raise MachineError(
