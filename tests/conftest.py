@@ -6,7 +6,13 @@ because most of them wait for something: their deadlines are against hanging, an
 machine.
 """
 
+import signal
+
 import pytest
+
+# The shell ignores SIGINT for its background jobs, and what is ignored stays ignored: tests of signals would fail there.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
