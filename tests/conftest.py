@@ -10,7 +10,7 @@ import signal
 
 import pytest
 
-# The shell ignores SIGINT for its background jobs, and what is ignored stays ignored: tests of signals would fail there.
+# A shell ignores SIGINT for its background jobs, and children keep that: tests of signals would fail there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

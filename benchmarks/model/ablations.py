@@ -115,6 +115,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "10 windows of reacdiff1d as of others": windows_of(reacdiff1d=10),
     "5 windows of advection1d": windows_of(advection1d=5),
     "20 windows of euler1d": windows_of(euler1d=20),
+    "windows where they are needed": windows_of(advection1d=5, reacdiff1d=20, euler1d=20, ns2d=2),
 }
 
 # Variants that put another part in the place of the network's own, see `other_parts.py`.

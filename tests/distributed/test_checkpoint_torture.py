@@ -18,7 +18,7 @@ from ups.record.checkpoints import latest_verified, list_checkpoints, read_progr
 from ups.testing.ranks import Launched, launch
 from ups.testing.toy_training import train
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 SIZE = 137_000  # bytes; just below the size of the largest file of such a checkpoint
 OFFSETS = [int(SIZE * part / 9) for part in range(10)]
@@ -81,7 +81,7 @@ def test_a_process_that_dies_anywhere_in_a_save_leaves_an_older_whole_checkpoint
         run_dir = tmp_path / str(number)
         trial = {"steps": 6, "strategy": "single", "run_dir": str(run_dir), "asynchronous": asynchronous}
         with Launched(train_until_killed, 1, trial | hit) as launched:
-            code = launched.wait(30)[0]
+            code = launched.wait(300)[0]
             died += code in (-signal.SIGXFSZ, -signal.SIGKILL)
         found = latest_verified(run_dir)
         assert found is not None
@@ -97,7 +97,7 @@ def test_a_full_disk_costs_saves_and_not_the_run_until_three_have_failed(
 ) -> None:
     trial = {"strategy": strategy, "run_dir": str(tmp_path), "interval": 2, "offset": 5000, "survive": True}
     with Launched(train_until_killed, ranks, trial | {"steps": 20}) as launched:
-        codes = launched.wait(45)
+        codes = launched.wait(300)
         logs = launched.logs()
     assert codes == [1] * ranks, logs
     assert logs.count("CheckpointError: 3 saves in a row failed, the last at step 8") == ranks

@@ -22,7 +22,7 @@ from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 from ups.training.engine import Engine
 from ups.training.export import read_weights
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
 OPTIM = {"learning_rate": 5e-3}
 TIME = {"tasks": ["wave1d"]}

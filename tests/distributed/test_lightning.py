@@ -26,7 +26,7 @@ from ups.training.engine import Engine
 from ups.training.progress import Progress
 
 pytest.importorskip("lightning")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
 STEPS = 20
 OPTIM = {"type": "adamw", "learning_rate": 1e-3, "clip_ratio": 2.0}
@@ -102,7 +102,7 @@ def trained(recipe: Recipe) -> tuple[list[list[float]], Any]:
 def under_lightning(recipe: Path, out: Path, *words: str) -> tuple[list[list[float]], Any]:
     command = [sys.executable, "-m", "ups.testing.lightning_program", str(recipe), str(out), *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.with_suffix(".json").read_text()), np.load(out.with_suffix(".npy"))
 

@@ -12,7 +12,7 @@ from ups.testing.mixture import write_mixture
 from ups.testing.parity import LIMITS, Arrangement, distance, global_windows, run_variants
 from ups.testing.ranks import launch
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(2400)]
 
 STEPS = 20
 # A representative part; `benchmarks/engine/parity.py --full` runs every combination.
@@ -67,7 +67,7 @@ def latents(folder: Path, tasks: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def alone(folder: Path, tasks: list[dict[str, Any]], latents: dict[str, Any]) -> list[Any]:
     arguments = {"tasks": tasks, "folder": str(folder), "strategy": "single", "steps": STEPS, "label": "alone"}
-    return launch(run_variants, 1, deadline=240, arguments=arguments | {"variants": variants(latents, 8, 2)})
+    return launch(run_variants, 1, deadline=900, arguments=arguments | {"variants": variants(latents, 8, 2)})
 
 
 def test_micro_batches_on_one_rank_change_nothing(alone: list[Any]) -> None:
@@ -103,7 +103,7 @@ def test_many_ranks_train_like_one(
         "label": f"{arrangement.strategy}_{arrangement.ranks}_{arrangement.accumulation}_{numbers[0]}",
         "variants": [chosen[number] for number in numbers],
     }
-    results = launch(run_variants, arrangement.ranks, deadline=300, arguments=arguments)
+    results = launch(run_variants, arrangement.ranks, deadline=900, arguments=arguments)
     for found, number in enumerate(numbers):
         assert global_windows(results, found, STEPS) == global_windows(alone, number, STEPS)
         assert alone[0][number]["moved"] > 0.01
@@ -132,6 +132,6 @@ def test_other_ways_to_spread_a_model_change_nothing(
         "label": "other_" + "_".join(engine),
         "variants": [KINDS[number] | {"micro_batch": arrangement.micro_batch} for number in numbers],
     }
-    results = launch(run_variants, arrangement.ranks, deadline=300, arguments=arguments)
+    results = launch(run_variants, arrangement.ranks, deadline=900, arguments=arguments)
     for found, number in enumerate(numbers):
         assert distance(alone[0][number]["weights"], results[0][found]["weights"]) <= limit_of(KINDS[number])

@@ -22,7 +22,7 @@ from ups.testing.mixture import mixture_recipe, write_mixture
 
 pytest.importorskip("tensorboard", reason="needs TensorBoard, to read its files back (extra: tensorboard)")
 pytest.importorskip("wandb", reason="needs the client of Weights & Biases (extra: wandb)")
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 TRACKERS = [{"type": "tensorboard"}, {"type": "wandb", "mode": "offline"}]
 
@@ -47,13 +47,13 @@ def ups(folder: Path, *words: str) -> subprocess.Popen[str]:
 def ended(folder: Path, process: subprocess.Popen[str]) -> str:
     """What a run says until its end; if it stands still, where its ranks stand."""
     try:
-        return process.communicate(timeout=200)[0]
+        return process.communicate(timeout=600)[0]
     except subprocess.TimeoutExpired:
-        status = ups(folder, "status", "run").communicate(timeout=60)[0]
+        status = ups(folder, "status", "run").communicate(timeout=300)[0]
         for path in (folder / "run").glob("logs/*/rank_*"):
             status += f"\n{path}:\n{path.read_bytes()[-2000:].decode(errors='replace')}"
         process.terminate()
-        status += process.communicate(timeout=100)[0]
+        status += process.communicate(timeout=400)[0]
         pytest.fail(f"stood still for 200 s:\n{status}")
 
 
@@ -90,7 +90,7 @@ def test_every_tracker_has_the_numbers_of_the_run(folder: Path) -> None:
     facts = wandb_log.config(log_of(run_dir))
     assert facts["ups/recipe"] == identity["recipes"][-1]
     assert {name: facts[f"ups/data.{name}"] for name in identity["data"]} == identity["data"]
-    status = ups(folder, "status", "run").communicate(timeout=60)[0]
+    status = ups(folder, "status", "run").communicate(timeout=300)[0]
     assert f"tensorboard: {run_dir}/tensorboard, {len(rows(run_dir))} rows, told completed" in status
 
 
@@ -99,13 +99,13 @@ def test_a_run_whose_ranks_were_all_killed_has_failed_in_every_tracker(folder: P
     changes = (f"run.dir={run_dir}", "stages.0.steps=100000")
     options = [word for change in changes for word in ("--set", change)]
     with ups(folder, "train", "recipe.yaml", "--ranks", "2", *options) as process:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 400
         while not (run_dir / "metrics.jsonl").exists() or len(rows(run_dir)) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         for status in rank_statuses(run_dir, read_run(run_dir)):
             os.kill(status.pid, signal.SIGKILL)
-        output = process.communicate(timeout=90)[0]
+        output = process.communicate(timeout=300)[0]
     assert process.returncode == 6, output
     assert wandb_log.exits(log_of(run_dir)) == [6]
     ending = events(run_dir).Tensors("run/ending")[-1].tensor_proto.string_val[0].decode()

@@ -27,7 +27,7 @@ from ups.testing.faults.doctor_data import write_data, write_recipe
 from ups.testing.faults.planted import PLANTS, run_forked
 from ups.testing.faults.supervised import PATIENCE
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

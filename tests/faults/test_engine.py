@@ -24,7 +24,7 @@ from ups.testing.faults.small_run import prepare_real, rank_is_at_step, rows, we
 from ups.testing.faults.supervised import PROGRAMS, Result, run, start
 from ups.testing.mixture import write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 # A cell that draws prints it; set the variable to see the same again.
 SEED = int(os.environ.get("UPS_TEST_SEED") or time.time_ns() % 1_000_000)
@@ -85,7 +85,7 @@ def test_a_run_that_met_every_death_and_a_damaged_checkpoint_ends_with_the_same_
         fault("exception", 0, 20, "evaluate"),
         restarts=4,
         recipe=recipe,
-        timeout_seconds=280,
+        timeout_seconds=1200,
     )
     assert result.code == 0, result.output
     assert reported(result) == [
@@ -116,7 +116,7 @@ def test_m8_m12_what_ends_a_loader_is_named_by_the_line_of_the_worker(
         fault("end_of_data", 1, 19, "data"),
         restarts=4,
         recipe=recipe,
-        timeout_seconds=280,
+        timeout_seconds=1200,
     )
     assert result.code == 0, result.output
     assert reported(result) == [
@@ -156,7 +156,7 @@ def test_m11_a_kill_inside_a_save_and_a_cut_file_never_lead_to_a_bad_load(
         fault("damage", 1, 18, "forward", how="truncate", newest=15, signal="SIGKILL"),
         restarts=6,
         recipe=recipe,
-        timeout_seconds=280,
+        timeout_seconds=1200,
     )
     assert result.code == 0, result.output
     assert [found["cause"] for found in result.faults] == ["killed(SIGXFSZ)", *["killed(SIGKILL)"] * 3]
@@ -270,7 +270,7 @@ def test_sigterm_loses_no_step(tmp_path: Path, recipe: Path, to: str) -> None:
     started = start(tmp_path / "run", recipe=long)
     started.wait_for(lambda: rank_is_at_step(started.run_dir, 7))
     os.kill(started.process.pid if to == "supervisor" else started.rank_pid(1), signal.SIGTERM)
-    result = started.finish(60)
+    result = started.finish(200)
     assert result.code == 143, result.output
     assert result.failed_lines == []
     assert "state=preempted" in result.verdict

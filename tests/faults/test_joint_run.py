@@ -14,7 +14,7 @@ from ups.testing.faults.supervised import Result, run
 from ups.testing.latents import prepare_latents
 from ups.testing.mixture import MODELS, write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 OPTIM = {"type": "muon", "learning_rate": 2e-3, "matrix_learning_rate": 5e-3, "clip_norm": 0.0, "clip_ratio": 3.0}
 SLOWER = OPTIM | {"learning_rate": 5e-4, "matrix_learning_rate": 1e-3}

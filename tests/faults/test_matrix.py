@@ -16,7 +16,7 @@ from ups.record.blackbox import BlackBoxReader, Mark, ring_path
 from ups.testing.faults.small_run import rank_is_at_step
 from ups.testing.faults.supervised import PATIENCE, PROGRAMS, Result, run, start, usual_port_taken
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
 LINE_OF_PERSON_CODE = 1 + next(
     n for n, line in enumerate((PROGRAMS / "faults_to_plant.py").read_text().splitlines()) if "shard_0003.h5" in line
@@ -70,7 +70,7 @@ def test_m1_m2_m3_m4_deaths_are_named_and_survived(tmp_path: Path, clean: Result
         fault("sys_exit", 1, 18, "forward"),
         restarts=3,
         workers=1,
-        timeout_seconds=280,
+        timeout_seconds=1200,
     )
     assert result.code == 0
     assert reported(result) == [
@@ -112,7 +112,7 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
         fault("stop_worker", 1, 18, "data"),
         restarts=3,
         workers=1,
-        timeout_seconds=280,
+        timeout_seconds=1200,
     )
     assert result.code == 0
     assert reported(result) == [
@@ -135,7 +135,7 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
 
 def test_m9b_lack_of_memory_is_cured_by_half_the_micro_batch(tmp_path: Path, clean: Result) -> None:
     memory = fault("out_of_memory", 1, 7, "forward", fits=2)
-    result = run(tmp_path / "run", memory, memory, memory, restarts=3, micro_batch=8, timeout_seconds=200)
+    result = run(tmp_path / "run", memory, memory, memory, restarts=3, micro_batch=8, timeout_seconds=600)
     assert result.code == 0
     assert [found["cause"] for found in result.faults] == ["out_of_memory", "out_of_memory"]
     assert [found["action"] for found in result.faults] == [
@@ -150,7 +150,7 @@ def test_m10_sigterm_is_a_request_to_save_and_leave(tmp_path: Path) -> None:
     started = start(tmp_path / "run", step_seconds=0.05, steps=2000, interval=1000, workers=1)
     started.wait_for(lambda: rank_is_at_step(started.run_dir, 10))
     started.process.send_signal(signal.SIGTERM)
-    result = started.finish(30 * PATIENCE)
+    result = started.finish(150)
     assert result.code == 143
     assert result.failed_lines == []
     assert "state=preempted" in result.verdict
@@ -183,7 +183,7 @@ def test_m15_slow_but_healthy_is_never_killed(tmp_path: Path, clean: Result) -> 
 def test_m15_a_straggler_is_named_and_left_alone(tmp_path: Path, clean: Result) -> None:
     result = run(
         tmp_path / "run",
-        fault("sleep", 1, 10, "data", seconds=4),
+        fault("sleep", 1, 10, "data", seconds=15),
         deadlines={"name_floor_seconds": 1.0, "kill_floor_seconds": 60.0},
     )
     assert result.code == 0
@@ -263,7 +263,7 @@ def test_m17_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
 
 def test_m20_the_same_crash_at_the_same_step_stops_at_the_third_time(tmp_path: Path) -> None:
     again = fault("exception", 1, 7, "data")
-    result = run(tmp_path / "run", again, again, again, again, restarts=50, timeout_seconds=200)
+    result = run(tmp_path / "run", again, again, again, again, restarts=50, timeout_seconds=600)
     assert result.code == 6
     assert [found["action"] for found in result.faults] == ["restart 1/50", "restart 2/50", "stop(same_fault_3_times)"]
     assert result.orphans == []

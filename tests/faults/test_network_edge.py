@@ -106,7 +106,7 @@ def test_a_run_listens_on_loopback_only_and_a_pickle_finds_no_store(
     assert folder.stat().st_mode & 0o777 == 0o700
     assert folder.parent.parent.stat().st_mode & 0o777 == 0o700
     started.process.send_signal(signal.SIGTERM)
-    result = started.finish(60)
+    result = started.finish(200)
     assert result.code == 143, result.output
     assert result.failed_lines == []
     assert not folder.exists()
@@ -121,5 +121,5 @@ def test_a_store_over_tcp_listens_on_its_own_address_only(running: Callable[...,
     assert port in [one.port for one in found]
     assert [one for one in found if one.beyond_loopback] == []
     started.process.send_signal(signal.SIGTERM)
-    result = started.finish(60)
+    result = started.finish(200)
     assert result.code == 143, result.output

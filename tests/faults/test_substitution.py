@@ -26,14 +26,14 @@ from ups.record.checkpoints import list_checkpoints
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
 from ups.testing.mixture import mixture_recipe, write_mixture
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
 STEPS = 24
 
 
 def train(run: Path, *options: str, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ups", "train", str(run), "--ranks", str(ranks), *options]
-    return subprocess.run(command, env=environment() | variables, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, env=environment() | variables, capture_output=True, text=True, timeout=900)
 
 
 def environment() -> dict[str, str]:
@@ -67,14 +67,14 @@ def running(recipe: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
 
 def ended(process: subprocess.Popen[str], code: int, cause: str = "") -> None:
     """Wait for the end; it must have this exit code and, if there is one, name the cause."""
-    output = process.communicate(timeout=90)[0]
+    output = process.communicate(timeout=900)[0]
     assert process.returncode == code, output
     assert cause in output
     assert ("completed" in output) == (code == 0), output
 
 
 def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 400
     while not (run_dir / "checkpoints" / f"step_{step:08d}" / COMMITTED_NAME).exists():
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()[0]
@@ -93,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "data").mkdir()
     write_mixture(folder / "data")
     for name, seed in (("mine", 3), ("other", 4)):
-        with running(write_recipe(folder, name, seed), "--set", "engine.max_seconds=100") as process:
+        with running(write_recipe(folder, name, seed), "--set", "engine.max_seconds=900") as process:
             wait_for_step(folder / name, 8, process)
             process.send_signal(signal.SIGTERM)
             ended(process, 143)

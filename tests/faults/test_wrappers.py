@@ -12,7 +12,7 @@ from tests.faults.test_matrix import check_every_fault_was_printed_once_and_hand
 from ups.testing.faults.small_run import rank_is_at_step
 from ups.testing.faults.supervised import PATIENCE, Started, run, start
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 
 def wait_for_step(started: Started, attempt: int, step: int) -> None:
@@ -26,7 +26,7 @@ def test_a_rank_that_dies_under_a_stopped_wrapper_is_named_and_not_its_peer(tmp_
         wait_for_step(started, attempt, 30 + 50 * attempt)
         os.kill(started.rank_pid(0, "wrapper"), signal.SIGSTOP)
         os.kill(started.rank_pid(0), number)
-    result = started.finish(90)
+    result = started.finish(400)
     assert result.code == 0, result.output
     assert [(rank, cause) for rank, _, cause in reported(result)] == [(0, "killed(SIGKILL)"), (0, "signal(SIGSEGV)")]
     assert "its wrapper is stopped" in result.faults[0]["message"]

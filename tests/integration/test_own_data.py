@@ -15,7 +15,7 @@ import xarray
 
 from tests.integration.environments import ROOT
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 
 def two_fields_in_netcdf(path: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "own-data.md").read_text()
     for kind, block in re.findall(r"^```(python|bash)\n(.*?)^```", page, re.M | re.S):
         if kind == "python":
-            subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True, timeout=300)
+            subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True, timeout=600)
             continue
         for line in block.splitlines():
             words = line.split()
@@ -117,7 +117,7 @@ def ups(folder: Path, *arguments: str) -> str:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

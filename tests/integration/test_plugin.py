@@ -40,7 +40,7 @@ result = simulator.rollout(state, 3, {"nu": 0.005})
 print(bool(np.isfinite(result.u).all()))
 """
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def test_a_killed_rank_is_named(bin_directory: Path, desk: Path, trained: Path) 
     with subprocess.Popen(command, cwd=desk, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             _kill_rank_1(run_dir, process)
-            output = process.communicate(timeout=90)[0]
+            output = process.communicate(timeout=400)[0]
         finally:
             process.kill()
     assert process.returncode == 6, output

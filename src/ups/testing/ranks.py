@@ -84,7 +84,7 @@ class Launched:
         self._folder.cleanup()
 
 
-def launch(check: Check, ranks: int, deadline: float = 45.0, arguments: dict[str, Any] | None = None) -> list[Any]:
+def launch(check: Check, ranks: int, deadline: float = 300.0, arguments: dict[str, Any] | None = None) -> list[Any]:
     """Run `check` on `ranks` ranks; its results by rank. Fails with every rank's log if one does not exit with 0."""
     with Launched(check, ranks, arguments) as launched:
         codes = launched.wait(deadline)

@@ -73,13 +73,13 @@ class Seaweed:
         self._wait()
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 50
+        deadline = time.monotonic() + 240
         while time.monotonic() < deadline:
             assert self._process is not None
             if self._process.poll() is not None:
                 break
             try:
-                self.put("ready", b"yes", timeout_seconds=5)
+                self.put("ready", b"yes", timeout_seconds=20)
             except Exception:  # noqa: BLE001 - whatever is not ready yet
                 time.sleep(0.3)
             else:

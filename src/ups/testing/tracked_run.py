@@ -23,6 +23,7 @@ from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
 from ups.record.places import CONFIG_NAME
 from ups.supervise.run_file import note_gate
+from ups.supervise.trackers import CLOSE_SECONDS
 
 RUN_ID = "0123456789abcdef0123456789abcdef"
 RECIPE_HASH = "5ec1be" * 10
@@ -51,20 +52,27 @@ def make_run(run_dir: Path, trackers: list[dict[str, Any]]) -> Path:
     return run_dir
 
 
-def lead_command(run_dir: Path, steps: range, ending: str, seconds: float = 0.0) -> list[str]:
-    """What to start for a run that logs these steps, `seconds` apart, and ends so: a key of ENDINGS, or 'killed'."""
+def lead_command(
+    run_dir: Path, steps: range, ending: str, seconds: float = 0.0, close_seconds: float = CLOSE_SECONDS
+) -> list[str]:
+    """What to start for a run that logs these steps, `seconds` apart, and ends so: a key of ENDINGS, or 'killed'.
+
+    close_seconds: how long it waits for its trackers at the end.
+    """
     program = [sys.executable, "-m", "ups.testing.tracked_run"]
-    return [*program, str(run_dir), str(steps.start), str(steps.stop), ending, str(seconds)]
+    return [*program, str(run_dir), str(steps.start), str(steps.stop), ending, str(seconds), str(close_seconds)]
 
 
-def lead(run_dir: Path, steps: range, ending: str, seconds: float = 0.0) -> subprocess.CompletedProcess[str]:
+def lead(
+    run_dir: Path, steps: range, ending: str, close_seconds: float = CLOSE_SECONDS
+) -> subprocess.CompletedProcess[str]:
     """Lead a run to its end, in a process of its own."""
     return subprocess.run(
-        lead_command(run_dir, steps, ending, seconds),
+        lead_command(run_dir, steps, ending, close_seconds=close_seconds),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=500,
     )
 
 
@@ -86,13 +94,15 @@ def row(step: int) -> dict[str, Any]:
     return {**numbers, "stage_name": "operator", "attempt": 0, "time": 1_800_000_000.0 + step}
 
 
-def _main(run_dir: Path, first: int, stop: int, ending: str, seconds: float) -> None:
+def _main(run_dir: Path, first: int, stop: int, ending: str, seconds: float, close_seconds: float) -> None:
+    import ups.supervise.trackers as end_of_trackers
     from ups.record.log import show_log, write_to_stderr
     from ups.supervise.run_file import RunFile
     from ups.supervise.run_lock import hold_run
     from ups.supervise.trackers import Trackers, check_trackers
     from ups.tracking.metrics_file import METRICS_NAME, MetricsWriter
 
+    end_of_trackers.CLOSE_SECONDS = close_seconds
     show_log(write_to_stderr)
     trackers = resolve_data(yaml.safe_load((run_dir / CONFIG_NAME).read_text())).recipe.tracking.trackers
     check_trackers(trackers)
@@ -114,4 +124,4 @@ def _main(run_dir: Path, first: int, stop: int, ending: str, seconds: float) -> 
 
 
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], float(sys.argv[5]))
+    _main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], float(sys.argv[5]), float(sys.argv[6]))

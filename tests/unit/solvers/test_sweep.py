@@ -25,7 +25,7 @@ from ups.solvers.pdebench_files import PdebenchFile, pdebench_name, with_given_p
 from ups.solvers.request import make_request
 from ups.solvers.sweep import generate
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
 COUNTS = (24, 8, 8)
 
@@ -58,7 +58,7 @@ def alive(pid):
         return False
 
 
-def wait_until(condition, seconds=90):
+def wait_until(condition, seconds=400):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened in time"
@@ -93,7 +93,7 @@ def test_a_killed_sweep_leaves_no_process_and_continues_to_the_same_bytes(tmp_pa
     workers = children(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not any(alive(pid) for pid in workers), 20)
+    wait_until(lambda: not any(alive(pid) for pid in workers), 120)
     committed = {f.name: f.stat().st_mtime_ns for f in partial.glob("*.npz")}
     assert 2 <= len(committed) < 6
     damaged = partial / sorted(committed)[0]
@@ -117,7 +117,7 @@ def test_a_killed_worker_is_an_error_that_says_how_to_go_on(tmp_path):
     wait_until(lambda: len(list(partial.glob("*.npz"))) >= 1)
     (worker,) = [p for p in children(process.pid) if "spawn_main" in Path(f"/proc/{p}/cmdline").read_text()]
     os.kill(worker, signal.SIGKILL)
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=300)
     assert process.returncode == MachineError.exit_code
     assert "run the same command again" in text
     assert list(partial.glob("*.npz"))

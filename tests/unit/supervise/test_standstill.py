@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ups.record import process_tree
 from ups.record.blackbox import BlackBox, Phase, ring_path
 from ups.supervise.deadlines import Deadlines, PhaseTimes
 from ups.supervise.rank_view import RankView
@@ -44,6 +45,12 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
             stack.callback(rank.process.kill)
             made.append(rank)
         yield made
+
+
+def computed(rank: Rank) -> float:
+    """CPU-seconds of its process."""
+    process = process_tree.read_process(rank.process.pid)
+    return process.cpu_seconds if process else 0.0
 
 
 def learned() -> StandstillWatch:
@@ -166,10 +173,12 @@ def test_of_level_ranks_the_one_that_computes_is_named(tmp_path: Path) -> None:
         watch, seen = learned(), views([idle, busy])
         began = time.monotonic_ns()
         look(watch, seen, began)
-        time.sleep(2.0)
+        limit = time.monotonic() + 120
+        while computed(busy) < 0.5 and time.monotonic() < limit:
+            time.sleep(0.05)
         # Rules in which two seconds are long: what matters is who computed in them.
         watch.times.rules = Deadlines(name_floor_seconds=1, name_factor=1, kill_floor_seconds=60)  # type: ignore[misc]
-        found = look(watch, seen, time.monotonic_ns())
+        found = look(watch, seen, began + 2 * SECOND)
         assert found is not None
         assert found.view.rank == 1
     finally:

@@ -95,7 +95,7 @@ class Started:
     mark: str
     began: float
 
-    def finish(self, timeout_seconds: float = 300.0) -> Result:
+    def finish(self, timeout_seconds: float = 900.0) -> Result:
         """Wait for the supervisor, then look for what it left running."""
         try:
             output, _ = self.process.communicate(timeout=timeout_seconds)
@@ -115,7 +115,7 @@ class Started:
         process_tree.send((process.pid for process in left), signal.SIGKILL)
         return [process.pid for process in left]
 
-    def wait_for(self, what: Callable[[], bool], timeout_seconds: float = 60.0) -> None:
+    def wait_for(self, what: Callable[[], bool], timeout_seconds: float = 300.0) -> None:
         """Wait until `what` is true; fails when the supervisor ends before."""
         deadline = time.monotonic() + timeout_seconds
         while not what():
@@ -176,6 +176,6 @@ def start(
     return Started(run_dir, process, mark, time.monotonic())
 
 
-def run(run_dir: Path, *faults: dict[str, Any], timeout_seconds: float = 300.0, **options: Any) -> Result:
+def run(run_dir: Path, *faults: dict[str, Any], timeout_seconds: float = 900.0, **options: Any) -> Result:
     """Start and wait."""
     return start(run_dir, *faults, **options).finish(timeout_seconds)
