@@ -164,9 +164,9 @@ class _Explainer:
         hidden = (field is not None and is_secret(field)) or self._is_included(path)
         how = "" if hidden else _how_to_write(value, expected)
         # A field that takes words besides, as `auto` next to true and false.
-        words = list(literals(field.annotation)) if field and any(e["type"] == "literal_error" for e in group) else []
-        near = "" if hidden else _nearest(value, words)
-        return f"expected {' or '.join([*expected, *words])}", how or near or _help(field)
+        besides = list(literals(field.annotation)) if field and any(e["type"] == "literal_error" for e in group) else []
+        near = "" if hidden else _nearest(value, besides)
+        return f"expected {' or '.join([*expected, *besides])}", how or near or _help(field)
 
     def _types(self, path: FieldPath) -> list[str]:
         sections = sections_at(self.schema, self.data, path, choose=False)
