@@ -147,6 +147,11 @@ class MultiscaleConfig(ModelConfig):
     kernel_size: int = setting(
         3, "Points of a kernel along each axis at full resolution; coarser levels have 3.", unit="points", ge=1, le=31
     )
+    own_kernels: bool = setting(
+        False,
+        "Kernels of their own for each number of dimensions that tasks have; without, those of fewer dimensions are "
+        "sums of the largest over the axes that are missing.",
+    )
     num_heads: int = setting(4, "Attention heads; must divide the last of widths.", unit="heads", ge=1, le=256)
     attention: bool = setting(True, "Attention between all points of the coarsest level, after each of its blocks.")
     propagator: bool = setting(True, "Adds what is linear in the equation, as learned multipliers of Fourier modes.")

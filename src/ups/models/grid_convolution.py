@@ -11,7 +11,7 @@ the axis in use must be the last one, along which convolutions are fast.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,29 +167,34 @@ def _ends(x: Tensor, axis: int, pads: tuple[int, ...], ranges: tuple[Range, ...]
 
 
 class GridKernel(nn.Module):
-    """A kernel of `size` taps along each of `axes` axes, for grids of as many axes or fewer.
+    """A kernel of `size` taps along each axis, for grids of the largest of `dims` dimensions or fewer.
 
-    weight (rows, taps x columns): the columns of a tap side by side, as convolutions want them, so that a kernel and
-    its gradient are views of the matrix.
+    weight (rows, taps x columns): that of the most dimensions, `axes` of them. The columns of a tap side by side, as
+    convolutions want them, so that a kernel and its gradient are views of the matrix. own: those of fewer dimensions,
+    which begin as what the largest is there (`reduced`); a number of dimensions that is not in `dims` has no kernel of
+    its own, and takes that.
     """
 
     # Whether leading axes that a grid lacks are averaged over instead of summed.
     averages = False
 
-    def __init__(self, rows: int, columns: int, num_outputs: int, size: int, axes: int, std: float) -> None:
+    def __init__(self, rows: int, columns: int, num_outputs: int, size: int, dims: Sequence[int], scale: float) -> None:
         super().__init__()
-        self.columns, self.size, self.axes = columns, size, axes
-        self.weight = nn.Parameter(torch.randn(rows, size**axes * columns) * std)
+        self.columns, self.size, self.axes = columns, size, max(dims)
+        self.weight = nn.Parameter(torch.randn(rows, size**self.axes * columns) * scale)
+        drawn = self.weight.detach()
+        fewer = [n for n in sorted(dims) if n < self.axes]
+        self.own = nn.ParameterDict({str(n): nn.Parameter(self._fitted(drawn, self.axes, n)) for n in fewer})
         self.bias = nn.Parameter(torch.zeros(num_outputs))
         # What `taps` returned and where the weights lay, in a network whose weights stay (`Network.fix_weights`).
         self.kept: dict[tuple[int, torch.dtype], tuple[int, Tensor]] | None = None
 
     def taps(self, dims: int, dtype: torch.dtype) -> Tensor:
         """(rows, *size^dims, columns) for fields of `dims` dimensions; a line keeps a first axis of length 1."""
+        weight, axes = self.of(dims), dims if str(dims) in self.own else self.axes
         if self.kept is None or torch.is_grad_enabled():
-            taps = self.weight.reshape(-1, *[self.size] * self.axes, self.columns)
-            return reduced(taps, self.axes, dims, self.averages).to(dtype)
-        stamp = self.weight.data_ptr()  # another one after the network was moved
+            return reduced(self._taps(weight, axes), axes, dims, self.averages).to(dtype)
+        stamp = weight.data_ptr()  # another one after the network was moved
         found = self.kept.get((dims, dtype))
         if found is None or found[0] != stamp:
             with torch.enable_grad():
@@ -197,15 +202,39 @@ class GridKernel(nn.Module):
             found = self.kept[dims, dtype] = (stamp, taps.detach())
         return found[1]
 
-    def extended(self, weight: Tensor, axes: int) -> Tensor | None:
-        """The weight of such a module of other axes, as this one has it: `taps` gives what that one gave.
+    def of(self, dims: int) -> nn.Parameter:
+        """The parameter that fields of `dims` dimensions take their kernel from."""
+        found: nn.Parameter = self.own.get(str(dims), self.weight)
+        return found
 
-        None if it differs in more than its axes.
+    def biases(self, dims: int, dtype: torch.dtype) -> Tensor:
+        """The bias, with the kernels of other dimensions in its graph: every parameter is in every graph."""
+        if not self.own or not torch.is_grad_enabled():
+            return self.bias.to(dtype)
+        used = self.of(dims)
+        idle = [weight for weight in (self.weight, *self.own.values()) if weight is not used]
+        return (self.bias + 0.0 * torch.stack([weight.sum() for weight in idle]).sum()).to(dtype)
+
+    def converted(self, kernels: Mapping[int, Tensor]) -> dict[str, Tensor]:
+        """Kernels of such a module by their dimensions, as this one has them: parameter -> value.
+
+        Where that one has none of as many dimensions, its largest is extended or reduced. Kernels that differ in more
+        than their axes are left out.
         """
-        if weight.shape != (self.weight.shape[0], self.size**axes * self.columns):
-            return None
-        taps = weight.reshape(-1, *[self.size] * axes, self.columns)
-        return extended(taps, axes, self.axes, self.averages).flatten(1)
+        most = max(kernels)
+        found = {}
+        for name, dims in (("weight", self.axes), *((f"own.{n}", int(n)) for n in self.own)):
+            kernel, axes = (kernels[dims], dims) if dims in kernels else (kernels[most], most)
+            if kernel.shape == (self.weight.shape[0], self.size**axes * self.columns):
+                found[name] = self._fitted(kernel, axes, dims)
+        return found
+
+    def _taps(self, weight: Tensor, axes: int) -> Tensor:
+        return weight.reshape(-1, *[self.size] * axes, self.columns)
+
+    def _fitted(self, weight: Tensor, axes: int, dims: int) -> Tensor:
+        """A weight of `axes` dimensions as one of `dims`."""
+        return extended(self._taps(weight, axes), axes, dims, self.averages).flatten(1)
 
 
 def reduced(taps: Tensor, axes: int, dims: int, averages: bool = False) -> Tensor:
@@ -245,13 +274,15 @@ def extended(taps: Tensor, axes: int, to_axes: int, averages: bool = False) -> T
 class GridConvolution(GridKernel):
     """A convolution that keeps the grid, with wrapped or zero padding as each sample's boundaries ask."""
 
-    def __init__(self, inputs: int, outputs: int, size: int, axes: int, zero: bool = False) -> None:
-        super().__init__(outputs, inputs, outputs, size, axes, 0.0 if zero else (inputs * size**axes) ** -0.5)
+    def __init__(self, inputs: int, outputs: int, size: int, dims: Sequence[int], zero: bool = False) -> None:
+        scale = 0.0 if zero else (inputs * size ** max(dims)) ** -0.5
+        super().__init__(outputs, inputs, outputs, size, dims, scale)
 
     def forward(self, x: Tensor, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
         """(B, inputs, *grid) -> (B, outputs, *grid). sources: of the halo, for each range, see `Layout.sources`."""
         dtype = working_dtype(x, self.weight)
-        return convolved(x.to(dtype), self.taps(layout.dims, dtype), self.bias.to(dtype), layout, sources)
+        taps, bias = self.taps(layout.dims, dtype), self.biases(layout.dims, dtype)
+        return convolved(x.to(dtype), taps, bias, layout, sources)
 
 
 def convolved(x: Tensor, taps: Tensor, bias: Tensor | None, layout: Layout, sources: Sequence[Tensor]) -> Tensor:
@@ -269,15 +300,15 @@ def convolved(x: Tensor, taps: Tensor, bias: Tensor | None, layout: Layout, sour
 class Shrink(GridKernel):
     """Two points along each axis -> one: a matrix product with the points of a cell side by side."""
 
-    def __init__(self, inputs: int, outputs: int, axes: int) -> None:
-        super().__init__(outputs, inputs, outputs, 2, axes, (inputs * 2**axes) ** -0.5)
+    def __init__(self, inputs: int, outputs: int, dims: Sequence[int]) -> None:
+        super().__init__(outputs, inputs, outputs, 2, dims, (inputs * 2 ** max(dims)) ** -0.5)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """(B, inputs, *grid) -> (B, outputs, *grid / 2)."""
         dtype = working_dtype(x, self.weight)
         taps = self.taps(layout.dims, dtype)
         cells = _cells(x.to(dtype), taps.shape[1:-1])  # (B, *grid / 2, taps x inputs)
-        return F.linear(cells, taps.flatten(1), self.bias.to(dtype)).movedim(-1, 1)
+        return F.linear(cells, taps.flatten(1), self.biases(layout.dims, dtype)).movedim(-1, 1)
 
 
 class Grow(GridKernel):
@@ -285,14 +316,14 @@ class Grow(GridKernel):
 
     averages = True
 
-    def __init__(self, inputs: int, outputs: int, axes: int) -> None:
-        super().__init__(inputs, outputs, outputs, 2, axes, inputs**-0.5)
+    def __init__(self, inputs: int, outputs: int, dims: Sequence[int]) -> None:
+        super().__init__(inputs, outputs, outputs, 2, dims, inputs**-0.5)
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """(B, inputs, *grid) -> (B, outputs, *grid x 2)."""
         dtype = working_dtype(x, self.weight)
         taps = self.taps(layout.dims, dtype)
-        bias = self.bias.to(dtype).repeat(taps[0, ..., 0].numel())
+        bias = self.biases(layout.dims, dtype).repeat(taps[0, ..., 0].numel())
         cells = F.linear(x.to(dtype).movedim(1, -1), taps.flatten(1).T, bias)  # (B, *grid, taps x outputs)
         return _points(cells, taps.shape[1:-1])
 
@@ -319,10 +350,10 @@ def _points(cells: Tensor, sizes: Sequence[int]) -> Tensor:
 class ResidualBlock(nn.Module):
     """x + B gelu((A x) (1 + scale) + shift), with scale and shift from the condition; the identity when new."""
 
-    def __init__(self, width: int, size: int, axes: int) -> None:
+    def __init__(self, width: int, size: int, dims: Sequence[int]) -> None:
         super().__init__()
-        self.inner = GridConvolution(width, width, size, axes)
-        self.outer = GridConvolution(width, width, size, axes, zero=True)
+        self.inner = GridConvolution(width, width, size, dims)
+        self.outer = GridConvolution(width, width, size, dims, zero=True)
         self.num_modulations = 2 * width
 
     def forward(self, x: Tensor, modulation: Tensor, layout: Layout, *sources: Tensor) -> Tensor:

@@ -45,7 +45,9 @@ class MultiscaleNetwork(NetworkWithLinearPart):
     def __init__(self, config: MultiscaleConfig, tasks: Sequence[TaskSpec], context_frames: int) -> None:
         super().__init__()
         self.config = config
-        axes = max(Vocabulary.of(tasks).dims)
+        known = sorted(Vocabulary.of(tasks).dims)
+        axes = max(known)
+        dims = known if config.own_kernels else [axes]
         widths, counts = config.widths, config.blocks
         sizes = [config.kernel_size, *[_COARSE_TAPS] * (len(widths) - 1)]
         self.axes, self._sizes = axes, sizes
@@ -55,13 +57,13 @@ class MultiscaleNetwork(NetworkWithLinearPart):
                 hint="use fewer heads, or a last width of at least 6 for each",
             )
         self.lift = Lift(tasks, context_frames, widths[0], _LIFT_TAPS, axes)
-        self.down = nn.ModuleList(_blocks(*level, axes) for level in zip(widths[:-1], counts, sizes, strict=False))
-        self.shrink = nn.ModuleList(Shrink(a, b, axes) for a, b in itertools.pairwise(widths))
-        self.middle = _blocks(widths[-1], counts[-1], sizes[-1], axes)
+        self.down = nn.ModuleList(_blocks(*level, dims) for level in zip(widths[:-1], counts, sizes, strict=False))
+        self.shrink = nn.ModuleList(Shrink(a, b, dims) for a, b in itertools.pairwise(widths))
+        self.middle = _blocks(widths[-1], counts[-1], sizes[-1], dims)
         heads = [CoarseAttention(widths[-1], config.num_heads) for _ in self.middle if config.attention]
         self.attention = nn.ModuleList(heads)
-        self.grow = nn.ModuleList(Grow(b, a, axes) for a, b in itertools.pairwise(widths))
-        self.up = nn.ModuleList(_blocks(*level, axes) for level in zip(widths[:-1], counts, sizes, strict=False))
+        self.grow = nn.ModuleList(Grow(b, a, dims) for a, b in itertools.pairwise(widths))
+        self.up = nn.ModuleList(_blocks(*level, dims) for level in zip(widths[:-1], counts, sizes, strict=False))
         self.lower = Lower(tasks, widths[0])
         moving = config.propagator and not all(task.steady for task in tasks)
         self.propagator = Propagator(tasks) if moving else None
@@ -153,7 +155,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """Those of another multiscale network, with its kernels in as many dimensions as this one has."""
         if not isinstance(source, MultiscaleNetwork):
             return {}
-        found = dict(weights) if source.axes == self.axes else self.extended(weights, source.axes)
+        found = self.extended(weights, source.axes)
         if source.modulated_blocks() != self.modulated_blocks():
             # Rows belong to blocks in their order: those of other blocks may be as many, and mean something else.
             found = {name: w for name, w in found.items() if not name.startswith(("condition.out", "condition.noise"))}
@@ -193,10 +195,12 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """
         taken = dict(state)
         for name, module in self.named_modules():
-            key = f"{name}.weight"
-            if isinstance(module, GridKernel) and key in state:
-                kernel = module.extended(taken.pop(key), axes)
-                taken |= {} if kernel is None else {key: kernel}
+            if isinstance(module, GridKernel) and f"{name}.weight" in state:
+                own = {int(key.rsplit(".", 1)[1]): key for key in state if key.startswith(f"{name}.own.")}
+                kernels = {dims: taken.pop(key) for dims, key in (own | {axes: f"{name}.weight"}).items()}
+                taken |= {f"{name}.{key}": value for key, value in module.converted(kernels).items()}
+        if axes == self.axes:
+            return taken
         table = state["lift.table"]
         taps = table.reshape(table.shape[0], *[_LIFT_TAPS] * axes, -1)
         taken["lift.table"] = extended(taps, axes, self.axes).flatten(1, -2)
@@ -282,10 +286,16 @@ def count_parameters(network: MultiscaleNetwork, tasks: Sequence[TaskSpec]) -> d
     """Task -> (parameters that its forward pass uses, how many of them another task uses too)."""
     tables = list(network.tables().values())
     in_tables = {id(p) for table in tables for p in table.parameters()}
-    common = sum(p.numel() for p in network.parameters() if id(p) not in in_tables)
+    kernels = [module for module in network.modules() if isinstance(module, GridKernel)]
+    of_dims = {id(p) for kernel in kernels for p in (kernel.weight, *kernel.own.values()) if kernel.own}
+    common = sum(p.numel() for p in network.parameters() if id(p) not in in_tables | of_dims)
     counts = {}
     for task in tasks:
         active = shared = common
+        own_dims = sum(kernel.of(task.num_spatial_dims).numel() for kernel in kernels if kernel.own)
+        active += own_dims
+        if any(t.num_spatial_dims == task.num_spatial_dims for t in tasks if t.name != task.name):
+            shared += own_dims
         for table in tables:
             row_size = sum(p.shape[1:].numel() for p in table.parameters())
             own = set(table.names_of(task))
@@ -296,8 +306,8 @@ def count_parameters(network: MultiscaleNetwork, tasks: Sequence[TaskSpec]) -> d
     return counts
 
 
-def _blocks(width: int, count: int, size: int, axes: int) -> nn.ModuleList:
-    return nn.ModuleList(ResidualBlock(width, size, axes) for _ in range(count))
+def _blocks(width: int, count: int, size: int, dims: Sequence[int]) -> nn.ModuleList:
+    return nn.ModuleList(ResidualBlock(width, size, dims) for _ in range(count))
 
 
 def _wraps(task: TaskSpec) -> tuple[bool, ...]:

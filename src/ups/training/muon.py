@@ -71,10 +71,25 @@ class Muon(torch.optim.Optimizer):
         directions = torch._foreach_lerp(gradients, buffers, MOMENTUM)
         if decay:
             torch._foreach_mul_(locals_of(moved), 1 - rate * decay)
-        for parameter, direction in zip(moved, directions, strict=True):
+        for parameter, direction, used in zip(moved, directions, in_use(moved, gradients), strict=True):
             size = _UPDATE_SIZE * math.sqrt(max(parameter.shape[0], parameter.numel() // parameter.shape[0]))
-            local(parameter).add_(orthogonal_part(parameter, direction), alpha=-rate * size)
+            local(parameter).add_(orthogonal_part(parameter, direction) * used, alpha=-rate * size)
         return loss
+
+
+def in_use(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
+    """1 for each matrix whose gradient is not zero, else 0: one that no task of a step uses must not move.
+
+    The length of an update does not shrink with the momentum. gradients: this rank's parts of them.
+    """
+    # Sums of magnitudes: of a rank that has no row of a matrix it is 0, and that of small numbers is not.
+    sizes = torch.stack([size.float() for size in torch._foreach_norm(list(gradients), 1)])
+    for mesh in dict.fromkeys(parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)):
+        whole = sizes.to(mesh.device_type)
+        for dim in range(mesh.ndim):
+            torch.distributed.all_reduce(whole, torch.distributed.ReduceOp.MAX, mesh.get_group(dim))
+        sizes = whole.to(sizes.device)
+    return [(size != 0).to(gradient.dtype) for size, gradient in zip(sizes, gradients, strict=True)]
 
 
 def orthogonal_part(parameter: Tensor, direction: Tensor) -> Tensor:

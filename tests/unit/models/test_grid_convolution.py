@@ -83,9 +83,11 @@ def test_an_extended_kernel_reduces_to_what_it_was(size: int, averages: bool) ->
         assert again.count_nonzero() == plane.numel()
 
 
+@pytest.mark.parametrize("dims", [(2,), (1, 2)], ids=["shared", "own"])
 @pytest.mark.parametrize("kind", [GridConvolution, Shrink, Grow])
-def test_a_plane_that_does_not_depend_on_its_first_axis_is_a_line(kind: type) -> None:
-    module = (kind(3, 4, 5, 2) if kind is GridConvolution else kind(3, 4, 2)).double()
+def test_a_plane_that_does_not_depend_on_its_first_axis_is_a_line(kind: type, dims: tuple[int, ...]) -> None:
+    """With kernels of their own for lines as well, when they are new."""
+    module = (kind(3, 4, 5, dims) if kind is GridConvolution else kind(3, 4, dims)).double()
     line = random(2, 3, 1, 8)
     plane = line.expand(2, 3, 6, 8).contiguous(memory_format=torch.channels_last)
     one = apply(module, line, Layout(1, ((0, 2, (False, True)),)))
@@ -97,7 +99,7 @@ def test_a_plane_that_does_not_depend_on_its_first_axis_is_a_line(kind: type) ->
 
 def test_initial_kernels_keep_the_size_of_noise_in_every_dimension() -> None:
     torch.manual_seed(0)
-    module = GridConvolution(32, 32, 3, 3)
+    module = GridConvolution(32, 32, 3, [3])
     for dims, grid in ((1, (1, 256)), (2, (32, 32)), (3, (10, 10, 10))):
         x = torch.randn(2, 32, *grid)
         wraps = tuple(n > 1 for n in grid)
@@ -128,3 +130,40 @@ def test_a_plane_of_one_row_does_not_get_the_halo_of_a_line() -> None:
     line, plane = (Layout(dims, ranges).sources(grid, 3, constants, torch.device("cpu"))[0] for dims in (1, 2))
     assert torch.equal(line, halo_sources(grid, (0, 1), (False, True)))
     assert torch.equal(plane, halo_sources(grid, (1, 1), (False, True)))
+
+
+@pytest.mark.parametrize("kind", [GridConvolution, Shrink, Grow])
+def test_kernels_of_their_own_are_used_where_they_belong_and_go_over_to_other_modules(kind: type) -> None:
+    def made(*dims: int) -> GridKernel:
+        module: GridKernel = kind(3, 4, 3, dims) if kind is GridConvolution else kind(3, 4, dims)
+        return module.double()
+
+    source, line = made(1, 2), random(2, 3, 1, 8)
+    layout = Layout(1, ((0, 2, (False, True)),))
+    before = apply(source, line, layout)
+    with torch.no_grad():
+        source.own["1"].add_(1.0)
+        moved = apply(source, line, layout)
+        assert not torch.allclose(moved, before)
+        source.weight.add_(1.0)
+        assert torch.equal(apply(source, line, layout), moved), "that of planes is not for lines"
+    kernels = {1: source.own["1"].detach(), 2: source.weight.detach()}
+    for dims in ((1,), (1, 2), (1, 3), (1, 2, 3)):
+        target = made(*dims)
+        taken = target.converted(kernels)
+        assert taken.keys() == dict(target.named_parameters()).keys() - {"bias"}
+        target.load_state_dict(taken, strict=False)
+        torch.testing.assert_close(apply(target, line, layout), moved)
+    shared = made(3)
+    shared.load_state_dict(shared.converted(kernels), strict=False)
+    torch.testing.assert_close(shared.taps(2, torch.float64), source.taps(2, torch.float64))
+    assert made(2).converted({2: kernels[2][:, 1:]}) == {}
+
+
+def test_a_kernel_that_is_not_used_has_a_gradient_of_zero() -> None:
+    module = GridConvolution(3, 4, 3, [1, 2]).double()
+    apply(module, random(2, 3, 1, 8), Layout(1, ((0, 2, (False, True)),))).square().sum().backward()
+    assert module.own["1"].grad is not None
+    assert module.own["1"].grad.any()
+    assert module.weight.grad is not None
+    assert not module.weight.grad.any()

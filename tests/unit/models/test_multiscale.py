@@ -36,6 +36,7 @@ WALLS = replace(PLANE, name="walls", axes=(AxisSpec("x", "wall"), AxisSpec("y", 
 TORUS = replace(PLANE, name="torus", axes=(AxisSpec("x"), AxisSpec("y")), symmetries=("translation",))
 PLANES = (PLANE, WALLS, TORUS, STEADY)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
+own_or_not = pytest.mark.parametrize("own", [False, True], ids=["shared kernels", "own kernels"])
 
 
 def small(tasks: tuple[TaskSpec, ...] = TASKS, context_frames: int = 1, seed: int = 0, **changes: object) -> Stepper:
@@ -112,9 +113,10 @@ def test_a_group_is_what_its_tasks_are_alone(tasks: tuple[TaskSpec, ...], space:
         torch.testing.assert_close(found, halves, rtol=0, atol=1e-12)
 
 
+@own_or_not
 @pytest.mark.parametrize("tasks", [(LINE, RING), (STEADY,), (WALLS, STEADY), (CUBE,)], ids=str)
-def test_every_parameter_has_a_gradient_whatever_the_group(tasks: tuple[TaskSpec, ...]) -> None:
-    stepper = awake(small((*LINES, *PLANES, CUBE)))
+def test_every_parameter_has_a_gradient_whatever_the_group(tasks: tuple[TaskSpec, ...], own: bool) -> None:
+    stepper = awake(small((*LINES, *PLANES, CUBE), own_kernels=own))
     space = {1: (16,), 2: (8, 8), 3: (8, 8, 8)}[tasks[0].num_spatial_dims]
     stepper.double()
     losses = [x.square().mean() for x in stepper.predict_group([samples_of(task, space) for task in tasks])]
@@ -145,10 +147,11 @@ def test_a_task_without_translation_symmetry_sees_where_it_is(task: TaskSpec) ->
     assert (cells[1:] - cells[:-1]).abs().min() > 1e-6
 
 
-def test_weights_of_planes_serve_lines_and_cubes() -> None:
+@own_or_not
+def test_weights_of_planes_serve_lines_and_cubes(own: bool) -> None:
     """Extended kernels change nothing for the tasks that they come from, and a new axis is one more to learn."""
-    plane = awake(small((LINE, TORUS))).double()
-    cube = small((LINE, TORUS, CUBE)).double()
+    plane = awake(small((LINE, TORUS), own_kernels=own)).double()
+    cube = small((LINE, TORUS, CUBE), own_kernels=own).double()
     network = cube.network
     assert isinstance(network, MultiscaleNetwork)
     taken = network.extended(plane.network.state_dict(), axes=2)
@@ -293,8 +296,9 @@ def test_units_can_be_replaced_one_by_one(how: str) -> None:
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-12)
 
 
-def test_kept_kernels_are_those_of_the_weights_and_a_copy_can_be_trained() -> None:
-    stepper = awake(small())
+@own_or_not
+def test_kept_kernels_are_those_of_the_weights_and_a_copy_can_be_trained(own: bool) -> None:
+    stepper = awake(small(own_kernels=own))
     batches = [batch_of(task, 1) for task in TASKS]
     expected = [step(stepper, batch) for batch in batches]
     stepper.network.fix_weights()
@@ -324,16 +328,23 @@ def test_a_frame_of_nothing_has_a_finite_gradient() -> None:
     assert state.grad.isfinite().all()
 
 
-def test_nearly_all_parameters_that_a_task_uses_are_shared() -> None:
+@own_or_not
+def test_nearly_all_parameters_that_a_task_uses_are_shared(own: bool) -> None:
     tasks = tuple(BENCH[name].spec for name in BENCH_TASKS)
-    config = MultiscaleConfig()
+    config = MultiscaleConfig(own_kernels=own)
     network = build_model(config, tasks, {t.name: statistics_of(t) for t in tasks}, 1, device="meta").network
     assert isinstance(network, MultiscaleNetwork)
     counts = count_parameters(network, tasks)
     total = sum(p.numel() for p in network.parameters())
     assert all(shared > 0.99 * active for active, shared in counts.values())
     assert sum(active - shared for active, shared in counts.values()) < 0.01 * total
-    assert all(0.98 * total < active < total for active, _ in counts.values())
+    line, plane = (counts[name][0] for name in ("burgers1d", "ns2d"))
+    if own:
+        assert line < plane < 0.85 * total
+        lonely = count_parameters(network, [t for t in tasks if t.num_spatial_dims == 2 or t.name == "ks1d"])
+        assert lonely["ks1d"][1] < 0.6 * lonely["ks1d"][0], "kernels of lines are those of one task then"
+    else:
+        assert all(0.98 * total < active < total for active, _ in counts.values())
 
 
 def test_a_size_that_does_not_fit_is_named() -> None:

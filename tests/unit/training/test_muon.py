@@ -155,3 +155,18 @@ def test_matrices_have_momentum_and_the_rest_has_moments() -> None:
 
 def test_a_module_without_matrices_of_its_own_names_none() -> None:
     assert matrices_of(nn.Linear(2, 2)) == []
+
+
+def test_a_matrix_that_a_step_does_not_use_stays_as_it_is() -> None:
+    network = two_layers()
+    first, last = weights(network)
+    optimizer = build_optimizer(config(matrix_learning_rate=0.01), trainable(network.named_parameters()), [first, last])
+    optimizer.param_groups[-1]["weight_decay"] = 0.0
+    train(network, [optimizer])
+    before = [p.detach().clone() for p in (first, last)]
+    network(torch.randn(7, 6, dtype=DOUBLE)).square().mean().backward()
+    assert first.grad is not None
+    first.grad.zero_()
+    optimizer.step()
+    assert torch.equal(first, before[0]), "its momentum has a direction, and updates have one length"
+    assert not torch.equal(last, before[1])
