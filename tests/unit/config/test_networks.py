@@ -106,7 +106,8 @@ def test_a_stored_recipe_says_what_networks_of_its_time_had(tmp_path: Path) -> N
     """A setting that came later is missing in it, whatever its default is today."""
     data = {"tasks": [{"name": "heat", "path": "heat.zarr"}]}
     model = {"type": "multiscale", "own_kernels": True}
-    resolved = resolve_data({"version": 1, "data": data, "model": model, "stages": [{"type": "operator", "steps": 1}]})
+    given = {"version": 1, "run": {"name": "r"}, "data": data, "model": model, "stages": [OPERATOR]}
+    resolved = resolve_data(given)
     stored = tmp_path / "config.yaml"
     stored.write_text(resolved.text)
     assert resolve_stored(stored).recipe == resolved.recipe
