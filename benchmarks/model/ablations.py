@@ -99,6 +99,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "channel-separated attention": lambda recipe: None,
     "rates x 2": rates(2.0),
     "rates x 0.5": rates(0.5),
+    "kernels shared by lines and planes": model(own_kernels=False),
     "kernel 5": model(kernel_size=5),
     "kernel 7": model(kernel_size=7),
     "narrower (24, 48, 96)": model(widths=[24, 48, 96], num_heads=3),

@@ -149,8 +149,8 @@ class MultiscaleConfig(ModelConfig):
     )
     own_kernels: bool = setting(
         False,
-        "Kernels of their own for each number of dimensions that tasks have; without, those of fewer dimensions are "
-        "sums of the largest over the axes that are missing.",
+        "Kernels of their own for each number of dimensions that tasks have, which a model of lines and planes should "
+        "have; without, those of fewer dimensions are sums of the largest over the axes that are missing.",
     )
     num_heads: int = setting(4, "Attention heads; must divide the last of widths.", unit="heads", ge=1, le=256)
     attention: bool = setting(True, "Attention between all points of the coarsest level, after each of its blocks.")

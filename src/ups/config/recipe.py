@@ -18,7 +18,6 @@ from pydantic import ValidationError
 
 from ups.config.description import description_text
 from ups.config.explain import RecipeError, explain
-from ups.config.former_settings import overrides_of
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import (
     MAX_BYTES,
@@ -55,17 +54,6 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Reso
     reader = _Reader()
     document = reader.read(os.fspath(path))
     for override in overrides:
-        apply_override(document, override)
-    described = _take_descriptions(document)
-    return _resolved(document, frozenset({*reader.included, *described}), (*reader.files, *described))
-
-
-def resolve_stored(path: str | os.PathLike[str]) -> ResolvedRecipe:
-    """A recipe that `resolve` made and a run or bundle keeps, perhaps of an earlier version with fewer settings."""
-    reader = _Reader()
-    document = reader.read(os.fspath(path))
-    value = document.value
-    for override in overrides_of(value) if isinstance(value, dict) else []:
         apply_override(document, override)
     described = _take_descriptions(document)
     return _resolved(document, frozenset({*reader.included, *described}), (*reader.files, *described))

@@ -90,6 +90,7 @@ _UNET = {
     2: {"type": "unet", "width": 32, "levels": 3, "blocks": 1},
 }
 _MULTISCALE = {1: {"type": "multiscale"}, 2: {"type": "multiscale"}}
+_OF_ALL_TASKS = {2: {"type": "multiscale", "own_kernels": True}}
 
 
 def _conserving(networks: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
@@ -133,7 +134,7 @@ _TRAININGS = {
     "ups-alone": Training(_MULTISCALE, {1: 16, 2: 4}, _OURS, _OUR_ENGINE, linear=True),
     # Many small steps: chosen on validation over 20 and 5 windows (`ups-alone`: over 48 and 12).
     "ups": Training(
-        _MULTISCALE,
+        _OF_ALL_TASKS,
         {1: 10, 2: 3},
         _OURS,
         _OUR_ENGINE,

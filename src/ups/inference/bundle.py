@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from ups import __version__
-from ups.config.former_settings import as_written
 from ups.config.model import ModelConfig
 from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.models.build import build_model, wrong_names
@@ -231,7 +230,7 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         if statistics[spec.name].smooth_from and not statistics[spec.name].waves_fit(spec):
             raise ValueError(f"smooth_from of task '{spec.name}' does not fit its channels and axes")
     return BundleInfo(
-        networks={name: reading.validate_python(as_written(network)) for name, network in given.items()},
+        networks={name: reading.validate_python(network) for name, network in given.items()},
         context_frames=context,
         tasks=specs,
         statistics=statistics,

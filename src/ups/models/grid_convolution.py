@@ -2,7 +2,7 @@
 
 A 1D field is a 2D field that does not depend on the first axis, and a 2D field is such a 3D field: a kernel has as many
 axes as the largest task of the model, and for smaller tasks it is summed over the leading ones (averaged where it grows
-a grid). A kernel is stored as one matrix (outputs, inputs x taps).
+a grid), unless those have kernels of their own. A kernel is stored as one matrix (outputs, inputs x taps).
 
 Grids are (B, C, H, W) or (B, C, D, H, W) with the channels of a point side by side in memory. A line is (B, C, 1, W):
 the axis in use must be the last one, along which convolutions are fast.
@@ -184,7 +184,7 @@ class GridKernel(nn.Module):
         self.weight = nn.Parameter(torch.randn(rows, size**self.axes * columns) * scale)
         drawn = self.weight.detach()
         fewer = [n for n in sorted(dims) if n < self.axes]
-        self.own = nn.ParameterDict({str(n): nn.Parameter(self._fitted(drawn, self.axes, n)) for n in fewer})
+        self.own = nn.ParameterDict({str(n): nn.Parameter(self._fitted(drawn, self.axes, n).clone()) for n in fewer})
         self.bias = nn.Parameter(torch.zeros(num_outputs))
         # What `taps` returned and where the weights lay, in a network whose weights stay (`Network.fix_weights`).
         self.kept: dict[tuple[int, torch.dtype], tuple[int, Tensor]] | None = None
@@ -212,8 +212,11 @@ class GridKernel(nn.Module):
         if not self.own or not torch.is_grad_enabled():
             return self.bias.to(dtype)
         used = self.of(dims)
-        idle = [weight for weight in (self.weight, *self.own.values()) if weight is not used]
-        return (self.bias + 0.0 * torch.stack([weight.sum() for weight in idle]).sum()).to(dtype)
+        idle = [w for w in (self.weight, *self.own.values()) if w is not used and w.requires_grad]
+        bias: Tensor = self.bias
+        for weight in idle:  # one number of each is enough for the graph
+            bias = bias + 0.0 * weight.flatten()[0]
+        return bias.to(dtype)
 
     def converted(self, kernels: Mapping[int, Tensor]) -> dict[str, Tensor]:
         """Kernels of such a module by their dimensions, as this one has them: parameter -> value.

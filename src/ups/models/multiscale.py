@@ -3,8 +3,9 @@
     fields / amplitude -> lift -> [blocks, shrink] .. [blocks, attention] .. [grow + skip, blocks] -> lower x amplitude
     last frame         -> propagator: what is linear ---------------------------------------------------> +
 
-Everything between lift and lower is the same for all tasks; tasks differ by rows of tables. The tasks of a group run as
-one graph: their samples stand one behind the other, and only padding and rotary positions depend on their boundaries.
+Everything between lift and lower is the same for all tasks, or for all tasks with as many dimensions (`own_kernels`);
+tasks differ by rows of tables. The tasks of a group run as one graph: their samples stand one behind the other, and
+only padding and rotary positions depend on their boundaries.
 
 B samples, C channels, S space, D width of a level, M modulations of all blocks.
 """

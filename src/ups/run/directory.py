@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ups.config.identity import first_difference, other_length, recipe_identity
-from ups.config.recipe import ResolvedRecipe, resolve_stored
+from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
 from ups.record.manifest import write_file_atomically
@@ -46,7 +46,7 @@ def run_dir_of(resolved: ResolvedRecipe, argument: str, overrides: Sequence[str]
 
 def read_run_recipe(path: Path) -> ResolvedRecipe:
     """The resolved recipe that a run or a bundle holds."""
-    return resolve_stored(path / CONFIG_NAME)
+    return resolve(path / CONFIG_NAME)
 
 
 def last_step_of(recipe: Recipe) -> int | None:

@@ -40,7 +40,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "encoder_blocks": 2,
         "latent_channels": 3,
     },
-    "multiscale": {"type": "multiscale", "widths": [8, 8], "blocks": [1, 1], "kernel_size": 3, "num_heads": 2},
+    "multiscale": {
+        "type": "multiscale",
+        "widths": [8, 8],
+        "blocks": [1, 1],
+        "kernel_size": 3,
+        "own_kernels": True,
+        "num_heads": 2,
+    },
 }
 COUNTS = {"train": 6, "valid": 3, "test": 2}
 FRAMES = 7

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ups.distributed.strategies import local, locals_of
@@ -62,34 +63,41 @@ class Muon(torch.optim.Optimizer):
         if self._adamw is not None:
             self._adamw.step()
         rate, decay = self._matrices["lr"], self._matrices["weight_decay"]
-        moved = [p for p in self._matrices["params"] if p.grad is not None]
+        moved = in_use([p for p in self._matrices["params"] if p.grad is not None])
         if not moved:
             return loss
-        gradients = locals_of([p.grad for p in moved])
+        gradients = locals_of([p.grad for p in moved if p.grad is not None])
         buffers = locals_of([self.state[p]["momentum_buffer"] for p in moved])
         torch._foreach_lerp_(buffers, gradients, 1 - MOMENTUM)
         directions = torch._foreach_lerp(gradients, buffers, MOMENTUM)
         if decay:
             torch._foreach_mul_(locals_of(moved), 1 - rate * decay)
-        for parameter, direction, used in zip(moved, directions, in_use(moved, gradients), strict=True):
+        for parameter, direction in zip(moved, directions, strict=True):
             size = _UPDATE_SIZE * math.sqrt(max(parameter.shape[0], parameter.numel() // parameter.shape[0]))
-            local(parameter).add_(orthogonal_part(parameter, direction) * used, alpha=-rate * size)
+            local(parameter).add_(orthogonal_part(parameter, direction), alpha=-rate * size)
         return loss
 
 
-def in_use(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor]:
-    """1 for each matrix whose gradient is not zero, else 0: one that no task of a step uses must not move.
+def in_use(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    """Those whose gradient is not zero: a matrix that no task of a step uses stays as it is.
 
-    The length of an update does not shrink with the momentum. gradients: this rank's parts of them.
+    Its momentum has a direction still, and the length of an update does not shrink with it. The same on all ranks, and
+    collective where parameters are sharded. Reading the result waits for the device once.
     """
-    # Sums of magnitudes: of a rank that has no row of a matrix it is 0, and that of small numbers is not.
-    sizes = torch.stack([size.float() for size in torch._foreach_norm(list(gradients), 1)])
-    for mesh in dict.fromkeys(parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)):
+    if not parameters:
+        return []
+    # Sums of magnitudes: that of a rank which has no row of a matrix is 0, and that of small numbers is not.
+    sizes = torch.stack(
+        [size.float() for size in torch._foreach_norm(locals_of([p.grad for p in parameters if p.grad is not None]), 1)]
+    )
+    for mesh in dict.fromkeys(p.device_mesh for p in parameters if isinstance(p, DTensor)):
         whole = sizes.to(mesh.device_type)
         for dim in range(mesh.ndim):
             torch.distributed.all_reduce(whole, torch.distributed.ReduceOp.MAX, mesh.get_group(dim))
         sizes = whole.to(sizes.device)
-    return [(size != 0).to(gradient.dtype) for size, gradient in zip(sizes, gradients, strict=True)]
+    if is_fake(sizes):  # a rehearsal without numbers
+        return parameters
+    return [p for p, used in zip(parameters, (sizes != 0).tolist(), strict=True) if used]
 
 
 def orthogonal_part(parameter: Tensor, direction: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from pydantic import ValidationError
 
 from ups.config.description import TaskDescription
 from ups.config.identity import recipe_identity
-from ups.config.model import MultiscaleConfig
-from ups.config.recipe import resolve_data, resolve_stored
 from ups.config.schema import Recipe
 from ups.config.stage import CorrectorStageConfig
 
@@ -100,18 +97,3 @@ def test_an_ensemble_learns_more_slowly_than_a_flow_unless_told() -> None:
     assert rates() == rates(kind="flow") == (2e-3, 5e-3)
     assert rates(kind="ensemble") == (1.5e-4, 3.75e-4)
     assert rates(kind="ensemble", optim={"learning_rate": 1e-3}) == (1e-3, 3.75e-4)
-
-
-def test_a_stored_recipe_says_what_networks_of_its_time_had(tmp_path: Path) -> None:
-    """A setting that came later is missing in it, whatever its default is today."""
-    data = {"tasks": [{"name": "heat", "path": "heat.zarr"}]}
-    model = {"type": "multiscale", "own_kernels": True}
-    given = {"version": 1, "run": {"name": "r"}, "data": data, "model": model, "stages": [OPERATOR]}
-    resolved = resolve_data(given)
-    stored = tmp_path / "config.yaml"
-    stored.write_text(resolved.text)
-    assert resolve_stored(stored).recipe == resolved.recipe
-    stored.write_text(resolved.text.replace("  own_kernels: true\n", ""))
-    before = resolve_stored(stored).recipe.model
-    assert isinstance(before, MultiscaleConfig)
-    assert not before.own_kernels

@@ -276,10 +276,11 @@ def test_units_hold_nearly_all_weights_and_every_matrix_for_muon() -> None:
     assert not any(name.startswith(("lift", "lower", "condition", "propagator")) for name in names)
 
 
+@own_or_not
 @pytest.mark.parametrize("how", ["recomputed", "compiled"])
-def test_units_can_be_replaced_one_by_one(how: str) -> None:
+def test_units_can_be_replaced_one_by_one(how: str, own: bool) -> None:
     tasks = (LINE, OPEN_LINE)
-    plain = awake(small(tasks)).double()
+    plain = awake(small((*tasks, TORUS), own_kernels=own)).double()
     other = copy.deepcopy(plain)
     network = other.network
     assert isinstance(network, MultiscaleNetwork)
@@ -294,6 +295,12 @@ def test_units_can_be_replaced_one_by_one(how: str) -> None:
         sum(x.square().mean() for x in stepper.predict_group(batches)).backward()  # type: ignore[union-attr]
     for a, b in zip(plain.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_no_two_kernels_share_memory_even_with_one_tap() -> None:
+    network = small(kernel_size=1, own_kernels=True).network
+    places = [p.data_ptr() for p in network.parameters() if p.numel()]
+    assert len(set(places)) == len(places)
 
 
 @own_or_not

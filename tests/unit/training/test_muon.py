@@ -161,7 +161,6 @@ def test_a_matrix_that_a_step_does_not_use_stays_as_it_is() -> None:
     network = two_layers()
     first, last = weights(network)
     optimizer = build_optimizer(config(matrix_learning_rate=0.01), trainable(network.named_parameters()), [first, last])
-    optimizer.param_groups[-1]["weight_decay"] = 0.0
     train(network, [optimizer])
     before = [p.detach().clone() for p in (first, last)]
     network(torch.randn(7, 6, dtype=DOUBLE)).square().mean().backward()
