@@ -127,8 +127,19 @@ PARTS = {
 }
 
 
-# Variants that do the same work in a step: to measure its cost again would only add what measurements differ by.
-SAME_COST = ("no balance", "balance 1", "rates", "matrix learning rate")
+# Variants that do the same work in a step, or all but a part that cannot be measured (noise and symmetries of the given
+# frames, the size of a frame): to measure its cost again would only add what measurements differ by.
+SAME_COST = (
+    "no balance",
+    "balance 1",
+    "rates",
+    "matrix learning rate",
+    "no noise",
+    "a fifth of the noise",
+    "no augmentation",
+    "amplitude scaling",
+    "integrals not kept",
+)
 
 
 def recipe_of(variant: str, seed: int, data: Path, cpu_seconds: float) -> Recipe:

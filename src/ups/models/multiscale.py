@@ -49,6 +49,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         known = sorted(Vocabulary.of(tasks).dims)
         axes = max(known)
         dims = known if config.own_kernels else [axes]
+        self._dims = frozenset(dims)
         widths, counts = config.widths, config.blocks
         sizes = [config.kernel_size, *[_COARSE_TAPS] * (len(widths) - 1)]
         self.axes, self._sizes = axes, sizes
@@ -170,6 +171,10 @@ class MultiscaleNetwork(NetworkWithLinearPart):
     def scales_frames(self, task: TaskSpec, spans_sizes: bool) -> bool:
         """As the settings say; a steady task has no frame to divide."""
         return not task.steady and (spans_sizes if self.config.amplitude == "auto" else self.config.amplitude)
+
+    def kernel_axes(self, dims: int) -> int:
+        """As many as the largest task has, but where a number of dimensions has kernels of its own."""
+        return dims if dims in self._dims else self.axes
 
     def change_units(self, changes: Mapping[str, UnitChange]) -> bool:
         """Of the linear law, and of what the condition is told."""

@@ -83,6 +83,10 @@ class Network(nn.Module, ABC):
         """Whether frames of a task are divided by their size. spans_sizes: `Statistics.spans_sizes`."""
         return False
 
+    def kernel_axes(self, dims: int) -> int:
+        """How many axes the kernels have from which grids of `dims` dimensions take theirs: more if they share them."""
+        return dims
+
     def change_units(self, changes: Mapping[str, UnitChange]) -> bool:
         """Convert taken weights of these tasks to the units of this model, and say whether it can. By default not."""
         return False

@@ -31,6 +31,8 @@ class Taken:
     new ones). new: parameters that the other model lacks, or has in another shape. num_taken, num_weights: numbers.
     converted: tasks with another time step, extent, or range or statistics of parameters: weights were converted.
     other_scaling: tasks whose frames only one of the models divides by their size (`amplitude`).
+    other_kernels: tasks that got the kernels of larger ones, because only the other model has kernels for each number
+    of dimensions (`own_kernels`).
     """
 
     whole: tuple[str, ...]
@@ -40,6 +42,7 @@ class Taken:
     num_weights: int
     converted: tuple[str, ...] = ()
     other_scaling: tuple[str, ...] = ()
+    other_kernels: tuple[str, ...] = ()
 
     def describe(self) -> str:
         """In words, for the log of a run."""
@@ -56,6 +59,11 @@ class Taken:
             parts.append(
                 f"frames of {', '.join(self.other_scaling)} are divided by their size in only one of the two models "
                 "(model.amplitude): weights will have to adapt"
+            )
+        if self.other_kernels:
+            parts.append(
+                f"{', '.join(self.other_kernels)} got the kernels of tasks with more dimensions, because this model "
+                "shares kernels and the other does not (set model.own_kernels: true to take each)"
             )
         return "; ".join(parts)
 
@@ -85,6 +93,7 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
         sum(one.num_weights for one in found),
         tuple(sorted(changes)) if any(converted) else (),
         _other_scaling(source, target),
+        _other_kernels(source, target),
     )
 
 
@@ -106,6 +115,17 @@ def _other_scaling(source: Stepper, target: Stepper) -> tuple[str, ...]:
         return network.scales_frames(task, stepper.statistics[task.name].spans_sizes)
 
     return tuple(new.name for old, new in _in_common(source, target) if scales(source, old) != scales(target, new))
+
+
+def _other_kernels(source: Stepper, target: Stepper) -> tuple[str, ...]:
+    """Tasks of the target for whose dimensions only the source has kernels of their own."""
+    theirs, mine = source.network, target.network
+    most = max(theirs.kernel_axes(len(task.axes)) for task in source.tasks)
+    return tuple(
+        task.name
+        for task in target.tasks
+        if theirs.kernel_axes(dims := len(task.axes)) == dims < min(most, mine.kernel_axes(dims))
+    )
 
 
 def _in_common(source: Stepper, target: Stepper) -> list[tuple[TaskSpec, TaskSpec]]:

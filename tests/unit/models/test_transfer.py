@@ -174,3 +174,15 @@ def test_frames_that_only_one_model_divides_by_their_size_are_named() -> None:
     assert taken.other_scaling == ("line",)
     assert "frames of line are divided by their size in only one of the two models" in taken.describe()
     assert transfer(model(always, [LINE]), model(always, [LINE], seed=1)).other_scaling == ()
+
+
+def test_kernels_that_a_sharing_model_does_not_take_are_named() -> None:
+    own = MULTISCALE.model_copy(update={"own_kernels": True})
+    taken = transfer(model(own, [LINE, PLANE]), model(MULTISCALE, [LINE, PLANE], seed=1))
+    assert taken.other_kernels == ("line",)
+    assert "line got the kernels of tasks with more dimensions" in taken.describe()
+    both = [LINE, PLANE]
+    for source, target, tasks in ((own, own, both), (MULTISCALE, own, both), (own, MULTISCALE, [LINE])):
+        assert transfer(model(source, both), model(target, tasks, seed=1)).other_kernels == ()
+    # Kernels of lines in the center of those of planes: nothing was left.
+    assert transfer(model(own, [LINE]), model(MULTISCALE, [LINE, PLANE], seed=1)).other_kernels == ()
