@@ -2,7 +2,7 @@
 
     python benchmarks/model/transfer.py --data DIR --out DIR [--cpu-seconds 240] [--fine-tune-seconds 60] [--jobs 2]
                                         [--seeds 0,1,2] [--sources 3] [--trajectories 16,64,256]
-                                        [--left-out burgers1d,diffreact2d]
+                                        [--left-out burgers1d,diffreact2d] [--rates 0.3,1,3]
 
 One 1D and one 2D task are left out: burgers1d and diffreact2d. Both are made of terms that the other seven have (ks1d
 carries itself along as Burgers does, reacdiff1d reacts and diffuses), and neither has a sibling with its own equation:
@@ -14,7 +14,7 @@ from 16, 64 and 256 trajectories, each with the same CPU-seconds and the same fe
     ups, scratch   the same network, from nothing
     fno+           the FNO of the benchmark, from nothing
 
-The learning rates of the benchmark times 0.3, 1 and 3 are tried by each with the first seed; the try with the best
+The learning rates of the benchmark times `rates` are tried by each with the first seed; the try with the best
 valid split (geometric mean of one step and rollout) gives the rate for the other seeds. The table is of the test split:
 median and spread over seeds. What is finished is not repeated. Last line: one JSON object. Exit code 1 if with 64
 trajectories the warm model has more than half of the FNO's error on one of the tasks, in one step or in rollouts.
@@ -39,7 +39,6 @@ from store_copy import copy_store
 LEFT_OUT = ("burgers1d", "diffreact2d")
 WARM, SCRATCH, FNO = "ups, warm", "ups, scratch", "fno+"
 ENTRY = {WARM: "ups-alone", SCRATCH: "ups-alone", FNO: "fno+"}
-FACTORS = (0.3, 1.0, 3.0)
 BAR, BAR_TRAJECTORIES = 0.5, 64
 METRICS = ("one_step", "rollout")
 # Trajectories of the joint model's own tasks that are scored: only to show that it was trained.
@@ -64,6 +63,7 @@ class Study:
         self.seeds = [int(seed) for seed in options.seeds.split(",")]
         self.sources = self.seeds[: options.sources]
         self.counts = [int(count) for count in options.trajectories.split(",")]
+        self.factors = [float(factor) for factor in options.rates.split(",")]
         self.left_out, self.scored = options.left_out.split(","), options.score
         self.cases = [Case(t, n, model) for t in self.left_out for n in self.counts for model in ENTRY]
 
@@ -107,13 +107,13 @@ class Study:
                 part = self.out / "data" / str(count) / f"{task}.zarr"
                 copy_store(self.data / f"{task}.zarr", part, train=count)
         run_jobs([self.source(seed) for seed in self.sources], at_once)
-        run_jobs([self.tuned(case, factor, self.seeds[0]) for case in self.cases for factor in FACTORS], at_once)
+        run_jobs([self.tuned(case, factor, self.seeds[0]) for case in self.cases for factor in self.factors], at_once)
         chosen = [(case, self.best_factor(case)) for case in self.cases]
         run_jobs([self.tuned(c, f, seed) for seed in self.seeds[1:] for c, f in chosen if f is not None], at_once)
 
     def best_factor(self, case: Case) -> float | None:
         """The rates that are best on the valid split; None if no try was finished."""
-        found = {f: self.tuned(case, f, self.seeds[0]).finished() for f in FACTORS}
+        found = {f: self.tuned(case, f, self.seeds[0]).finished() for f in self.factors}
         errors = {f: valid_error(result, case.task) for f, result in found.items() if result is not None}
         return min(errors, key=lambda f: errors[f]) if errors else None
 
@@ -153,7 +153,7 @@ class Study:
             for count in self.counts
         }
         judged = [v for key, found in ratios.items() if key.endswith(f", {BAR_TRAJECTORIES}") for v in found.values()]
-        jobs = [self.tuned(c, f, s) for c in self.cases for f in FACTORS for s in self.seeds]
+        jobs = [self.tuned(c, f, s) for c in self.cases for f in self.factors for s in self.seeds]
         used = {job.result.stem: r["cpu_seconds"] for job in jobs if (r := job.finished()) is not None}
         return {
             "left_out": self.left_out,
@@ -188,6 +188,7 @@ def main() -> int:
     parser.add_argument("--score", type=int, default=64, help="trajectories of valid and of test that are scored")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--sources", type=int, default=3, help="joint models, each with a seed of its own")
+    parser.add_argument("--rates", default="0.3,1,3", help="learning rates to try, times those of the benchmark")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     from ups.evaluation.results import to_json

@@ -147,6 +147,11 @@ class FlowNetwork(Network):
         rows = {f"inner.{name}": found for name, found in self.inner.named_rows().items()}
         return rows | {"scale": NamedRows(0, tuple("/".join(name) for name in self.row_names))}
 
+    def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, dict[str, str | None]]:
+        """Those of the network inside."""
+        found = self.inner.borrowed_rows(flow_task(task), flow_task(like))
+        return {f"inner.{name}": rows for name, rows in found.items()}
+
     def fitted(self, source: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of another flow, as far as the networks in both fit."""
         if not isinstance(source, FlowNetwork):

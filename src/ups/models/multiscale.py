@@ -153,6 +153,12 @@ class MultiscaleNetwork(NetworkWithLinearPart):
             for parameter, _ in table.named_parameters()
         }
 
+    def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, dict[str, str | None]]:
+        """Of what enters the network: it has no norm, and where trained blocks meet a condition or fields as nobody
+        trained them for, features grow by orders of magnitude. What leaves it is 0 for a new task."""
+        found = {f"condition.{name}.table": rows for name, rows in self.condition.borrowed_rows(task, like).items()}
+        return {"lift.table": self.lift.borrowed_rows(task, like), **found}
+
     def fitted(self, source: Network, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Those of another multiscale network, with its kernels in as many dimensions as this one has."""
         if not isinstance(source, MultiscaleNetwork):

@@ -90,6 +90,16 @@ class MultiscaleCondition(nn.Module):
         modulations: Tensor = self.out(F.silu(self.hidden(F.silu(entry))))
         return modulations if self.noise is None else modulations + self.noise(group)
 
+    def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, dict[str, str | None]]:
+        """Table -> row of a new task -> that of one that is like it; a new parameter says nothing at first."""
+        ends = zip(self.boundaries.names_of(task), self.boundaries.names_of(like), strict=False)
+        pairs = [(mine, theirs) for mine, theirs in ends if mine[:2] == theirs[:2]]
+        return {
+            "tasks": {self.tasks.lasting_name((task.name,)): self.tasks.lasting_name((like.name,))},
+            "boundaries": {self.boundaries.lasting_name(a): self.boundaries.lasting_name(b) for a, b in pairs},
+            "scalars": {self.scalars.lasting_name(row): None for row in self.scalars.names_of(task)},
+        }
+
     def change_units(self, changes: Mapping[str, UnitChange]) -> None:
         """Slopes over parameters in other units. Tasks share a slope: it is left alone where they ask for different
         ones. Without gradients."""

@@ -79,6 +79,12 @@ class Network(nn.Module, ABC):
         """
         return dict(weights) if type(source) is type(self) else {}
 
+    def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, dict[str, str | None]]:
+        """How rows of a task that is new to taken weights begin: parameter -> row -> row of a task that they know, or
+        None for zeros. By default as they were drawn.
+        """
+        return {}
+
     def scales_frames(self, task: TaskSpec, spans_sizes: bool) -> bool:
         """Whether frames of a task are divided by their size. spans_sizes: `Statistics.spans_sizes`."""
         return False

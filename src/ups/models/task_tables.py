@@ -93,6 +93,19 @@ class Lift(NamedTable):
         frame = row[-1]
         return "/".join((*row[:-1], str(int(frame) - self.context_frames) if frame.isdigit() else frame))
 
+    def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, str | None]:
+        """Rows of a new task -> those of one that is like it: of the same frame, by the name of the channel or else one
+        after the other."""
+        found: dict[str, str | None] = {}
+        theirs = self.names_of(like)
+        for number, (_, channel, what) in enumerate(self.names_of(task)):
+            alike = [row for row in theirs if row[2] == what]
+            if alike:
+                same = [row for row in alike if row[1] == channel]
+                chosen = same[0] if same else alike[number % len(alike)]
+                found[self.lasting_name((task.name, channel, what))] = self.lasting_name(chosen)
+        return found
+
     def forward(self, given: NetworkInput, fields: Tensor, fit: GridFit, layout: Layout) -> Tensor:
         """fields (B, F, *S), which may be scaled -> (B, D, *grid) on the grid that fits."""
         task = given.task

@@ -1,20 +1,22 @@
 """Weights of one model as the start of another, whose tasks, fields and dimensions may differ.
 
 Parameters go over by name. In tables whose rows belong to names (tasks, channels, parameters), rows do: those that both
-models know are taken, the others stay as the new model drew them. Kernels of a model with fewer dimensions are put into
-the center of larger ones. What does not fit is new, and said.
+models know are taken. A task that only the new model knows begins with rows of the known one that it is most like,
+where the network says so (`Network.borrowed_rows`); other rows stay as the new model drew them. Kernels of a model with
+fewer dimensions are put into the center of larger ones. What does not fit is new, and said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
+from ups.models.likeness import most_alike
 from ups.models.network import NamedRows, Network
 from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.models.unit_change import UnitChange, unit_change
@@ -33,6 +35,7 @@ class Taken:
     other_scaling: tasks whose frames only one of the models divides by their size (`amplitude`).
     other_kernels: tasks that got the kernels of larger ones, because only the other model has kernels for each number
     of dimensions (`own_kernels`).
+    like: new task -> the known one with whose rows it began.
     """
 
     whole: tuple[str, ...]
@@ -43,6 +46,7 @@ class Taken:
     converted: tuple[str, ...] = ()
     other_scaling: tuple[str, ...] = ()
     other_kernels: tuple[str, ...] = ()
+    like: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self) -> str:
         """In words, for the log of a run."""
@@ -53,6 +57,9 @@ class Taken:
             if names:
                 more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
                 parts.append(f"{what}: {', '.join(names[:_SHOWN])}{more}")
+        if self.like:
+            pairs = ", ".join(f"{new} like {known}" for new, known in self.like.items())
+            parts.append(f"new tasks begin {pairs} (a guess from their descriptions)")
         if self.converted:
             parts.append(f"converted to other units of time, length or parameters: {', '.join(self.converted)}")
         if self.other_scaling:
@@ -71,13 +78,14 @@ class Taken:
 @torch.no_grad()
 def transfer(source: Stepper, target: Stepper) -> Taken:
     """Write into `target` what `source` has for it, network by network. Raises ConfigError if that is nothing."""
+    pairs = _new_and_like(source, target)
     found = []
     for name, network in target.networks.items():
         # Steady tasks alone have no network of their own: the model itself predicts them.
         alone = name == OPERATOR and STEADY in source.networks and all(task.steady for task in target.tasks)
         known = STEADY if alone else name
         given = cast(Network, source.networks[known]) if known in source.networks else None
-        found.append(_transfer(given, cast(Network, network), name))
+        found.append(_transfer(given, cast(Network, network), name, pairs))
     if not sum(one.num_taken for one in found):
         raise ConfigError(
             f"a model of type '{source.config.type}' has no weights for one of type '{target.config.type}'",
@@ -94,6 +102,7 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
         tuple(sorted(changes)) if any(converted) else (),
         _other_scaling(source, target),
         _other_kernels(source, target),
+        {task.name: like.name for task, like in pairs if any(task.name in one.like for one in found)},
     )
 
 
@@ -128,17 +137,31 @@ def _other_kernels(source: Stepper, target: Stepper) -> tuple[str, ...]:
     )
 
 
+def _new_and_like(source: Stepper, target: Stepper) -> list[tuple[TaskSpec, TaskSpec]]:
+    """Each task that only the target knows, and the one of the source that it is most like."""
+    known = {task.name for task in source.tasks}
+    found = [(task, most_alike(task, source.tasks)) for task in target.tasks if task.name not in known]
+    return [(task, like) for task, like in found if like is not None]
+
+
 def _in_common(source: Stepper, target: Stepper) -> list[tuple[TaskSpec, TaskSpec]]:
     known = {task.name: task for task in source.tasks}
     return [(known[task.name], task) for task in target.tasks if task.name in known]
 
 
-def _transfer(source: Network | None, target: Network, network: str) -> Taken:
-    """One network; parameters of others than the operator are said with the name of the network."""
+def _transfer(
+    source: Network | None, target: Network, network: str, pairs: Sequence[tuple[TaskSpec, TaskSpec]]
+) -> Taken:
+    """One network; parameters of others than the operator are said with the name of the network. pairs: new tasks, and
+    what each is like."""
     prefix = "" if network == OPERATOR else f"{network}/"
     theirs = {} if source is None else dict(source.named_parameters())
     fitted = {} if source is None else target.fitted(source, theirs)
     known, wanted = {} if source is None else source.named_rows(), target.named_rows()
+    borrowed: dict[str, dict[str, str | None]] = {}
+    for task, like in pairs:
+        for name, wishes in target.borrowed_rows(task, like).items():
+            borrowed.setdefault(name, {}).update(wishes)
     whole, new = [], []
     rows: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     num_taken = num_weights = 0
@@ -153,6 +176,7 @@ def _transfer(source: Network | None, target: Network, network: str) -> Taken:
                 new.append(prefix + name)
                 continue
             rows[prefix + name] = taken
+            _borrow_rows(parameter, wanted[name], given, known[name], borrowed.get(name, {}))
             num_taken += parameter.numel() * len(taken[0]) // max(len(wanted[name].names), 1)
         elif given.shape == parameter.shape:
             parameter.copy_(given)
@@ -160,7 +184,8 @@ def _transfer(source: Network | None, target: Network, network: str) -> Taken:
             num_taken += parameter.numel()
         else:
             new.append(prefix + name)
-    return Taken(tuple(whole), rows, tuple(new), num_taken, num_weights)
+    likes = {task.name: like.name for task, like in pairs} if borrowed and rows else {}
+    return Taken(tuple(whole), rows, tuple(new), num_taken, num_weights, like=likes)
 
 
 def _take_rows(
@@ -177,6 +202,22 @@ def _take_rows(
         parameter.index_copy_(dim, to, given.to(parameter).index_select(dim, of))
     taken = tuple(wanted.names[place] for place, _ in pairs)
     return taken, tuple(name for name in wanted.names if name not in places)
+
+
+def _borrow_rows(
+    parameter: Tensor, wanted: NamedRows, given: Tensor, known: NamedRows, wishes: Mapping[str, str | None]
+) -> None:
+    """Rows that only the new model has, as rows that the other has, or as zeros."""
+    places = {name: place for place, name in enumerate(known.names)}
+    for place, name in enumerate(wanted.names):
+        if name in places or name not in wishes:
+            continue
+        wish = wishes[name]
+        row = parameter.select(wanted.dim, place)
+        if wish is None:
+            row.zero_()
+        elif wish in places:
+            row.copy_(given.select(known.dim, places[wish]))
 
 
 def _without(x: Tensor, dim: int) -> tuple[int, ...]:

@@ -49,10 +49,11 @@ def test_another_set_of_tasks_takes_what_is_shared_and_says_what_is_new(config: 
     assert any("steady" in name for _, new in taken.rows.values() for name in new)
     assert "weights" in taken.describe()
     assert "new rows: " in taken.describe()
-    # What is new is what the new model drew.
+    # What is new is what the new model drew, or begins like a known task.
+    borrowed = target.network.borrowed_rows(STEADY, PLANE)
     for name, rows in target.network.named_rows().items():
         for place, row in enumerate(rows.names):
-            if row in taken.rows.get(name, ((), ()))[1]:
+            if row in taken.rows.get(name, ((), ()))[1] and row not in borrowed.get(name, {}):
                 now = dict(target.network.named_parameters())[name].select(rows.dim, place)
                 assert torch.equal(now, before[f"networks.operator.{name}"].select(rows.dim, place))
 
@@ -186,3 +187,31 @@ def test_kernels_that_a_sharing_model_does_not_take_are_named() -> None:
         assert transfer(model(source, both), model(target, tasks, seed=1)).other_kernels == ()
     # Kernels of lines in the center of those of planes: nothing was left.
     assert transfer(model(own, [LINE]), model(MULTISCALE, [LINE, PLANE], seed=1)).other_kernels == ()
+
+
+def test_a_new_task_meets_trained_blocks_as_the_task_does_that_it_is_like() -> None:
+    """There is no norm: where trained blocks meet a condition as drawn, features grow from block to block."""
+    source = awake(model(MULTISCALE, [LINE, PLANE]))
+    other = replace(PLANE, name="other", axes=(replace(PLANE.axes[0], boundary="neumann"), PLANE.axes[1]))
+    target = model(MULTISCALE, [other], seed=1)
+    features: list[torch.Tensor] = []
+    for stepper in (source, target):
+        stepper.network.lower.register_forward_pre_hook(lambda _, args: features.append(args[0]))
+    taken = transfer(source, target)
+    assert taken.like == {"other": "plane"}
+    assert "new tasks begin other like plane (a guess from their descriptions)" in taken.describe()
+    batch = batch_of(PLANE, 1)
+    source(batch)
+    predicted = target(replace(batch, task=other))
+    torch.testing.assert_close(features[0], features[1])
+    # What leaves the network is new: no change is predicted.
+    assert torch.equal(predicted, batch.state[:, -1])
+
+
+def test_a_new_parameter_says_nothing_at_first() -> None:
+    other = replace(LINE, name="other", parameters=(replace(LINE.parameters[0], name="unknown"),))
+    source, target = model(MULTISCALE, [LINE]), model(MULTISCALE, [other], seed=1)
+    transfer(source, target)
+    scalars = target.network.condition.scalars
+    assert not scalars.row(("", "unknown")).any()
+    assert scalars.row(("", "log dt")).any()
