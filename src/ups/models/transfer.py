@@ -102,7 +102,7 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
         tuple(sorted(changes)) if any(converted) else (),
         _other_scaling(source, target),
         _other_kernels(source, target),
-        {task.name: like.name for task, like in pairs if any(task.name in one.like for one in found)},
+        {new: known for one in found for new, known in one.like.items()},
     )
 
 
@@ -129,11 +129,11 @@ def _other_scaling(source: Stepper, target: Stepper) -> tuple[str, ...]:
 def _other_kernels(source: Stepper, target: Stepper) -> tuple[str, ...]:
     """Tasks of the target for whose dimensions only the source has kernels of their own."""
     theirs, mine = source.network, target.network
-    most = max(theirs.kernel_axes(len(task.axes)) for task in source.tasks)
+    most = max(theirs.kernel_axes(task.num_spatial_dims) for task in source.tasks)
     return tuple(
         task.name
         for task in target.tasks
-        if theirs.kernel_axes(dims := len(task.axes)) == dims < min(most, mine.kernel_axes(dims))
+        if theirs.kernel_axes(dims := task.num_spatial_dims) == dims < min(most, mine.kernel_axes(dims))
     )
 
 
