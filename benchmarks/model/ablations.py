@@ -89,6 +89,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "amplitude scaling of none": model(amplitude=False),
     "integrals not kept": model(conserve=False),
     "no balance": stage(balance=0.0),
+    "balance 0.75": stage(balance=0.75),
     "balance 1": stage(balance=1.0),
     "no noise": stage(noise=0.0),
     "a fifth of the noise": stage(noise=0.001),
@@ -106,6 +107,8 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "wider (48, 96, 192)": model(widths=[48, 96, 192], num_heads=6),
     "middle of 1": model(blocks=[1, 1, 1]),
     "middle of 4": model(blocks=[1, 1, 4]),
+    "weight decay 0.1 of matrices": optim(weight_decay=0.1),
+    "weight decay 0.3 of matrices": optim(weight_decay=0.3),
     "matrix learning rate 2.5e-3": optim(matrix_learning_rate=2.5e-3),
     "matrix learning rate 1e-2": optim(matrix_learning_rate=1e-2),
     "5 windows in 1D, 3 in 2D": windows(5, 3),
@@ -117,6 +120,7 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "5 windows of advection1d": windows_of(advection1d=5),
     "20 windows of euler1d": windows_of(euler1d=20),
     "windows where they are needed": windows_of(advection1d=5, reacdiff1d=20, euler1d=20, ns2d=2),
+    "3 windows of darcy2d, 15 of euler1d, 4 of diffreact2d": windows_of(darcy2d=3, euler1d=15, diffreact2d=4),
 }
 
 # Variants that put another part in the place of the network's own, see `other_parts.py`.
@@ -131,8 +135,9 @@ PARTS = {
 # frames, the size of a frame): to measure its cost again would only add what measurements differ by.
 SAME_COST = (
     "no balance",
-    "balance 1",
+    "balance",
     "rates",
+    "weight decay",
     "matrix learning rate",
     "no noise",
     "a fifth of the noise",

@@ -23,7 +23,12 @@ class OptimConfig(Section):
     )
     final_fraction: float = setting(0.01, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
     warmup_fraction: float = setting(0.05, "Part of the stage in which the rate rises linearly.", ge=0, le=1)
-    weight_decay: float = setting(1e-5, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
+    weight_decay: float = setting(
+        1e-5,
+        "Decoupled weight decay of matrices; never of biases and norms, and with muon of no table indexed by names.",
+        ge=0,
+        le=1,
+    )
     beta1: float = setting(0.9, "Memory of the mean of the gradient (momentum for sgd).", ge=0, lt=1)
     beta2: float = setting(0.99, "Memory of the mean square of the gradient.", ge=0, lt=1)
     clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)

@@ -2,8 +2,10 @@
 
 Parameters go over by name. In tables whose rows belong to names (tasks, channels, parameters), rows do: those that both
 models know are taken. A task that only the new model knows begins with rows of the known one that it is most like,
-where the network says so (`Network.borrowed_rows`); other rows stay as the new model drew them. Kernels of a model with
-fewer dimensions are put into the center of larger ones. What does not fit is new, and said.
+where the network says so (`Network.borrowed_rows`); other rows stay as the new model drew them. If it knows none of the
+tasks, matrices that grew in training are made as small as new ones: an update has one length whatever the size of what
+it changes, and turns a large matrix slowly. Kernels of a model with fewer dimensions are put into the center of larger
+ones. What does not fit is new, and said.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Taken:
     other_kernels: tasks that got the kernels of larger ones, because only the other model has kernels for each number
     of dimensions (`own_kernels`).
     like: new task -> the known one with whose rows it began.
+    made_smaller: matrices that were larger than new ones, where all tasks are new.
     """
 
     whole: tuple[str, ...]
@@ -47,6 +50,7 @@ class Taken:
     other_scaling: tuple[str, ...] = ()
     other_kernels: tuple[str, ...] = ()
     like: Mapping[str, str] = field(default_factory=dict)
+    made_smaller: int = 0
 
     def describe(self) -> str:
         """In words, for the log of a run."""
@@ -60,6 +64,8 @@ class Taken:
         if self.like:
             pairs = ", ".join(f"{new} like {known}" for new, known in self.like.items())
             parts.append(f"new tasks begin {pairs} (a guess from their descriptions)")
+        if self.made_smaller:
+            parts.append(f"no task was known, so {self.made_smaller} large matrices were made as small as new ones")
         if self.converted:
             parts.append(f"converted to other units of time, length or parameters: {', '.join(self.converted)}")
         if self.other_scaling:
@@ -91,6 +97,7 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
             f"a model of type '{source.config.type}' has no weights for one of type '{target.config.type}'",
             hint="start from a model of the same type, or leave start_from out",
         )
+    likes = {new: known for one in found for new, known in one.like.items()}
     changes = _unit_changes(source, target)
     converted = [cast(Network, network).change_units(changes) for network in target.networks.values()]
     return Taken(
@@ -102,7 +109,8 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
         tuple(sorted(changes)) if any(converted) else (),
         _other_scaling(source, target),
         _other_kernels(source, target),
-        {new: known for one in found for new, known in one.like.items()},
+        likes,
+        _make_smaller(target) if likes and not _in_common(source, target) else 0,
     )
 
 
@@ -186,6 +194,20 @@ def _transfer(
             new.append(prefix + name)
     likes = {task.name: like.name for task, like in pairs} if borrowed and rows else {}
     return Taken(tuple(whole), rows, tuple(new), num_taken, num_weights, like=likes)
+
+
+def _make_smaller(target: Stepper) -> int:
+    """Scale every matrix down to the size of a new one, entries of root mean square 1 / sqrt(columns), if it is larger.
+    Returns how many were."""
+    found = 0
+    for network in target.networks.values():
+        for matrix in cast(Network, network).matrices():
+            columns = matrix.numel() // matrix.shape[0]
+            size = float(matrix.square().mean().sqrt()) * columns**0.5
+            if size > 1:
+                matrix.div_(size)
+                found += 1
+    return found
 
 
 def _take_rows(

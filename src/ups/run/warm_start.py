@@ -97,5 +97,6 @@ def take_weights(run_dir: Path, index: int, target: Stepper, *, say: bool) -> No
     document = {"weights": taken.num_weights, "taken": taken.num_taken, "new": list(taken.new), "rows": rows}
     document |= {"converted": list(taken.converted), "other_scaling": list(taken.other_scaling)}
     document |= {"other_kernels": list(taken.other_kernels), "like": dict(taken.like)}
+    document |= {"made_smaller": taken.made_smaller}
     text = json.dumps(document, indent=1) + "\n"
     write_file_atomically(start_path(run_dir, index).with_suffix(".json"), text.encode())

@@ -21,7 +21,8 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """AdamW, SGD or Muon over named parameters; weight decay only on what has two dimensions and more.
 
-    matrices: those that Muon may orthogonalize; the other parameters, and all under another rule, are its AdamW's.
+    matrices: those that Muon may orthogonalize; the other parameters, and all under another rule, are its AdamW's. With
+    Muon only those matrices decay: what is left of two dimensions are tables, whose rows a step may not use.
     """
     wanted = {id(p) for p in matrices} if config.type == "muon" else set()
     orthogonal = [p for p in parameters.values() if id(p) in wanted]
@@ -29,7 +30,7 @@ def build_optimizer(
     decayed = [p for p in rest if p.ndim >= 2]
     plain = [p for p in rest if p.ndim < 2]
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": decayed, "weight_decay": 0.0 if config.type == "muon" else config.weight_decay},
         {"params": plain, "weight_decay": 0.0},
     ]
     groups = [g for g in groups if g["params"]]

@@ -193,7 +193,7 @@ def test_a_new_task_meets_trained_blocks_as_the_task_does_that_it_is_like() -> N
     """There is no norm: where trained blocks meet a condition as drawn, features grow from block to block."""
     source = awake(model(MULTISCALE, [LINE, PLANE]))
     other = replace(PLANE, name="other", axes=(replace(PLANE.axes[0], boundary="neumann"), PLANE.axes[1]))
-    target = model(MULTISCALE, [other], seed=1)
+    target = model(MULTISCALE, [other, LINE], seed=1)
     features: list[torch.Tensor] = []
     for stepper in (source, target):
         stepper.network.lower.register_forward_pre_hook(lambda _, args: features.append(args[0]))
@@ -215,3 +215,26 @@ def test_a_new_parameter_says_nothing_at_first() -> None:
     scalars = target.network.condition.scalars
     assert not scalars.row(("", "unknown")).any()
     assert scalars.row(("", "log dt")).any()
+
+
+def sizes(stepper: Stepper) -> list[float]:
+    """Of each matrix, relative to a new one."""
+    return [float(m.square().mean() * m[0].numel()) ** 0.5 for m in stepper.network.matrices()]
+
+
+@torch.no_grad()
+def test_large_matrices_are_made_as_small_as_new_ones_where_no_task_is_known() -> None:
+    source = model(MULTISCALE, [LINE])
+    for number, matrix in enumerate(source.network.matrices()):
+        matrix.normal_(std=(4.0 if number % 2 else 0.2) / matrix[0].numel() ** 0.5)
+    before = sizes(source)
+    other = replace(LINE, name="other")
+    taken = transfer(source, target := model(MULTISCALE, [other], seed=1))
+    assert sizes(target) == pytest.approx([min(size, 1.0) for size in before], rel=1e-5)
+    assert taken.made_smaller == sum(size > 1 for size in before) > 0
+    assert f"{taken.made_smaller} large matrices were made as small as new ones" in taken.describe()
+    # A known task must answer as before, so that a model keeps what it has for all.
+    taken = transfer(source, target := model(MULTISCALE, [LINE, other], seed=1))
+    assert sizes(target) == pytest.approx(before, rel=1e-5)
+    assert taken.made_smaller == 0
+    assert "large matrices" not in taken.describe()

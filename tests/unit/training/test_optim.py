@@ -32,6 +32,14 @@ def test_weight_decay_touches_matrices_only() -> None:
     assert decay == {id(layer.weight): 0.5, id(layer.bias): 0.0}
 
 
+def test_with_muon_tables_do_not_decay() -> None:
+    layer, table = nn.Linear(3, 2), nn.Parameter(torch.ones(4, 3))
+    parameters = {**trainable(layer.named_parameters()), "table": table}
+    optimizer = build_optimizer(OptimConfig(type="muon", weight_decay=0.5), parameters, [layer.weight])
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert decay == {id(layer.weight): 0.5, id(layer.bias): 0.0, id(table): 0.0}
+
+
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 def test_state_made_early_gives_the_same_steps_as_state_made_late(kind: str) -> None:
     config = OptimConfig(type=kind, learning_rate=0.1, weight_decay=0.01)  # type: ignore[arg-type]
