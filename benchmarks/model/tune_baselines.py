@@ -2,15 +2,15 @@
 
     python benchmarks/model/tune_baselines.py --data data --out tuning [--cpu-seconds 300] [--jobs 2]
                                               [--trajectories 16] [--factor 0.5 ...] [--task NAME ...]
-                                              [--model fno+ ...] [--windows 16,4 ...]
+                                              [--model fno+ ...] [--windows 16,4 ...] [--weight-decay 0.1 ...]
 
 Each model is trained once for each factor of the learning rates of `ups` (and each number of windows of a 1D and of a
-2D task in a step, if given; otherwise those of `ups bench`), and has `cpu-seconds` for all nine tasks
-together, as a line of `ablations.py` has. So short a training likes high rates: `--cpu-seconds 2160` is the budget of
-the benchmark, and with it a few tasks say whether the choice holds. The table shows errors relative to the first line
-of a model, as the geometric mean over tasks (below 1: better); docs/benchmark.md says what was chosen by it. What is
-finished is not repeated. `ups-alone` may ask for other rates than `ups`: kernels of a model of lines have one axis, and
-those of the joint model two, whose sum moves up to three times as far in a step.
+2D task in a step, if given; otherwise those of `ups bench`; and each weight decay), and has `cpu-seconds` for all nine
+tasks together, as a line of `ablations.py` has. So short a training likes high rates: `--cpu-seconds 2160` is the
+budget of the benchmark, and with it a few tasks say whether the choice holds. The table shows errors relative to the
+first line of a model, as the geometric mean over tasks (below 1: better); docs/benchmark.md says what was chosen by it.
+What is finished is not repeated. `ups-alone` may ask for other rates than `ups`: kernels of a model of lines have one
+axis, and those of the joint model two, whose sum moves up to three times as far in a step.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ FACTORS = [1.0, 0.5, 2.0, 4.0]
 OF_BENCH = "of ups bench"
 
 
-def job_of(options: argparse.Namespace, model: str, task: str, factor: float, windows: str) -> Job:
-    """One training of one task. Learning rates do not change what a step costs."""
+def job_of(options: argparse.Namespace, model: str, task: str, factor: float, windows: str, decay: float) -> Job:
+    """One training of one task. Learning rates and weight decay do not change what a step costs."""
     from ups.evaluation.protocol import OWN_RATES, entries
     from ups.solvers.tasks import BENCH_TASKS
 
     entry = entries([model], [task], str(options.data.resolve()), options.cpu_seconds / len(BENCH_TASKS))[0]
     recipe: dict[str, Any] = copy.deepcopy(entry.recipe)
     recipe["stages"][-1]["optim"] |= {name: factor * rate for name, rate in OWN_RATES.items()}
+    recipe["stages"][-1]["optim"]["weight_decay"] = decay
     cost = entry.name
     if windows != OF_BENCH:
         line, plane = (int(number) for number in windows.split(","))
         for data in recipe["data"]["tasks"]:
             data["block_size"] = line if task.endswith("1d") else plane
         cost = f"{entry.name}, {recipe['data']['tasks'][0]['block_size']} windows"
-    title = f"{cost}, rates x {factor:g}"
+    title = f"{cost}, rates x {factor:g}" + (f", weight decay {decay:g}" if decay else "")
     return Job(
         title, options.out / f"{file_name(title)}.json", recipe, options.trajectories, options.out / "costs", cost
     )
@@ -58,15 +59,21 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--factor", type=float, action="append", help=f"default: {FACTORS}")
     parser.add_argument("--windows", action="append", help=f"in 1D and 2D, as 16,4; default: those {OF_BENCH}")
+    parser.add_argument("--weight-decay", type=float, action="append", help="of matrices; default: none")
     parser.add_argument("--task", action="append", help="default: all nine")
     parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
     options = parser.parse_args()
     from ups.solvers.tasks import BENCH_TASKS
 
     factors, tasks, models = options.factor or FACTORS, options.task or list(BENCH_TASKS), options.model or MODELS
-    choices = [(factor, windows) for windows in options.windows or [OF_BENCH] for factor in factors]
+    choices = [
+        (factor, windows, decay)
+        for windows in options.windows or [OF_BENCH]
+        for factor in factors
+        for decay in options.weight_decay or [0.0]
+    ]
     run_jobs([job_of(options, m, t, *choice) for m in models for choice in choices for t in tasks], options.jobs)
-    print("| model | rates x | windows | one step | rollout | mean |\n|---|---|---|---|---|---|")
+    print("| model | rates x | windows | weight decay | one step | rollout | mean |\n|---|---|---|---|---|---|---|")
     for model in models:
         for choice in choices:
             logs: dict[str, list[float]] = {"one_step": [], "rollout": []}
@@ -80,9 +87,8 @@ def main() -> None:
             if all(logs.values()):
                 one, rolled = (statistics.fmean(values) for values in logs.values())
                 means = [math.exp(value) for value in (one, rolled, (one + rolled) / 2)]
-                print(
-                    f"| {model} | {choice[0]:g} | {choice[1]} | " + " | ".join(f"{mean:.3f}" for mean in means) + " |"
-                )
+                words = [model, f"{choice[0]:g}", choice[1], f"{choice[2]:g}", *(f"{mean:.3f}" for mean in means)]
+                print(f"| {' | '.join(words)} |")
 
 
 if __name__ == "__main__":
