@@ -25,7 +25,7 @@ class OptimConfig(Section):
     warmup_fraction: float = setting(0.05, "Part of the stage in which the rate rises linearly.", ge=0, le=1)
     weight_decay: float = setting(
         1e-5,
-        "Decoupled weight decay of matrices; never of biases and norms, and with muon of no table indexed by names.",
+        "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes.",
         ge=0,
         le=1,
     )
@@ -170,7 +170,12 @@ class LinearOptimConfig(OptimConfig):
 
     learning_rate: float = setting(5e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
     final_fraction: float = setting(0.0, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
-    weight_decay: float = setting(0.0, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
+    weight_decay: float = setting(
+        0.0,
+        "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes.",
+        ge=0,
+        le=1,
+    )
     beta2: float = setting(0.95, "Memory of the mean square of the gradient.", ge=0, lt=1)
     clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
 
@@ -332,7 +337,12 @@ class CorrectorOptimConfig(OptimConfig):
     matrix_learning_rate: float = setting(
         1.25e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
     )
-    weight_decay: float = setting(0.0, "Decoupled weight decay of matrices; never of biases and norms.", ge=0, le=1)
+    weight_decay: float = setting(
+        0.0,
+        "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes.",
+        ge=0,
+        le=1,
+    )
     clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
     clip_ratio: float = setting(
         3.0,

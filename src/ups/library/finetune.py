@@ -20,7 +20,7 @@ from ups.spec.task import TaskSpec
 logger = logging.getLogger(__name__)
 
 BUDGET_SECONDS = 300.0
-# Of the peak rates that the model was trained with: it is near a good place already.
+# Of the peak rates that the model was trained with: on a task that it knows it is near a good place already.
 RATE = 0.5
 
 
@@ -63,6 +63,7 @@ def resolve_finetuning(
     described = description_for(source, os.fspath(data))
     found = _task_of(os.fspath(data), described)
     name = task or _name_for(source, os.fspath(data), found)
+    rate = RATE if name in {one.name for one in _tasks_of(source)} else 1.0
     own = found.steady and recipe.networks.steady is not None  # which is the model where steady tasks are alone
     section: Any = trained["data"]
     engine: Any = trained["engine"]
@@ -76,7 +77,7 @@ def resolve_finetuning(
         },
         # Devices, ranks and precision are of the machine that made the bundle.
         "engine": {"ema": engine["ema"]},
-        "stages": [_stage(trained["stages"][_last_stage(recipe, found.steady)], str(source), budget_seconds)],
+        "stages": [_stage(trained["stages"][_last_stage(recipe, found.steady)], str(source), budget_seconds, rate)],
     }
     return resolve_data(document, changes, name="the recipe of the bundle")
 
@@ -98,8 +99,8 @@ def _last_stage(recipe: Recipe, steady: bool) -> int:
     return wanted[-1]
 
 
-def _stage(last: Mapping[str, Any], source: str, budget_seconds: float) -> dict[str, Any]:
-    """That stage of what the bundle was trained with, from the weights of the bundle, at lower rates."""
+def _stage(last: Mapping[str, Any], source: str, budget_seconds: float, rate: float) -> dict[str, Any]:
+    """That stage of what the bundle was trained with, from the weights of the bundle, at its rates times `rate`."""
     stage: dict[str, Any] = {**last, "start_from": source, "steps": None, "budget_seconds": budget_seconds}
     stage["tasks"] = None
     stage["budget_clock"] = "wall"
@@ -107,7 +108,7 @@ def _stage(last: Mapping[str, Any], source: str, budget_seconds: float) -> dict[
         stage["space"] = "physical"  # the fields count now, and the decoder goes along
         stage.pop("cache", None)
     optim = stage["optim"]
-    rates = {key: RATE * optim[key] for key in ("learning_rate", "matrix_learning_rate") if key in optim}
+    rates = {key: rate * optim[key] for key in ("learning_rate", "matrix_learning_rate") if key in optim}
     return {**stage, "optim": {**optim, **rates}}
 
 
@@ -132,7 +133,7 @@ def _name_for(source: Path, data: str, found: TaskSpec) -> str:
     if not fitting:
         names = ", ".join(one.name for one in known)
         logger.warning(
-            "no task of the bundle (%s) has the fields, axes and parameters of '%s': what belongs to them starts anew",
+            "no task of the bundle (%s) has the fields, axes and parameters of '%s': it is trained as a new task",
             names,
             data,
         )

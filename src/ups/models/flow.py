@@ -12,7 +12,7 @@ B samples, T frames, C predicted channels, Cs static channels, S space.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,9 +72,9 @@ class FlowNetwork(Network):
         """`forward` of each task of a group, through the network at once where it can."""
         return self.inner.forward_group(group)
 
-    def change_units(self, changes: Mapping[str, UnitChange]) -> bool:
+    def change_units(self, changes: Mapping[str, UnitChange], taken: Collection[str]) -> bool:
         """Of the network inside."""
-        return self.inner.change_units(changes)
+        return self.inner.change_units(changes, {name.removeprefix("inner.") for name in taken})
 
     def velocities(
         self, stepper: Stepper, steps: Sequence[Step], x: Sequence[Tensor], t: Sequence[Tensor]

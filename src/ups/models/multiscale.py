@@ -13,7 +13,7 @@ B samples, C channels, S space, D width of a level, M modulations of all blocks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -182,12 +182,15 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """As many as the largest task has, but where a number of dimensions has kernels of its own."""
         return dims if dims in self._dims else self.axes
 
-    def change_units(self, changes: Mapping[str, UnitChange]) -> bool:
+    def change_units(self, changes: Mapping[str, UnitChange], taken: Collection[str]) -> bool:
         """Of the linear law, and of what the condition is told."""
-        if self.propagator is not None:
-            self.propagator.change_units(changes)
-        self.condition.change_units(changes)
-        return True
+        law = self.propagator if "propagator.table" in taken else None
+        if law is not None:
+            law.change_units(changes)
+        told = {"condition.scalars.table", "condition.tasks.table"} <= set(taken)
+        if told:
+            self.condition.change_units(changes)
+        return told or law is not None
 
     def modulated_blocks(self) -> list[tuple[str, int]]:
         """Names of the blocks that the condition modulates, in its order, and how many numbers each gets."""

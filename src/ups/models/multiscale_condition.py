@@ -92,8 +92,12 @@ class MultiscaleCondition(nn.Module):
 
     def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, dict[str, str | None]]:
         """Table -> row of a new task -> that of one that is like it; a new parameter says nothing at first."""
-        ends = zip(self.boundaries.names_of(task), self.boundaries.names_of(like), strict=False)
-        pairs = [(mine, theirs) for mine, theirs in ends if mine[:2] == theirs[:2]]
+        pairs = [
+            (mine, of_axis[number % len(of_axis)])
+            for axis in {row[1]: None for row in self.boundaries.names_of(task)}
+            if (of_axis := [row for row in self.boundaries.names_of(like) if row[1] == axis])
+            for number, mine in enumerate(row for row in self.boundaries.names_of(task) if row[1] == axis)
+        ]
         return {
             "tasks": {self.tasks.lasting_name((task.name,)): self.tasks.lasting_name((like.name,))},
             "boundaries": {self.boundaries.lasting_name(a): self.boundaries.lasting_name(b) for a, b in pairs},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -93,8 +93,9 @@ class Network(nn.Module, ABC):
         """How many axes the kernels have from which grids of `dims` dimensions take theirs: more if they share them."""
         return dims
 
-    def change_units(self, changes: Mapping[str, UnitChange]) -> bool:
-        """Convert taken weights of these tasks to the units of this model, and say whether it can. By default not."""
+    def change_units(self, changes: Mapping[str, UnitChange], taken: Collection[str]) -> bool:
+        """Convert weights of these tasks to the units of this model in the tables that were taken, and say whether that
+        was anything. By default not."""
         return False
 
     def matrices(self) -> list[nn.Parameter]:

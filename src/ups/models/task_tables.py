@@ -94,16 +94,18 @@ class Lift(NamedTable):
         return "/".join((*row[:-1], str(int(frame) - self.context_frames) if frame.isdigit() else frame))
 
     def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, str | None]:
-        """Rows of a new task -> those of one that is like it: of the same frame, by the name of the channel or else one
-        after the other."""
+        """Rows of a new task -> those of one that is like it: of the same frame and part (what comes before a point, as
+        in `noisy.u` of a flow), by the name of the channel or else one after the other."""
         found: dict[str, str | None] = {}
+        seen: dict[tuple[str, str], int] = {}
         theirs = self.names_of(like)
-        for number, (_, channel, what) in enumerate(self.names_of(task)):
-            alike = [row for row in theirs if row[2] == what]
+        for row in self.names_of(task):
+            alike = [other for other in theirs if _part(other) == _part(row)]
+            alike = alike or [other for other in theirs if other[-1] == row[-1]]
+            number = seen[_part(row)] = seen.get(_part(row), -1) + 1
             if alike:
-                same = [row for row in alike if row[1] == channel]
-                chosen = same[0] if same else alike[number % len(alike)]
-                found[self.lasting_name((task.name, channel, what))] = self.lasting_name(chosen)
+                same = [other for other in alike if other[1] == row[1]]
+                found[self.lasting_name(row)] = self.lasting_name(same[0] if same else alike[number % len(alike)])
         return found
 
     def forward(self, given: NetworkInput, fields: Tensor, fit: GridFit, layout: Layout) -> Tensor:
@@ -133,6 +135,11 @@ class Lift(NamedTable):
                 place = position(points, axis, kind).to(fields.dtype).reshape(shape)
                 found.append(place.expand(fields.shape[0], 1, *space))
         return found
+
+
+def _part(row: RowName) -> tuple[str, str]:
+    """Of a row of `Lift`: frame, static or position, and what stands before a point in the name of the channel."""
+    return row[-1], row[1].rpartition(".")[0]
 
 
 def position_kinds(axis: AxisSpec, translation: bool) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ _SHOWN = 12
 class Taken:
     """What a model got from another.
 
-    whole: parameters that were taken as they are. rows: parameter -> (names of the rows that were taken, names of the
+    whole: parameters that were taken as a whole. rows: parameter -> (names of the rows that were taken, names of the
     new ones). new: parameters that the other model lacks, or has in another shape. num_taken, num_weights: numbers.
     converted: tasks with another time step, extent, or range or statistics of parameters: weights were converted.
     other_scaling: tasks whose frames only one of the models divides by their size (`amplitude`).
@@ -85,21 +85,24 @@ class Taken:
 def transfer(source: Stepper, target: Stepper) -> Taken:
     """Write into `target` what `source` has for it, network by network. Raises ConfigError if that is nothing."""
     pairs = _new_and_like(source, target)
+    all_new = not _in_common(source, target)
     found = []
     for name, network in target.networks.items():
         # Steady tasks alone have no network of their own: the model itself predicts them.
         alone = name == OPERATOR and STEADY in source.networks and all(task.steady for task in target.tasks)
         known = STEADY if alone else name
         given = cast(Network, source.networks[known]) if known in source.networks else None
-        found.append(_transfer(given, cast(Network, network), name, pairs))
+        found.append(_transfer(given, cast(Network, network), name, pairs, all_new))
     if not sum(one.num_taken for one in found):
         raise ConfigError(
             f"a model of type '{source.config.type}' has no weights for one of type '{target.config.type}'",
             hint="start from a model of the same type, or leave start_from out",
         )
-    likes = {new: known for one in found for new, known in one.like.items()}
     changes = _unit_changes(source, target)
-    converted = [cast(Network, network).change_units(changes) for network in target.networks.values()]
+    converted = [
+        cast(Network, network).change_units(changes, {name.removeprefix(_prefix(which)) for name in one.rows})
+        for (which, network), one in zip(target.networks.items(), found, strict=True)
+    ]
     return Taken(
         tuple(name for one in found for name in one.whole),
         {name: rows for one in found for name, rows in one.rows.items()},
@@ -109,8 +112,8 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
         tuple(sorted(changes)) if any(converted) else (),
         _other_scaling(source, target),
         _other_kernels(source, target),
-        likes,
-        _make_smaller(target) if likes and not _in_common(source, target) else 0,
+        {new: known for one in found for new, known in one.like.items()},
+        sum(one.made_smaller for one in found),
     )
 
 
@@ -158,11 +161,12 @@ def _in_common(source: Stepper, target: Stepper) -> list[tuple[TaskSpec, TaskSpe
 
 
 def _transfer(
-    source: Network | None, target: Network, network: str, pairs: Sequence[tuple[TaskSpec, TaskSpec]]
+    source: Network | None, target: Network, network: str, pairs: Sequence[tuple[TaskSpec, TaskSpec]], all_new: bool
 ) -> Taken:
     """One network; parameters of others than the operator are said with the name of the network. pairs: new tasks, and
-    what each is like."""
-    prefix = "" if network == OPERATOR else f"{network}/"
+    what each is like. all_new: no task is known."""
+    prefix = _prefix(network)
+    drawn = {id(matrix): _size(matrix) for matrix in target.matrices()}
     theirs = {} if source is None else dict(source.named_parameters())
     fitted = {} if source is None else target.fitted(source, theirs)
     known, wanted = {} if source is None else source.named_rows(), target.named_rows()
@@ -193,21 +197,33 @@ def _transfer(
         else:
             new.append(prefix + name)
     likes = {task.name: like.name for task, like in pairs} if borrowed and rows else {}
-    return Taken(tuple(whole), rows, tuple(new), num_taken, num_weights, like=likes)
+    smaller = 0
+    if likes and all_new:
+        taken_whole = {id(p) for name, p in target.named_parameters() if prefix + name in whole}
+        smaller = sum(_make_smaller(m, drawn[id(m)]) for m in target.matrices() if id(m) in taken_whole)
+    return Taken(tuple(whole), rows, tuple(new), num_taken, num_weights, like=likes, made_smaller=smaller)
 
 
-def _make_smaller(target: Stepper) -> int:
-    """Scale every matrix down to the size of a new one, entries of root mean square 1 / sqrt(columns), if it is larger.
-    Returns how many were."""
-    found = 0
-    for network in target.networks.values():
-        for matrix in cast(Network, network).matrices():
-            columns = matrix.numel() // matrix.shape[0]
-            size = float(matrix.square().mean().sqrt()) * columns**0.5
-            if size > 1:
-                matrix.div_(size)
-                found += 1
-    return found
+def _prefix(network: str) -> str:
+    """What is said before the names of a network's parameters."""
+    return "" if network == OPERATOR else f"{network}/"
+
+
+def _size(matrix: Tensor) -> float:
+    """Root mean square of the entries, in units of 1 / sqrt(columns), as most matrices are drawn. In float64: the last
+    bit of a sum in float32 depends on the number of threads, and all ranks must start alike."""
+    return float(matrix.double().square().mean() * (matrix.numel() // matrix.shape[0])) ** 0.5
+
+
+def _make_smaller(matrix: Tensor, drawn: float) -> bool:
+    """Scale a matrix down to its size as it was drawn, or to 1 where that is less (some are zeros). Returns whether it
+    was larger, by more than matrices that are drawn differ."""
+    limit = max(drawn, 1.0)
+    size = _size(matrix)
+    if size <= 1.05 * limit:
+        return False
+    matrix.mul_(limit / size)
+    return True
 
 
 def _take_rows(

@@ -1,7 +1,7 @@
 """Muon for matrices and AdamW for everything else, as one optimizer.
 
 A matrix moves by its orthogonalized momentum: all directions of an update have about the same length, whatever the size
-of the gradient. The length is that of a usual AdamW update, so rates and weight decay mean the same in both parts.
+of the gradient. The length is that of a usual AdamW update, so that rates mean the same in both parts.
 Sharded matrices are gathered, orthogonalized whole on every rank, and each rank keeps its own rows.
 """
 
@@ -49,6 +49,14 @@ class Muon(torch.optim.Optimizer):
         if self._adamw is not None:
             self._adamw.state = self.state
             self.param_groups[:0] = self._adamw.param_groups
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Also for the AdamW inside: torch puts new groups and a new state in the place of those that both share."""
+        super().load_state_dict(state_dict)
+        self._matrices = self.param_groups[-1]
+        if self._adamw is not None:
+            self._adamw.param_groups = self.param_groups[:-1]
+            self._adamw.state = self.state
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

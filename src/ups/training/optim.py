@@ -22,7 +22,7 @@ def build_optimizer(
     """AdamW, SGD or Muon over named parameters; weight decay only on what has two dimensions and more.
 
     matrices: those that Muon may orthogonalize; the other parameters, and all under another rule, are its AdamW's. With
-    Muon only those matrices decay: what is left of two dimensions are tables, whose rows a step may not use.
+    Muon only those matrices decay: among the others are tables, and rows that a step does not use must not move.
     """
     wanted = {id(p) for p in matrices} if config.type == "muon" else set()
     orthogonal = [p for p in parameters.values() if id(p) in wanted]

@@ -50,7 +50,7 @@ def test_every_weight_of_a_bundle_is_taken_for_data_that_fits_its_task(base: ups
     assert (taken["new"], taken["taken"]) == ([], taken["weights"])
 
 
-def test_data_with_another_field_keeps_its_name_and_its_rows_are_new(
+def test_data_with_another_field_keeps_its_name_and_the_learning_rate(
     base: ups.Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     fields = tuple(replace(field, name=f"my_{field.name}") for field in ups.open_data("data/wave1d.zarr").task.fields)
@@ -58,7 +58,10 @@ def test_data_with_another_field_keeps_its_name_and_its_rows_are_new(
     write_own("mine.zarr", fields=fields, conserved=())
     recipe = ups.finetune_recipe("base", "mine.zarr", stages__0__steps=1, stages__0__budget_seconds=None)
     assert recipe.data.tasks[0].name == "mine"
-    assert "starts anew" in caplog.text
+    assert "it is trained as a new task" in caplog.text
+    known = ups.finetune_recipe("base", "data/wave1d.zarr", stages__0__steps=1, stages__0__budget_seconds=None)
+    rates = [one.stages[0].optim.learning_rate for one in (known, recipe)]
+    assert rates[0] == pytest.approx(rates[1] / 2)  # near a good place only where the task is known
     tuned = ups.fit(recipe, progress=False)
     assert tuned.state == "completed"
     write_own("clash.zarr", name="wave1d", fields=fields, conserved=())

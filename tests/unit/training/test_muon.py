@@ -138,6 +138,21 @@ def test_a_resumed_run_goes_on_bitwise(named: Callable[[nn.Module], list[nn.Para
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), resumed.parameters(), strict=True))
 
 
+def test_a_state_that_torch_loads_reaches_both_parts() -> None:
+    """As other trainers resume: torch puts new groups and a new state into the optimizer."""
+    network = two_layers()
+    optimizer = build_optimizer(config(), trainable(network.named_parameters()), weights(network))
+    train(network, [optimizer])
+    resumed = copy.deepcopy(network)
+    other = build_optimizer(config(), trainable(resumed.named_parameters()), weights(resumed))
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for rate in (1e-3, 1e-4):
+        for one, trained in ((optimizer, network), (other, resumed)):
+            set_learning_rate(one, rate)
+            train(trained, [one])
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), resumed.parameters(), strict=True))
+
+
 def test_matrices_have_momentum_and_the_rest_has_moments() -> None:
     network = two_layers()
     network[0].weight.requires_grad_(False)
