@@ -92,7 +92,7 @@ def draw() -> None:
 
     note(axes, 0.2, 5.8, "One network for every task", fontsize=12, weight="bold", ha="left", color=BLUE)
     for x, color, words in (
-        (3.3, SHARED, "weights shared by all tasks: more than 99 %; a kernel serves lines, planes and cubes"),
+        (3.3, SHARED, "weights shared between tasks (with own_kernels: kernels by number of dimensions)"),
         (8.75, OWN, "tables with rows for each task"),
     ):
         box(axes, x, 5.71, 0.26, 0.19, "", "", color)

@@ -69,7 +69,7 @@ class ModelConfig(PartSection):
 
 
 class LatentOperatorConfig(ModelConfig):
-    """Grid encoder -> latent operator -> decoder: the model of this project."""
+    """Grid encoder -> latent operator -> decoder: the network for stages on latents, and the one without `type`."""
 
     many_tasks = True
     has_latents = True

@@ -226,7 +226,7 @@ _RECIPE = """\
 # A simulator of {source}. Look at the lines marked "check" in task.yaml first, then
 #   ups train {folder}/recipe.yaml
 #   ups rollout {plain} --film {plain}.mp4
-# Every field: docs/recipes.md, or `ups config show {folder}/recipe.yaml`.
+# Every field with its value: `ups config show {folder}/recipe.yaml`; what it means: `ups config schema`.
 version: 1
 
 run:
