@@ -10,6 +10,7 @@ ones. What does not fit is new, and said.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -212,7 +213,7 @@ def _prefix(network: str) -> str:
 def _size(matrix: Tensor) -> float:
     """Root mean square of the entries, in units of 1 / sqrt(columns), as most matrices are drawn. In float64: the last
     bit of a sum in float32 depends on the number of threads, and all ranks must start alike."""
-    return float(matrix.double().square().mean() * (matrix.numel() // matrix.shape[0])) ** 0.5
+    return math.sqrt(float(matrix.double().square().mean()) * (matrix.numel() // matrix.shape[0]))
 
 
 def _make_smaller(matrix: Tensor, drawn: float) -> bool:
