@@ -62,6 +62,8 @@ def test_a_run_starts_where_another_ended_and_says_what_is_new(
     assert 0 < listed["taken"] < listed["weights"]
     assert any("darcy2d" in row for pair in listed["rows"].values() for row in pair["new"])
     assert not any("wave1d" in row for pair in listed["rows"].values() for row in pair["new"])
+    assert set(listed["like"]) == {"darcy2d"}
+    assert listed["made_smaller"] == 0  # tasks that are known must be predicted as before
 
 
 def test_what_a_run_starts_from_is_its_own_and_cannot_be_replaced(
