@@ -57,6 +57,14 @@ def windows_of(**numbers: int) -> Callable[[Recipe], None]:
     return change
 
 
+def both(*changes: Callable[[Recipe], None]) -> Callable[[Recipe], None]:
+    def change(recipe: Recipe) -> None:
+        for one in changes:
+            one(recipe)
+
+    return change
+
+
 def without_linear_stage(recipe: Recipe) -> None:
     first = recipe["stages"].pop(0)
     recipe["stages"][0]["budget_seconds"] += first["budget_seconds"]
@@ -79,6 +87,8 @@ def rates(factor: float) -> Callable[[Recipe], None]:
     return change
 
 
+# Of tasks that had other windows before matrices had a weight decay.
+BEFORE = {"euler1d": 10, "diffreact2d": 3, "darcy2d": 5}
 VARIANTS: dict[str, Callable[[Recipe], None]] = {
     BASE: lambda recipe: None,
     "no attention": model(attention=False),
@@ -107,8 +117,10 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "wider (48, 96, 192)": model(widths=[48, 96, 192], num_heads=6),
     "middle of 1": model(blocks=[1, 1, 1]),
     "middle of 4": model(blocks=[1, 1, 4]),
-    "weight decay 0.1 of matrices": optim(weight_decay=0.1),
-    "weight decay 0.3 of matrices": optim(weight_decay=0.3),
+    "no weight decay": optim(weight_decay=0.0),
+    "weight decay 0.3": optim(weight_decay=0.3),
+    "weight decay 1": optim(weight_decay=1.0),
+    "weight decay 0.3 and balance 0.75": both(optim(weight_decay=0.3), stage(balance=0.75)),
     "matrix learning rate 2.5e-3": optim(matrix_learning_rate=2.5e-3),
     "matrix learning rate 1e-2": optim(matrix_learning_rate=1e-2),
     "5 windows in 1D, 3 in 2D": windows(5, 3),
@@ -117,10 +129,12 @@ VARIANTS: dict[str, Callable[[Recipe], None]] = {
     "20 windows in 1D, 5 in 2D": windows(20, 5),
     "40 windows in 1D, 10 in 2D": windows(40, 10),
     "10 windows of reacdiff1d as of others": windows_of(reacdiff1d=10),
+    "10 windows of euler1d as of others": windows_of(euler1d=10),
+    "3 windows of diffreact2d as of others": windows_of(diffreact2d=3),
     "5 windows of advection1d": windows_of(advection1d=5),
-    "20 windows of euler1d": windows_of(euler1d=20),
-    "windows where they are needed": windows_of(advection1d=5, reacdiff1d=20, euler1d=20, ns2d=2),
-    "3 windows of darcy2d, 15 of euler1d, 4 of diffreact2d": windows_of(darcy2d=3, euler1d=15, diffreact2d=4),
+    "windows of before": windows_of(**BEFORE),
+    "windows of before, weight decay 0.3": both(windows_of(**BEFORE), optim(weight_decay=0.3)),
+    "windows of before, no weight decay": both(windows_of(**BEFORE), optim(weight_decay=0.0)),
 }
 
 # Variants that put another part in the place of the network's own, see `other_parts.py`.
@@ -137,6 +151,7 @@ SAME_COST = (
     "no balance",
     "balance",
     "rates",
+    "no weight decay",
     "weight decay",
     "matrix learning rate",
     "no noise",

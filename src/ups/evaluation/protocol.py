@@ -105,7 +105,7 @@ class Training:
     networks, windows: by number of spatial dimensions; windows of a task in a step. A window in 2D costs as much as
     several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error). steady_windows: of
     a steady task, where it is not that. task_windows: of tasks that need more than others do. rates: times those of
-    `ups`. What of this was chosen on validation, and what was not varied: docs/benchmark.md.
+    `ups`. weight_decay: of matrices. What of this was chosen on validation, and what was not varied: docs/benchmark.md.
     """
 
     networks: Mapping[int, Mapping[str, Any]]
@@ -116,6 +116,7 @@ class Training:
     steady_windows: int | None = None
     task_windows: Mapping[str, int] = field(default_factory=dict)
     rates: float = 1.0
+    weight_decay: float = 0.0
 
     def windows_of(self, task: str) -> int:
         if task in self.task_windows:
@@ -139,8 +140,9 @@ _TRAININGS = {
         _OURS,
         _OUR_ENGINE,
         linear=True,
-        steady_windows=5,
-        task_windows={"reacdiff1d": 15},
+        steady_windows=4,
+        task_windows={"reacdiff1d": 15, "euler1d": 15, "diffreact2d": 4},
+        weight_decay=0.075,
     ),
 }
 
@@ -199,6 +201,8 @@ def _recipe(model: str, tasks: tuple[str, ...], seed: int, data: str, cpu_second
     for rate in OWN_RATES:
         if rate in stage["optim"]:
             stage["optim"][rate] *= training.rates
+    if training.weight_decay:
+        stage["optim"]["weight_decay"] = training.weight_decay
     recipe["stages"] = [*stages, stage]
     return recipe
 
