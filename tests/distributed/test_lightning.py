@@ -29,7 +29,7 @@ pytest.importorskip("lightning")
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
 STEPS = 20
-OPTIM = {"type": "adamw", "learning_rate": 1e-3, "clip_ratio": 2.0}
+OPTIM = {"type": "muon", "learning_rate": 1e-3, "clip_ratio": 2.0}
 BALANCED = {"type": "operator", "steps": STEPS, "loss": "nrmse", "balance": 0.5, "optim": OPTIM}
 FLOW = {"type": "corrector", "kind": "flow", "steps": 4}
 
