@@ -221,7 +221,7 @@ def _make_smaller(matrix: Tensor, drawn: float) -> bool:
     was larger, by more than matrices that are drawn differ."""
     limit = max(drawn, 1.0)
     size = _size(matrix)
-    if size <= 1.05 * limit:
+    if not size > 1.05 * limit:  # also if it is no number
         return False
     matrix.mul_(limit / size)
     return True
