@@ -132,7 +132,7 @@ _TRAININGS = {
     "unet": Training(_UNET, {1: 32, 2: 8}, _PLAIN, {}),
     "fno+": Training(_conserving(_FNO), {1: 32, 2: 8}, _OURS, _OUR_ENGINE, rates=2.0),
     "unet+": Training(_conserving(_UNET), {1: 16, 2: 4}, _OURS, _OUR_ENGINE, rates=2.0),
-    "ups-alone": Training(_MULTISCALE, {1: 16, 2: 4}, _OURS, _OUR_ENGINE, linear=True),
+    "ups-alone": Training(_MULTISCALE, {1: 16, 2: 4}, _OURS, _OUR_ENGINE, linear=True, weight_decay=0.1),
     # Many small steps: chosen on validation over 20 and 5 windows (`ups-alone`: over 48 and 12, `unet+`: 32 and 8).
     "ups": Training(
         _OF_ALL_TASKS,
