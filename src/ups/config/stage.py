@@ -10,6 +10,10 @@ from ups.config.part import PartSection
 from ups.config.setting import REQUIRED, Section, section, setting
 from ups.registry import STAGES
 
+_WEIGHT_DECAY = (
+    "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes."
+)
+
 
 class OptimConfig(Section):
     """Optimizer and schedule of one stage."""
@@ -23,12 +27,7 @@ class OptimConfig(Section):
     )
     final_fraction: float = setting(0.01, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
     warmup_fraction: float = setting(0.05, "Part of the stage in which the rate rises linearly.", ge=0, le=1)
-    weight_decay: float = setting(
-        1e-5,
-        "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes.",
-        ge=0,
-        le=1,
-    )
+    weight_decay: float = setting(1e-5, _WEIGHT_DECAY, ge=0, le=1)
     beta1: float = setting(0.9, "Memory of the mean of the gradient (momentum for sgd).", ge=0, lt=1)
     beta2: float = setting(0.99, "Memory of the mean square of the gradient.", ge=0, lt=1)
     clip_norm: float = setting(1.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
@@ -170,12 +169,7 @@ class LinearOptimConfig(OptimConfig):
 
     learning_rate: float = setting(5e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
     final_fraction: float = setting(0.0, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
-    weight_decay: float = setting(
-        0.0,
-        "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes.",
-        ge=0,
-        le=1,
-    )
+    weight_decay: float = setting(0.0, _WEIGHT_DECAY, ge=0, le=1)
     beta2: float = setting(0.95, "Memory of the mean square of the gradient.", ge=0, lt=1)
     clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
 
@@ -337,12 +331,7 @@ class CorrectorOptimConfig(OptimConfig):
     matrix_learning_rate: float = setting(
         1.25e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
     )
-    weight_decay: float = setting(
-        0.0,
-        "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes.",
-        ge=0,
-        le=1,
-    )
+    weight_decay: float = setting(0.0, _WEIGHT_DECAY, ge=0, le=1)
     clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
     clip_ratio: float = setting(
         3.0,

@@ -167,7 +167,7 @@ def _transfer(
     """One network; parameters of others than the operator are said with the name of the network. pairs: new tasks, and
     what each is like. all_new: no task is known."""
     prefix = _prefix(network)
-    drawn = {id(matrix): _size(matrix) for matrix in target.matrices()}
+    drawn = {id(matrix): _size(matrix) for matrix in target.matrices()} if all_new else {}
     theirs = {} if source is None else dict(source.named_parameters())
     fitted = {} if source is None else target.fitted(source, theirs)
     known, wanted = {} if source is None else source.named_rows(), target.named_rows()
