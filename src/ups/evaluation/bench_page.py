@@ -81,7 +81,9 @@ def _ratio_tables(rows: Rows, tasks: Sequence[str], models: Sequence[str]) -> li
     for title, key in RATIO_METRICS:
         columns = [ratios_of(rows, tasks, model, others, key) for _, model, others in kept]
         lines = [[task, *(number(column[task]) if task in column else "-" for column in columns)] for task in tasks]
-        means = [number(geometric_mean(column.values())) if column else "-" for column in columns]
+        # Of a task on which somebody's error grew without end there is no ratio, and so no mean.
+        known = [bool(column) and all(0 < v < math.inf for v in column.values()) for column in columns]
+        means = [number(geometric_mean(c.values())) if ok else "-" for ok, c in zip(known, columns, strict=True)]
         parts += ["", f"### {title}, relative to the trajectory: ratios", ""]
         parts += _table(["task", *(heading for heading, _, _ in kept)], [*lines, ["geometric mean", *means]])
     return parts

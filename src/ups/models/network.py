@@ -106,7 +106,9 @@ class Network(nn.Module, ABC):
         groups are no matrix: channels do not meet in them.
         """
         grouped = {id(m.weight) for m in self.modules() if getattr(m, "groups", 1) != 1 and hasattr(m, "weight")}
-        inside = {id(p): p for unit in self.shard_units() for p in unit.parameters() if 1 < p.shape[0] < p.numel()}
+        inside = {
+            id(p): p for unit in self.shard_units() for p in unit.parameters() if p.ndim and 1 < p.shape[0] < p.numel()
+        }
         return [p for p in self.parameters() if id(p) in inside and id(p) not in grouped]
 
     def noise_sizes(self) -> tuple[nn.Parameter, list[str]] | None:

@@ -49,8 +49,9 @@ def unit_change(old: TaskSpec, old_statistics: Statistics, new: TaskSpec, statis
     if len(old.axes) != len(new.axes) or old.steady != new.steady:
         return None
     change = UnitChange(
-        1.0 if new.steady else new.dt / old.dt,
-        tuple(a.extent / b.extent for a, b in zip(old.axes, new.axes, strict=True)),
+        1.0 if new.steady or old.time_unit != new.time_unit else new.dt / old.dt,
+        # Numbers in other units than before (km, m) are no other length; only where the units are the same they are.
+        tuple(a.extent / b.extent if a.unit == b.unit else 1.0 for a, b in zip(old.axes, new.axes, strict=True)),
         _parameters(_units_of(old, old_statistics), _units_of(new, statistics)),
     )
     return None if change.nothing else change
@@ -73,8 +74,10 @@ def _parameters(old: Mapping[str, _Units], new: Mapping[str, _Units]) -> dict[st
     for name in (n for n in new if n in old):  # in the order of the task: sums must not depend on hashes of names
         (was, scale, old_mean, old_std), (now, new_scale, mean, std) = old[name], new[name]
         relative = now / was
-        if scale != new_scale:  # a slope over the logarithm says nothing about one over the parameter
+        if scale != new_scale:
+            # Normalized, a parameter and its logarithm grow alike over the data, and the slope stays. To convert it
+            # to first order around the mean was worse on burgers1d, and to begin at 0 worse still.
             found[name] = ParameterUnits(relative)
-        else:
-            found[name] = ParameterUnits(relative, std / old_std, (mean - old_mean) / old_std)
+            continue
+        found[name] = ParameterUnits(relative, std / old_std, (mean - old_mean) / old_std)
     return found

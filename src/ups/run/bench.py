@@ -34,6 +34,7 @@ from ups.run.directory import read_run_recipe
 from ups.run.progress_line import ProgressLine
 from ups.run.step_cost import with_steps
 from ups.solvers.tasks import BENCH_TASKS
+from ups.supervise.run_lock import hold_bench
 
 # Machines whose fixed piece of work takes so many times as long are not of one kind.
 _OTHER_SPEED = 1.25
@@ -55,6 +56,10 @@ class Bench:
 
     def run(self, jobs: int, line: ProgressLine) -> dict[str, Any]:
         """Whatever is not there yet, then the result (also written to disk). A failed training leaves a gap."""
+        with hold_bench(self.out):
+            return self._run(jobs, line)
+
+    def _run(self, jobs: int, line: ProgressLine) -> dict[str, Any]:
         for name in ("recipes", "logs", "results"):
             (self.out / name).mkdir(parents=True, exist_ok=True)
         self._generate(line)
@@ -88,8 +93,15 @@ class Bench:
                 f"{self.result} does not exist: there is no result to show yet",
                 hint="run `ups bench` without --page-only; what is finished is not trained again",
             )
-        plain: dict[str, Any] = json.loads(self.result.read_text())
-        self._write_page(from_json(plain))
+        try:
+            plain: dict[str, Any] = json.loads(self.result.read_text())
+            document = from_json(plain)
+            missing = {"rows", "data", "machine"} - document.keys()
+        except (ValueError, AttributeError) as error:
+            raise DataError(f"{self.result} is damaged: {error}", hint="remove it and run `ups bench` again") from error
+        if missing:
+            raise DataError(f"{self.result} is not a result of `ups bench`: it has no {', '.join(sorted(missing))}")
+        self._write_page(document)
         return plain
 
     def _write_page(self, document: dict[str, Any]) -> None:
@@ -123,7 +135,7 @@ class Bench:
 
     def _with_steps(self, wanted: list[Entry], jobs: int, line: ProgressLine) -> list[Entry]:
         """The entries with numbers of steps in place of budgets. What is measured once is kept, for later calls."""
-        found = self._read_costs()
+        found = self._read_costs(line)
 
         # Seeds of a model cost alike: one of them is measured.
         missing: dict[str, Entry] = {}
@@ -182,15 +194,25 @@ class Bench:
             preexec_fn=process_tree.bound_to(os.getpid()),
         )
 
-    def _read_costs(self) -> dict[str, Any]:
+    def _read_costs(self, line: ProgressLine) -> dict[str, Any]:
         """What an earlier call measured on this machine with this version; nothing if the file is not that."""
         nothing: dict[str, Any] = {"machine": machine(), "costs": {}}
         try:
             found = json.loads(self.costs.read_text())
-        except (OSError, ValueError):
+            seconds = found["yardstick_seconds"]
+            if not (isinstance(found["costs"], dict) and isinstance(seconds, int | float) and seconds > 0):
+                return nothing
+        except (OSError, ValueError, TypeError, KeyError):
             return nothing
-        same = isinstance(found, dict) and found.get("machine") == nothing["machine"]
-        return found if same and {"costs", "yardstick_seconds"} <= found.keys() else nothing
+        if found.get("machine") != nothing["machine"]:
+            kept = self.costs.with_name("costs-of-another-machine.json")
+            write_file_atomically(kept, self.costs.read_bytes())
+            line.note(
+                f"{self.costs} is of another machine or version ({found.get('machine')}, here {nothing['machine']}): "
+                f"costs are measured again, and rows with other numbers of steps not used; it is kept as {kept.name}"
+            )
+            return nothing
+        return dict(found)
 
     def _train_all(self, wanted: list[Entry], data: dict[str, str], jobs: int, line: ProgressLine) -> list[int]:
         """Exit codes of all trainings. Who is asked to leave asks the trainings in work to save and leave.
@@ -235,10 +257,10 @@ class Bench:
         """Rows of an earlier call, by the same recipe with the same defaults on the same data."""
         try:
             found = from_json(json.loads(self._result_of(entry).read_text()))
-        except (OSError, ValueError):
+            same = found["recipe"] == dump(entry.recipe) and found["data"] == _only(data, entry.tasks)
+            return list(found["rows"]) if same and _agree(found.get("learned"), _learned(entry)) else None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
-        same = found["recipe"] == dump(entry.recipe) and found["data"] == _only(data, entry.tasks)
-        return list(found["rows"]) if same and _agree(found.get("learned"), _learned(entry)) else None
 
     def _result_of(self, entry: Entry) -> Path:
         return self.out / "results" / f"{entry.name}.json"
@@ -306,7 +328,9 @@ class Bench:
             "memory_mib": peak_memory(run_dir),
             "recipe": bundle.info.provenance["recipe"],
         }
-        counts = count_parameters(network, bundle.stepper.tasks) if isinstance(network, MultiscaleNetwork) else {}
+        counts = {}
+        if isinstance(network, MultiscaleNetwork) and len(entry.tasks) > 1:  # a model of one task shares nothing
+            counts = count_parameters(network, bundle.stepper.tasks)
         found = []
         for task in entry.tasks:
             sticks = rollout_sticks(bundle.stepper, self.data / f"{task}.zarr", task)

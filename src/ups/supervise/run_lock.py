@@ -39,6 +39,15 @@ def hold_steps(run_dir: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def hold_bench(directory: Path) -> Iterator[None]:
+    """Hold a directory of `ups bench` for this process: two of them would train the same rows by other costs."""
+    with _locked(
+        directory, ".bench.lock", "another `ups bench` is at work in", hint="wait for it, or choose another --out"
+    ):
+        yield
+
+
 def is_held(run_dir: Path) -> bool:
     """Whether a process of this host is at work on the run, between two steps of `ups run` included. Writes nothing."""
     for name in (STEPS_LOCK_NAME, LOCK_NAME):
@@ -52,8 +61,11 @@ def is_held(run_dir: Path) -> bool:
     return living_supervisor(run_dir) != 0
 
 
+_HINT = "look at it with `ups status`, or choose another run.name"
+
+
 @contextlib.contextmanager
-def _locked(run_dir: Path, name: str, who: str) -> Iterator[None]:
+def _locked(run_dir: Path, name: str, who: str, hint: str = _HINT) -> Iterator[None]:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         file = (run_dir / name).open("w")
@@ -66,11 +78,11 @@ def _locked(run_dir: Path, name: str, who: str) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _taken(run_dir, who) from error
+            raise _taken(run_dir, who, hint) from error
         except OSError:
             pass  # a file system without locks
         if not _in_place(run_dir / name, file):  # its last holder has just removed the run
-            raise _taken(run_dir, who)
+            raise _taken(run_dir, who, hint)
         yield
 
 
@@ -81,5 +93,5 @@ def _in_place(path: Path, file: IO[str]) -> bool:
         return False
 
 
-def _taken(run_dir: Path, who: str) -> RunHeldError:
-    return RunHeldError(f"{who} {run_dir}", hint="look at it with `ups status`, or choose another run.name")
+def _taken(run_dir: Path, who: str, hint: str = _HINT) -> RunHeldError:
+    return RunHeldError(f"{who} {run_dir}", hint=hint)

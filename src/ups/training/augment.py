@@ -30,7 +30,7 @@ from torch import Tensor
 from ups.spec.batch import Batch
 from ups.spec.grid import is_uniform
 from ups.spec.keyed import key_of, keyed_uniform
-from ups.spec.task import Role, TaskSpec
+from ups.spec.task import AxisSpec, Role, TaskSpec
 
 _ROLES: tuple[Role, ...] = ("state", "static", "target")
 
@@ -94,13 +94,17 @@ def moves_of(task: TaskSpec, coordinates: Sequence[Tensor]) -> Moves | None:
     shifts = "translation" in task.symmetries
     rolled = [shifts and ok and axis.periodic for axis, ok in zip(task.axes, even, strict=True)]
     # Where a periodic axis begins says nothing about where its mirror stands, unless it may be rolled as well; and an
-    # axis whose ends differ is no mirror image of itself.
+    # axis whose ends differ, in kind or in the values that fields have there, is no mirror image of itself.
+    values = [_values_at_ends(task, axis) for axis in task.axes]
     free = [
-        ok and (roll or not axis.periodic) and axis.ends[0] == axis.ends[1]
-        for axis, roll, ok in zip(task.axes, rolled, even, strict=True)
+        ok and (roll or not axis.periodic) and axis.ends[0] == axis.ends[1] and first == last
+        for axis, roll, ok, (first, last) in zip(task.axes, rolled, even, values, strict=True)
     ]
     keeps_static = not task.steady and task.num_channels("static") > 0
-    elements = [_identity(len(space))] if keeps_static else point_group(task, space, free)
+    # A component of a vector that is not 0 at an end would have the other sign there, or belong to another axis.
+    scalars = {f.name for f in task.fields if f.tensor_rank == 0}
+    keeps_sign = any(known.value and known.channel not in scalars for known in task.boundary_values)
+    elements = [_identity(len(space))] if keeps_static or keeps_sign else point_group(task, space, free)
     if len(elements) == 1 and not any(rolled):
         return None
     maps = {role: [_channel_map(task, role, perm, flip) for perm, flip in elements] for role in _ROLES}
@@ -120,7 +124,7 @@ def point_group(
 ) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
     """All (axes, backwards) that reflections and turns of the free axes make, the identity first."""
     mirrors, turns = "reflection" in task.symmetries, "rotation90" in task.symmetries
-    kind = [(a.extent, a.unit, a.boundary, n) for a, n in zip(task.axes, space, strict=True)]
+    kind = [(a.extent, a.unit, a.boundary, n, _values_at_ends(task, a)) for a, n in zip(task.axes, space, strict=True)]
     axes = range(len(space))
     twins = [[turns and free[a] and free[b] and a != b and kind[a] == kind[b] for b in axes] for a in axes]
     found = []
@@ -132,6 +136,14 @@ def point_group(
             if may_flip and (mirrors or _parity(perm) * (-1) ** sum(flip) == 1):
                 found.append((perm, flip))
     return found
+
+
+def _values_at_ends(task: TaskSpec, axis: AxisSpec) -> tuple[dict[str, float], ...]:
+    """What the task knows about channels at the first and at the last end of an axis."""
+    return tuple(
+        {known.channel: known.value for known in task.boundary_values if (known.axis, known.end) == (axis.name, end)}
+        for end in ("first", "last")
+    )
 
 
 def moved(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64]) -> Batch:

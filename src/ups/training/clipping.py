@@ -21,7 +21,8 @@ def clip_factor(config: OptimConfig, norm: float, progress: Progress) -> float:
     limits = [config.clip_norm] if config.clip_norm > 0 else []
     if config.clip_ratio > 0:
         counted = norm
-        if progress.updates >= _FIRST_UPDATES:
+        # Gradients that were all zero so far (of steps without a task that a stage trains) say nothing.
+        if progress.updates >= _FIRST_UPDATES and progress.mean_norm > 0:
             relative = config.clip_ratio * progress.mean_norm
             limits.append(relative)
             counted = min(norm, relative)

@@ -109,3 +109,12 @@ def test_several_seeds_stand_with_their_median_and_spread_and_ratios_with_their_
     assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
     assert "| ks1d | 0.5 |" in page
     assert "| geometric mean | 1 |" in page
+
+
+@pytest.mark.parametrize("other", [math.inf, math.nan])
+def test_a_model_that_blew_up_leaves_no_geometric_mean(other: float):
+    trained = {"parameters": 10, "steps": 5, "cpu_seconds": 239.6}
+    rows = [scored("ups", 0.2, **trained), scored("ups", 0.2, "darcy2d", **trained)]
+    rows += [scored("fno", other, **trained), scored("fno", 0.1, "darcy2d", **trained)]
+    page = markdown(document(*rows))
+    assert "| geometric mean | - |" in page

@@ -10,12 +10,15 @@ import pytest
 from ups.config.model import MultiscaleConfig
 from ups.data.normalize import ensure_statistics
 from ups.data.open import open_paths
-from ups.errors import DataError
+from ups.errors import DataError, RunHeldError
 from ups.evaluation.protocol import KEPT, row
 from ups.inference.bundle import BundleInfo, write_bundle
 from ups.models.build import build_model
 from ups.run.bench import Bench
+from ups.run.bench_measure import machine
 from ups.run.bench_pictures import median_seed
+from ups.run.progress_line import ProgressLine
+from ups.supervise.run_lock import hold_bench
 from ups.testing.mixture import write_mixture
 
 pytest.importorskip("matplotlib")
@@ -81,3 +84,27 @@ def test_a_lost_bundle_costs_one_picture_and_not_the_page(bench: Bench) -> None:
 def test_without_a_result_there_is_nothing_to_show(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"bench\.json does not exist"):
         Bench([], [], tmp_path, tmp_path, cpu_seconds=1.0, small=True).write_page()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "null"])
+def test_a_damaged_result_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bench.json").write_text(text)
+    with pytest.raises(DataError, match=r"bench\.json is"):
+        Bench([], [], tmp_path, tmp_path, cpu_seconds=1.0, small=True).write_page()
+
+
+def test_one_bench_at_a_time_works_in_a_directory(tmp_path: Path) -> None:
+    with hold_bench(tmp_path), pytest.raises(RunHeldError, match="another `ups bench` is at work"):
+        Bench([], [], tmp_path, tmp_path, cpu_seconds=1.0, small=True).run(1, ProgressLine())
+
+
+def test_costs_of_another_machine_are_kept_aside_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = Bench([], [], tmp_path, tmp_path, cpu_seconds=1.0, small=True)
+    costs = {"machine": {"cpu": "another"}, "costs": {"a": 1}, "yardstick_seconds": 0.1}
+    bench.costs.write_text(json.dumps(costs))
+    assert bench._read_costs(ProgressLine())["costs"] == {}
+    assert json.loads((tmp_path / "costs-of-another-machine.json").read_text()) == costs
+    assert "is of another machine or version" in "".join(capsys.readouterr())
+    for damaged in ("null", "{}", json.dumps(costs | {"machine": machine(), "yardstick_seconds": None})):
+        bench.costs.write_text(damaged)
+        assert bench._read_costs(ProgressLine())["costs"] == {}

@@ -13,7 +13,7 @@ from ups.solvers.problem import Draws
 from ups.solvers.restart import Given, Setting, restart_of
 from ups.solvers.tasks import BENCH_TASKS, find_task
 from ups.spec.batch import Batch
-from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
+from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, TaskSpec
 from ups.testing.small_model import LINE, PLANE, STEADY, batch_of
 from ups.training.augment import Augmentation, moves_of, point_group
 
@@ -200,3 +200,24 @@ def test_an_axis_whose_ends_differ_is_not_mirrored() -> None:
     coordinates = (torch.arange(8) / 8.0,) * 2
     assert moves_of(replace(mixed, symmetries=symmetries), coordinates) is None
     assert moves_of(replace(walls, symmetries=symmetries), coordinates) is not None
+
+
+def test_an_axis_whose_ends_have_other_values_is_not_mirrored_or_turned() -> None:
+    task = replace(
+        PLANE,
+        fields=(FieldSpec("h"),),
+        axes=(AxisSpec("x", "dirichlet"), AxisSpec("y", "dirichlet")),
+        symmetries=("reflection", "rotation90"),
+    )
+    coordinates = (torch.arange(8) / 8.0,) * 2
+
+    def elements(*values: BoundaryValue) -> int:
+        moves = moves_of(replace(task, boundary_values=values), coordinates)
+        return 1 if moves is None else len(moves.first)
+
+    assert elements() == 8
+    assert elements(BoundaryValue("h", "x", "first", 0.0), BoundaryValue("h", "x", "last", 1.0)) == 2  # y alone
+    assert elements(BoundaryValue("h", "x", "first", 1.0), BoundaryValue("h", "x", "last", 1.0)) == 4  # no turns
+    vector = replace(task, fields=(FieldSpec("v", tensor_rank=1),))
+    given = (BoundaryValue("v_x", "x", "first", 1.0), BoundaryValue("v_x", "x", "last", 1.0))
+    assert moves_of(replace(vector, boundary_values=given), coordinates) is None

@@ -46,3 +46,10 @@ def test_the_lower_of_two_limits_holds() -> None:
     config = OptimConfig(clip_norm=1.0, clip_ratio=3.0)
     assert after([2.0] * 25 + [100.0], config)[1][25] == pytest.approx(0.01, rel=1e-6)
     assert after([0.1] * 25 + [100.0], config)[1][25] == pytest.approx(0.003, rel=1e-6)
+
+
+def test_gradients_that_were_zero_so_far_set_no_limit() -> None:
+    config = OptimConfig(clip_norm=0.0, clip_ratio=3.0)
+    progress, factors = after([0.0] * 30 + [2.0], config)
+    assert factors[30] == 1.0
+    assert progress.mean_norm > 0
