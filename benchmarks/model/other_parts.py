@@ -103,8 +103,8 @@ class AdaptedBlock(ResidualBlock):
     # The task of each sample of the forward pass that runs, as an index (B,); set by AdaptedNetwork.
     rows: Tensor | None = None
 
-    def __init__(self, width: int, size: int, axes: int) -> None:
-        super().__init__(width, size, axes)
+    def __init__(self, width: int, size: int, dims: Sequence[int]) -> None:
+        super().__init__(width, size, dims)
         self.low = nn.Parameter(torch.randn(self.num_tasks, width, RANK) * width**-0.5)
         self.high = nn.Parameter(torch.zeros(self.num_tasks, RANK, width))
 

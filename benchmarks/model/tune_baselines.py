@@ -5,10 +5,10 @@
                                               [--model fno+ ...] [--windows 16,4 ...] [--weight-decay 0.1 ...]
 
 Each model is trained once for each factor of the learning rates of `ups` (and each number of windows of a 1D and of a
-2D task in a step, if given; otherwise those of `ups bench`; and each weight decay), and has `cpu-seconds` for all nine
+2D task in a step, and each weight decay, if given; otherwise those of `ups bench`), and has `cpu-seconds` for all nine
 tasks together, as a line of `ablations.py` has. So short a training likes high rates: `--cpu-seconds 2160` is the
 budget of the benchmark, and with it a few tasks say whether the choice holds. The table shows errors relative to the
-first line of a model, as the geometric mean over tasks (below 1: better); docs/benchmark.md says what was chosen by it.
+first line of a model, as the geometric mean over tasks (below 1: better); docs/ablations.md says what was chosen by it.
 What is finished is not repeated. `ups-alone` may ask for other rates than `ups`: kernels of a model of lines have one
 axis, and those of the joint model two, whose sum moves up to three times as far in a step.
 """
@@ -29,7 +29,7 @@ FACTORS = [1.0, 0.5, 2.0, 4.0]
 OF_BENCH = "of ups bench"
 
 
-def job_of(options: argparse.Namespace, model: str, task: str, factor: float, windows: str, decay: float) -> Job:
+def job_of(options: argparse.Namespace, model: str, task: str, factor: float, windows: str, decay: float | None) -> Job:
     """One training of one task. Learning rates and weight decay do not change what a step costs."""
     from ups.evaluation.protocol import OWN_RATES, entries
     from ups.solvers.tasks import BENCH_TASKS
@@ -37,14 +37,15 @@ def job_of(options: argparse.Namespace, model: str, task: str, factor: float, wi
     entry = entries([model], [task], str(options.data.resolve()), options.cpu_seconds / len(BENCH_TASKS))[0]
     recipe: dict[str, Any] = copy.deepcopy(entry.recipe)
     recipe["stages"][-1]["optim"] |= {name: factor * rate for name, rate in OWN_RATES.items()}
-    recipe["stages"][-1]["optim"]["weight_decay"] = decay
+    if decay is not None:
+        recipe["stages"][-1]["optim"]["weight_decay"] = decay
     cost = entry.name
     if windows != OF_BENCH:
         line, plane = (int(number) for number in windows.split(","))
         for data in recipe["data"]["tasks"]:
             data["block_size"] = line if task.endswith("1d") else plane
         cost = f"{entry.name}, {recipe['data']['tasks'][0]['block_size']} windows"
-    title = f"{cost}, rates x {factor:g}" + (f", weight decay {decay:g}" if decay else "")
+    title = f"{cost}, rates x {factor:g}" + ("" if decay is None else f", weight decay {decay:g}")
     return Job(
         title, options.out / f"{file_name(title)}.json", recipe, options.trajectories, options.out / "costs", cost
     )
@@ -59,7 +60,7 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=16)
     parser.add_argument("--factor", type=float, action="append", help=f"default: {FACTORS}")
     parser.add_argument("--windows", action="append", help=f"in 1D and 2D, as 16,4; default: those {OF_BENCH}")
-    parser.add_argument("--weight-decay", type=float, action="append", help="of matrices; default: none")
+    parser.add_argument("--weight-decay", type=float, action="append", help=f"of matrices; default: that {OF_BENCH}")
     parser.add_argument("--task", action="append", help="default: all nine")
     parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
     options = parser.parse_args()
@@ -70,7 +71,7 @@ def main() -> None:
         (factor, windows, decay)
         for windows in options.windows or [OF_BENCH]
         for factor in factors
-        for decay in options.weight_decay or [0.0]
+        for decay in options.weight_decay or [None]
     ]
     run_jobs([job_of(options, m, t, *choice) for m in models for choice in choices for t in tasks], options.jobs)
     print("| model | rates x | windows | weight decay | one step | rollout | mean |\n|---|---|---|---|---|---|---|")
@@ -87,7 +88,8 @@ def main() -> None:
             if all(logs.values()):
                 one, rolled = (statistics.fmean(values) for values in logs.values())
                 means = [math.exp(value) for value in (one, rolled, (one + rolled) / 2)]
-                words = [model, f"{choice[0]:g}", choice[1], f"{choice[2]:g}", *(f"{mean:.3f}" for mean in means)]
+                decay = OF_BENCH if choice[2] is None else f"{choice[2]:g}"
+                words = [model, f"{choice[0]:g}", choice[1], decay, *(f"{mean:.3f}" for mean in means)]
                 print(f"| {' | '.join(words)} |")
 
 

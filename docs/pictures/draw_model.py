@@ -55,8 +55,9 @@ def draw() -> None:
     arrow(axes, (up[0] + wide, heights[0] + high / 2), (8.63, heights[0] + high / 2))
 
     middle = 4.33
-    words = f"{config.widths[2]} channels, kernel 3\n{config.num_heads} heads, rotary positions"
-    box(axes, middle, heights[2], 1.75, high, f"(block, attention) × {config.blocks[2]}", words, SHARED)
+    words = f"{config.blocks[2]} with {config.widths[2]} channels, kernel 3\n"
+    words += f"then {config.num_heads} heads, rotary positions"
+    box(axes, middle, heights[2], 1.75, high, "blocks, attention", words, SHARED)
     for level in range(2):
         below = heights[level + 1]
         x = down[level] + 0.62

@@ -153,7 +153,9 @@ class MultiscaleConfig(ModelConfig):
         "have; without, those of fewer dimensions are sums of the largest over the axes that are missing.",
     )
     num_heads: int = setting(4, "Attention heads; must divide the last of widths.", unit="heads", ge=1, le=256)
-    attention: bool = setting(True, "Attention between all points of the coarsest level, after each of its blocks.")
+    attention: bool | Literal["last"] = setting(
+        "last", "Attention between all points of the coarsest level: after its last block, after each (true), or none."
+    )
     propagator: bool = setting(True, "Adds what is linear in the equation, as learned multipliers of Fourier modes.")
     amplitude: bool | Literal["auto"] = setting(
         "auto",
@@ -186,6 +188,8 @@ class MultiscaleConfig(ModelConfig):
             raise ValueError("blocks must name at least one block")
         if self.kernel_size % 2 == 0:
             raise ValueError(f"kernel_size ({self.kernel_size}) must be odd, so that a kernel has a center")
+        if self.attention and not self.blocks[-1]:
+            raise ValueError("attention follows a block of the last level, and blocks names none there")
         if self.attention and self.widths[-1] % (4 * self.num_heads):
             raise ValueError(
                 f"num_heads ({self.num_heads}) must divide a quarter of the last width ({self.widths[-1]}): each head "

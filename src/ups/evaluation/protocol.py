@@ -105,7 +105,7 @@ class Training:
     networks, windows: by number of spatial dimensions; windows of a task in a step. A window in 2D costs as much as
     several in 1D: with 32 of them too few steps fit into the budget (diffreact2d: twice the error). steady_windows: of
     a steady task, where it is not that. task_windows: of tasks that need more than others do. rates: times those of
-    `ups`. weight_decay: of matrices. What of this was chosen on validation, and what was not varied: docs/benchmark.md.
+    `ups`. weight_decay: of matrices. What of this was chosen on validation, and what was not varied: docs/ablations.md.
     """
 
     networks: Mapping[int, Mapping[str, Any]]

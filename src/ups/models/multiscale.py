@@ -36,6 +36,8 @@ from ups.spec.task import TaskSpec
 
 _LIFT_TAPS = 3
 _COARSE_TAPS = 3
+# What the condition tells the blocks, with a row for each number, in their order.
+_MODULATIONS = ("condition.out.weight", "condition.out.bias", "condition.noise.weight")
 # The smallest size of a frame, in usual deviations, that still counts as one: what is weaker is noise.
 _SMALLEST_AMPLITUDE = 1e-3
 
@@ -62,8 +64,9 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         self.down = nn.ModuleList(_blocks(*level, dims) for level in zip(widths[:-1], counts, sizes, strict=False))
         self.shrink = nn.ModuleList(Shrink(a, b, dims) for a, b in itertools.pairwise(widths))
         self.middle = _blocks(widths[-1], counts[-1], sizes[-1], dims)
-        heads = [CoarseAttention(widths[-1], config.num_heads) for _ in self.middle if config.attention]
-        self.attention = nn.ModuleList(heads)
+        # By the number of the block before it, so that weights keep their name whichever other blocks have one.
+        seeing = {True: range(counts[-1]), "last": range(counts[-1])[-1:], False: range(0)}[config.attention]
+        self.attention = nn.ModuleDict({str(n): CoarseAttention(widths[-1], config.num_heads) for n in seeing})
         self.grow = nn.ModuleList(Grow(b, a, dims) for a, b in itertools.pairwise(widths))
         self.up = nn.ModuleList(_blocks(*level, dims) for level in zip(widths[:-1], counts, sizes, strict=False))
         self.lower = Lower(tasks, widths[0])
@@ -155,7 +158,14 @@ class MultiscaleNetwork(NetworkWithLinearPart):
 
     def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, dict[str, str | None]]:
         """Of what enters the network: it has no norm, and where trained blocks meet a condition or fields as nobody
-        trained them for, features grow by orders of magnitude. What leaves it is 0 for a new task."""
+        trained them for, features grow by orders of magnitude. What leaves it is 0 for a new task. What a known task
+        has more than it had (a channel, a parameter, a frame) says nothing at first."""
+        if task.name == like.name:
+            tables = {"lift": self.lift, **{f"condition.{n}": t for n, t in self.condition.told().items()}}
+            return {
+                f"{name}.table": {table.lasting_name(row): None for row in table.names_of(task)}
+                for name, table in tables.items()
+            }
         found = {f"condition.{name}.table": rows for name, rows in self.condition.borrowed_rows(task, like).items()}
         return {"lift.table": self.lift.borrowed_rows(task, like), **found}
 
@@ -166,7 +176,12 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         found = self.extended(weights, source.axes)
         if source.modulated_blocks() != self.modulated_blocks():
             # Rows belong to blocks in their order: those of other blocks may be as many, and mean something else.
-            found = {name: w for name, w in found.items() if not name.startswith(("condition.out", "condition.noise"))}
+            told = {name: found.pop(name) for name in list(found) if name in _MODULATIONS}
+            found |= self._modulations_of(source, told)
+        if (source.config.widths, source.config.kernel_size) != (self.config.widths, self.config.kernel_size):
+            # Blocks meet others than those they were trained with, and what comes out of that is not to be believed:
+            # predictions begin as no change. With more or fewer blocks alone, each still adds what it did.
+            found = {name: weight for name, weight in found.items() if not name.startswith("lower.")}
         noise = self.condition.noise
         taken = found.get("condition.noise.weight")
         if noise is not None and taken is not None and taken.shape != noise.weight.shape:
@@ -191,6 +206,26 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         if told:
             self.condition.change_units(changes)
         return told or law is not None
+
+    def _modulations_of(self, source: MultiscaleNetwork, told: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the condition of another network tells each block that both have; the rest as it was drawn."""
+        places, first = {}, 0
+        for block in source.modulated_blocks():
+            places[block] = first
+            first += block[1]
+        found: dict[str, Tensor] = {}
+        for name, own in self.named_parameters():
+            # A bias goes with its matrix.
+            fits = name in told and own.shape[1:] == told[name].shape[1:]
+            if not fits or (name == "condition.out.bias" and "condition.out.weight" not in found):
+                continue
+            whole, first = own.detach().clone(), 0
+            for block in self.modulated_blocks():
+                if block in places:
+                    whole[first : first + block[1]] = told[name][places[block] : places[block] + block[1]]
+                first += block[1]
+            found[name] = whole
+        return found
 
     def modulated_blocks(self) -> list[tuple[str, int]]:
         """Names of the blocks that the condition modulates, in its order, and how many numbers each gets."""
@@ -253,11 +288,11 @@ class MultiscaleNetwork(NetworkWithLinearPart):
             x = through(level, blocks, x)  # type: ignore[arg-type]
             passed.append(x)
             x = wide(shrink(x, layout))
-        turns = self._turns(x, layout) if self.config.attention else x
+        turns = self._turns(x, layout) if self.attention else x
         for number, block in enumerate(self.middle):
             x = through(-1, [block], x)
-            if self.config.attention:
-                attention = self.attention[number]
+            if str(number) in self.attention:
+                attention = self.attention[str(number)]
                 x = attention(x, of[attention], turns)
         for level in reversed(range(len(passed))):
             x = through(level, self.up[level], self.grow[level](x, layout) + passed[level])  # type: ignore[arg-type]

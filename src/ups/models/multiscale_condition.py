@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ups.models.conditioning import MAX_AXES
 from ups.models.network import NetworkInput
-from ups.models.task_tables import NamedVectors, RowName
+from ups.models.task_tables import NamedTable, NamedVectors, RowName
 from ups.models.unit_change import UnitChange
 from ups.models.vocabulary import BOUNDARIES
 from ups.spec.task import TaskSpec
@@ -89,6 +89,10 @@ class MultiscaleCondition(nn.Module):
         entry = torch.cat([self._entry(g, a) for g, a in zip(group, log_amplitudes, strict=True)])
         modulations: Tensor = self.out(F.silu(self.hidden(F.silu(entry))))
         return modulations if self.noise is None else modulations + self.noise(group)
+
+    def told(self) -> dict[str, NamedTable]:
+        """The tables of what it is told about a sample, by name."""
+        return {"tasks": self.tasks, "boundaries": self.boundaries, "scalars": self.scalars}
 
     def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, dict[str, str | None]]:
         """Table -> row of a new task -> that of one that is like it; a new parameter says nothing at first."""

@@ -86,15 +86,20 @@ class Taken:
 def transfer(source: Stepper, target: Stepper) -> Taken:
     """Write into `target` what `source` has for it, network by network. Raises ConfigError if that is nothing."""
     pairs = _new_and_like(source, target)
-    all_new = not _in_common(source, target)
+    common = _in_common(source, target)
     found = []
     for name, network in target.networks.items():
         # Steady tasks alone have no network of their own: the model itself predicts them.
         alone = name == OPERATOR and STEADY in source.networks and all(task.steady for task in target.tasks)
         known = STEADY if alone else name
         given = cast(Network, source.networks[known]) if known in source.networks else None
-        found.append(_transfer(given, cast(Network, network), name, pairs, all_new))
+        found.append(_transfer(given, cast(Network, network), name, pairs, common))
     if not sum(one.num_taken for one in found):
+        if source.config.type == target.config.type:
+            raise ConfigError(
+                "of the weights to start from none fits this model: its sizes and its tasks are others",
+                hint="give the model the sizes that the other has (see its config.yaml), or leave start_from out",
+            )
         raise ConfigError(
             f"a model of type '{source.config.type}' has no weights for one of type '{target.config.type}'",
             hint="start from a model of the same type, or leave start_from out",
@@ -162,19 +167,28 @@ def _in_common(source: Stepper, target: Stepper) -> list[tuple[TaskSpec, TaskSpe
 
 
 def _transfer(
-    source: Network | None, target: Network, network: str, pairs: Sequence[tuple[TaskSpec, TaskSpec]], all_new: bool
+    source: Network | None,
+    target: Network,
+    network: str,
+    pairs: Sequence[tuple[TaskSpec, TaskSpec]],
+    common: Sequence[tuple[TaskSpec, TaskSpec]],
 ) -> Taken:
     """One network; parameters of others than the operator are said with the name of the network. pairs: new tasks, and
-    what each is like. all_new: no task is known."""
+    what each is like. common: known tasks, as the source and as the target have them."""
     prefix = _prefix(network)
+    all_new = not common
     drawn = {id(matrix): _size(matrix) for matrix in target.matrices()} if all_new else {}
     theirs = {} if source is None else dict(source.named_parameters())
     fitted = {} if source is None else target.fitted(source, theirs)
     known, wanted = {} if source is None else source.named_rows(), target.named_rows()
     borrowed: dict[str, dict[str, str | None]] = {}
+    for old, task in common:
+        for name, wishes in target.borrowed_rows(task, old).items():
+            borrowed.setdefault(name, {}).update(wishes)
     for task, like in pairs:
         for name, wishes in target.borrowed_rows(task, like).items():
             borrowed.setdefault(name, {}).update(wishes)
+    lent: set[str] = set()
     whole, new = [], []
     rows: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     num_taken = num_weights = 0
@@ -189,7 +203,7 @@ def _transfer(
                 new.append(prefix + name)
                 continue
             rows[prefix + name] = taken
-            _borrow_rows(parameter, wanted[name], given, known[name], borrowed.get(name, {}))
+            lent |= _borrow_rows(parameter, wanted[name], given, known[name], borrowed.get(name, {}))
             num_taken += parameter.numel() * len(taken[0]) // max(len(wanted[name].names), 1)
         elif given.shape == parameter.shape:
             parameter.copy_(given)
@@ -197,7 +211,11 @@ def _transfer(
             num_taken += parameter.numel()
         else:
             new.append(prefix + name)
-    likes = {task.name: like.name for task, like in pairs} if borrowed and rows else {}
+    likes = {
+        task.name: like.name
+        for task, like in pairs
+        if any(lent & wishes.keys() for wishes in target.borrowed_rows(task, like).values())
+    }
     smaller = 0
     if likes and all_new:
         taken_whole = {id(p) for name, p in target.named_parameters() if prefix + name in whole}
@@ -245,8 +263,9 @@ def _take_rows(
 
 def _borrow_rows(
     parameter: Tensor, wanted: NamedRows, given: Tensor, known: NamedRows, wishes: Mapping[str, str | None]
-) -> None:
-    """Rows that only the new model has, as rows that the other has, or as zeros."""
+) -> set[str]:
+    """Rows that only the new model has, as rows that the other has, or as zeros. Returns the names of the former."""
+    lent = set()
     places = {name: place for place, name in enumerate(known.names)}
     for place, name in enumerate(wanted.names):
         if name in places or name not in wishes:
@@ -257,6 +276,8 @@ def _borrow_rows(
             row.zero_()
         elif wish in places:
             row.copy_(given.select(known.dim, places[wish]))
+            lent.add(name)
+    return lent
 
 
 def _without(x: Tensor, dim: int) -> tuple[int, ...]:

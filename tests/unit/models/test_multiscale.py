@@ -288,7 +288,7 @@ def test_units_can_be_replaced_one_by_one(how: str, own: bool) -> None:
         for unit in other.shard_units():
             unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)  # type: ignore[method-assign]
     else:  # one of each kind: compilation takes seconds
-        for unit in (network.middle[0], network.attention[0]):
+        for unit in (network.middle[0], network.attention["0"]):
             unit.forward = torch.compile(unit.forward, backend="aot_eager", fullgraph=True)  # type: ignore[method-assign]
     batches = [samples_of(task, (16,)) for task in tasks]
     for stepper in (plain, other):
@@ -359,6 +359,7 @@ def test_a_size_that_does_not_fit_is_named() -> None:
         ({"widths": [8, 16]}, "must name the same"),
         ({"kernel_size": 4}, "must be odd"),
         ({"num_heads": 3}, "must divide a quarter"),
+        ({"blocks": [1, 1, 0]}, "attention follows a block"),
     ):
         with pytest.raises(ValueError, match=why):
             MultiscaleConfig.model_validate({**SMALL, **bad})
@@ -379,3 +380,15 @@ def test_attention_that_would_be_blind_along_an_axis_of_space_is_refused() -> No
     build_model(settings, [PLANE], {"plane": statistics_of(PLANE)}, 1)
     with pytest.raises(ConfigError, match="no position along one of three axes"):
         build_model(settings, [CUBE], {"cube": statistics_of(CUBE)}, 1)
+
+
+@pytest.mark.parametrize(("attention", "numbers"), [(True, ["0", "1"]), ("last", ["1"]), (False, [])])
+def test_attention_stands_after_each_block_or_the_last_or_nowhere(attention: bool | str, numbers: list[str]) -> None:
+    stepper = awake(small((LINE,), blocks=[1, 1, 2], attention=attention, propagator=False, conserve=False)).double()
+    assert list(stepper.network.attention) == numbers
+    batch = samples_of(LINE, (256,), samples=1)
+    spike = torch.zeros_like(batch.state)
+    spike[..., 0] = 1.0
+    # Half of the axis away: further than kernels reach on three grids.
+    seen = (stepper.predict(replace(batch, state=batch.state + spike)) - stepper.predict(batch))[..., 128]
+    assert bool((seen != 0).any()) == bool(numbers)

@@ -8,14 +8,17 @@ from typing import Literal
 
 import pytest
 import torch
+from torch import Tensor
 
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig, UnetConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
+from ups.models.multiscale import MultiscaleNetwork
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
+from ups.models.unit_change import unit_change
 from ups.spec.statistics import Statistics
-from ups.spec.task import TaskSpec
+from ups.spec.task import FieldSpec, ParameterSpec, TaskSpec
 from ups.testing.small_model import LINE, PLANE, STEADY, awake, batch_of, statistics_of
 
 LATENT = LatentOperatorConfig(width=16, depth=1, num_heads=2, patch_size=4)
@@ -82,6 +85,69 @@ def test_sizes_that_do_not_fit_are_new_and_not_an_error() -> None:
         assert any(name.startswith("middle.") for name in taken.new)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"attention": "last"}, {"blocks": [1, 3]}, {"blocks": [2, 2]}],
+    ids=["less attention", "deeper", "finer"],
+)
+def test_what_the_condition_tells_a_block_goes_with_the_block(changes: dict[str, object]) -> None:
+    sizes = {"widths": [8, 8], "blocks": [1, 2], "num_heads": 2, "attention": True}
+    source = awake(model(MultiscaleConfig.model_validate(sizes), [LINE]))
+    target = model(MultiscaleConfig.model_validate(sizes | changes), [LINE], seed=1)
+    transfer(source, target)
+    blocks = [dict(_modulations(one)) for one in (source, target)]
+    assert len(blocks[0].keys() & blocks[1].keys()) >= 5
+    for name in blocks[0].keys() & blocks[1].keys():
+        torch.testing.assert_close(blocks[1][name], blocks[0][name])
+    if "attention" not in changes:  # a new block adds nothing: the law is the same
+        batch = batch_of(LINE, 1)
+        torch.testing.assert_close(target(batch), source(batch))
+
+
+def _modulations(stepper: Stepper) -> list[tuple[str, Tensor]]:
+    """Name of each block, and its rows of the condition."""
+    network = stepper.network
+    assert isinstance(network, MultiscaleNetwork)
+    blocks = network.modulated_blocks()
+    rows = network.condition.out.weight.detach().split([size for _, size in blocks])
+    return [(name, row) for (name, _), row in zip(blocks, rows, strict=True)]
+
+
+def test_blocks_that_meet_other_blocks_than_before_predict_no_change() -> None:
+    source = awake(model(MULTISCALE, [LINE]))
+    batch = batch_of(LINE, 1)
+    assert source.predict(batch).any()
+    for changes in ({"widths": [8, 16]}, {"kernel_size": 5}):
+        target = model(MultiscaleConfig.model_validate(MULTISCALE.model_dump() | changes), [LINE], seed=1)
+        taken = transfer(source, target)
+        assert "lower.weight" in taken.new
+        law = target.network.linear(target.network_input(batch))
+        torch.testing.assert_close(target.predict(batch), law)
+
+
+def test_what_a_known_task_has_more_than_before_says_nothing_at_first() -> None:
+    more = replace(
+        LINE,
+        fields=(*LINE.fields, FieldSpec("force", role="static")),
+        parameters=(*LINE.parameters, ParameterSpec("gravity", minimum=0.0, maximum=2.0)),
+    )
+    source, target = awake(model(MULTISCALE, [LINE])), model(MULTISCALE, [more], seed=1)
+    taken = transfer(source, target)
+    assert "line/force/given" in taken.rows["lift.table"][1]
+    batch = batch_of(more, 1)
+    found = target.predict(batch)
+    others = replace(batch, static=2 * batch.static)
+    torch.testing.assert_close(target.predict(others), found)
+    assert found.any()
+
+
+def test_sizes_that_do_not_fit_at_all_are_said_and_not_the_type() -> None:
+    wider = MultiscaleConfig(widths=[16, 32], blocks=[1, 1], num_heads=2)
+    other = replace(PLANE, name="other")
+    with pytest.raises(ConfigError, match="none fits this model"):
+        transfer(model(MULTISCALE, [LINE]), model(wider, [other], seed=1))
+
+
 def test_the_last_frame_stays_the_last_where_more_are_given() -> None:
     tasks = [LINE]
     statistics = {t.name: statistics_of(t) for t in tasks}
@@ -103,14 +169,16 @@ def test_models_of_other_kinds_have_nothing_to_give() -> None:
 
 def test_blocks_elsewhere_do_not_take_modulations_that_happen_to_be_as_many() -> None:
     source, target = (
-        model(MultiscaleConfig(widths=[4, 8, 16], blocks=blocks, num_heads=1), [LINE], seed)
+        model(MultiscaleConfig(widths=[4, 8, 16], blocks=blocks, num_heads=1, attention=True), [LINE], seed)
         for seed, blocks in enumerate(([1, 1, 2], [1, 3, 1]))
     )
     shapes = [dict(s.network.named_parameters())["condition.out.weight"].shape for s in (source, target)]
     assert shapes[0] == shapes[1]
     taken = transfer(source, target)
-    assert {"condition.out.weight", "condition.out.bias"} <= set(taken.new)
-    assert "condition.hidden.weight" in taken.whole
+    assert {"condition.out.weight", "condition.hidden.weight"} <= set(taken.whole)
+    theirs, mine = (dict(_modulations(stepper)) for stepper in (source, target))
+    assert all(torch.equal(theirs[name], mine[name]) for name in theirs.keys() & mine.keys())
+    assert "down.1.2" in mine.keys() - theirs.keys()
 
 
 def other_parameters(task: TaskSpec) -> tuple[TaskSpec, Statistics]:
@@ -293,3 +361,14 @@ def test_each_end_begins_like_that_of_the_same_axis() -> None:
     found = condition.borrowed_rows(other, like)["boundaries"]
     assert found["/0/dirichlet first"] == found["/0/neumann last"] == "/0/dirichlet"
     assert found["/1/neumann"] == "/1/dirichlet"
+
+
+def test_numbers_in_other_units_are_no_other_length_or_time() -> None:
+    old = replace(LINE, axes=(replace(LINE.axes[0], extent=1.0, unit="km"),), dt=1.0, time_unit="h")
+    statistics = statistics_of(LINE)
+    same = replace(old, axes=(replace(old.axes[0], extent=1000.0, unit="m"),), dt=3600.0, time_unit="s")
+    longer = replace(old, axes=(replace(old.axes[0], extent=2.0),))
+    assert unit_change(old, statistics, same, statistics) is None
+    change = unit_change(old, statistics, longer, statistics)
+    assert change is not None
+    assert change.lengths == (0.5,)
