@@ -197,7 +197,7 @@ def parts(stepper: Stepper, dims: int, half: bool) -> dict[str, float]:
         "level 0 blocks": [*network.down[0], *network.up[0]],
         "level 1 blocks": [*network.down[1], *network.up[1]],
         "middle blocks": list(network.middle),
-        "attention": list(network.attention),
+        "attention": list(network.attention.values()),
         "shrink, grow": [*network.shrink, *network.grow],
         "condition": [network.condition],
         "propagator": [network.propagator],
