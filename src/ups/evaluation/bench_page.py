@@ -72,6 +72,12 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
+def mean_ratio(ratios: Mapping[str, float]) -> float | None:
+    """The geometric mean over tasks. None if there is none: an error that grew without end has no ratio."""
+    known = ratios and all(0 < value < math.inf for value in ratios.values())
+    return geometric_mean(ratios.values()) if known else None
+
+
 def _ratio_tables(rows: Rows, tasks: Sequence[str], models: Sequence[str]) -> list[str]:
     """A table for each metric: a line for each task, and the geometric mean over them."""
     kept = [r for r in RATIOS if r[1] in models and any(other in models for other in r[2])]
@@ -81,9 +87,7 @@ def _ratio_tables(rows: Rows, tasks: Sequence[str], models: Sequence[str]) -> li
     for title, key in RATIO_METRICS:
         columns = [ratios_of(rows, tasks, model, others, key) for _, model, others in kept]
         lines = [[task, *(number(column[task]) if task in column else "-" for column in columns)] for task in tasks]
-        # Of a task on which somebody's error grew without end there is no ratio, and so no mean.
-        known = [bool(column) and all(0 < v < math.inf for v in column.values()) for column in columns]
-        means = [number(geometric_mean(c.values())) if ok else "-" for ok, c in zip(known, columns, strict=True)]
+        means = ["-" if (mean := mean_ratio(column)) is None else number(mean) for column in columns]
         parts += ["", f"### {title}, relative to the trajectory: ratios", ""]
         parts += _table(["task", *(heading for heading, _, _ in kept)], [*lines, ["geometric mean", *means]])
     return parts

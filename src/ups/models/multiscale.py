@@ -184,7 +184,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
             found = {name: weight for name, weight in found.items() if not name.startswith("lower.")}
         noise = self.condition.noise
         taken = found.get("condition.noise.weight")
-        if noise is not None and taken is not None and taken.shape != noise.weight.shape:
+        if noise is not None and (taken is None or taken.shape != noise.weight.shape):
             # Without weights that were trained for them, sizes of noise would say that there are some.
             found.pop("condition.noise.sizes.table", None)
         return found
@@ -209,22 +209,16 @@ class MultiscaleNetwork(NetworkWithLinearPart):
 
     def _modulations_of(self, source: MultiscaleNetwork, told: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the condition of another network tells each block that both have; the rest as it was drawn."""
-        places, first = {}, 0
-        for block in source.modulated_blocks():
-            places[block] = first
-            first += block[1]
+        theirs, mine = source.modulated_blocks(), self.modulated_blocks()
         found: dict[str, Tensor] = {}
         for name, own in self.named_parameters():
             # A bias goes with its matrix.
             fits = name in told and own.shape[1:] == told[name].shape[1:]
             if not fits or (name == "condition.out.bias" and "condition.out.weight" not in found):
                 continue
-            whole, first = own.detach().clone(), 0
-            for block in self.modulated_blocks():
-                if block in places:
-                    whole[first : first + block[1]] = told[name][places[block] : places[block] + block[1]]
-                first += block[1]
-            found[name] = whole
+            rows = dict(zip(theirs, torch.split(told[name], [size for _, size in theirs]), strict=True))
+            drawn = zip(mine, torch.split(own.detach(), [size for _, size in mine]), strict=True)
+            found[name] = torch.cat([rows.get(block, new).to(new) for block, new in drawn])
         return found
 
     def modulated_blocks(self) -> list[tuple[str, int]]:

@@ -185,9 +185,11 @@ def _transfer(
     for old, task in common:
         for name, wishes in target.borrowed_rows(task, old).items():
             borrowed.setdefault(name, {}).update(wishes)
+    wished: dict[str, set[str]] = {}  # rows of each new task
     for task, like in pairs:
         for name, wishes in target.borrowed_rows(task, like).items():
             borrowed.setdefault(name, {}).update(wishes)
+            wished.setdefault(task.name, set()).update(wishes)
     lent: set[str] = set()
     whole, new = [], []
     rows: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
@@ -211,11 +213,7 @@ def _transfer(
             num_taken += parameter.numel()
         else:
             new.append(prefix + name)
-    likes = {
-        task.name: like.name
-        for task, like in pairs
-        if any(lent & wishes.keys() for wishes in target.borrowed_rows(task, like).values())
-    }
+    likes = {task.name: like.name for task, like in pairs if lent & wished.get(task.name, set())}
     smaller = 0
     if likes and all_new:
         taken_whole = {id(p) for name, p in target.named_parameters() if prefix + name in whole}

@@ -78,6 +78,6 @@ def _parameters(old: Mapping[str, _Units], new: Mapping[str, _Units]) -> dict[st
             # Normalized, a parameter and its logarithm grow alike over the data, and the slope stays. To convert it
             # to first order around the mean was worse on burgers1d, and to begin at 0 worse still.
             found[name] = ParameterUnits(relative)
-            continue
-        found[name] = ParameterUnits(relative, std / old_std, (mean - old_mean) / old_std)
+        else:
+            found[name] = ParameterUnits(relative, std / old_std, (mean - old_mean) / old_std)
     return found

@@ -113,6 +113,15 @@ def _modulations(stepper: Stepper) -> list[tuple[str, Tensor]]:
     return [(name, row) for (name, _), row in zip(blocks, rows, strict=True)]
 
 
+def test_sizes_of_noise_are_not_taken_without_its_weights() -> None:
+    sizes = {"widths": [8, 8], "num_heads": 2}
+    source, target = (
+        model(MultiscaleConfig.model_validate(sizes | {"blocks": [1, blocks], "noise_size": size}), [LINE], seed)
+        for seed, (blocks, size) in enumerate([(1, 4), (2, 8)])
+    )
+    assert {"condition.noise.weight", "condition.noise.sizes.table"} <= set(transfer(source, target).new)
+
+
 def test_blocks_that_meet_other_blocks_than_before_predict_no_change() -> None:
     source = awake(model(MULTISCALE, [LINE]))
     batch = batch_of(LINE, 1)

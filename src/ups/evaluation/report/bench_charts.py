@@ -10,7 +10,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from ups.evaluation.bench_page import RATIO_METRICS, RATIOS, Rows, geometric_mean, number, ratios_of, values_of
+from ups.evaluation.bench_page import (
+    RATIO_METRICS,
+    RATIOS,
+    Rows,
+    geometric_mean,
+    mean_ratio,
+    number,
+    ratios_of,
+    values_of,
+)
 from ups.evaluation.protocol import MODELS, REFERENCE
 from ups.evaluation.report.figures import LINE_COLORS, png_bytes, pyplot
 from ups.solvers.tasks import BENCH_TASKS
@@ -48,7 +57,8 @@ def ratio_chart(rows: Rows) -> bytes | None:
         for order, (label, model, others) in enumerate(kept):
             found = ratios_of(rows, tasks, model, others, key)
             color, shift = LINE_COLORS[order], 0.2 * (order - (len(kept) - 1) / 2)
-            means = {MEAN: geometric_mean(found.values())} if found else {}
+            mean = mean_ratio(found)
+            means = {} if mean is None else {MEAN: mean}
             shown = {name: v for name, v in (found | means).items() if math.isfinite(v) and v > 0}
             worst = max(worst, *shown.values()) if shown else worst
             for task, low, high in _spreads(rows, tasks, model, others, key):
