@@ -143,12 +143,11 @@ def _columns(task: TaskSpec, statistics: Statistics) -> dict[str, tuple[float, .
     num_states = task.num_channels("state")
     if not len(statistics.difference_mean) == len(statistics.difference_std) == num_states:
         raise DataError(f"statistics of task '{task.name}' lack the differences between frames")
-    # Root mean square, not deviation: a steady drift is a change too.
-    scale = safe(
-        tuple(
-            (m * m + s * s) ** 0.5 for m, s in zip(statistics.difference_mean, statistics.difference_std, strict=True)
-        )
-    )
+    # Root mean square, not deviation: a steady drift is a change too. A field that never changes is measured by its
+    # deviation, as its noise is: by 1, an error would count by the physical unit that the field happens to have.
+    pairs = zip(statistics.difference_mean, statistics.difference_std, strict=True)
+    sizes = [(m * m + s * s) ** 0.5 for m, s in pairs]
+    scale = tuple(size or deviation for size, deviation in zip(sizes, columns["state_std"], strict=True))
     ratios = [d / s for d, s in zip(scale, columns["state_std"], strict=True)]
     mean_ratio = torch.tensor(ratios or [1.0], dtype=torch.float64).log().mean().exp().item()
     columns["difference_scale"] = scale
