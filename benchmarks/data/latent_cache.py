@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import multiprocessing
 import statistics
 import sys
@@ -105,7 +106,7 @@ def validation_error(parts: Assembled, opened: OpenData) -> float:
             wanted = stepper.scaled_change(state[:, 0], state[:, 1], TASK)
             error += float((stepper.predict(batch) - wanted).square().mean())
             size += float(wanted.square().mean())
-    return (error / size) ** 0.5
+    return math.sqrt(error / size)
 
 
 def _batch(block: Any, state: torch.Tensor) -> Any:

@@ -59,8 +59,7 @@ def main() -> int:
             continue
         reader = StoreReader(path)
         errors, channels = errors_of(reader, arguments.split)
-        role = "target" if reader.task.steady else "state"
-        by_channel = dict(zip(reader.task.channel_names(role), channels, strict=True))
+        by_channel = dict(zip(reader.task.channel_names(reader.task.predicted), channels, strict=True))
         scores[name] = {"mean": float(errors.mean()), "median": float(np.median(errors)), "channels": by_channel}
         passed = passed and bool(LOW <= errors.mean() <= HIGH)
         text = ", ".join(f"{channel} {value:.3f}" for channel, value in by_channel.items())

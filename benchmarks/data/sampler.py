@@ -42,7 +42,7 @@ def build(data: DataConfig, sizes: list[int]) -> Sampler:
 
 def draw(sampler: Sampler, place: Place, micro_batch: int, seconds: float) -> tuple[int, float]:
     """(window numbers, CPU seconds) of one rank going through consecutive steps, micro-batch by micro-batch."""
-    cut = Cut.of(sampler.block_size, place, micro_batch)
+    cut = Cut.of(sampler.block_sizes[0], place, micro_batch)
     total, step, start = 0, 10**6, time.process_time()
     while (elapsed := time.process_time() - start) < seconds:
         for slot in range(sampler.blocks_per_step):

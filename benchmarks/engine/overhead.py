@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ups.config.schema import Recipe
@@ -127,7 +128,7 @@ def bare_loop(engine: Engine, loader: Any, stage: torch.nn.Module, strategy: str
             torch.nn.utils.clip_grad_norm_(parameters, engine.length.optim.clip_norm, foreach=True)
             optimizer.step()
             with torch.no_grad():
-                torch._foreach_lerp_(averages, parameters, 0.001)
+                torch._foreach_lerp_(averages, list[Tensor](parameters), 0.001)
         loss.item()
 
     return block

@@ -57,7 +57,7 @@ def rate(folder: Path, name: str, tasks: list[dict[str, Any]], steps: int, uri: 
     command = [sys.executable, "-m", "ups", "train", str(folder / f"{name}.yaml")]
     subprocess.run(command, env=environment, check=True, capture_output=True)
     rows = [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
-    return statistics.median([row["steps_per_second"] for row in rows if row.get("steps_per_second")][1:])
+    return statistics.median([float(row["steps_per_second"]) for row in rows if row.get("steps_per_second")][1:])
 
 
 def main() -> None:

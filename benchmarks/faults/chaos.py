@@ -71,7 +71,7 @@ def training(run: Started) -> bool:
                 return False
     except (UpsError, OSError, ValueError, KeyError):
         return False
-    return document["state"] == "running"
+    return bool(document["state"] == "running")
 
 
 def chaos(run: Started, dice: random.Random, mean_seconds: float, every_kind: dict[str, Any]) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="ups-chaos-") as name:
         folder = Path(name)
         tasks = write_mixture(folder)
-        options = {
+        options: dict[str, Any] = {
             "ranks": RANKS,
             "restarts": 10,
             "deadlines": {"name_floor_seconds": 10.0, "kill_floor_seconds": 60.0},
@@ -202,7 +202,8 @@ def effective_time(result: Result, interval: int) -> float:
     ]
     start = attempts[0]["training"] - attempts[0]["started"]
     end = attempts[-1]["ended"] - found[-1]["time"]
-    return round((start + found[-1]["step"] * statistics.median(blocks) / interval + end) / result.seconds, 4)
+    ideal: float = start + found[-1]["step"] * statistics.median(blocks) / interval + end
+    return round(ideal / result.seconds, 4)
 
 
 def without_a_step(result: Result) -> dict[str, float]:

@@ -349,7 +349,7 @@ def step_cost(stepper: Any, reader: Any, plan: Any, split: str, rows: int = 64, 
     return statistics.median(ratios[1:])
 
 
-@dataclass(frozen=True)
+@dataclass
 class Single:
     """An operator as an ensemble whose members are all the same."""
 

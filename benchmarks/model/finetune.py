@@ -25,7 +25,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ups
-from ups.solvers.problem import Draws
+from ups.solvers.problem import SPLITS, Draws
 from ups.solvers.tasks import burgers1d
 from ups.spec.task import ParameterSpec
 
@@ -42,7 +42,7 @@ def write_other_range(path: Path, num_train: int) -> None:
     x = (ups.open_data(path.with_name("burgers1d.zarr")).trajectory("train", 0)["x"].values,)
     size = task.trajectories_per_chunk
     with StoreWriter(path, spec, x, task.num_frames) as writer:
-        for split, count in (("train", num_train), ("valid", 8), ("test", TEST)):
+        for split, count in zip(SPLITS, (num_train, 8, TEST), strict=True):
             for first in range(0, count, size):
                 numbers = tuple(range(first, first + size))
                 solution = task.solve(Draws(1, "other", split, numbers), task.resolution, task.num_frames)

@@ -90,7 +90,7 @@ def build(config: Any, tasks: Sequence[TaskSpec]) -> Stepper:
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in stepper.parameters():  # a new model has zeros that a trained one has not
-            p += 0.01 * torch.randn(p.shape, generator=draw)
+            p.data += 0.01 * torch.randn(p.shape, generator=draw)
     return stepper
 
 
@@ -144,8 +144,8 @@ def trial_step(folder: Path, dims: int) -> Callable[[bool], None]:
                 xs = [of[t.name] for t in group]
                 thetas = [torch.rand(x.shape[0], model.NF) for x in xs]
                 found = network(group, xs, thetas, [torch.zeros(x.shape[0]) for x in xs])
-                loss = loss + sum(y.square().mean() for y in found)
-        loss.backward()
+                loss = loss + torch.stack([y.square().mean() for y in found]).sum()
+        torch.autograd.backward(loss)
         network.zero_grad(set_to_none=True)
 
     return step

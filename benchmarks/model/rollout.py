@@ -51,7 +51,7 @@ def make_simulator(folder: Path, config: LatentOperatorConfig) -> Simulator:
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in stepper.parameters():  # a new model predicts no change at all
-            parameter += 0.02 * torch.randn(parameter.shape, generator=draw)
+            parameter.data += 0.02 * torch.randn(parameter.shape, generator=draw)
     grid = (np.arange(POINTS) + 0.5) / POINTS
     info = BundleInfo(stepper.configs, 1, (TASK,), statistics, {TASK.name: (grid,)})
     write_bundle(folder, stepper, info, config_text="run:\n  name: bench\n", card="# bench\n")

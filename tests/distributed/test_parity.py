@@ -135,3 +135,59 @@ def test_other_ways_to_spread_a_model_change_nothing(
     results = launch(run_variants, arrangement.ranks, deadline=900, arguments=arguments)
     for found, number in enumerate(numbers):
         assert distance(alone[0][number]["weights"], results[0][found]["weights"]) <= limit_of(KINDS[number])
+
+
+# SGD moves weights by the gradients themselves, where AdamW hides their scale; 12 windows can be cut in three.
+GRADIENTS: list[dict[str, Any]] = [
+    {"precision": "float64", "optimizer": "sgd", "joint": True, "steps": 3, "block_size": 12} | settings
+    for settings in ({}, {"settings": {"balance": 0.0}})
+]
+
+
+def gradients(folder: Path, tasks: list[dict[str, Any]], *arrangements: Arrangement) -> list[Any]:
+    """Joint trainings in arrangements of equal ranks and strategy: with and without balance in each."""
+    first = arrangements[0]
+    chosen = [kind | {"micro_batch": a.micro_batch_of(kind["block_size"])} for a in arrangements for kind in GRADIENTS]
+    arguments = {
+        "tasks": tasks,
+        "folder": str(folder),
+        "strategy": first.strategy,
+        "steps": STEPS,
+        "label": f"gradients_{first.strategy}_{first.ranks}_{first.accumulation}",
+        "variants": chosen,
+    }
+    return launch(run_variants, first.ranks, deadline=900, arguments=arguments)[0]
+
+
+@pytest.fixture(scope="module")
+def gradients_alone(folder: Path, tasks: list[dict[str, Any]]) -> list[Any]:
+    return gradients(folder, tasks, *(Arrangement(1, "single", number) for number in (1, 2, 3, 4)))
+
+
+def test_balanced_gradients_do_not_depend_on_micro_batches(gradients_alone: list[Any]) -> None:
+    for number, found in enumerate(gradients_alone):
+        whole = gradients_alone[number % len(GRADIENTS)]
+        assert distance(whole["weights"], found["weights"]) <= 1e-10 * whole["moved"]
+    balanced, plain = gradients_alone[: len(GRADIENTS)]
+    assert distance(balanced["weights"], plain["weights"]) > 0.01 * plain["moved"]
+
+
+@pytest.mark.parametrize(
+    "arrangement",
+    [
+        Arrangement(2, "ddp", 1),
+        Arrangement(2, "ddp", 3),
+        Arrangement(2, "fsdp", 2),
+        Arrangement(2, "fsdp", 3),
+        Arrangement(4, "ddp", 3),
+        Arrangement(4, "fsdp", 1),
+    ],
+    ids=str,
+)
+def test_balanced_gradients_do_not_depend_on_ranks(
+    arrangement: Arrangement, gradients_alone: list[Any], folder: Path, tasks: list[dict[str, Any]]
+) -> None:
+    results = gradients(folder, tasks, arrangement)
+    for whole, found in zip(gradients_alone[: len(GRADIENTS)], results, strict=True):
+        assert whole["moved"] > 1e-4
+        assert distance(whole["weights"], found["weights"]) <= 1e-10 * whole["moved"]

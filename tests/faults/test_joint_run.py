@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_matrix import fault, reported
+from ups.config.recipe import resolve
+from ups.doctor.examine import examine
+from ups.doctor.processes import Examination
 from ups.testing.faults.small_run import rows, weights, write_recipe
 from ups.testing.faults.supervised import Result, run
 from ups.testing.latents import prepare_latents
@@ -82,3 +85,14 @@ def test_lack_of_memory_halves_the_micro_batch_and_learns_the_same(tmp_path: Pat
     assert reported(result) == [(1, "forward", "out_of_memory"), (0, "forward", "out_of_memory")]
     assert result.document["overrides"] == {"engine.micro_batch": 1}
     assert rows(result)[-1]["loss"] == pytest.approx(rows(clean)[-1]["loss"], rel=0.02)
+
+
+def test_the_doctor_proves_gradients_and_says_that_weights_of_muon_are_not_compared(
+    tmp_path: Path, recipe: Path
+) -> None:
+    programs = ("model", "parity")  # the first leaves the gradients of one rank, which the second compares
+    verdicts = examine(Examination(2, tmp_path / "run", resolve(recipe).text, only=programs))
+    found = {verdict.check: verdict for verdict in verdicts}
+    assert all(verdict.ok for verdict in verdicts), verdicts
+    assert "gradients of 2 ranks are those of one" in found["parity"].says
+    assert ("later ones are not compared" in found["parity"].says) == ("muon" in recipe.read_text())

@@ -50,6 +50,8 @@ def run(
 
 KINDS: dict[str, dict[str, Any]] = {
     **{model: {"model": model} for model in MODELS},
+    "joint": {"joint": True},
+    "joint without balance": {"joint": True, "settings": {"balance": 0.0}},
     "ensemble": {"joint": True, "stage": "corrector", "settings": {"kind": "ensemble"}},
     "flow": {"joint": True, "stage": "corrector", "settings": {"kind": "flow"}},
     "distill": {"joint": True, "stage": "distill"},

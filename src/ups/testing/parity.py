@@ -46,7 +46,10 @@ class Arrangement:
 
     @property
     def micro_batch(self) -> int:
-        return BLOCK_SIZE // self.ranks // self.accumulation
+        return self.micro_batch_of(BLOCK_SIZE)
+
+    def micro_batch_of(self, block_size: int) -> int:
+        return block_size // self.ranks // self.accumulation
 
 
 class Watched:
@@ -111,8 +114,10 @@ def _recipe(
     if stage["type"] == "steady":
         del stage["unroll_steps"]
         stage["tasks"] = ["darcy2d"]
+    if joint and stage["type"] == "operator":
+        stage |= {"loss": "nrmse", "balance": 0.5}
     stage |= variant.get("settings", {})
-    stages = [stage | ({"loss": "nrmse", "balance": 0.5} if joint and stage["type"] == "operator" else {})]
+    stages = [stage]
     if stage["type"] in ("corrector", "distill"):  # they train on; what is compared is the last stage alone
         model = model | ({"noise_size": 4} if joint else {})
         before = [{"type": "operator", "steps": 1}]
@@ -122,7 +127,7 @@ def _recipe(
         mixture_recipe(
             folder,
             tasks,
-            data={"tasks": tasks, "block_size": BLOCK_SIZE},
+            data={"tasks": tasks, "block_size": variant.get("block_size", BLOCK_SIZE)},
             model=model,
             stages=stages,
             engine={

@@ -19,3 +19,11 @@ def test_budgets_of_seconds_become_steps_and_steps_stay() -> None:
         (1000, None, False),
         (7, None, False),
     ]
+
+
+def test_a_few_trajectories_are_scored_and_not_as_many_on_each_rank() -> None:
+    data = {"tasks": [{"name": "line", "path": "line.zarr"}]}
+    given = {"run": {"name": "r"}, "data": data, "stages": [{"type": "operator", "steps": 7}]}
+    for most, ranks, expected in ((64, 2, 9), (5, 2, 5), (64, 3, 13)):
+        recipe = Recipe.model_validate({**given, "evaluate": {"max_trajectories": most}})
+        assert exact(recipe, ranks).evaluate.max_trajectories == expected

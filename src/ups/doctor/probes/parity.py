@@ -172,7 +172,8 @@ def check_evaluation(
     from ups.run.assemble import assemble
     from ups.training.progress import Progress
 
-    limit, total = recipe.evaluate.max_trajectories, 0
+    limit, few = (one.evaluate.max_trajectories for one in (assignment.run, recipe))
+    total = compared = 0
     for reader in opened.readers:
         count = reader.splits.get("valid", 0)
         if not count:
@@ -180,12 +181,14 @@ def check_evaluation(
         mine = scored_trajectories(reader, runtime.place, recipe.data.context_frames, limit)
         check_once(reader.task.name, from_all(list(mine), runtime.control_group), min(limit, count))
         total += min(limit, count)
+        compared += min(few, count)
     last = Progress(stage_index=len(recipe.stages) - 1)
     with assemble(recipe, opened, runtime, last, change=move_weights) as parts:
         scores = validation_scores(recipe, opened, parts)
     check_scores(from_all(scores, runtime.control_group), read_facts(assignment.work_dir)["scores"])
     report.facts["scores"] = scores
-    report.says = f"{total} held-out trajectories are scored once each, with the scores of one rank"
+    which = "with the scores of one rank" if compared == total else f"{compared} of them with the scores of one rank"
+    report.says = f"{total} held-out trajectories are scored once each, {which}"
 
 
 def check_once(task: str, by_rank: Sequence[Sequence[int]], expected: int) -> None:

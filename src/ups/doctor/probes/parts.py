@@ -42,7 +42,8 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
 
     Gradients of any number of ranks then agree to rounding, and accumulation is at work whatever the recipe says. No
     compilation, which would take a minute and changes no mathematics; no clipping, which would hide a wrong scale. A
-    budget of seconds becomes a number of steps: rates that follow a clock differ between any two runs.
+    budget of seconds becomes a number of steps: rates that follow a clock differ between any two runs. Scores are of a
+    few trajectories, and not of as many for each rank: whole rollouts in float64 can take minutes.
     """
     share = min(4, max(1, recipe.data.block_size // ranks))
     micro = share // 2 if share % 2 == 0 else share
@@ -63,7 +64,8 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
         }
     )
     changed = quick(recipe, precision="float64", micro_batch=micro, compile=False)
-    return changed.model_copy(update={"data": data, "stages": stages})
+    few = recipe.evaluate.model_copy(update={"max_trajectories": min(recipe.evaluate.max_trajectories, 4 * ranks + 1)})
+    return changed.model_copy(update={"data": data, "stages": stages, "evaluate": few})
 
 
 @contextlib.contextmanager
