@@ -189,8 +189,9 @@ def test_two_plugins_with_one_name_are_both_named(site: Path) -> None:
 
 
 def test_a_model_for_one_task_and_a_stage_on_latents_are_checked_by_what_parts_declare(recipe: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.type 'unet' has no latents to train on"):
-        resolve(recipe, ["model.type=unet", "stages=[{type: autoencode, steps: 1}]"])
+    for model in ("unet", "multiscale"):
+        with pytest.raises(ConfigError, match=rf"model\.type '{model}' has no latents to train on"):
+            resolve(recipe, [f"model.type={model}", "stages=[{type: autoencode, steps: 1}]"])
     tasks = "data.tasks=[{name: a, path: a.zarr}, {name: b, path: b.zarr}]"
     with pytest.raises(ConfigError, match=r"learns one task, and data\.tasks has 2; use latent_operator"):
         resolve(recipe, ["model.type=unet", tasks])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load, save
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from ups.config.model import MultiscaleConfig
@@ -235,6 +237,32 @@ def test_bfloat16_does_not_touch_the_linear_part() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         rough = network.linear(given)
     assert torch.equal(rough, network.linear(given))
+
+
+class DtypesOf(TorchDispatchMode):
+    """Remembers in which precision each operation ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, set[torch.dtype]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {x.dtype for x in args if isinstance(x, torch.Tensor) and x.is_floating_point()}
+        self.found.setdefault(func.overloadpacket.__name__, set()).update(given)
+        return func(*args, **(kwargs or {}))
+
+
+@each_task
+def test_bfloat16_convolutions_and_float32_scores(task: TaskSpec) -> None:
+    stepper = awake(small())
+    batch = batch_of(task, 1)
+    with DtypesOf() as dtypes, torch.autocast("cpu", torch.bfloat16):
+        step(stepper, batch)
+    assert dtypes.found["convolution"] == {torch.bfloat16}
+    scores = [found for name, found in dtypes.found.items() if name.startswith("_scaled_dot_product")]
+    assert scores == [{torch.float32}]
+    assert torch.float32 in dtypes.found["mm"] | dtypes.found["addmm"]  # condition and the last part
+    assert torch.bfloat16 in dtypes.found["mm"] | dtypes.found["addmm"]  # matrices of the attention
 
 
 def test_bfloat16_weights_work_too() -> None:

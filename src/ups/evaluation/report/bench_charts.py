@@ -184,9 +184,9 @@ def _point(axes: Any, model: str, cost: float, errors: Sequence[float], *, named
     axes.plot([cost], [statistics.median(finite)], linestyle="none", label=model, **look)
     if named:
         # Our two often lie on each other: their names stand on two sides.
-        side = (10, -13) if model == "ups-alone" else (10, 4)
+        side, end = ((-10, -4), "right") if model == "ups-alone" else ((10, 4), "left")
         place = (cost, statistics.median(finite))
-        axes.annotate(model, place, side, textcoords="offset points", color=look["color"])
+        axes.annotate(model, place, side, textcoords="offset points", color=look["color"], ha=end)
 
 
 def _cost_axes(plt: Any, axes: Any) -> None:
