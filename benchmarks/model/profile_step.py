@@ -1,12 +1,13 @@
 """Where the time of the multiscale network goes: a training step of all 1D and all 2D tasks, and a step of a rollout.
 
-    python benchmarks/model/profile_step.py [--blocks 15] [--trial DIR] [--no-fno]
+    python benchmarks/model/profile_step.py [--blocks 15] [--trial DIR] [--no-fno] [--compile]
 
 Training: forward and backward of the tasks of the benchmark on random fields, as one group for each number of
 dimensions: 20 windows of 128 points of each 1D task, 5 windows of 32 x 32 of each 2D task. Rollout: one step of a
 stepper without gradients, one sample and eight, next to an FNO of the benchmark's size. Everything on one thread, in
 CPU time; what is compared takes turns in one process, and a ratio is the median over neighboring turns, because others
-may use the machine. --trial: a directory with the prototype (model.py, data.py), to compare training with.
+may use the machine. --trial: a directory with the prototype (model.py, data.py), to compare training with. --compile:
+training with compiled blocks too, as `engine.compile` compiles them.
 Last line: one JSON object. Exit code 1 below the bars: a rollout step costs at most 1.5 times the FNO's, and training
 sees 1.3 times the windows per second of the prototype, each in the precision that is faster on the machine, over the
 whole step: all 1D and all 2D tasks.
@@ -15,6 +16,7 @@ whole step: all 1D and all 2D tasks.
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import json
 import os
@@ -108,6 +110,14 @@ def training_step(stepper: Stepper, dims: int) -> Callable[[bool], None]:
         stepper.zero_grad(set_to_none=True)
 
     return step
+
+
+def compiled(stepper: Stepper) -> Stepper:
+    """The same network with compiled blocks, as the engine compiles them."""
+    other = copy.deepcopy(stepper)
+    for unit in other.network.shard_units():
+        unit.forward = torch.compile(unit.forward, dynamic=False)
+    return other
 
 
 def trial_step(folder: Path, dims: int) -> Callable[[bool], None]:
@@ -232,6 +242,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--trial", type=Path)
     parser.add_argument("--no-fno", action="store_true")
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {}
@@ -243,10 +254,15 @@ def main() -> None:
             steps[f"multiscale {precision}"] = functools.partial(training_step(ours, dims), half)
             if options.trial:
                 steps[f"trial {precision}"] = functools.partial(trial_step(options.trial, dims), half)
+        if options.compile:
+            steps["compiled float32"] = functools.partial(training_step(compiled(ours), dims), False)
         seconds = in_turns(steps, options.blocks, 1)
         windows = WINDOWS[dims] * len(SPECS[dims])
         row = {name: 1e3 * statistics.median(s) / windows for name, s in seconds.items()}
         print(f"training {dims}D, CPU milliseconds a window: {listed(row)}")
+        if options.compile:
+            row["compiled"] = ratio(seconds["compiled float32"], seconds["multiscale float32"])
+            print(f"    {row['compiled']:.2f} times the time with compiled blocks, in float32")
         if options.trial:
             for name, found in whole.items():
                 found.append(fastest(seconds, name))
@@ -280,6 +296,10 @@ def main() -> None:
             if fno is not None:
                 row["cost of the FNO"] = ratio(fastest(seconds, "multiscale"), fastest(seconds, "fno"))
                 print(f"    {row['cost of the FNO']:.2f} times the FNO")
+            row |= {f"share float32: {n}": v for n, v in families(steps["multiscale float32"]).items()}
+            for name, value in row.items():
+                if name.startswith("share"):
+                    print(f"    {100 * value:7.1f} %  {name}")
             result[f"rollout {task.name} {samples}"] = row
     missed = [
         name

@@ -9,7 +9,7 @@ import pytest
 
 from ups.testing.latents import prepare_latents
 from ups.testing.mixture import write_mixture
-from ups.testing.parity import LIMITS, Arrangement, distance, global_windows, run_variants
+from ups.testing.parity import BLOCK_SIZE, LIMITS, Arrangement, distance, global_windows, run_variants
 from ups.testing.ranks import launch
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(2400)]
@@ -133,6 +133,22 @@ def test_other_ways_to_spread_a_model_change_nothing(
         "variants": [KINDS[number] | {"micro_batch": arrangement.micro_batch} for number in numbers],
     }
     results = launch(run_variants, arrangement.ranks, deadline=900, arguments=arguments)
+    for found, number in enumerate(numbers):
+        assert distance(alone[0][number]["weights"], results[0][found]["weights"]) <= limit_of(KINDS[number])
+
+
+@pytest.mark.long
+def test_compiled_blocks_train_alike(alone: list[Any], folder: Path, tasks: list[dict[str, Any]]) -> None:
+    numbers = [0, 2]
+    arguments = {
+        "tasks": tasks,
+        "folder": str(folder),
+        "strategy": "single",
+        "steps": STEPS,
+        "label": "compiled",
+        "variants": [KINDS[number] | {"micro_batch": BLOCK_SIZE, "compile": True} for number in numbers],
+    }
+    results = launch(run_variants, 1, deadline=900, arguments=arguments)
     for found, number in enumerate(numbers):
         assert distance(alone[0][number]["weights"], results[0][found]["weights"]) <= limit_of(KINDS[number])
 

@@ -172,7 +172,9 @@ def arrange(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strateg
             # Draws are keyed, not streamed: there is no generator state to restore for the second pass.
             unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, preserve_rng_state=False)
         if config.compile:
-            unit.forward = torch.compile(unit.forward)
+            # Units share their code but not their shapes. Left to itself the compiler takes that for one shape that
+            # changes, and its code for such shapes fails on some of ours.
+            unit.forward = torch.compile(unit.forward, dynamic=False)
     if runtime.strategy == "ddp":
         return Ddp(stage, runtime)
     if runtime.strategy == "fsdp":
