@@ -35,7 +35,7 @@ STAGES = [
 ]
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in ("latents", "flow")]
+OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in ("sharded", "latents", "flow")]
 
 
 @pytest.fixture(scope="module", params=["joint", *OTHERS])
@@ -47,7 +47,9 @@ def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         return write_recipe(folder, tasks, save_every=4, model=MODELS["deep_encoder"], stages=stages)
     if request.param == "flow":
         return write_recipe(folder, tasks, save_every=4, model=MODELS["multiscale"], stages=FLOW_STAGES)
-    return write_recipe(folder, tasks, save_every=4, model=MODELS["multiscale"] | {"noise_size": 4}, stages=STAGES)
+    engine = {"device": "cpu", "strategy": "fsdp" if request.param == "sharded" else "auto"}
+    model = MODELS["multiscale"] | {"noise_size": 4}
+    return write_recipe(folder, tasks, save_every=4, model=model, stages=STAGES, engine=engine)
 
 
 @pytest.fixture(scope="module")
