@@ -74,11 +74,11 @@ def test_a_kept_bundle_is_rolled_out_in_python_and_by_the_command_alike(environm
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("option", ["--picture", "--film"])
+@pytest.mark.parametrize(("option", "name"), [("--picture", "picture.png"), ("--film", "film.mp4")])
 def test_a_picture_is_refused_before_any_work_with_the_name_of_the_extra(
-    environment: Path, desk: Path, option: str
+    environment: Path, desk: Path, option: str, name: str
 ) -> None:
-    command = ("rollout", "bundle", "start.nc", "--task", "advection", "-o", "unwanted.zarr", option, "picture.png")
+    command = ("rollout", "bundle", "start.nc", "--task", "advection", "-o", "unwanted.zarr", option, name)
     done = start(environment / "ups", *command, cwd=desk)
     assert done.returncode == 5, done.stderr
     (line,) = done.stderr.splitlines()
