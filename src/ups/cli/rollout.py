@@ -106,7 +106,9 @@ def rollout(
     for suffix, option, name in ((".mp4", "--film", film), (".png", "--picture", picture)):
         if name is not None and Path(name).suffix.lower() != suffix:
             end = suffix.removeprefix(".").upper()
-            raise ConfigError(f"{option} writes {end}, not {name}", hint=f"give {option} {Path(name).with_suffix(suffix)}")
+            raise ConfigError(
+                f"{option} writes {end}, not {name}", hint=f"give {option} {Path(name).with_suffix(suffix)}"
+            )
     vtkhdf = out is not None and Path(out).suffix == SUFFIX
     if vtkhdf:
         check_new(Path(out or ""))
