@@ -105,10 +105,8 @@ def rollout(
         raise ConfigError(f"-o writes numbers, not {out}", hint=f"give {option} {out} instead")
     for suffix, option, name in ((".mp4", "--film", film), (".png", "--picture", picture)):
         if name is not None and Path(name).suffix.lower() != suffix:
-            end = suffix.removeprefix(".").upper()
-            raise ConfigError(
-                f"{option} writes {end}, not {name}", hint=f"give {option} {Path(name).with_suffix(suffix)}"
-            )
+            kind = suffix.removeprefix(".").upper()
+            raise ConfigError(f"{option} writes {kind}, not '{name}'", hint=f"give a name that ends in {suffix}")
     vtkhdf = out is not None and Path(out).suffix == SUFFIX
     if vtkhdf:
         check_new(Path(out or ""))

@@ -62,14 +62,15 @@ def test_numbers_do_not_go_into_a_film_or_picture(
 
 
 @pytest.mark.parametrize(
-    ("option", "name", "instead"), [("--film", "film.gif", "film.mp4"), ("--picture", "shown.pdf", "shown.png")]
+    ("option", "name", "end"), [("--film", "film.gif", ".mp4"), ("--film", "", ".mp4"), ("--picture", "it.pdf", ".png")]
 )
 def test_a_file_is_what_its_name_says(
-    desk: Path, capsys: pytest.CaptureFixture[str], option: str, name: str, instead: str
+    desk: Path, capsys: pytest.CaptureFixture[str], option: str, name: str, end: str
 ) -> None:
+    before = sorted(desk.iterdir())
     assert run(["rollout", "mine", "wave.zarr", "--task", "advection", option, name]) == 3
-    assert f"give {option} {instead}" in capsys.readouterr().err
-    assert not (desk / name).exists()
+    assert f"give a name that ends in {end}" in capsys.readouterr().err
+    assert sorted(desk.iterdir()) == before
 
 
 def test_a_run_is_found_by_name_by_path_and_by_its_bundle(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
