@@ -6,8 +6,8 @@
 Every variant is the joint recipe of `ups bench` on all nine tasks with one thing changed, and has the same CPU-seconds
 of one thread: its number of steps follows from what a step costs (`ups.run.step_cost`), so that others on the machine
 do not change the result. Scores are of the valid split alone: one step and whole rollouts, relative to the trajectory.
-The table shows the geometric mean over tasks of each score relative to the unchanged recipe of the same seed (above 1:
-worse; a task counts as 10 at most), as the mean over seeds. What is finished is not repeated. Takes `cpu-seconds` (and
+The table shows the geometric mean over tasks and seeds of each score relative to the unchanged recipe of the same seed
+(above 1: worse; a task counts as 10 at most), and each seed. What is finished is not repeated. Takes `cpu-seconds` (and
 some for scores) for each line and seed.
 """
 
@@ -26,6 +26,7 @@ from in_process import Job, file_name, run_jobs
 BASE = "unchanged"
 # How many times larger one error may count than another.
 MOST = 10.0
+KEYS = ("one_step", "rollout")
 Recipe = dict[str, Any]
 
 
@@ -201,12 +202,6 @@ def job_of(options: argparse.Namespace, variant: str, seed: int) -> Job:
     )
 
 
-def ratio(result: dict[str, Any], base: dict[str, Any], key: str) -> float:
-    """Geometric mean over tasks of a score relative to that of the unchanged recipe."""
-    logs = [log_ratio(scores[key], base["scores"][task][key]) for task, scores in result["scores"].items()]
-    return math.exp(statistics.fmean(logs))
-
-
 def log_ratio(value: float, other: float) -> float:
     """Of two errors, at most that of ten to one: how large an error that grows without end has become says nothing."""
     difference = math.log(min(value, 1e300)) - math.log(min(other, 1e300))  # an error may be infinite
@@ -214,33 +209,40 @@ def log_ratio(value: float, other: float) -> float:
 
 
 def table(options: argparse.Namespace, variants: list[str], seeds: list[int]) -> list[str]:
-    lines = ["| variant | one step | rollout | steps | blown up | worst task (one step) |", "|---|---|---|---|---|---|"]
+    """A line for each variant that has a result, those that lose most first."""
+    head = "| variant | steps | one step | rollout | blown up | worst task, one step and rollout | best task |"
+    lines: list[tuple[float, str]] = []
     for variant in variants:
-        found = []
-        for seed in seeds:
-            result, base = (job_of(options, name, seed).finished() for name in (variant, BASE))
-            if result is not None and base is not None:
-                found.append((result, base))
-        if not found:
-            continue
-        one, roll = ([ratio(r, b, key) for r, b in found] for key in ("one_step", "rollout"))
-        steps = statistics.fmean(r["steps"] for r, _ in found)
-        blown = sum(s["blown_up"] for r, _ in found for s in r["scores"].values())
-        by_task = {
-            task: statistics.fmean(
-                log_ratio(r["scores"][task]["one_step"], b["scores"][task]["one_step"]) for r, b in found
-            )
-            for task in found[0][0]["scores"]
-        }
-        worst = max(by_task, key=lambda task: by_task[task])
-        texts = [
-            f"{statistics.fmean(v):.2f}" + (f" ({min(v):.2f} to {max(v):.2f})" if len(v) > 1 else "")
-            for v in (one, roll)
-        ]
-        lines.append(
-            f"| {variant} | {texts[0]} | {texts[1]} | {steps:.0f} | {blown} | {worst} {math.exp(by_task[worst]):.2f} |"
-        )
-    return lines
+        pairs = [[job_of(options, name, seed).finished() for name in (variant, BASE)] for seed in seeds]
+        found = [(result, base) for result, base in pairs if result is not None and base is not None]
+        if found:
+            lines.append(_line(variant, found))
+    ordered = [text for _, text in sorted(lines, key=lambda line: -line[0])]
+    return [head, "|---|---|---|---|---|---|---|", *ordered]
+
+
+def _line(variant: str, found: list[tuple[dict[str, Any], dict[str, Any]]]) -> tuple[float, str]:
+    """How much a variant loses over both scores, and its line of the table. found: results and bases of each seed."""
+    tasks = list(found[0][0]["scores"])
+    # (score, task) -> logarithms of the ratios, one for each seed.
+    logs = {
+        (key, task): [log_ratio(r["scores"][task][key], b["scores"][task][key]) for r, b in found]
+        for key in KEYS
+        for task in tasks
+    }
+    means = {key: [statistics.fmean(logs[key, task][n] for task in tasks) for n in range(len(found))] for key in KEYS}
+    by_task = {task: [statistics.fmean(logs[key, task]) for key in KEYS] for task in tasks}
+    order = sorted(tasks, key=lambda task: sum(by_task[task]))
+    scores = [
+        f"{math.exp(statistics.fmean(means[key])):.2f} ({', '.join(f'{math.exp(mean):.2f}' for mean in means[key])})"
+        for key in KEYS
+    ]
+    ends = [
+        f"{task} {', '.join(f'{math.exp(value):.2f}' for value in by_task[task])}" for task in (order[-1], order[0])
+    ]
+    blown = sum(s["blown_up"] for r, _ in found for s in r["scores"].values())
+    cells = [variant, f"{found[0][0]['steps']}", *scores, f"{blown}", *ends]
+    return sum(statistics.fmean(means[key]) for key in KEYS), f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
