@@ -108,7 +108,7 @@ def bare_loop(engine: Engine, loader: Any, stage: torch.nn.Module, strategy: str
     module: torch.nn.Module = (
         DistributedDataParallel(stage, gradient_as_bucket_view=True) if strategy == "ddp" else stage
     )
-    parameters = [p for p in stage.parameters() if p.requires_grad]
+    parameters: list[Tensor] = [p for p in stage.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
     averages = [p.detach().clone() for p in parameters]
     world = engine.runtime.world_size
@@ -128,7 +128,7 @@ def bare_loop(engine: Engine, loader: Any, stage: torch.nn.Module, strategy: str
             torch.nn.utils.clip_grad_norm_(parameters, engine.length.optim.clip_norm, foreach=True)
             optimizer.step()
             with torch.no_grad():
-                torch._foreach_lerp_(averages, list[Tensor](parameters), 0.001)
+                torch._foreach_lerp_(averages, parameters, 0.001)
         loss.item()
 
     return block

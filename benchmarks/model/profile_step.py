@@ -33,6 +33,7 @@ from in_turns import in_turns
 from torch.profiler import ProfilerActivity, profile
 
 from ups.config.model import FnoConfig, MultiscaleConfig
+from ups.distributed.strategies import compile_unit
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
 from ups.solvers.tasks import BENCH_TASKS, TASKS
@@ -116,7 +117,7 @@ def compiled(stepper: Stepper) -> Stepper:
     """The same network with compiled blocks, as the engine compiles them."""
     other = copy.deepcopy(stepper)
     for unit in other.network.shard_units():
-        unit.forward = torch.compile(unit.forward, dynamic=False)
+        compile_unit(unit)
     return other
 
 
@@ -184,6 +185,14 @@ def listed(row: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.2f}" for name, value in row.items())
 
 
+def show_parts(row: dict[str, float]) -> None:
+    for name, value in row.items():
+        if name.startswith("share"):
+            print(f"    {100 * value:7.1f} %  {name}")
+        elif name.startswith("forward"):
+            print(f"    {value:7.2f}    {name}")
+
+
 def families(step: Callable[[], None]) -> dict[str, float]:
     """Share of CPU time by kind of operation, forward and backward; the rest is Python and dispatch."""
     for _ in range(3):
@@ -247,6 +256,7 @@ def main() -> None:
     torch.set_num_threads(1)
     result: dict[str, Any] = {}
     ours = build(MultiscaleConfig(), [s for d in (1, 2) for s in SPECS[d]])
+    faster = compiled(ours) if options.compile else ours
     whole: dict[str, list[list[float]]] = {"trial": [], "multiscale": []}  # seconds of the blocks, of 1D and of 2D
     for dims in (1, 2):
         steps = {}
@@ -255,7 +265,7 @@ def main() -> None:
             if options.trial:
                 steps[f"trial {precision}"] = functools.partial(trial_step(options.trial, dims), half)
         if options.compile:
-            steps["compiled float32"] = functools.partial(training_step(compiled(ours), dims), False)
+            steps["compiled float32"] = functools.partial(training_step(faster, dims), False)
         seconds = in_turns(steps, options.blocks, 1)
         windows = WINDOWS[dims] * len(SPECS[dims])
         row = {name: 1e3 * statistics.median(s) / windows for name, s in seconds.items()}
@@ -271,11 +281,7 @@ def main() -> None:
         for half, precision in PRECISIONS.items():
             row |= {f"share {precision}: {n}": v for n, v in families(steps[f"multiscale {precision}"]).items()}
             row |= {f"forward ms {precision}: {n}": v for n, v in parts(ours, dims, half).items()}
-        for name, value in row.items():
-            if name.startswith(("share", "forward")):
-                print(
-                    f"    {100 * value:7.1f} %  {name}" if name.startswith("share") else f"    {value:7.2f}    {name}"
-                )
+        show_parts(row)
         result[f"training {dims}D"] = row
     if options.trial:
         trial, mine = ([a + b for a, b in zip(*whole[name], strict=True)] for name in ("trial", "multiscale"))
@@ -297,9 +303,7 @@ def main() -> None:
                 row["cost of the FNO"] = ratio(fastest(seconds, "multiscale"), fastest(seconds, "fno"))
                 print(f"    {row['cost of the FNO']:.2f} times the FNO")
             row |= {f"share float32: {n}": v for n, v in families(steps["multiscale float32"]).items()}
-            for name, value in row.items():
-                if name.startswith("share"):
-                    print(f"    {100 * value:7.1f} %  {name}")
+            show_parts(row)
             result[f"rollout {task.name} {samples}"] = row
     missed = [
         name

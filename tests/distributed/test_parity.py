@@ -64,10 +64,31 @@ def latents(folder: Path, tasks: list[dict[str, Any]]) -> dict[str, Any]:
     return prepare_latents(folder, tasks)
 
 
+def trained(
+    folder: Path,
+    tasks: list[dict[str, Any]],
+    ranks: int,
+    strategy: str,
+    label: str,
+    chosen: list[dict[str, Any]],
+    engine: dict[str, Any] | None = None,
+) -> list[Any]:
+    """What `run_variants` returns on each rank. label: of the files with weights, so one for each call."""
+    arguments = {
+        "tasks": tasks,
+        "folder": str(folder),
+        "strategy": strategy,
+        "engine": engine or {},
+        "steps": STEPS,
+        "label": label,
+        "variants": chosen,
+    }
+    return launch(run_variants, ranks, deadline=900, arguments=arguments)
+
+
 @pytest.fixture(scope="module")
 def alone(folder: Path, tasks: list[dict[str, Any]], latents: dict[str, Any]) -> list[Any]:
-    arguments = {"tasks": tasks, "folder": str(folder), "strategy": "single", "steps": STEPS, "label": "alone"}
-    return launch(run_variants, 1, deadline=900, arguments=arguments | {"variants": variants(latents, 8, 2)})
+    return trained(folder, tasks, 1, "single", "alone", variants(latents, 8, 2))
 
 
 def test_micro_batches_on_one_rank_change_nothing(alone: list[Any]) -> None:
@@ -94,16 +115,10 @@ def test_many_ranks_train_like_one(
     tasks: list[dict[str, Any]],
     latents: dict[str, Any],
 ) -> None:
-    chosen = variants(latents, arrangement.micro_batch)
-    arguments = {
-        "tasks": tasks,
-        "folder": str(folder),
-        "strategy": arrangement.strategy,
-        "steps": STEPS,
-        "label": f"{arrangement.strategy}_{arrangement.ranks}_{arrangement.accumulation}_{numbers[0]}",
-        "variants": [chosen[number] for number in numbers],
-    }
-    results = launch(run_variants, arrangement.ranks, deadline=900, arguments=arguments)
+    every = variants(latents, arrangement.micro_batch)
+    label = f"{arrangement.strategy}_{arrangement.ranks}_{arrangement.accumulation}_{numbers[0]}"
+    chosen = [every[number] for number in numbers]
+    results = trained(folder, tasks, arrangement.ranks, arrangement.strategy, label, chosen)
     for found, number in enumerate(numbers):
         assert global_windows(results, found, STEPS) == global_windows(alone, number, STEPS)
         assert alone[0][number]["moved"] > 0.01
@@ -123,16 +138,9 @@ def test_other_ways_to_spread_a_model_change_nothing(
     arrangement: Arrangement, engine: dict[str, Any], alone: list[Any], folder: Path, tasks: list[dict[str, Any]]
 ) -> None:
     numbers = [0, 2]
-    arguments = {
-        "tasks": tasks,
-        "folder": str(folder),
-        "strategy": arrangement.strategy,
-        "engine": engine,
-        "steps": STEPS,
-        "label": "other_" + "_".join(engine),
-        "variants": [KINDS[number] | {"micro_batch": arrangement.micro_batch} for number in numbers],
-    }
-    results = launch(run_variants, arrangement.ranks, deadline=900, arguments=arguments)
+    chosen = [KINDS[number] | {"micro_batch": arrangement.micro_batch} for number in numbers]
+    label = "other_" + "_".join(engine)
+    results = trained(folder, tasks, arrangement.ranks, arrangement.strategy, label, chosen, engine)
     for found, number in enumerate(numbers):
         assert distance(alone[0][number]["weights"], results[0][found]["weights"]) <= limit_of(KINDS[number])
 
@@ -140,15 +148,8 @@ def test_other_ways_to_spread_a_model_change_nothing(
 @pytest.mark.long
 def test_compiled_blocks_train_alike(alone: list[Any], folder: Path, tasks: list[dict[str, Any]]) -> None:
     numbers = [0, 2]
-    arguments = {
-        "tasks": tasks,
-        "folder": str(folder),
-        "strategy": "single",
-        "steps": STEPS,
-        "label": "compiled",
-        "variants": [KINDS[number] | {"micro_batch": BLOCK_SIZE, "compile": True} for number in numbers],
-    }
-    results = launch(run_variants, 1, deadline=900, arguments=arguments)
+    chosen = [KINDS[number] | {"micro_batch": BLOCK_SIZE, "compile": True} for number in numbers]
+    results = trained(folder, tasks, 1, "single", "compiled", chosen)
     for found, number in enumerate(numbers):
         assert distance(alone[0][number]["weights"], results[0][found]["weights"]) <= limit_of(KINDS[number])
 
@@ -164,15 +165,8 @@ def gradients(folder: Path, tasks: list[dict[str, Any]], *arrangements: Arrangem
     """Joint trainings in arrangements of equal ranks and strategy: with and without balance in each."""
     first = arrangements[0]
     chosen = [kind | {"micro_batch": a.micro_batch_of(kind["block_size"])} for a in arrangements for kind in GRADIENTS]
-    arguments = {
-        "tasks": tasks,
-        "folder": str(folder),
-        "strategy": first.strategy,
-        "steps": STEPS,
-        "label": f"gradients_{first.strategy}_{first.ranks}_{first.accumulation}",
-        "variants": chosen,
-    }
-    return launch(run_variants, first.ranks, deadline=900, arguments=arguments)[0]
+    label = f"gradients_{first.strategy}_{first.ranks}_{first.accumulation}"
+    return list(trained(folder, tasks, first.ranks, first.strategy, label, chosen)[0])
 
 
 @pytest.fixture(scope="module")

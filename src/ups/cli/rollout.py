@@ -103,7 +103,9 @@ def rollout(
     if out is not None and Path(out).suffix.lower() in PICTURES:
         option = PICTURES[Path(out).suffix.lower()]
         raise ConfigError(f"-o writes numbers, not {out}", hint=f"give {option} {out} instead")
-    for suffix, option, name in ((".mp4", "--film", film), (".png", "--picture", picture)):
+    names = {"--film": film, "--picture": picture}
+    for suffix, option in PICTURES.items():
+        name = names[option]
         if name is not None and Path(name).suffix.lower() != suffix:
             kind = suffix.removeprefix(".").upper()
             raise ConfigError(f"{option} writes {kind}, not '{name}'", hint=f"give a name that ends in {suffix}")

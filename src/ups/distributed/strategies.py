@@ -164,6 +164,15 @@ def spread(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strategy
     return arrange(stage, runtime, config)
 
 
+def compile_unit(unit: nn.Module) -> None:
+    """Compile one of the units of a model, for each shape that it meets.
+
+    Units share their code but not their shapes. Left to itself the compiler takes that for one shape that changes, and
+    its code for such shapes fails on some of ours.
+    """
+    unit.forward = torch.compile(unit.forward, dynamic=False)
+
+
 def arrange(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strategy:
     """`spread` for a stage whose weights are where and what they should be already. Collective: all ranks."""
     units = shard_units(stage)
@@ -172,9 +181,7 @@ def arrange(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strateg
             # Draws are keyed, not streamed: there is no generator state to restore for the second pass.
             unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False, preserve_rng_state=False)
         if config.compile:
-            # Units share their code but not their shapes. Left to itself the compiler takes that for one shape that
-            # changes, and its code for such shapes fails on some of ours.
-            unit.forward = torch.compile(unit.forward, dynamic=False)
+            compile_unit(unit)
     if runtime.strategy == "ddp":
         return Ddp(stage, runtime)
     if runtime.strategy == "fsdp":
