@@ -70,7 +70,10 @@ def share(recipe: Recipe, hosts: int, gpus: int, ranks: int | None) -> tuple[int
 
 def command(python: str, recipe: str, changes: list[str]) -> list[str]:
     """`ups train` without what depends on hosts."""
-    return [python, "-m", "ups", "train", recipe, *(word for change in changes for word in ("--set", change))]
+    from ups.record.process_tree import module_command
+
+    words = [word for change in changes for word in ("--set", change)]
+    return module_command("ups", "train", recipe, *words, python=python)
 
 
 def empty_machine(

@@ -170,6 +170,7 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `ups` command; always ends in SystemExit with a code of `ups.errors.EXIT_CODES`."""
     open_closed_streams()
+    os.environ["PYTHONSAFEPATH"] = "1"  # of all children: no start of Python imports from the current directory
     show_log(note_message)
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 

@@ -36,7 +36,7 @@ from ups.data.worker_protocol import MAX_MESSAGE, REQUEST, BatchReply, ErrorRepl
 from ups.errors import ConfigError, DataError, MachineError, WorkerError, error_of_cause
 from ups.record.causes import CRASH_SIGNALS, signal_name
 from ups.record.location import Frame, location_of_dump, set_origin
-from ups.record.process_tree import read_process
+from ups.record.process_tree import module_command, read_process
 
 # Requests on the way to one worker: more might fill the socket of a stopped worker, and asking would block the rank.
 MAX_ASKED = 128
@@ -282,7 +282,7 @@ def _start(number: int, rank: int, payload: bytes) -> _Worker:
         os.lseek(source_file, 0, os.SEEK_SET)
         arguments = [theirs.fileno(), source_file, parent, rank, number]
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ups.data.worker", *map(str, arguments)],
+            module_command("ups.data.worker", *map(str, arguments)),
             stdin=subprocess.DEVNULL,
             env={**os.environ, **_ONE_THREAD, "PYTHONPATH": path},
             pass_fds=(theirs.fileno(), source_file),

@@ -8,6 +8,7 @@ units in the last place, is a difference. No torch.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -52,7 +53,12 @@ print(json.dumps(found))
 def versions_of(python: str) -> dict[str, Any]:
     """Versions in the environment of a Python. Raises MachineError if it is none, or if ups is not installed there."""
     try:
-        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_SECONDS, check=False)
+        # Not -P: a Python that is too old to know it is to be named as that.
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+        command = [python, "-c", _ASK]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False, env=environment
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MachineError(
             f"{python} cannot be run: {error}", hint="name the Python of the other environment, such as VENV/bin/python"

@@ -66,7 +66,7 @@ def _run_one(program: CheckProgram, examination: Examination, work_dir: Path, fo
     out, err = folder / "out.log", folder / "err.log"
     with out.open("wb") as out_file, err.open("wb") as err_file:
         process = subprocess.Popen(
-            [examination.python, "-m", f"ups.doctor.probes.{program.module}", str(work_dir)],
+            _command(program, examination, work_dir),
             stdin=subprocess.DEVNULL,
             stdout=out_file,
             stderr=err_file,
@@ -99,7 +99,7 @@ def _run_ranks(program: CheckProgram, examination: Examination, work_dir: Path, 
     options = Options(
         run_dir=folder,
         ranks=examination.ranks,
-        command=(examination.python, "-m", f"ups.doctor.probes.{program.module}", str(work_dir)),
+        command=tuple(_command(program, examination, work_dir)),
         environment=_variables(program, examination),
     )
     launcher = Launcher(options, 0, box_dir, {})
@@ -127,6 +127,11 @@ def _run_ranks(program: CheckProgram, examination: Examination, work_dir: Path, 
     out = {rank: _read(logs / f"rank_{rank:05d}.out") for rank in ranks}
     err = {rank: _read(logs / f"rank_{rank:05d}.err") for rank in ranks}
     return Processes(out, err, exits, timed_out, logs, " ".join(launcher.not_started.values()))
+
+
+def _command(program: CheckProgram, examination: Examination, work_dir: Path) -> list[str]:
+    module = f"ups.doctor.probes.{program.module}"
+    return process_tree.module_command(module, str(work_dir), python=examination.python)
 
 
 def _variables(program: CheckProgram, examination: Examination) -> dict[str, str]:

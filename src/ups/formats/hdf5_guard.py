@@ -30,6 +30,7 @@ from ups.formats.hdf5_survey import FileSurvey, survey_file
 from ups.formats.hdf5_tree import TreeSurvey, survey_tree
 from ups.formats.netcdf_survey import NetcdfSurvey, survey_netcdf
 from ups.formats.the_well_survey import WellSurvey, survey_well
+from ups.record.process_tree import module_command
 from ups.record.untrusted_files import open_regular
 
 MEMORY_LIMIT_BYTES = 1 << 30
@@ -130,7 +131,7 @@ def _key_or_error(path: str | Path) -> FileKey | DataError:
 
 def _ask_child(paths: list[str], *options: str) -> tuple[list[dict[str, Any] | DataError], str]:
     """Answers of one child in order, and how it ended if it did not reach the last file ('' if it did)."""
-    command = [sys.executable, "-m", "ups.formats.hdf5_guard", *options]
+    command = module_command("ups.formats.hdf5_guard", *options)
     # Files, not pipes: thousands of groups make an answer of megabytes, and a killed child must not lose it.
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as output:
         names.write("\0".join(paths).encode())

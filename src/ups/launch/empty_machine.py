@@ -181,6 +181,7 @@ def enter(machine: EmptyMachine) -> list[str]:
     return [
         f'cd "$HOME/{PLACE}" || exit 5',
         "if [ -f env/bin/activate ]; then . env/bin/activate; else export PIP_BREAK_SYSTEM_PACKAGES=1; fi",
+        "export PYTHONSAFEPATH=1",  # data that is fetched lies in the current directory
         # Nothing here outlives the hours, a copy that hangs included.
         "left_until() { echo $(($1 - $(date +%s))); }",
         f's3() {{ PYTHONPATH="$HOME/{PLACE}/aws-cli" timeout "$(left_until {machine.deadline})" '

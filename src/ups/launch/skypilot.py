@@ -32,6 +32,7 @@ from ups.launch.empty_machine import (
     setup,
 )
 from ups.launch.folder import write_script
+from ups.record.process_tree import module_command
 
 TASK_NAME = "skypilot.yaml"
 PORT = 29500
@@ -186,7 +187,7 @@ def _run(job: SkyPilotJob) -> list[str]:
 
 def _words(recipe: str, verb: str, rest: Sequence[str]) -> str:
     """A machine that begins empty makes its data first: `ups run`."""
-    return f'python3 -m ups {verb} "{recipe}" {shlex.join(rest)}'
+    return f'{shlex.join(module_command("ups", verb, python="python3"))} "{recipe}" {shlex.join(rest)}'
 
 
 class _Blocks(yaml.SafeDumper):

@@ -14,6 +14,7 @@ import zlib
 from ups.errors import ConfigError
 from ups.launch.empty_machine import PLACE, RECIPE_NAME, EmptyMachine, changes, fetch, leave_results, run, setup
 from ups.launch.folder import FOLDER
+from ups.record.process_tree import module_command
 
 # What Vast takes as a start script.
 MAX_CHARACTERS = 4048
@@ -49,7 +50,7 @@ def watch(machine: EmptyMachine) -> str:
 
 def job(machine: EmptyMachine) -> str:
     """What is run, next to the watchdog."""
-    words = ["python3", "-m", "ups", "run", RECIPE_NAME, "--ranks", str(machine.ranks), *changes(machine)]
+    words = ["run", RECIPE_NAME, "--ranks", str(machine.ranks), *changes(machine)]
     log = f'{machine.run_dir}/{FOLDER}/vast_"$CONTAINER_ID".log'
     lines = [
         f"output={OUTPUT}; [ -w $output ] || output=/dev/null",
@@ -66,7 +67,7 @@ def job(machine: EmptyMachine) -> str:
         *setup(machine),
         'echo "UPS-LAUNCH run"',
         *fetch(machine),
-        *run(machine, shlex.join(words)),
+        *run(machine, shlex.join(module_command("ups", *words, python="python3"))),
         f"mkdir -p {machine.run_dir}/{FOLDER} && cp launch.log {log}",
         *leave_results(machine),
         'exit "$code"',

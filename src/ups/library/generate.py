@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 
 from ups.errors import ConfigError, DataError, MachineError, MissingExtraError, UpsError
@@ -43,7 +42,7 @@ def generate_data(
     words = [f"{name}={value}" for name, value in options.items() if value is not None]
     words += [f"--parameter={name}={value!r}" for name, value in (parameters or {}).items()]
     words += ["--overwrite"] if overwrite else []
-    command = [sys.executable, "-m", "ups", "data", "generate", task, *words, "--json"]
+    command = process_tree.module_command("ups", "data", "generate", task, *words, "--json")
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from ups.record.manifest import write_file_atomically
 from ups.record.places import CONFIG_NAME
+from ups.record.process_tree import module_command
 from ups.record.text import duration_text, last_line, size_text
 from ups.run.steps_file import PLAN_NAME
 
@@ -24,7 +24,7 @@ def make_plan(recipe: str, ranks: int, run_dir: Path) -> str:
         path = Path(folder) / CONFIG_NAME
         path.write_text(recipe)
         # In a process of its own: this one works when torch is what is broken.
-        command = [sys.executable, "-m", "ups", "plan", str(path), "--gpus", str(ranks), "--json"]
+        command = module_command("ups", "plan", str(path), "--gpus", str(ranks), "--json")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = last_line(done.stderr)

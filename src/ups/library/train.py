@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from ups.library.output import Output, Printed, messages_shown
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
 from ups.record.identity import RunIdentity
+from ups.record.process_tree import module_command
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
@@ -260,7 +260,7 @@ def _options(run_dir: Path, recipe: Recipe, ranks: int, place: HostPlace | None)
     return Options(
         run_dir=run_dir,
         ranks=ranks,
-        command=(sys.executable, "-m", "ups.run.rank_main", str(run_dir)),
+        command=tuple(module_command("ups.run.rank_main", str(run_dir))),
         environment={"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {},
         show_rank=None,
         place=place,

@@ -43,7 +43,8 @@ def run_in_processes(
     """
     if not jobs:
         return
-    with _environment(environment):
+    # A spawned process starts as `python -c ...`, which imports from the current directory first.
+    with _environment({**environment, "PYTHONSAFEPATH": "1"}):
         pool = ProcessPoolExecutor(
             max_workers=min(num_processes, len(jobs)),
             mp_context=multiprocessing.get_context("spawn"),

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,6 +31,14 @@ class Process:
     parent: int
     state: str
     cpu_seconds: float
+
+
+def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
+    """The command that runs a module of an installed package. Every start of Python is built here.
+
+    -P: without it Python imports from the current directory first, and `h5py.py` next to a data file would run.
+    """
+    return [python, "-P", "-m", module, *words]
 
 
 def die_with_parent(death_signal: int = signal.SIGKILL) -> None:

@@ -87,7 +87,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _start(command: list[str], out_path: Path, err_path: Path) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    # SAFEPATH: for what libraries start, such as the compiler of torch.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "PYTHONSAFEPATH": "1"}
     with out_path.open("ab") as out, err_path.open("ab") as err:
         return subprocess.Popen(
             command,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ups.errors import MachineError, TrainingError
+from ups.record.process_tree import module_command
 from ups.record.text import last_line
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def auto_micro_batch(run_dir: Path, ranks: int, host_bytes: int) -> int:
 
     host_bytes: memory of this host for each of its ranks. Raises MachineError if not even one window fits.
     """
-    command = [sys.executable, "-m", "ups.run.auto_micro_batch", str(run_dir), str(ranks), str(host_bytes)]
+    command = module_command("ups.run.auto_micro_batch", str(run_dir), str(ranks), str(host_bytes))
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_SECONDS, check=False)
         problem = last_line(done.stderr) if done.returncode else ""

@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -185,7 +184,7 @@ class Bench:
     def _one_thread(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """A module of ups as a program, with one thread."""
         return subprocess.Popen(
-            [sys.executable, "-m", *words],
+            process_tree.module_command(*words),
             cwd=self.out,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=stdin,
@@ -282,7 +281,7 @@ class Bench:
         recipe.write_text(text)
         log = self.out / "logs" / f"{entry.name}.log"
         line.note(f"training {entry.name}, log {log}")
-        command = [sys.executable, "-m", "ups", "train", str(recipe)]
+        command = process_tree.module_command("ups", "train", str(recipe))
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,

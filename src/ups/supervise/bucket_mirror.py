@@ -9,7 +9,6 @@ import importlib.util
 import logging
 import os
 import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from ups.buckets.mirror_note import NOTE_NAME, REFUSED, MirrorNote, read_note
 from ups.config.schema import CheckpointConfig
 from ups.errors import MissingExtraError
 from ups.record.checkpoints import list_checkpoints
+from ups.record.process_tree import module_command
 from ups.supervise.run_file import note_mirror
 from ups.supervise.tracker_process import end_tracker
 
@@ -132,7 +132,7 @@ class BucketMirror:
         words = [str(self._run_dir), str(self._url), str(self._keep), str(self._close_seconds)]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "ups.buckets.mirror_process", *words],
+                module_command("ups.buckets.mirror_process", *words),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -59,7 +58,7 @@ class Launcher:
             TOKEN_VARIABLE: self.token,
             **_flight_recorder(options.run_dir, attempt),
         }
-        command = [sys.executable, "-m", "ups.record.rank_wrapper", str(options.run_dir), *options.command]
+        command = process_tree.module_command("ups.record.rank_wrapper", str(options.run_dir), *options.command)
         for local_rank, rank in enumerate(options.local_ranks):
             try:
                 place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}

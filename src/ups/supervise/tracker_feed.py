@@ -289,7 +289,7 @@ def main(arguments: Sequence[str]) -> None:
             _leave(1)
         told.wait(wait)
         process_tree.send((child.pid for child in process_tree.descendants(os.getpid())), signal.SIGKILL)
-        os.execv(sys.executable, [sys.executable, "-m", "ups.supervise.tracker_feed", *arguments])  # noqa: S606
+        os.execv(sys.executable, process_tree.module_command("ups.supervise.tracker_feed", *arguments))  # noqa: S606
     _leave(0)
 
 

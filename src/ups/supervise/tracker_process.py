@@ -10,12 +10,12 @@ import hashlib
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ups.record import process_tree
 from ups.record.identity import file_sha256
 from ups.record.places import CONFIG_NAME, home_directory
 from ups.supervise.tracker_note import BUSY, LATE, TrackerNote, note_path, notes_of, read_note
@@ -79,10 +79,11 @@ def start_tracker(
 ) -> subprocess.Popen[bytes]:
     """Start to feed a tracker: until `stdin` ends, and at most `seconds` longer."""
     return subprocess.Popen(
-        [sys.executable, "-m", "ups.supervise.tracker_feed", str(run_dir), name, str(seconds)],
+        process_tree.module_command("ups.supervise.tracker_feed", str(run_dir), name, str(seconds)),
         stdin=stdin,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},  # for what the client of a tracker starts
         # Of this session, so that it is not taken for an orphan of a rank, but not of the group that Ctrl-C reaches.
         process_group=None if detached else 0,
         start_new_session=detached,

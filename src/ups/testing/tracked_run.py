@@ -22,6 +22,7 @@ from ups.config.recipe import resolve_data
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
 from ups.record.places import CONFIG_NAME
+from ups.record.process_tree import module_command
 from ups.supervise.run_file import note_gate
 from ups.supervise.trackers import CLOSE_SECONDS
 
@@ -59,7 +60,7 @@ def lead_command(
 
     close_seconds: how long it waits for its trackers at the end.
     """
-    program = [sys.executable, "-m", "ups.testing.tracked_run"]
+    program = module_command("ups.testing.tracked_run")
     return [*program, str(run_dir), str(steps.start), str(steps.stop), ending, str(seconds), str(close_seconds)]
 
 

@@ -62,9 +62,9 @@ def test_several_hosts_get_their_number_and_the_address_of_the_first(tmp_path: P
     }
     subprocess.run(["bash", "-c", script], env=environment, timeout=60, check=True)
     words = (tmp_path / "words").read_text().splitlines()
-    assert words[:4] == ["-m", "ups", "train", str(tmp_path / "ups-launch" / "recipe.yaml")]
+    assert words[:5] == ["-P", "-m", "ups", "train", str(tmp_path / "ups-launch" / "recipe.yaml")]
     assert words[-6:] == ["--hosts", "2", "--host", "1", "--address", "10.0.0.7:29500"]
-    assert words[4:6] == ["--ranks", "16"]
+    assert words[5:7] == ["--ranks", "16"]
 
 
 @pytest.mark.parametrize(

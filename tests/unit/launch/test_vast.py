@@ -40,7 +40,7 @@ HANGING_SECONDS = 20
 PYTHON = """#!/usr/bin/env bash
 case "$*" in
   "-") exec {python} - ;;
-  "-m ups run"*)
+  "-P -m ups run"*)
     mkdir -p runs/waves; echo '{{}}' > runs/waves/run.json; echo "step 1 of 2"
     if [ "${{RUN_HANGS:-}}" = deaf ]; then trap '' TERM; sleep 300; fi
     if [ -n "${{RUN_HANGS:-}}" ]; then trap 'exit 143' TERM; sleep 300 & wait; fi
