@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import platform
 import re
-import subprocess
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+from ups.record.untrusted_files import MAX_RUN_BYTES, read_whole
 
 # By what reads them. None holds a secret by its meaning; values are cleaned all the same.
 KEPT_VARIABLES = frozenset(
@@ -59,6 +61,7 @@ _USER_INFORMATION = re.compile(r"(?<=//)\S*@|[^\s/@:]+:(?!//)[^\s@]*@")
 # What follows a question mark in a URL may be a token; none of the kept variables needs it.
 _QUERY = re.compile(r"\?\S+")
 _MAX_CHARACTERS = 1000
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def environment_record(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -72,19 +75,41 @@ def environment_record(environment: Mapping[str, str] = os.environ) -> dict[str,
         "usable_cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "software": {k: v for k, v in describe().items() if k != "extras"},
-        "git_commit": _git_commit(),
+        "git_commit": head_commit(Path.cwd()),
         "variables": kept_variables(environment),
     }
 
 
-def _git_commit() -> str | None:
-    """The commit of the working directory, with '-dirty' if files differ from it; None outside of a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+def head_commit(directory: Path) -> str | None:
+    """The commit that HEAD names in the repository around a directory; None outside of one.
+
+    Read as text: git itself runs programs that a repository names (core.fsmonitor, filters, hooks), and this one may
+    have come out of an archive. For the same reason nobody compares the files with the commit.
+    """
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
+        top = next(folder for folder in (directory, *directory.parents) if (folder / ".git").exists())
+        own = top / ".git"
+        if own.is_file():  # of a worktree or a submodule: the name of the directory
+            own = top / _text(own).removeprefix("gitdir: ")
+        shared = own / _text(own / "commondir") if (own / "commondir").is_file() else own
+        head = _text(own / "HEAD")
+        name = head.removeprefix("ref: ")
+        if name != head:
+            loose = shared / name
+            packed = dict(line.split(" ")[::-1] for line in _packed_lines(shared) if line.count(" ") == 1)
+            head = _text(loose) if loose.is_file() else packed.get(name, "")
+    except (OSError, ValueError, StopIteration):
         return None
-    return done.stdout.strip() or None
+    return head if _COMMIT.fullmatch(head) else None
+
+
+def _text(path: Path, limit: int = 4096) -> str:
+    return read_whole(path, limit).decode().strip()
+
+
+def _packed_lines(shared: Path) -> list[str]:
+    path = shared / "packed-refs"
+    return _text(path, MAX_RUN_BYTES).split("\n") if path.is_file() else []
 
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
