@@ -28,7 +28,7 @@ from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable
 from ups.formats.group_families import ambiguous, listed
 from ups.formats.hdf5_arrays import Region
-from ups.formats.shards import ProcessCache
+from ups.formats.shards import MISSING, ProcessCache, read_index, zstd_content_bytes
 from ups.record.untrusted_files import is_number, load_object
 
 MAX_ARRAYS = 4096
@@ -40,13 +40,18 @@ _CODECS = frozenset(
     | {"bitround", "bytes", "endian", "transpose", "sharding_indexed", "crc32c", "crc32", "adler32", "fletcher32"}
     | {f"numcodecs.{n}" for n in ("blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "delta", "fixedscaleoffset")}
 )
-# Codecs that unpack whatever they are given: others keep the size in front.
-_UNPACK: dict[str, Callable[[bytes, int], bytes]] = {
-    "gzip": lambda data, most: gzip.GzipFile(fileobj=io.BytesIO(data)).read(most),
-    "zlib": lambda data, most: zlib.decompressobj().decompress(data, most),
-    "bz2": lambda data, most: bz2.BZ2File(io.BytesIO(data)).read(most),
-    "lzma": lambda data, most: lzma.LZMAFile(io.BytesIO(data)).read(most),  # noqa: SIM115 - of bytes in memory
+# Codecs that unpack: to how many bytes by the header of a chunk, and without one by unpacking at most so many.
+_UNPACKED_BYTES: dict[str, Callable[[bytes, int], int]] = {
+    "gzip": lambda data, most: len(gzip.GzipFile(fileobj=io.BytesIO(data)).read(most)),
+    "zlib": lambda data, most: len(zlib.decompressobj().decompress(data, most)),
+    "bz2": lambda data, most: len(bz2.BZ2File(io.BytesIO(data)).read(most)),
+    "lzma": lambda data, most: len(lzma.LZMAFile(io.BytesIO(data)).read(most)),  # noqa: SIM115 - of bytes in memory
+    "zstd": lambda data, most: _zstd_bytes(data, most),
+    "blosc": lambda data, most: int.from_bytes(data[4:8], "little"),
+    "lz4": lambda data, most: int.from_bytes(data[:4], "little"),
 }
+_ZSTD_BLOCK_BYTES = 1 << 17  # at most, once unpacked
+_INDEX_CODECS = {"bytes", "crc32c"}
 _HINT = "write it again with xarray's to_zarr"
 
 
@@ -54,7 +59,8 @@ _HINT = "write it again with xarray's to_zarr"
 class _Place:
     """An array, where it is in the directory, and in which version of the format.
 
-    packed: the codec of its chunks, if they may unpack to any size; then not to more than `limit` bytes.
+    packed: the codec that chunks are packed with, '' without one; each unpacks to at most `limit` bytes. num_chunks:
+    in each shard, 0 without shards.
     """
 
     variable: Variable
@@ -62,6 +68,7 @@ class _Place:
     version: Literal[2, 3]
     packed: str
     limit: int
+    num_chunks: int
 
 
 class ZarrContainer(Container):
@@ -89,7 +96,7 @@ def open_zarr(path: Path) -> ZarrContainer:
     left_out: list[str] = []
     arrays: dict[str, _Place] = {}
     attributes: dict[str, Attribute] = {}
-    _refuse_links(path)
+    _refuse_special(path)
     for folder, names, files in os.walk(path):
         if set(files).isdisjoint(_METADATA):
             names.clear()  # chunks
@@ -104,9 +111,10 @@ def open_zarr(path: Path) -> ZarrContainer:
         names.clear()
         variable = _variable(name or "array", metadata, found, values, left_out)
         if variable is not None and _is_stored(Path(folder), variable, metadata, left_out):
-            limit = min(16 * math.prod(_chunk_shape(metadata)), 2 * MAX_CHUNK_BYTES) + 1024
             version: Literal[2, 3] = 3 if "zarr.json" in files else 2
-            arrays[variable.name] = _Place(variable, name, version, _packed(metadata) or "", limit)
+            num_elements, (packed, num_chunks) = math.prod(_chunk_shape(metadata)), _packed(metadata) or ("", 0)
+            limit = min(16 * num_elements // max(num_chunks, 1), 2 * MAX_CHUNK_BYTES) + 1024
+            arrays[variable.name] = _Place(variable, name, version, packed, limit, num_chunks)
         if len(arrays) > MAX_ARRAYS:
             raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
     for same in ambiguous({name: len(place.variable.shape) for name, place in arrays.items()}):
@@ -120,8 +128,8 @@ def open_zarr(path: Path) -> ZarrContainer:
     return ZarrContainer(str(path), arrays, attributes, left_out)
 
 
-def _refuse_links(path: Path) -> None:
-    """A link leads to data outside of the group; the group itself may be one."""
+def _refuse_special(path: Path) -> None:
+    """A link leads to data outside of the group, and the library would wait for a pipe. The group may be a link."""
     waiting, seen = [str(path)], 0
     while waiting:
         folder = waiting.pop()
@@ -134,6 +142,8 @@ def _refuse_links(path: Path) -> None:
                     raise DataError(f"{path} has more than {MAX_ENTRIES:,} files", hint="write it with larger chunks")
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False):
+                    raise DataError(f"{entry.path} is a pipe, a socket or a device, not a file", hint="remove it")
 
 
 def _metadata(folder: Path, files: list[str]) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -159,7 +169,7 @@ def _variable(
         left_out.append(f"'{name}', whose codec '{unknown[0][:40]}' is not read")
         return None
     if _packed(metadata) is None:
-        left_out.append(f"'{name}', whose chunks are packed with {' or '.join(_UNPACK)} inside of another codec")
+        left_out.append(f"'{name}', whose chunks are packed inside of another codec, or in shards of an unusual form")
         return None
     kind = metadata.get("dtype", metadata.get("data_type"))
     try:
@@ -253,16 +263,44 @@ def _codecs(stages: list[Any]) -> set[str]:
     return found
 
 
-def _packed(metadata: dict[str, Any]) -> str | None:
-    """The codec of _UNPACK that chunks are packed with, '' without one; None if it is not the outermost alone."""
-    stages = _stages(metadata)
-    if not _UNPACK.keys() & _plain(_codecs(stages)):
-        return ""
-    last = stages[-1]
+def _packed(metadata: dict[str, Any]) -> tuple[str, int] | None:
+    """(the codec that chunks are packed with, '' without one; chunks in a shard, 0 without shards).
+
+    None if a chunk is packed twice, or if its place in a shard is not known: then nothing bounds what it unpacks to.
+    """
+    stages, num_chunks = _stages(metadata), 0
+    last = stages[-1] if stages else None
+    if not _UNPACKED_BYTES.keys() & _plain(_codecs(stages)):
+        return "", 0
+    if isinstance(last, dict) and last.get("name") == "sharding_indexed":
+        shard, outer = last.get("configuration"), _chunk_shape(metadata)
+        inner = shard.get("chunk_shape") if isinstance(shard, dict) else None
+        usual = len(stages) == 1 and isinstance(inner, list) and len(inner) == len(outer)
+        if not usual or any(type(n) is not int or n < 1 or of % n for n, of in zip(inner, outer, strict=True)):
+            return None
+        index, stages = shard.get("index_codecs"), shard.get("codecs")
+        ends = shard.get("index_location", "end") == "end"
+        if not ends or not isinstance(stages, list) or not stages or _codecs(index or []) != _INDEX_CODECS:
+            return None
+        last, num_chunks = stages[-1], math.prod(outer) // math.prod(inner)
     named = _plain({str(last.get("id", last.get("name")))} if isinstance(last, dict) else set())
-    found = _UNPACK.keys() & _plain(_codecs([last]))
-    alone = len(found) == 1 and found == named and not _UNPACK.keys() & _plain(_codecs(stages[:-1]))
-    return found.pop() if alone else None
+    found = _UNPACKED_BYTES.keys() & _plain(_codecs([last]))
+    alone = len(found) == 1 and found == named and not _UNPACKED_BYTES.keys() & _plain(_codecs(stages[:-1]))
+    return (found.pop(), num_chunks) if alone else None
+
+
+def _zstd_bytes(frame: bytes, most: int) -> int:
+    """Bytes in a zstd frame; of one that does not say it, a bound by the headers of its blocks, 128 KiB too small."""
+    promised = zstd_content_bytes(frame)
+    if promised is not None:
+        return promised
+    at, total, head = 6 + (0, 1, 2, 4)[frame[4] & 3], -_ZSTD_BLOCK_BYTES, 0
+    while not head & 1 and at < len(frame):
+        head = int.from_bytes(frame[at : at + 3], "little")
+        repeated, packed, size = head & 6 == 2, head & 4, head >> 3
+        total += _ZSTD_BLOCK_BYTES if packed else size
+        at += 3 + (1 if repeated else size)
+    return total if at + (4 if frame[4] & 4 else 0) == len(frame) else most  # not one whole frame
 
 
 def _plain(names: set[str]) -> set[str]:
@@ -287,16 +325,23 @@ def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[s
 
 def _open(path: str, place: _Place) -> Any:
     import zarr
+    from zarr.abc.store import SuffixByteRequest
     from zarr.storage import LocalStore
 
     class Limited(LocalStore):
-        """Chunks whose codec has no limit of its own are unpacked here first, up to what they may hold."""
+        """Chunks that would unpack to more than they may hold are refused before a codec sees them."""
 
-        async def get(self, key: str, *args: Any, **options: Any) -> Any:
-            found = await super().get(key, *args, **options)
-            if found is None or key.rpartition("/")[2] in _METADATA:
+        async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+            found = await super().get(key, prototype, byte_range)
+            # The end of a shard is its index.
+            if found is None or key.rpartition("/")[2] in _METADATA or isinstance(byte_range, SuffixByteRequest):
                 return found
-            if len(_UNPACK[place.packed](found.to_bytes(), place.limit + 1)) > place.limit:
+            data = found.to_bytes()
+            chunks = [data]
+            if place.num_chunks and byte_range is None:
+                index = read_index(key, np.frombuffer(data, np.uint8), place.num_chunks)
+                chunks = [data[int(o) : int(o + n)] for o, n in zip(*index, strict=True) if o != MISSING]
+            if any(_UNPACKED_BYTES[place.packed](one, place.limit + 1) > place.limit for one in chunks):
                 raise ValueError(f"chunk '{key}' unpacks to more than it may hold")
             return found
 

@@ -36,7 +36,7 @@ Array = npt.NDArray[Any]
 MAX_OPEN_FILES = 128
 # Coordinates and parameters of a store in a bucket are kept in memory: every window asks for them.
 MAX_HELD_BYTES = 16 << 20
-_MISSING = np.uint64(2**64 - 1)
+MISSING = np.uint64(2**64 - 1)
 _T = TypeVar("_T")
 FileKey = tuple[str, tuple[int, ...]]  # of an array or a file, and the position of a file in its grid
 
@@ -96,11 +96,11 @@ class ShardFile:
         self._bytes = ObjectBytes(path) if is_address(path) else map_file(path)
         num_chunks = math.prod(layout.chunks_per_shard)
         if layout.sharded:
-            self._offsets, self._lengths = _read_index(path, self._bytes, num_chunks)
+            self._offsets, self._lengths = read_index(path, self._bytes, num_chunks)
         else:
             self._offsets = np.zeros(1, np.uint64)
             self._lengths = np.array([len(self._bytes)], np.uint64)
-        present = self._offsets != _MISSING
+        present = self._offsets != MISSING
         if layout.compressor is None and bool((self._lengths[present] != layout.chunk_bytes).any()):
             raise DataError(f"{path}: a chunk has not the {layout.chunk_bytes} bytes that its array declares")
         # When chunks lie one after another, as our writer puts them, the whole file is one array: no lookup per read.
@@ -140,7 +140,7 @@ class ShardFile:
 
         Returns the keys of its blocks there.
         """
-        if isinstance(self._bytes, ObjectBytes) and self.chunks is None and self._offsets[number] != _MISSING:
+        if isinstance(self._bytes, ObjectBytes) and self.chunks is None and self._offsets[number] != MISSING:
             offset, length = int(self._offsets[number]), int(self._lengths[number])
             first, last = part if self._layout.compressor is None else (0.0, 1.0)
             return self._bytes.bring(offset + math.floor(first * length), offset + math.ceil(last * length))
@@ -148,7 +148,7 @@ class ShardFile:
 
     def require(self, number: int) -> None:
         """Raises DataError if a chunk is not there; reads nothing."""
-        if self._offsets[number] == _MISSING:
+        if self._offsets[number] == MISSING:
             raise DataError(f"{self.path}: chunk {number} is missing", hint="the store is incomplete: pack it again")
 
 
@@ -190,9 +190,10 @@ def encode_index(entries: npt.NDArray[np.uint64]) -> bytes:
     return body + int(google_crc32c.value(body)).to_bytes(4, "little")
 
 
-def _read_index(
+def read_index(
     path: str, data: npt.NDArray[np.uint8] | ObjectBytes, num_chunks: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Offsets and lengths of the chunks in a shard. Raises DataError for a damaged index."""
     size = index_bytes(num_chunks)
     if len(data) < size:
         raise DataError(f"{path} has {len(data)} bytes, less than its own index of {num_chunks} chunks needs")
@@ -202,7 +203,7 @@ def _read_index(
         raise DataError(f"{path}: the checksum of the shard index is wrong", hint="the file is damaged: pack it again")
     entries = np.frombuffer(body, "<u8").reshape(num_chunks, 2)
     offsets, lengths = entries[:, 0].astype(np.uint64), entries[:, 1].astype(np.uint64)
-    present = offsets != _MISSING
+    present = offsets != MISSING
     limit = np.uint64(end)
     if bool(((offsets > limit) | (lengths > limit - np.minimum(offsets, limit)))[present].any()):
         raise DataError(f"{path}: the shard index points outside the file")
@@ -228,6 +229,14 @@ def _decode(data: npt.NDArray[np.uint8], compressor: str, expected: int, where: 
 def _zstd_frame(data: npt.NDArray[np.uint8], expected: int) -> bytes:
     """A zstd frame whose header promises exactly the expected size; streams without a size are not ours."""
     frame = data.tobytes()
+    content = zstd_content_bytes(frame)
+    if content != expected:
+        raise ValueError(f"the frame promises {content or 'an unknown number of'} bytes, not {expected}")
+    return frame
+
+
+def zstd_content_bytes(frame: bytes) -> int | None:
+    """How many bytes a zstd frame promises in its header; None if it does not say. Raises ValueError for no frame."""
     if len(frame) < 6 or frame[:4] != b"\x28\xb5\x2f\xfd":
         raise ValueError("not a zstd frame")
     descriptor = frame[4]
@@ -235,10 +244,7 @@ def _zstd_frame(data: npt.NDArray[np.uint8], expected: int) -> bytes:
     size_flag, dictionary = descriptor >> 6, (0, 1, 2, 4)[descriptor & 3]
     width = (1 if single else 0, 2, 4, 8)[size_flag]
     start = 5 + (0 if single else 1) + dictionary
-    content = int.from_bytes(frame[start : start + width], "little") + (256 if width == 2 else 0)
-    if width == 0 or content != expected:
-        raise ValueError(f"the frame promises {content if width else 'an unknown number of'} bytes, not {expected}")
-    return frame
+    return int.from_bytes(frame[start : start + width], "little") + (256 if width == 2 else 0) if width else None
 
 
 _open_files: ProcessCache[ShardFile] = ProcessCache(MAX_OPEN_FILES)

@@ -6,7 +6,9 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import pickle
+import resource
 import zlib
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import zarr.codecs
 from ups.errors import DataError
 from ups.formats.container import Container
 from ups.formats.open_container import open_container
+from ups.formats.shards import encode_index
 
 U = np.random.default_rng(0).normal(size=(12, 5, 8)).astype(np.float32)
 
@@ -141,6 +144,92 @@ def test_a_chunk_cannot_unpack_beyond_its_declared_size(tmp_path: Path, codec: A
     container.close()
     with pytest.raises(DataError, match="unpacks to more than it may hold"):
         _all(container, "u")
+
+
+def _zstd_stream(blocks: list[bytes], window: int = 0x58) -> bytes:
+    """A frame that does not say its size, made of blocks with their headers."""
+    return b"\x28\xb5\x2f\xfd\x00" + bytes([window]) + b"".join(blocks)
+
+
+def _block(kind: int, size: int, content: bytes, last: bool) -> bytes:
+    return (int(last) | kind << 1 | size << 3).to_bytes(3, "little") + content
+
+
+# 98 kB that unpack to 3 GiB: one byte, repeated 131,072 times by each block.
+BOMB = _zstd_stream([_block(1, 1 << 17, b"\0", number == 24575) for number in range(24576)])
+ZEROS = bytes(1 << 24)
+
+
+@pytest.mark.parametrize(
+    ("codec", "chunk"),
+    [
+        (numcodecs.Zstd(), BOMB),
+        (numcodecs.Zstd(), numcodecs.Zstd().encode(ZEROS)),
+        (numcodecs.Zstd(), _zstd_stream([_block(0, 0, b"", True)]) + BOMB),
+        (numcodecs.Blosc(), numcodecs.Blosc().encode(ZEROS)),
+        (numcodecs.LZ4(), numcodecs.LZ4().encode(ZEROS)),
+        (zarr.codecs.ZstdCodec(), BOMB),
+        (zarr.codecs.ZstdCodec(), numcodecs.Zstd().encode(ZEROS)),
+        (zarr.codecs.BloscCodec(typesize=4), numcodecs.Blosc().encode(ZEROS)),
+    ],
+    ids=[
+        "zstd stream",
+        "zstd",
+        "zstd frames",
+        "blosc",
+        "lz4",
+        "zstd stream of version 3",
+        "zstd of version 3",
+        "blosc of version 3",
+    ],
+)
+def test_a_small_chunk_does_not_fill_the_memory(tmp_path: Path, codec: Any, chunk: bytes) -> None:
+    version = 2 if isinstance(codec, numcodecs.abc.Codec) else 3
+    path = _group(tmp_path / "a.zarr", version, compressors=codec)
+    container = open_container(path)
+    np.testing.assert_array_equal(_all(container, "u"), U)
+    (path / "u" / ("0.0.0" if version == 2 else "c/0/0/0")).write_bytes(chunk)
+    container.close()
+    with pytest.raises(DataError, match="unpacks to more than it may hold"):
+        _all(container, "u")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 << 20  # KiB: nothing has unpacked 3 GiB
+
+
+def test_a_chunk_that_does_not_say_its_size_is_read(tmp_path: Path) -> None:
+    path = _group(tmp_path / "a.zarr", 3, compressors=zarr.codecs.ZstdCodec())
+    values = U[0].tobytes()
+    (path / "u" / "c/0/0/0").write_bytes(_zstd_stream([_block(0, len(values), values, True)]))
+    np.testing.assert_array_equal(_all(open_container(path), "u"), U)
+
+
+@pytest.mark.parametrize("codec", [zarr.codecs.ZstdCodec(), zarr.codecs.GzipCodec()], ids=["zstd", "gzip"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_chunk_in_a_shard_is_bounded_by_its_own_size(tmp_path: Path, codec: Any, whole: bool) -> None:
+    path = _group(tmp_path / "a.zarr", 3, shards=(12, 5, 8), compressors=codec)
+    container = open_container(path)
+    np.testing.assert_array_equal(_all(container, "u"), U)
+    np.testing.assert_array_equal(container.read("u", (slice(3, 5, 1), slice(0, 5, 1), slice(0, 8, 1))), U[3:5])
+    shard = path / "u" / "c/0/0/0"
+    entries = np.frombuffer(shard.read_bytes()[-(16 * 12 + 4) :][: 16 * 12], "<u8").reshape(12, 2).copy()
+    bomb = BOMB if isinstance(codec, zarr.codecs.ZstdCodec) else gzip.compress(ZEROS)
+    body = shard.read_bytes()[: -(16 * 12 + 4)]
+    entries[3] = len(body), len(bomb)
+    shard.write_bytes(body + bomb + encode_index(entries))
+    container.close()
+    rows = slice(0, 12, 1) if whole else slice(3, 4, 1)
+    with pytest.raises(DataError, match="unpacks to more than it may hold"):
+        container.read("u", (rows, slice(0, 5, 1), slice(0, 8, 1)))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_pipe_in_place_of_a_chunk_is_refused(tmp_path: Path, version: Any) -> None:
+    """Each reader would wait for its writer, forever."""
+    for name in ["u/0.0.0", ".zattrs", "u/.zarray"] if version == 2 else ["u/c/0/0/0", "zarr.json", "u/zarr.json"]:
+        path = _group(tmp_path / name.replace("/", "_"), version)
+        (path / name).unlink(missing_ok=True)
+        os.mkfifo(path / name)
+        with pytest.raises(DataError, match="is a pipe"):
+            open_container(path)
 
 
 def test_codecs_that_hide_are_found(tmp_path: Path) -> None:
