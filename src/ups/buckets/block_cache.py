@@ -19,6 +19,8 @@ import hashlib
 import itertools
 import logging
 import os
+import re
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ _DISK_BYTES = 4096
 LOCK_SECONDS = 5.0
 NUM_LOCKS = 1024
 _TEMPORARY = ".new-"
+_NAME = re.compile(r"[0-9a-f]{40}(-[0-9a-f]+)?|\.new-\d+-\d+")
 # As good as now: a block is not marked again so soon.
 _USED_AGAIN_SECONDS = 0.1
 _LONGEST_SECONDS = 1e7  # a time that every file system can write down
@@ -53,6 +56,13 @@ class BlockCache:
         self._roomy: bool | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            status = directory.stat()
+            if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+                raise MachineError(
+                    f"the cache of data in {directory} is not yours alone: it belongs to user {status.st_uid}, with "
+                    f"mode {stat.S_IMODE(status.st_mode):o}, so others could change what is read",
+                    hint=f"chmod go-w {directory}, or set data.cache_dir to a directory of your own",
+                )
             for name in ("blocks", "locks"):
                 (directory / name).mkdir(exist_ok=True)
         except OSError as error:
@@ -206,11 +216,14 @@ class BlockCache:
         return used
 
     def _scan(self) -> Iterator[tuple[float, int, str]]:
-        """(last or next use, bytes, path) of every block, those that are being written included."""
-        with os.scandir(self.directory / "blocks") as folders:
-            for folder in folders:
+        """(last or next use, bytes, path) of every block, those that are being written included.
+
+        Only what has the name of a block: a person may have put the cache where other files are.
+        """
+        with os.scandir(self._blocks) as folders:
+            for folder in (one for one in folders if len(one.name) == 2 and one.is_dir(follow_symlinks=False)):
                 with os.scandir(folder.path) as entries:
-                    for entry in entries:
+                    for entry in (one for one in entries if _is_block(folder.name, one.name)):
                         with contextlib.suppress(FileNotFoundError):
                             status = entry.stat(follow_symlinks=False)
                             yield status.st_mtime, _on_disk(status.st_size), entry.path
@@ -230,6 +243,10 @@ class BlockCache:
             yield
         finally:
             os.close(descriptor)
+
+
+def _is_block(folder: str, name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name.startswith((folder, _TEMPORARY))
 
 
 def _lock_number(key: str) -> int:

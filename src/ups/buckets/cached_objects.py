@@ -85,9 +85,9 @@ def list_objects(url: str) -> dict[str, ObjectInfo]:
     """
     if url in _listed:
         return _listed[url]
-    import obstore
-
     store, key = _place(url)
+    import obstore  # after its absence was reported
+
     prefix = key.rstrip("/") + "/"
     if url.startswith("http"):
         raise StoreRefusedError(
@@ -145,9 +145,8 @@ def threads() -> ThreadPoolExecutor:
 
 
 def _ask(url: str) -> ObjectInfo | None:
-    import obstore
-
     store, key = _place(url)
+    import obstore
 
     def ask() -> Any:
         try:

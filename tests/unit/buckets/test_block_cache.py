@@ -170,3 +170,38 @@ def test_a_limit_that_the_disk_cannot_hold_is_refused(tmp_path: Path, monkeypatc
     monkeypatch.setenv(LIMIT, str(1 << 60))
     with pytest.raises(MachineError, match="has room for"):
         the_cache()
+
+
+def test_eviction_removes_blocks_and_nothing_else(tmp_path: Path) -> None:
+    """A person may name a directory with photos as data.cache_dir, and it may have a folder `blocks` already."""
+    photos = [tmp_path / "blocks" / "2026" / f"{number:02d}.jpg" for number in range(20)]
+    # Of the name of a block, but not at its place; in a folder of blocks, but of another name; not in a folder at all.
+    photos += [tmp_path / "blocks" / "2026" / _key(1), tmp_path / "blocks" / "00" / "beach.jpg", tmp_path / "blocks/a"]
+    for photo in photos:
+        photo.parent.mkdir(parents=True, exist_ok=True)
+        photo.write_bytes(bytes(SMALL_BYTES))
+    (tmp_path / "blocks" / "ff").symlink_to(tmp_path / "blocks" / "2026")
+    cache = BlockCache(tmp_path, LIMIT_BYTES)
+    for number in range(60):
+        cache.fill([_key(number)], _giving(bytes(SMALL_BYTES)))
+    assert all(photo.exists() for photo in photos)
+    assert cache.used_bytes() <= LIMIT_BYTES
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_cache_that_others_may_change_is_not_used(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(mode)
+    with pytest.raises(MachineError, match="not yours alone") as caught:
+        BlockCache(tmp_path / "cache", LIMIT_BYTES)
+    assert "chmod go-w" in caught.value.hint
+    (tmp_path / "cache").chmod(0o755)
+    BlockCache(tmp_path / "cache", LIMIT_BYTES)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to another user")
+def test_a_cache_of_another_user_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o700)
+    os.chown(tmp_path / "cache", 54321, 54321)
+    with pytest.raises(MachineError, match="belongs to user 54321"):
+        BlockCache(tmp_path / "cache", LIMIT_BYTES)
