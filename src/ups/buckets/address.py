@@ -9,12 +9,24 @@ import re
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _USER = re.compile(r"(?<=://)[^/@\s]+@")
+_HOST = re.compile(r"([A-Za-z0-9+.-]+)://([^/?#\s]*)")
+# Up to the first slash. What follows a colon and is no port is a password with a slash in it.
+_PASSWORD = re.compile(r"[^:\[\]]+:.*\D.*")
+# Tokens of well-known services, wherever they stand.
+_TOKEN = re.compile(r"(?<![A-Za-z0-9])(gh[opsu]_|github_pat_|glpat-|hf_|pypi-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}")
 _QUERY = re.compile(r"(?<=[^\s?])\?[^\s\"'<>)]*")
 
 
 def is_address(text: object) -> bool:
     """Whether a text is an address and not the path of a file, of whatever scheme."""
     return _ADDRESS.match(str(text)) is not None
+
+
+def holds_secret(text: str) -> bool:
+    """Whether an address in a text carries a user, a password, a query or a token; for what is written down."""
+    hosts = [(scheme, host) for scheme, host in _HOST.findall(text) if scheme != "databricks"]
+    wrong = any("@" in host or _PASSWORD.fullmatch(host) for _, host in hosts)
+    return wrong or bool(hosts and _QUERY.search(text)) or _TOKEN.search(text) is not None
 
 
 def bare_addresses(text: str) -> str:

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ups.buckets.address import holds_secret
 from ups.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -73,10 +74,10 @@ def parse_bucket_url(url: str) -> BucketUrl:
     except ValueError as error:
         raise ConfigError("an address of a bucket cannot be read", hint="write s3://BUCKET/PREFIX") from error
     scheme, host = parts.scheme, parts.netloc
-    if "@" in url or "?" in url or "#" in url:
+    if "@" in url or "?" in url or "#" in url or holds_secret(url):
         # Also where urlsplit sees no user: 'user:pass/word@host' has its secret in the path.
         raise ConfigError(
-            f"an address of a bucket ({scheme or 'without a scheme'}://...) carries a user, a password or a query",
+            f"an address of a bucket ({scheme or 'no scheme'}://...) carries a user, a password, a query or a token",
             hint=_CREDENTIALS_HINT,
         )
     if scheme not in (*SCHEMES, "http"):

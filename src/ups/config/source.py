@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
+from ups.buckets.address import holds_secret
 from ups.config.description import TaskDescription
 from ups.config.setting import REQUIRED, Section, setting
 from ups.registry import TASKS
@@ -59,6 +60,8 @@ class SourceConfig(Section):
             raise ValueError("a source of type 'import' needs files")
         if self.type == "fetch" and not self.dataset:
             raise ValueError("a source of type 'fetch' needs a dataset; `ups data fetch` lists those there are")
+        if self.mirror is not None and holds_secret(self.mirror):
+            raise ValueError("mirror must not hold a name, a password, a query or a token: a recipe is written down")
         if self.task is not None and self.task not in TASKS.names():
             raise ValueError(f"there is no solver '{self.task}'; known here: {', '.join(TASKS.names())}")
         if min(self.trajectories) < 0 or self.trajectories[0] < 1:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
 from pydantic import model_validator
 
+from ups.buckets.address import holds_secret
 from ups.config.part import PartSection
 from ups.config.setting import REQUIRED, secret, setting
 from ups.registry import TRACKERS
@@ -70,8 +70,8 @@ class WandbConfig(TrackerConfig):
 
 
 def _check_address(name: str, url: str | None) -> None:
-    if url is not None and "@" in urlsplit(url).netloc:
-        raise ValueError(f"{name} must not hold a name or a password; there are fields for them")
+    if url is not None and holds_secret(url):
+        raise ValueError(f"{name} must not hold a name or a password, nor a query or a token; there are fields for them")
 
 
 def by_name(trackers: Sequence[TrackerConfig]) -> dict[str, TrackerConfig]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
+from ups.buckets.address import holds_secret
 from ups.errors import ConfigError
 
 WELL_BASE = "https://sdsc-users.flatironinstitute.org/~polymathic/data/the_well/datasets"
@@ -79,6 +80,11 @@ def choose(chosen: RemoteSet, only: Sequence[str], mirror: str | None) -> list[R
         )
     if mirror is None:
         return files
+    if holds_secret(mirror):  # urllib would ask the resolver for the address with its password
+        raise ConfigError(
+            "the mirror's address carries a user, a password, a query or a token",
+            hint="use an address that needs none: https://HOST/PATH",
+        )
     try:
         parts = urllib.parse.urlsplit(mirror)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -88,8 +88,8 @@ def request(
     try:
         response = _opener(watch).open(asked, timeout=STALL_SECONDS)
     except urllib.error.HTTPError as error:
-        with error:
-            raise _refusal(error, url, start) from error
+        error.close()  # not `with`: the page of a redirect is closed already
+        raise _refusal(error, url, start) from error
     except TimeoutError as error:
         raise TryAgainError(f"no whole answer in {STALL_SECONDS:.0f} s") from error
     except (OSError, http.client.HTTPException) as error:
@@ -149,8 +149,10 @@ def _refusal(error: urllib.error.HTTPError, url: str, start: int) -> Exception:
         wait = error.headers.get("Retry-After", "") if error.headers else ""
         seconds = float(wait) if re.fullmatch(r"[0-9]{1,9}", wait) else 0.0  # it may be a date, or anything
         return TryAgainError(f"the server answers with status {error.code}", seconds)
+    redirected = 300 <= error.code < 400
     return FetchRefusedError(
-        f"{shown(url)} is refused by the server with status {error.code}",
+        f"{shown(url)} is refused by the server with status {error.code}"
+        + (": redirects lead in a circle, or nowhere" if redirected else ""),
         hint="the file may have moved: try --mirror with another place that has it",
     )
 
@@ -164,6 +166,8 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         before, after = urllib.parse.urlsplit(req.full_url).scheme, urllib.parse.urlsplit(newurl).scheme
         if after not in ("http", "https") or (before == "https" and after != "https"):
             raise FetchRefusedError(f"{shown(req.full_url)} leads to an address that is not secure: {shown(newurl)}")
+        if "@" in urllib.parse.urlsplit(newurl).netloc:  # urllib would ask the resolver for it, password and all
+            raise FetchRefusedError(f"{shown(req.full_url)} leads to an address with a user in it: {shown(newurl)}")
         fp.close()  # urllib would read the page of the redirect into memory, however long it is
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 

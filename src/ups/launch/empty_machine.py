@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ups.buckets.address import holds_secret
 from ups.config.schema import Recipe
 from ups.errors import ConfigError
 
@@ -30,7 +31,6 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _REFERENCE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]{0,127})\}")
 _SECRET_WORDS = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _GPUS = re.compile(r"[A-Za-z][A-Za-z0-9._-]*:([1-9][0-9]?)")
-_USER_IN_URL = re.compile(r"://[^/\s]*@")
 _WHEEL_AT_END = re.compile(r"([^/\s]+\.whl)([?#]\S*)?$")
 # NAME-VERSION[-BUILD]-PYTHON-ABI-PLATFORM: pip reads what it installs from the name alone.
 _WHEEL_NAME = re.compile(r"[^-]+-[^-]+(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl")
@@ -68,11 +68,12 @@ class EmptyMachine:
                 raise ConfigError(f"{option} {limit} is no limit", hint=f"a number of {unit} above 0")
         if not self.install.strip() or not self.install.isprintable() or self.install.startswith("-"):
             raise ConfigError(f"--install '{self.install}' is nothing that pip installs")
-        if _USER_IN_URL.search(self.install):
-            raise ConfigError(
-                "--install names a user or a token in its address, and would be written into a script",
-                hint="use an address that needs none, or an image that has ups in it",
-            )
+        for option, text in (("--install", self.install), ("--mirror", self.mirror), ("--data", " ".join(self.data))):
+            if holds_secret(text):
+                raise ConfigError(
+                    f"{option} names a user, a query or a token in an address, and would be written into a script",
+                    hint="use an address that needs none, or an image that has ups in it",
+                )
         wheel = _WHEEL_AT_END.search(self.install)
         if self.install.startswith((".", "/", "~")) or (wheel and "://" not in self.install):
             raise ConfigError(
@@ -97,7 +98,7 @@ class EmptyMachine:
             name, equals, value = one.partition("=")
             if not (_VARIABLE.fullmatch(name) and equals and value.isprintable()):
                 raise ConfigError(f"--env '{one}' is not NAME=VALUE", hint="such as NCCL_P2P_DISABLE=1")
-            if _SECRET_WORDS.search(name):
+            if _SECRET_WORDS.search(name) or holds_secret(value):
                 raise ConfigError(f"--env '{name}' looks like a secret", hint=f"--secret {name}, without its value")
 
     @property

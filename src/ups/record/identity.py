@@ -24,6 +24,7 @@ from typing import Any
 from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedError, StatisticsChangedError, UpsError
 from ups.record.checkpoints import read_progress
 from ups.record.manifest import read_manifest
+from ups.record.untrusted_files import open_regular
 
 IDENTITY_VARIABLE = "UPS_IDENTITY"
 HASHED_VARIABLE = "UPS_HASHED"
@@ -161,8 +162,8 @@ class RunIdentity:
 def file_sha256(path: Path) -> str:
     """SHA-256 of a small file, '' if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with open_regular(path, follow_link=True) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() if file is not None else ""
     except OSError:
         return ""
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ups.buckets.address import bare_addresses
 from ups.config.secret import reveal
 from ups.config.tracker import MlflowConfig
 from ups.errors import TrackerError
@@ -41,6 +42,7 @@ class MlflowTracker(Tracker):
         experiment = self._experiment(config.experiment)
         self.id = self._find(run, experiment) or self._create(config, run, experiment)
         self.url = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{self.id}" if uri.startswith("http") else uri
+        self.url = bare_addresses(self.url)  # it is shown and written down; the variable may hold a password
         self._describe(config, run)
 
     def log(self, row: Row, number: int) -> None:

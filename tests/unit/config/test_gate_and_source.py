@@ -53,6 +53,7 @@ def test_a_condition_that_makes_no_sense_is_refused(tmp_path: Path, condition: s
         ("{type: generate, files: a.npy}", "'files' has no meaning"),
         ("{type: import}", "needs files"),
         ("{type: import, files: a.npy, seed: 3}", "'seed' has no meaning"),
+        ("{type: fetch, dataset: pdebench/burgers1d, mirror: 'https://me:word@host/'}", "mirror must not hold a name"),
     ],
 )
 def test_a_source_that_makes_no_sense_is_refused(tmp_path: Path, source: str, words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import signal
@@ -14,13 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ups.data import fetch_catalog, fetch_file, fetch_request
 from ups.data.fetch import fetch
 from ups.data.fetch_catalog import RemoteFile, RemoteSet
-from ups.errors import ConfigError, DataError, DiskFullError, UpsError
+from ups.errors import ConfigError, DataError, DiskFullError, FetchRefusedError, UpsError
 
 NAME = "pdebench/small"
 HEADER = b"\x89HDF\r\n\x1a\n" + bytes([0] * 5 + [8] + [0] * 26) + (100_000).to_bytes(8, "little") + bytes(16)
@@ -252,6 +254,44 @@ def test_a_redirect_to_an_address_that_is_none_is_refused(tmp_path: Path, addres
         fetch(NAME, tmp_path, mirror=url)
     assert caught.value.cause in ("fetch_refused", "fetch_unavailable")  # a resolver may be asked for some
     assert caught.value.message.isprintable()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("code", [301, 302, 303, 307, 308, 304])
+@pytest.mark.parametrize("address", [b"/again", b"", b"/%08d"], ids=["loop", "nowhere", "chain"])
+def test_redirects_without_an_end_are_refused(tmp_path: Path, code: int, address: bytes) -> None:
+    numbers = itertools.count()
+
+    def talk(connection: socket.socket) -> None:
+        location = address % next(numbers) if b"%" in address else address
+        head = b"HTTP/1.1 %d x\r\n" % code + (b"Location: " + location + b"\r\n" if location else b"")
+        connection.sendall(head + b"Content-Length: 0\r\n\r\n")
+
+    with serving(talk) as url, pytest.raises(FetchRefusedError, match="lead in a circle, or nowhere"):
+        fetch(NAME, tmp_path, mirror=url)
+
+
+@pytest.mark.timeout(30)
+def test_a_password_in_an_address_is_not_asked_for_at_a_resolver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    resolve = socket.getaddrinfo
+
+    def noted(host: str, *words: Any, **options: Any) -> Any:
+        asked.append(str(host))
+        return resolve("127.0.0.1" if "canary" in str(host) else host, *words, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", noted)
+    for mirror in ("https://user:canary@nowhere.invalid:443/x", "http://user:can/ary@nowhere.invalid/x"):
+        with pytest.raises(ConfigError, match="carries a user") as caught:
+            fetch(NAME, tmp_path, mirror=mirror)
+        assert "can" not in caught.value.one_line().replace("carries", "")
+    redirect = b"HTTP/1.1 302 x\r\nLocation: http://user:canary@nowhere.invalid:80/\r\nContent-Length: 0\r\n\r\n"
+    with serving(saying(redirect)) as url, pytest.raises(FetchRefusedError, match="a user in it") as refused:
+        fetch(NAME, tmp_path, mirror=url)
+    assert "canary" not in refused.value.one_line()
+    assert not any("canary" in host for host in asked)
 
 
 @pytest.mark.timeout(30)

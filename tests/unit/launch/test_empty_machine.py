@@ -57,11 +57,15 @@ def test_the_hours_count_from_the_launch_and_leave_time_to_save() -> None:
         {"install": ""},
         {"install": "--index-url=https://example.org"},
         {"install": "git+https://someone:token@example.org/ups"},
+        {"install": "git+https://someone:to/ken@example.org/ups"},
+        {"install": "universal-simulator @ https://example.org/a-1.0-py3-none-any.whl?signature=canary"},
+        {"install": "git+https://example.org/ghp_0123456789abcdefABCDEF/ups"},
         {"install": "universal-simulator @ https://example.org/ups.whl"},
         {"install": "universal_simulator-1.0-py3-none-any.whl"},
         {"install": "."},
         {"mirror": "bucket/waves"},
         {"mirror": "s3://bucket/$(id)"},
+        {"mirror": "s3://bucket/AKIA0123456789ABCDEF"},
         {"data": ["data/a.zarr"]},
         {"data": ["/etc/passwd=s3://bucket/a"]},
         {"data": ["../a=s3://bucket/a"]},
@@ -69,11 +73,19 @@ def test_the_hours_count_from_the_launch_and_leave_time_to_save() -> None:
         {"secrets": ["WANDB_API_KEY=canary"]},
         {"variables": ["WANDB_API_KEY=canary"]},
         {"variables": ["NCCL_P2P_DISABLE"]},
+        {"variables": ["HTTPS_PROXY=http://someone:canary@proxy.example.org:3128"]},
     ],
 )
 def test_what_has_no_limit_or_would_write_a_secret_down_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         machine(**wrong)
+
+
+@pytest.mark.parametrize(
+    "install", ["git+https://example.org/ups@v1.0#subdirectory=a", "git+https://example.org:8443/ups", "ups[buckets]"]
+)
+def test_what_pip_takes_without_a_secret_is_installed(install: str) -> None:
+    assert install in "\n".join(setup(machine(install=install)))
 
 
 def test_data_that_would_not_be_there_is_named_before_anything_is_paid() -> None:
