@@ -110,7 +110,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     recipe = str(ROOT / "recipes" / "tiny.yaml")
     lines = {"train": ups(desk, "train", recipe, "--set", "stages.0.steps=6")}
     lines["eval"] = ups(desk, "eval", "tiny", "--no-report")
-    ups(desk, "eval", "runs/tiny/bundle", "--no-report", "--out", "other")
+    ups(desk, "eval", "runs/tiny/bundle", "--recipe-data", "--no-report", "--out", "other")
     lines["compare"] = ups(desk, "compare", "tiny", "other")
     lines["card"] = (desk / "runs" / "tiny" / "bundle" / "card.md").read_text().splitlines()
     return lines

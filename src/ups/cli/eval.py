@@ -21,10 +21,13 @@ def evaluate(
         list[str],
         typer.Option(
             metavar="TASK=PATH",
-            help="Score a task on the held-out trajectories of another data set instead; may be given many times.",
+            help="Score a task on held-out trajectories of this data; needed for a bundle; may be given many times.",
             show_default=False,
         ),
     ] = [],  # noqa: B006 - typer copies it
+    recipe_data: Annotated[
+        bool, typer.Option("--recipe-data", help="Open the data that the recipe in a bundle names, and print which.")
+    ] = False,
     start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
     trajectories: Annotated[int | None, typer.Option(help="At most so many trajectories of each task.", min=1)] = None,
     out: Annotated[str | None, typer.Option(help="For the report; default RUN/report or BUNDLE-report.")] = None,
@@ -47,6 +50,7 @@ def evaluate(
         split=split,
         tasks=task,
         data=dict(_other(text) for text in data),
+        recipe_data=recipe_data,
         start_frame=start_frame,
         max_trajectories=trajectories,
         solver_cost=solver_cost,

@@ -71,7 +71,7 @@ class WandbConfig(TrackerConfig):
 
 def _check_address(name: str, url: str | None) -> None:
     if url is not None and holds_secret(url):
-        raise ValueError(f"{name} must not hold a name or a password, nor a query or a token; there are fields for them")
+        raise ValueError(f"{name} must not hold a name or a password, nor a query or a token: there are fields for it")
 
 
 def by_name(trackers: Sequence[TrackerConfig]) -> dict[str, TrackerConfig]:

@@ -21,18 +21,24 @@ _MAY_DIFFER = frozenset({"name", "parameters", "equation", "dt_range", "conserve
 
 
 class HeldOutElsewhere:
-    """A reader: split `train` of `own`, valid and test of `other`."""
+    """A reader: split `train` of `own`, valid and test of `other`.
 
-    def __init__(self, own: Reader, other: Reader) -> None:
-        _check_same(own, other)
+    task, coordinates: those of the model, where `own` is not the data that it was trained with.
+    """
+
+    def __init__(
+        self,
+        own: Reader,
+        other: Reader,
+        task: TaskSpec | None = None,
+        coordinates: tuple[Float64, ...] | None = None,
+    ) -> None:
+        self.task, self.coordinates = task or own.task, coordinates or own.coordinates
         self.own, self.other = own, other
+        _check_same(self.task, self.space, other)
 
     def _of(self, split: str) -> Reader:
         return self.own if split == TRAIN else self.other
-
-    @property
-    def task(self) -> TaskSpec:
-        return self.own.task
 
     @property
     def splits(self) -> Mapping[str, int]:
@@ -48,11 +54,7 @@ class HeldOutElsewhere:
 
     @property
     def space(self) -> tuple[int, ...]:
-        return self.own.space
-
-    @property
-    def coordinates(self) -> tuple[Float64, ...]:
-        return self.own.coordinates
+        return tuple(len(points) for points in self.coordinates)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -94,24 +96,24 @@ class HeldOutElsewhere:
         self.other.close()
 
 
-def _check_same(own: Reader, other: Reader) -> None:
-    """Raises ConfigError if the other data cannot be scored by a model of this task."""
-    name = own.task.name
-    for field in fields(own.task):
-        mine, its = getattr(own.task, field.name), getattr(other.task, field.name)
+def _check_same(own: TaskSpec, space: tuple[int, ...], other: Reader) -> None:
+    """Raises ConfigError if the other data cannot be scored by a model of this task, on a grid of `space` points."""
+    name = own.name
+    for field in fields(own):
+        mine, its = getattr(own, field.name), getattr(other.task, field.name)
         if field.name not in _MAY_DIFFER and mine != its:
             raise ConfigError(
                 f"task '{name}': {field.name} of the other data is {its}, and that of the model {mine}",
                 hint="score on data of the same fields, axes and time step",
             )
-    parameters = [[(p.name, p.scale) for p in task.parameters] for task in (own.task, other.task)]
+    parameters = [[(p.name, p.scale) for p in task.parameters] for task in (own, other.task)]
     if parameters[0] != parameters[1]:
         raise ConfigError(
             f"task '{name}': the other data have the parameters {parameters[1]}, and the model {parameters[0]}",
             hint="score on data with the same parameters; their values may lie elsewhere",
         )
-    if own.space != other.space:
+    if space != other.space:
         raise ConfigError(
-            f"task '{name}': the other data have a grid of {other.space}, and the model {own.space}",
+            f"task '{name}': the other data have a grid of {other.space}, and the model {space}",
             hint="score on data on the same grid",
         )

@@ -104,9 +104,9 @@ def _stage(last: Mapping[str, Any], source: str, budget_seconds: float, rate: fl
     stage: dict[str, Any] = {**last, "start_from": source, "steps": None, "budget_seconds": budget_seconds}
     stage["tasks"] = None
     stage["budget_clock"] = "wall"
+    stage.pop("cache", None)
     if stage.get("space") == "latent":
         stage["space"] = "physical"  # the fields count now, and the decoder goes along
-        stage.pop("cache", None)
     optim = stage["optim"]
     rates = {key: rate * optim[key] for key in ("learning_rate", "matrix_learning_rate") if key in optim}
     return {**stage, "optim": {**optim, **rates}}

@@ -123,6 +123,7 @@ def evaluate(
     *,
     tasks: Sequence[str] = (),
     data: Mapping[str, str | os.PathLike[str]] | None = None,
+    recipe_data: bool = False,
     start_frame: int | None = None,
     max_trajectories: int | None = None,
     solver_cost: bool = False,
@@ -131,6 +132,7 @@ def evaluate(
     """Score a run (its newest checkpoint) or a bundle on held-out trajectories: whole rollouts from the start frame.
 
     tasks: only these. data: task -> another data set, whose held-out trajectories are scored instead, and only these.
+    A bundle needs it; recipe_data: open what the recipe of the bundle names, wherever that is.
     max_trajectories: at most so many of each task. solver_cost: also measure what the same error costs the solver that
     made the data (takes minutes). With `progress` a line shows how far it is. Writes nothing.
     """
@@ -138,7 +140,7 @@ def evaluate(
     from ups.run.progress_line import ProgressLine
     from ups.run.reporting import report_folder
     from ups.run.scoring import score
-    from ups.run.trained import check_tasks, load_trained, on_other_data
+    from ups.run.trained import check_tasks, load_trained
 
     if split not in HELD_OUT:
         raise ConfigError(f"'{split}' is not a held-out split", hint="use test or valid")
@@ -148,12 +150,12 @@ def evaluate(
         require_solvers()
     name = _name_of(model)
     with ProgressLine(quiet=not progress) as line:
-        trained = load_trained(name)
+        named = {task: os.fspath(path) for task, path in (data or {}).items()}
+        trained = load_trained(name, data=named, recipe_data=recipe_data)
         folder = report_folder(find_model(name))
-        if data:
-            trained = on_other_data(trained, {task: os.fspath(path) for task, path in data.items()}, name)
+        if trained.elsewhere:
             folder = folder.with_name(f"{folder.name}-other-data")
-        check_tasks(trained, tasks, name)
+        check_tasks([reader.task.name for reader in trained.readers], tasks, name)
         results = score(
             trained,
             split=split,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,13 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from ups.errors import CheckpointError, ConfigError, DataError
 from ups.record.places import find_model, is_bundle
+from ups.record.untrusted_files import printable
 from ups.run.stage_gains import stage_gains
 
 if TYPE_CHECKING:
+    from ups.config.recipe import ResolvedRecipe
     from ups.config.schema import Recipe
     from ups.distributed.runtime import Runtime
     from ups.formats.base import Reader
+    from ups.inference.bundle import Bundle
     from ups.models.stepper import Stepper
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,7 @@ class Trained:
     """A model with the data it is scored on.
 
     identity: label -> value, for reports and cards; step: optimizer steps of the run, 0 if not known. gates, stages: as
-    a bundle has them (`ups.inference.bundle`).
+    a bundle has them (`ups.inference.bundle`). elsewhere: the data is not that of the training.
     """
 
     name: str
@@ -36,42 +42,46 @@ class Trained:
     step: int
     gates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stages: Sequence[Mapping[str, Any]] = ()
+    elsewhere: bool = False
 
 
-def load_trained(name: str, checkpoint: Path | None = None) -> Trained:
-    """The model of a run or of a bundle, with the data its recipe names.
+def load_trained(
+    name: str, checkpoint: Path | None = None, data: Mapping[str, str] | None = None, *, recipe_data: bool = False
+) -> Trained:
+    """The model of a run or of a bundle, with the data that it is scored on: that of its recipe.
 
-    checkpoint: of the run; default its newest verified one.
+    checkpoint: of the run; default its newest verified one. data: task -> a path instead, of which the held-out
+    trajectories are scored; other tasks are left out. A bundle may come from anybody: what its recipe names is opened
+    with `recipe_data` only, and logged before.
     """
     path = find_model(name)
-    return _from_bundle(path) if is_bundle(path) else _from_run(path, checkpoint)
+    if is_bundle(path) and not recipe_data:
+        return _bundle_on(path, data or {})
+    trained = _from_bundle(path) if is_bundle(path) else _from_run(path, checkpoint)
+    return _on_other_data(trained, data, name) if data else trained
 
 
-def check_tasks(trained: Trained, tasks: Sequence[str], name: str) -> None:
-    """Raises ConfigError for a task that the model, which a person calls `name`, does not have."""
-    known = [reader.task.name for reader in trained.readers]
+def check_tasks(known: Sequence[str], tasks: Iterable[str], name: str) -> None:
+    """Raises ConfigError for a task that is not among those of the model, which a person calls `name`."""
     wrong = [task for task in tasks if task not in known]
     if wrong:
         raise ConfigError(f"'{name}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
 
 
-def on_other_data(trained: Trained, data: Mapping[str, str], name: str) -> Trained:
-    """The same model with held-out trajectories from elsewhere: task -> path. Other tasks are left out.
-
-    Raises ConfigError for a task that the model does not have, or data that it cannot be scored on.
-    """
+def _on_other_data(trained: Trained, data: Mapping[str, str], name: str) -> Trained:
+    """The same model with held-out trajectories from elsewhere, next to the train split that it knows."""
     from ups.data.open import open_task
     from ups.formats.held_out import HeldOutElsewhere
 
-    check_tasks(trained, list(data), name)
     known = {reader.task.name: reader for reader in trained.readers}
+    check_tasks(list(known), data, name)
     settings = {task.name: task for task in trained.recipe.data.tasks}
     readers: list[Reader] = [
         HeldOutElsewhere(known[task], open_task(settings[task].model_copy(update={"path": path})))
         for task, path in data.items()
     ]
     identity = dict(trained.identity) | {f"data {r.task.name}": r.identity() for r in readers}
-    return replace(trained, readers=readers, identity=identity)
+    return replace(trained, readers=readers, identity=identity, elsewhere=True)
 
 
 def single_process_runtime() -> AbstractContextManager[Runtime]:
@@ -83,37 +93,65 @@ def single_process_runtime() -> AbstractContextManager[Runtime]:
     return Runtime.start(EngineConfig(device="cpu", strategy="single"), RankEnvironment())
 
 
-def _open(recipe: Recipe) -> list[Reader]:
-    from ups.buckets.cache_place import use_cache
+def _bundle_on(path: Path, data: Mapping[str, str]) -> Trained:
+    """The model of a bundle with data that a person names, its train split included: task -> path."""
     from ups.data.open import open_task
-
-    use_cache(recipe.data.cache_dir, recipe.data.cache_bytes)
-    return [open_task(task) for task in recipe.data.tasks]
-
-
-def _from_bundle(path: Path) -> Trained:
+    from ups.formats.held_out import HeldOutElsewhere
     from ups.inference.bundle import load_bundle
     from ups.run.directory import read_run_recipe
 
-    bundle = load_bundle(path)
-    resolved = read_run_recipe(path)
-    identity = {"bundle": bundle.hash, "recipe": resolved.hash} | dict(bundle.info.provenance)
-    step = int(bundle.info.provenance.get("step", "0"))
+    bundle, resolved = load_bundle(path), read_run_recipe(path)
+    settings = {task.name: task for task in resolved.recipe.data.tasks}
+    named = "; ".join(f"{name}: {task.path}" for name, task in settings.items())
+    if not data:
+        raise ConfigError(
+            f"'{path}' is a bundle, and no data is named to score it on",
+            hint=f"data={{'TASK': PATH}}; or recipe_data=True to open what its recipe names ({printable(named)})",
+            command_hint=f"--data TASK=PATH; or --recipe-data to open what its recipe names ({printable(named)})",
+        )
+    tasks = {task.name: task for task in bundle.info.tasks if task.name in settings}
+    check_tasks(list(tasks), data, str(path))
+    readers: list[Reader] = []
+    for name, place in data.items():
+        reader = open_task(settings[name].model_copy(update={"path": place, "source": None}))
+        readers.append(HeldOutElsewhere(reader, reader, tasks[name], bundle.info.coordinates[name]))
+    found = {f"data {reader.task.name}": reader.identity() for reader in readers}
+    trained = _trained(bundle, resolved, readers)
+    elsewhere = not found.items() <= bundle.info.provenance.items()
+    return replace(trained, identity=trained.identity | found, elsewhere=elsewhere)
+
+
+def _from_bundle(path: Path) -> Trained:
+    """The model of a bundle with the data that its recipe names: never by its cache, and after saying which."""
+    from ups.data.open import open_task
+    from ups.inference.bundle import load_bundle
+    from ups.run.directory import read_run_recipe
+
+    bundle, resolved = load_bundle(path), read_run_recipe(path)
+    for task in resolved.recipe.data.tasks:
+        logger.warning("the recipe of '%s' names the data of '%s': %s", path, task.name, printable(str(task.path)))
     try:
-        readers = _open(resolved.recipe)
+        readers = [open_task(task) for task in resolved.recipe.data.tasks]
     except DataError as error:
         raise DataError(
             f"{error.message}: the bundle is scored on the data that it was trained with, and does not carry it",
             hint=f"bring that data to this place; or simulate from data of your own with: ups rollout {path} INPUT",
         ) from error
-    info = bundle.info
-    name = resolved.recipe.run.name
+    return _trained(bundle, resolved, readers)
+
+
+def _trained(bundle: Bundle, resolved: ResolvedRecipe, readers: list[Reader]) -> Trained:
+    info, recipe = bundle.info, resolved.recipe
+    identity = {"bundle": bundle.hash, "recipe": resolved.hash} | dict(info.provenance)
+    step = int(info.provenance.get("step", "0"))
     return Trained(
-        name, bundle.stepper, readers, resolved.recipe, resolved.text, identity, step, info.gates, info.stages
+        recipe.run.name, bundle.stepper, readers, recipe, resolved.text, identity, step, info.gates, info.stages
     )
 
 
 def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
+    from ups.buckets.cache_place import use_cache
+    from ups.data.open import open_task
     from ups.distributed.precision import weight_dtype
     from ups.models.build import build_model
     from ups.record.checkpoints import latest_verified, read_progress
@@ -139,7 +177,8 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
         raise CheckpointError(
             f"run '{path}' has no checkpoint yet", hint=f"see what it is doing with: ups status {path}"
         )
-    readers = _open(recipe)
+    use_cache(recipe.data.cache_dir, recipe.data.cache_bytes)
+    readers = [open_task(task) for task in recipe.data.tasks]
     if known is not None:
         check_statistics(path, known)
     statistics = read_statistics(path, readers)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 import ups
-from ups.errors import DataError
+from ups.buckets.cache_place import DIRECTORY
+from ups.cli.main import run
+from ups.config.recipe import dump_recipe
+from ups.errors import ConfigError, DataError
+from ups.inference.bundle import load_bundle, write_bundle
 from ups.run.trained import load_trained
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"
@@ -24,8 +29,70 @@ def test_who_has_a_bundle_without_its_data_is_told_what_can_be_done(
     shutil.copytree(run.bundle, "elsewhere")
     shutil.rmtree("data")
     with pytest.raises(DataError, match="does not carry it") as caught:
-        load_trained("elsewhere")
+        load_trained("elsewhere", recipe_data=True)
     assert "ups rollout elsewhere INPUT" in caught.value.hint
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bundle of somebody else: its recipe names a private path, a cache, a mirror and a server."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(DIRECTORY, raising=False)
+    shutil.copytree(STORED / "data", "data")
+    shutil.copytree("data/wave1d.zarr", "private.zarr")
+    run = ups.fit(ups.load_recipe(STORED / "v1", stages__0__steps=1), progress=False)
+    assert run.bundle is not None
+    bundle = load_bundle(run.bundle)
+    changes = {
+        "data__tasks__0__path": str(tmp_path / "private.zarr"),
+        "data__cache_dir": str(tmp_path / "planted-cache"),
+        "checkpoint__mirror": "s3://planted/x",
+        "tracking__trackers": [{"type": "mlflow", "uri": "http://127.0.0.1:9"}],
+    }
+    text = dump_recipe(ups.load_recipe(run.bundle, **changes))
+    return write_bundle(tmp_path / "bundle", bundle.stepper, bundle.info, config_text=text, card="")
+
+
+def test_a_bundle_is_scored_on_the_data_that_a_person_names(planted: Path) -> None:
+    with pytest.raises(ConfigError, match="no data is named") as caught:
+        ups.evaluate(planted)
+    assert "private.zarr" in caught.value.command_hint
+    with pytest.raises(ConfigError, match="no data is named"):
+        ups.compare(planted, planted.parent / "runs" / "stored")
+    shutil.rmtree("private.zarr")
+    scores = ups.evaluate(planted, data={"wave1d": "data/wave1d.zarr"})
+    assert scores.folder == planted.with_name("bundle-report"), "it is the data of the training"
+    assert scores.results[0]["task"] == "wave1d"
+    with pytest.raises(ConfigError, match="has no task 'x'"):
+        ups.evaluate(planted, data={"x": "data/wave1d.zarr"})
+    assert not Path("planted-cache").exists()
+    assert DIRECTORY not in os.environ
+
+
+def test_what_the_recipe_of_a_bundle_names_is_logged_before_it_is_opened(
+    planted: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_recipe = ups.evaluate(planted, recipe_data=True)
+    assert "private.zarr" in caplog.text
+    assert DIRECTORY not in os.environ, "the cache of a bundle is never used"
+    by_name = ups.evaluate(planted, data={"wave1d": "data/wave1d.zarr"})
+    assert by_name.to_json()["results"] == by_recipe.to_json()["results"], "the same data, and the same references"
+
+
+def test_other_data_is_scored_into_a_folder_of_its_own(planted: Path) -> None:
+    assert run(["data", "pack", "data/wave1d.zarr", "-o", "fewer.zarr", "--first-frame", "1"]) == 0
+    scores = ups.evaluate(planted, data={"wave1d": "fewer.zarr"})
+    assert scores.folder == planted.with_name("bundle-report-other-data")
+    assert scores.identity["data wave1d"] != load_bundle(planted).info.provenance["data wave1d"]
+
+
+def test_a_bundle_that_includes_a_file_of_ours_is_refused(planted: Path) -> None:
+    bundle = load_bundle(planted)
+    Path("ours.yaml").write_text("run: {name: ours}\n")
+    text = f"include: {Path('ours.yaml').absolute()}\n" + (planted / "config.yaml").read_text()
+    path = write_bundle(planted.with_name("including"), bundle.stepper, bundle.info, config_text=text, card="")
+    with pytest.raises(ConfigError, match="it includes"):
+        ups.evaluate(path, data={"wave1d": "data/wave1d.zarr"})
 
 
 def test_a_run_in_double_precision_is_scored_and_bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
