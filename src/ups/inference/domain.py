@@ -118,6 +118,8 @@ def regrid(known: Float64, points: int, axis: AxisSpec) -> Float64:
     """The training grid's coordinates for another number of points: the same domain in equal cells or intervals."""
     if points == len(known):
         return known
+    if points == 0:
+        raise BundleError(f"the fields have no points along '{axis.name}'; the model was trained on {len(known)}")
     if not _uniform(known):
         raise BundleError(
             f"the model was trained on {len(known)} points of unequal spacing along '{axis.name}', not on {points}",

@@ -364,7 +364,7 @@ def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
     for spec in task.parameters:
         values = np.atleast_1d(_array(parameters[spec.name], f"parameter '{spec.name}'"))
         # one sample and many values: the values make the samples
-        allowed = {1, len(values)} if num_samples == 1 else {1, num_samples}
+        allowed = {1, len(values) or 1} if num_samples == 1 else {1, num_samples}
         if values.ndim != 1 or len(values) not in allowed:
             raise BundleError(
                 f"parameter '{spec.name}' must be one number or one for each of the {num_samples} samples, "

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ups.buckets.cached_objects import _store, list_objects, object_info
 from ups.buckets.client import Bucket, BucketUrl, is_plain_key, open_bucket, parse_bucket_url, s3_options
+from ups.buckets.path import BucketPath
 from ups.config.identity import recipe_identity
 from ups.config.recipe import resolve_data
 from ups.errors import ConfigError, MissingExtraError, UpsError
@@ -71,9 +73,13 @@ def test_every_kind_of_address_is_opened_without_asking_a_server(monkeypatch: py
 
 def test_without_obstore_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
-    with pytest.raises(MissingExtraError, match="obstore") as caught:
-        open_bucket("s3://bucket/x")
-    assert "universal-simulator[buckets]" in caught.value.hint
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    calls = (open_bucket, object_info, list_objects, lambda url: BucketPath(url).is_file())
+    for call in calls:
+        _store.cache_clear()  # of a test before
+        with pytest.raises(MissingExtraError, match="obstore") as caught:
+            call("s3://bucket/x")
+        assert "universal-simulator[buckets]" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"])

@@ -96,6 +96,7 @@ def test_the_weights_ask_for_no_gradient_and_are_not_those_of_the_simulator(simu
         ({"state": U, "parameters": {"beta": torch.ones(3)}, "task": "advection"}, "one number or 2"),
         ({"state": U, "parameters": torch.ones(2, 2), "task": "advection"}, r"expected \(2, 1\)"),
         ({"state": U[0], "parameters": {"beta": 1.0}, "task": "advection"}, "has shape"),
+        ({"state": U[..., :0], "parameters": {"beta": 1.0}, "task": "advection"}, "no points along 'x'"),
         ({"state": U, "parameters": {"beta": 1.0}, "steps": 0, "task": "advection"}, "for 0 steps"),
         ({"state": FLOW, "parameters": NUMBERS, "task": "flow"}, "needs static fields"),
         ({"state": FLOW[:1], "static": FORCE, "parameters": NUMBERS, "task": "flow"}, "differ in samples or grid"),

@@ -12,7 +12,7 @@ import ups
 from ups.buckets.cache_place import DIRECTORY
 from ups.cli.main import run
 from ups.config.recipe import dump_recipe
-from ups.errors import ConfigError, DataError
+from ups.errors import ConfigError, DataError, StatisticsChangedError
 from ups.inference.bundle import load_bundle, write_bundle
 from ups.run.trained import load_trained
 
@@ -102,3 +102,17 @@ def test_a_run_in_double_precision_is_scored_and_bundled(tmp_path: Path, monkeyp
     run = ups.fit(recipe, progress=False)
     assert run.bundle is not None
     assert load_trained(str(run.path)).stepper.network.training is False
+
+
+@pytest.mark.timeout(120)
+def test_a_pipe_in_a_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(STORED / "data", "data")
+    path = ups.fit(ups.load_recipe(STORED / "v1", stages__0__steps=1), progress=False).path
+    (path / "metrics.jsonl").unlink()
+    os.mkfifo(path / "metrics.jsonl")
+    assert load_trained(str(path)).stages == []
+    (path / "statistics.json").unlink()
+    os.mkfifo(path / "statistics.json")
+    with pytest.raises(StatisticsChangedError):
+        load_trained(str(path))
