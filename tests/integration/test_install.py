@@ -72,7 +72,7 @@ def test_the_installed_package_says_what_was_asked_of_it(wheel: Path) -> None:
     assert "Name: universal-simulator" in metadata
     assert "License-Expression: Apache-2.0" in metadata
     assert "Requires-Python: >=3.11" in metadata
-    assert "Requires-Dist: torch>=2.10" in metadata
+    assert "Requires-Dist: torch>=2.11" in metadata
 
 
 def test_the_readme_lists_exactly_the_extras_that_exist() -> None:

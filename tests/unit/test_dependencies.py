@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -56,3 +62,46 @@ def test_every_import_of_the_package_is_declared() -> None:
 
 def test_every_core_dependency_is_used() -> None:
     assert declared(PROJECT["dependencies"]) - set(imported()) - NOT_IMPORTED == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "versions"), [("torch", ["2.10.0"]), ("lightning", ["2.5.0", "2.6.2", "2.6.3", "2.6.5"])], ids=str
+)
+def test_versions_with_known_vulnerabilities_are_not_installed(name: str, versions: list[str]) -> None:
+    texts = [*PROJECT["dependencies"], *(text for extra in PROJECT["optional-dependencies"].values() for text in extra)]
+    (requirement,) = [found for text in texts if (found := Requirement(text)).name == name]
+    assert not [version for version in versions if requirement.specifier.contains(version)]
+    locked = re.search(rf"^{name}==(.*)$", (ROOT / ".ci" / "constraints.txt").read_text(), re.MULTILINE)
+    assert locked is not None
+    assert requirement.specifier.contains(locked[1])
+
+
+SOUND = {"name": "a", "version": "1", "vulns": []}
+UNKNOWN = {"name": "b", "skip_reason": "not found"}
+VULNERABLE = {"name": "c", "version": "1", "vulns": [{"id": "CVE-0000-0001"}]}
+
+
+@pytest.mark.parametrize(
+    ("packages", "code", "errors", "expected"),
+    [
+        ([SOUND], 0, "", 0),
+        ([SOUND, VULNERABLE], 1, "", 1),
+        ([UNKNOWN, VULNERABLE], 1, "", 1),
+        ([SOUND, UNKNOWN], 0, "No known vulnerabilities found", 77),
+        (None, 1, "requests.exceptions.ConnectionError: no route", 77),
+        (None, 1, "requests.exceptions.ReadTimeout: no answer", 77),
+        (None, 2, "usage: pip-audit [-h]", 2),
+        (None, 0, "", 1),
+    ],
+)
+def test_packages_that_could_not_be_judged_are_not_called_sound(
+    tmp_path: Path, packages: list[dict[str, Any]] | None, code: int, errors: str, expected: int
+) -> None:
+    """The program stands in for pip-audit: what it writes, prints and returns was seen of the real one."""
+    program = tmp_path / "pip-audit"
+    report = "" if packages is None else json.dumps({"dependencies": packages, "fixes": []})
+    write = f"open(sys.argv[-1], 'w').write({report!r})\n" if report else ""
+    program.write_text(f"#!{sys.executable}\nimport sys\n{write}sys.stderr.write({errors!r})\nsys.exit({code})\n")
+    program.chmod(0o755)
+    done = subprocess.run([ROOT / ".ci" / "audit", program], capture_output=True, text=True)
+    assert done.returncode == expected, done.stdout + done.stderr

@@ -18,7 +18,7 @@ from ups.doctor.probes.check import CheckFailed, Report, begin_check, start
 
 # In the order of a rank: torch first, because its libraries are the ones that others collide with.
 IMPORTS = ("numpy", "torch", "torch.distributed", "h5py", "zarr", "safetensors.torch", "xarray")
-OLDEST_TORCH = (2, 10)
+OLDEST_TORCH = (2, 11)
 # A second build of these corrupts memory; of the others it costs threads or speed.
 DEADLY = ("libhdf5", "libnccl", "libcudart", "libstdc++")
 HARMFUL = ("libgomp", "libiomp5", "libopenblas")
@@ -47,7 +47,7 @@ def check(report: Report) -> None:
     report.facts["versions"] = versions
     numbers = re.findall(r"\d+", versions["torch"])
     if tuple(int(n) for n in numbers[:2]) < OLDEST_TORCH:
-        raise CheckFailed(f"torch {versions['torch']} is too old", hint="install torch 2.10 or newer")
+        raise CheckFailed(f"torch {versions['torch']} is too old", hint="install torch 2.11 or newer")
     double = duplicates(mapped_files())
     report.facts["loaded_twice"] = double
     check_duplicates(double, report)
