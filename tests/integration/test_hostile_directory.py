@@ -50,6 +50,7 @@ def ups(desk: Path, *arguments: str, program: tuple[str, ...] = (), code: int = 
 
 
 def test_no_command_imports_from_the_current_directory(desk: Path) -> None:
+    (desk / "matplotlibrc").write_text("text.usetex: True\nbackend: module://json\n")  # LaTeX would be run
     ups(desk, "data", "inspect", "waves.h5", code=4)  # which is of no known layout
     for command in (
         ("data", "inspect", "data/wave1d.zarr"),
@@ -105,8 +106,13 @@ def test_a_run_does_not_start_git(desk: Path) -> None:
         file.write(f'[core]\n\tfsmonitor = "{evil}"\n\tpager = "{evil}"\n')
         file.write(f'[filter "evil"]\n\tclean = "{evil}"\n\tsmudge = "{evil}"\n[diff "evil"]\n\ttextconv = "{evil}"\n')
     (desk / "v1" / "config.yaml").touch()
+    # The client of Weights & Biases would send the key to the server that this file names.
+    (desk / "wandb").mkdir()
+    (desk / "wandb" / "settings").write_text("[default]\nbase_url = http://127.0.0.1:9\nmode = disabled\n")
     trackers = "tracking.trackers=[{type: wandb, mode: offline}, {type: tensorboard}]"
     ups(desk, "train", "v1/config.yaml", *_changes("runs/short"), "--set", trackers)
+    log = desk / "runs" / "short" / "tracking" / "wandb.log"
+    assert not log.exists() or "Loading settings from" not in log.read_text()
     assert commit.stdout.strip() in (desk / "runs" / "short" / "env.json").read_text()
 
 

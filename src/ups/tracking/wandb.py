@@ -30,6 +30,9 @@ class WandbTracker(Tracker):
         os.environ["WANDB_ERROR_REPORTING"] = "false"
         import wandb
 
+        # Its client believes `wandb/settings` in the current directory, which could name another server for the key.
+        with contextlib.chdir("/"):
+            wandb.setup()
         offline = config.mode == "offline"
         if offline:
             # One whole log, and not a piece from each process: the rows are all there to be written again.

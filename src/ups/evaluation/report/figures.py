@@ -57,6 +57,7 @@ def pyplot() -> Any:
         import matplotlib
     except ImportError as error:
         raise MissingExtraError.of("report", "matplotlib", "drawing pictures") from error
+    matplotlib.rcdefaults()  # not what a `matplotlibrc` in the current directory says, such as to run LaTeX
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
