@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ups.record.process_tree import module_command
+
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
     from ups.launch.empty_machine import EmptyMachine
@@ -70,8 +72,6 @@ def share(recipe: Recipe, hosts: int, gpus: int, ranks: int | None) -> tuple[int
 
 def command(python: str, recipe: str, changes: list[str]) -> list[str]:
     """`ups train` without what depends on hosts."""
-    from ups.record.process_tree import module_command
-
     words = [word for change in changes for word in ("--set", change)]
     return module_command("ups", "train", recipe, *words, python=python)
 

@@ -81,10 +81,7 @@ def choose(chosen: RemoteSet, only: Sequence[str], mirror: str | None) -> list[R
     if mirror is None:
         return files
     if holds_secret(mirror):  # urllib would ask the resolver for the address with its password
-        raise ConfigError(
-            "the mirror's address carries a user, a password, a query or a token",
-            hint="use an address that needs none: https://HOST/PATH",
-        )
+        raise ConfigError("the mirror's address carries a user, a password, a query or a token", hint="leave it out")
     try:
         parts = urllib.parse.urlsplit(mirror)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -53,12 +53,8 @@ print(json.dumps(found))
 def versions_of(python: str) -> dict[str, Any]:
     """Versions in the environment of a Python. Raises MachineError if it is none, or if ups is not installed there."""
     try:
-        # Not -P: a Python that is too old to know it is to be named as that.
-        environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-        command = [python, "-c", _ASK]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ASK_SECONDS, check=False, env=environment
-        )
+        safe = {**os.environ, "PYTHONSAFEPATH": "1"}  # not -P: one that is too old to know it is to be named as that
+        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_ASK_SECONDS, env=safe)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MachineError(
             f"{python} cannot be run: {error}", hint="name the Python of the other environment, such as VENV/bin/python"

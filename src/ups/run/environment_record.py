@@ -96,8 +96,9 @@ def head_commit(directory: Path) -> str | None:
         name = head.removeprefix("ref: ")
         if name != head:
             loose = shared / name
-            packed = dict(line.split(" ")[::-1] for line in _packed_lines(shared) if line.count(" ") == 1)
-            head = _text(loose) if loose.is_file() else packed.get(name, "")
+            packed = "" if loose.is_file() else _text(shared / "packed-refs", MAX_RUN_BYTES)
+            lines = [line.removesuffix(f" {name}") for line in packed.split("\n") if line.endswith(f" {name}")]
+            head = lines[0] if lines else _text(loose)
     except (OSError, ValueError, StopIteration):
         return None
     return head if _COMMIT.fullmatch(head) else None
@@ -105,11 +106,6 @@ def head_commit(directory: Path) -> str | None:
 
 def _text(path: Path, limit: int = 4096) -> str:
     return read_whole(path, limit).decode().strip()
-
-
-def _packed_lines(shared: Path) -> list[str]:
-    path = shared / "packed-refs"
-    return _text(path, MAX_RUN_BYTES).split("\n") if path.is_file() else []
 
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -15,11 +15,10 @@ from ups.record.untrusted_files import printable
 from ups.run.stage_gains import stage_gains
 
 if TYPE_CHECKING:
-    from ups.config.recipe import ResolvedRecipe
     from ups.config.schema import Recipe
     from ups.distributed.runtime import Runtime
     from ups.formats.base import Reader
-    from ups.inference.bundle import Bundle
+    from ups.inference.bundle import BundleInfo
     from ups.models.stepper import Stepper
 
 logger = logging.getLogger(__name__)
@@ -56,8 +55,8 @@ def load_trained(
     """
     path = find_model(name)
     if is_bundle(path) and not recipe_data:
-        return _bundle_on(path, data or {})
-    trained = _from_bundle(path) if is_bundle(path) else _from_run(path, checkpoint)
+        return _from_bundle(path, data or {})
+    trained = _from_bundle(path, None) if is_bundle(path) else _from_run(path, checkpoint)
     return _on_other_data(trained, data, name) if data else trained
 
 
@@ -93,60 +92,57 @@ def single_process_runtime() -> AbstractContextManager[Runtime]:
     return Runtime.start(EngineConfig(device="cpu", strategy="single"), RankEnvironment())
 
 
-def _bundle_on(path: Path, data: Mapping[str, str]) -> Trained:
-    """The model of a bundle with data that a person names, its train split included: task -> path."""
-    from ups.data.open import open_task
-    from ups.formats.held_out import HeldOutElsewhere
+def _from_bundle(path: Path, data: Mapping[str, str] | None) -> Trained:
+    """The model of a bundle with data that a person names, train split included; with None that of its recipe.
+
+    Never by the cache of its recipe.
+    """
     from ups.inference.bundle import load_bundle
     from ups.run.directory import read_run_recipe
 
     bundle, resolved = load_bundle(path), read_run_recipe(path)
-    settings = {task.name: task for task in resolved.recipe.data.tasks}
-    named = "; ".join(f"{name}: {task.path}" for name, task in settings.items())
-    if not data:
+    info, recipe = bundle.info, resolved.recipe
+    named = printable("; ".join(f"{task.name}: {task.path}" for task in recipe.data.tasks))
+    if data is None:
+        logger.warning("the recipe of '%s' names data, which is opened: %s", path, named)
+    elif not data:
         raise ConfigError(
             f"'{path}' is a bundle, and no data is named to score it on",
-            hint=f"data={{'TASK': PATH}}; or recipe_data=True to open what its recipe names ({printable(named)})",
-            command_hint=f"--data TASK=PATH; or --recipe-data to open what its recipe names ({printable(named)})",
+            hint=f"data={{'TASK': PATH}}; or recipe_data=True to open what its recipe names ({named})",
+            command_hint=f"--data TASK=PATH; or --recipe-data to open what its recipe names ({named})",
         )
-    tasks = {task.name: task for task in bundle.info.tasks if task.name in settings}
+    readers = _recipe_data(path, recipe) if data is None else _named_data(path, info, recipe, data)
+    found = {f"data {reader.task.name}": reader.identity() for reader in readers}
+    identity = {"bundle": bundle.hash, "recipe": resolved.hash, **info.provenance, **found}
+    model = (recipe.run.name, bundle.stepper, readers, recipe, resolved.text, identity)
+    elsewhere = not found.items() <= info.provenance.items()
+    return Trained(*model, int(info.provenance.get("step", "0")), info.gates, info.stages, elsewhere)
+
+
+def _named_data(path: Path, info: BundleInfo, recipe: Recipe, data: Mapping[str, str]) -> list[Reader]:
+    from ups.data.open import open_task
+    from ups.formats.held_out import HeldOutElsewhere
+
+    settings = {task.name: task for task in recipe.data.tasks}
+    tasks = {task.name: task for task in info.tasks if task.name in settings}
     check_tasks(list(tasks), data, str(path))
     readers: list[Reader] = []
     for name, place in data.items():
         reader = open_task(settings[name].model_copy(update={"path": place, "source": None}))
-        readers.append(HeldOutElsewhere(reader, reader, tasks[name], bundle.info.coordinates[name]))
-    found = {f"data {reader.task.name}": reader.identity() for reader in readers}
-    trained = _trained(bundle, resolved, readers)
-    elsewhere = not found.items() <= bundle.info.provenance.items()
-    return replace(trained, identity=trained.identity | found, elsewhere=elsewhere)
+        readers.append(HeldOutElsewhere(reader, reader, tasks[name], info.coordinates[name]))
+    return readers
 
 
-def _from_bundle(path: Path) -> Trained:
-    """The model of a bundle with the data that its recipe names: never by its cache, and after saying which."""
+def _recipe_data(path: Path, recipe: Recipe) -> list[Reader]:
     from ups.data.open import open_task
-    from ups.inference.bundle import load_bundle
-    from ups.run.directory import read_run_recipe
 
-    bundle, resolved = load_bundle(path), read_run_recipe(path)
-    for task in resolved.recipe.data.tasks:
-        logger.warning("the recipe of '%s' names the data of '%s': %s", path, task.name, printable(str(task.path)))
     try:
-        readers = [open_task(task) for task in resolved.recipe.data.tasks]
+        return [open_task(task) for task in recipe.data.tasks]
     except DataError as error:
         raise DataError(
             f"{error.message}: the bundle is scored on the data that it was trained with, and does not carry it",
             hint=f"bring that data to this place; or simulate from data of your own with: ups rollout {path} INPUT",
         ) from error
-    return _trained(bundle, resolved, readers)
-
-
-def _trained(bundle: Bundle, resolved: ResolvedRecipe, readers: list[Reader]) -> Trained:
-    info, recipe = bundle.info, resolved.recipe
-    identity = {"bundle": bundle.hash, "recipe": resolved.hash} | dict(info.provenance)
-    step = int(info.provenance.get("step", "0"))
-    return Trained(
-        recipe.run.name, bundle.stepper, readers, recipe, resolved.text, identity, step, info.gates, info.stages
-    )
 
 
 def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
