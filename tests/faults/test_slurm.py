@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ups.launch.slurm import SlurmJob, submit
 from ups.record.checkpoints import latest_verified
 from ups.record.manifest import read_manifest
 from ups.supervise.run_file import read_run, was_started
@@ -23,17 +26,23 @@ pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(900)]
 STEPS = 120
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+@contextlib.contextmanager
+def started(binds: bool = False) -> Iterator[Cluster]:
     problem = why_no_slurm()
     if problem:
         pytest.skip(problem)
     folder = Path(tempfile.mkdtemp(prefix="ups-slurm-"))  # short: names of sockets are
     try:
-        with slurm_cluster(folder) as made:
+        with slurm_cluster(folder, binds) as made:
             yield made
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with started() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +106,23 @@ def weights(run_dir: Path) -> str:
     assert found is not None
     files = read_manifest(found).files
     return str(sorted((name, entry) for name, entry in files.items() if name.endswith(".distcp")))
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one CPU cannot be bound to two")
+@pytest.mark.parametrize(
+    ("options", "wanted"), [([], 2), (["--cpus-per-task=1"], 1)], ids=["of the ranks", "of --sbatch"]
+)
+def test_a_supervisor_may_use_all_processors_that_the_job_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], wanted: int
+) -> None:
+    """First of the module: its cluster binds steps to processors, and has the ports of the other one."""
+    seen = "import os; print('processors', len(os.sched_getaffinity(0)))"
+    job = SlurmJob("bound", tmp_path, tmp_path, [sys.executable, "-c", seen], "5", cpus_per_node=2, options=options)
+    with started(binds=True) as cluster:
+        monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+        number = submit(job)
+        cluster.wait_for(lambda: cluster.state(number) in ("COMPLETED", "FAILED"), 120, "the end")
+        assert f"processors {wanted}\n" in (tmp_path / "launch" / f"slurm_{number}.out").read_text()
 
 
 def test_two_nodes_end_with_the_bytes_of_one_host(cluster: Cluster, recipe: Path, alone: str) -> None:

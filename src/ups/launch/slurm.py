@@ -186,7 +186,8 @@ echo "job $job, start $((${SLURM_RESTART_COUNT:-0} + 1)), on $SLURM_JOB_NODELIST
 # Slurm tells this script alone that the time is up; the supervisors get to know it from here, save and leave. A signal
 # to srun itself would kill them.
 trap 'scancel --signal=TERM "$SLURM_JOB_ID.0"' TERM
-srun --kill-on-bad-exit=0 "${command[@]}" &
+# Since Slurm 22.05 srun does not inherit --cpus-per-task: without it all ranks of a host may get one core.
+srun --kill-on-bad-exit=0 --cpus-per-task="$SLURM_CPUS_PER_TASK" "${command[@]}" &
 steps=$!
 # A signal interrupts `wait`, so it is called until srun is gone.
 while :; do

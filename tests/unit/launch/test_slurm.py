@@ -50,9 +50,10 @@ def test_it_asks_for_what_was_said_and_for_a_warning_before_the_end(tmp_path: Pa
     assert "--hosts" not in script(job(tmp_path))
 
 
-# What stands in for Slurm here: `srun` prints the words that it gets, one in each line.
+# What stands in for Slurm here: `srun` keeps its options, and prints the words that it gets, one in each line.
 SRUN = """#!/usr/bin/env bash
-shift
+printf '%s\\n' "$1" "$2" > "${BASH_SOURCE%/*}/options"
+shift 2
 printf '%s\\n' "$@"
 exit "${SRUN_CODE:-0}"
 """
@@ -81,6 +82,7 @@ def shell(tmp_path: Path) -> Any:
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "n[1-2]",
             "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_CPUS_PER_TASK": "40",
             "JOB_STATE": "RUNNING",
             **variables,
         }
@@ -96,6 +98,15 @@ def test_words_arrive_as_they_were(tmp_path: Path, shell: Any) -> None:
     code, lines = shell(script(job(tmp_path, command=words, nodes=2)))
     assert code == 0
     assert lines[1:] == [*words, "--ranks", "2", "--hosts", "2", "--address", "10.1.2.3:20007"]
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_srun_is_told_how_many_processors_it_has(tmp_path: Path, shell: Any, array: bool) -> None:
+    """As Slurm says that the job has them: `--sbatch=--cpus-per-task=64` counts more than our own number."""
+    changes = sweep(["run.seed=0,1"] if array else [], "waves", tmp_path / "runs" / "waves")
+    text = script(job(tmp_path, cpus_per_node=8, options=["--cpus-per-task=64"], changes=changes))
+    assert shell(text, SLURM_CPUS_PER_TASK="64", SLURM_ARRAY_TASK_ID="1")[0] == 0
+    assert (tmp_path / "bin" / "options").read_text().split() == ["--kill-on-bad-exit=0", "--cpus-per-task=64"]
 
 
 def test_a_job_of_an_array_has_its_own_values(tmp_path: Path, shell: Any) -> None:

@@ -40,7 +40,7 @@ SlurmdLogFile={folder}/slurmd_%n.log
 SlurmdTimeout=20
 KillWait=20
 ProctrackType=proctrack/pgid
-TaskPlugin=task/none
+{binding}
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
@@ -56,6 +56,9 @@ NodeName=n[1-2] NodeHostname=localhost NodeAddr=127.0.0.1 Port=[{first}-{last}] 
 PartitionName=low Nodes=n[1-2] Default=YES MaxTime=60 State=UP PriorityTier=1 OverSubscribe=NO GraceTime=30
 PartitionName=high Nodes=n[1-2] MaxTime=60 State=UP PriorityTier=10 OverSubscribe=NO
 """
+
+# Without the parameter Slurm 22.05 binds only steps that have as many tasks as cores.
+_BINDING = {False: "TaskPlugin=task/none", True: "TaskPlugin=task/affinity\nTaskPluginParam=cores"}
 
 
 def why_no_slurm() -> str:
@@ -110,8 +113,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def slurm_cluster(folder: Path) -> Iterator[Cluster]:
-    """A cluster whose daemons are gone at the end. folder: short, since sockets lie in it."""
+def slurm_cluster(folder: Path, binds: bool = False) -> Iterator[Cluster]:
+    """A cluster whose daemons are gone at the end. folder: short, since sockets lie in it.
+
+    binds: each task runs on the cores that it was given, and on no other. Both nodes then begin with the same core.
+    """
     cluster = Cluster(folder)
     for name in ("state", "spool_n1", "spool_n2"):
         (folder / name).mkdir(parents=True)
@@ -122,7 +128,7 @@ def slurm_cluster(folder: Path) -> Iterator[Cluster]:
     (folder / "hosts").write_text(f"127.0.0.1 localhost {os.uname().nodename} n1 n2\n")
     ports = {"port": _FIRST_PORT, "node_port": _FIRST_PORT + 1, "first": _FIRST_PORT + 2, "last": _FIRST_PORT + 3}
     config = folder / "slurm.conf"
-    config.write_text(_CONFIG.format(folder=folder, cores=os.cpu_count(), **ports))
+    config.write_text(_CONFIG.format(folder=folder, cores=os.cpu_count(), binding=_BINDING[binds], **ports))
     try:
         names = {"key-file": "key", "socket": "sock", "pid-file": "pid", "seed-file": "seed", "log-file": "log"}
         options = [f"--{option}={folder}/munge.{suffix}" for option, suffix in names.items()]
