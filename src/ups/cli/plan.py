@@ -27,11 +27,21 @@ def plan(
     ] = None,
     failure_hours: Annotated[
         float | None,
-        typer.Option("--failure-hours", min=0.01, help="Hours between failures of one device.", show_default=False),
+        typer.Option(
+            "--failure-hours",
+            min=0.01,
+            help="Hours between failures of one GPU, or of this machine.",
+            show_default=False,
+        ),
     ] = None,
     restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0, help="From a failure to work.")] = 120.0,
     storage: Annotated[float, typer.Option("--storage", min=0.001, help="Checkpoints are written at, GB/s.")] = 1.0,
-    network: Annotated[float, typer.Option("--network", min=0.01, help="Between hosts of 8 GPUs, Gbit/s.")] = 100.0,
+    network: Annotated[
+        float | None,
+        typer.Option(
+            "--network", min=0.01, help="Of a host of 8 GPUs, Gbit/s; default by GPU: docs/plan.md.", show_default=False
+        ),
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also train a few steps of each stage here, on one rank.")
     ] = False,
@@ -57,7 +67,7 @@ def plan(
     check_ranks(checked, gpus)
     gpu = gpu if gpu is not None or checked.engine.device == "cpu" else this_gpu()
     if gpu is not None:
-        device = gpu_of(gpu, checked.engine.precision)
+        device = gpu_of(gpu, checked.engine.precision, network)
     else:
         from ups.plan.yardstick import this_cpu
 
@@ -66,10 +76,9 @@ def plan(
         gpus,
         device,
         price_per_hour=price_per_hour,
-        hours_between_failures=failure_hours or HOURS_BETWEEN_FAILURES,
+        hours_between_failures=failure_hours or (HOURS_BETWEEN_FAILURES if device.queues else None),
         restart_seconds=restart_seconds,
         storage_bandwidth=storage * 1e9,
-        network_bandwidth=network * 1e9 / 8,
     )
     with open_data(checked) as opened:
         found = plan_run(checked, opened, circumstances)
@@ -84,9 +93,10 @@ def plan(
 def show(found: dict[str, Any]) -> None:
     """The plan for a person."""
     name = "this CPU" if found["device"]["name"] == "cpu" else found["device"]["name"]
+    network = f", {found['hosts']} hosts at {found['device']['network_bandwidth'] / 1e9:.3g} GB/s"
     say(
         f"{styled('plan', 'bold')}: {found['ranks']} x {name} ({found['device']['source']}), "
-        f"{found['strategy']}, {found['precision']}"
+        f"{found['strategy']}, {found['precision']}{network if found['hosts'] > 1 else ''}"
     )
     for number, stage in enumerate(found["stages"]):
         say(f"\n{styled(f'stage {number}: ' + stage['type'], 'bold')}")
@@ -107,12 +117,14 @@ def _stage_rows(stage: dict[str, Any]) -> list[tuple[str, str]]:
     parts = ", ".join(
         f"{name} {_bytes(memory[name])}" for name in ("parameters", "gradients", "optimizer", "average", "activations")
     )
-    largest = stage["largest_micro_batch"]
+    largest = "none" if stage["largest_micro_batch"] is None else str(stage["largest_micro_batch"])
+    if stage["largest_micro_batch"] == stage["samples_of_a_rank"]:
+        largest += ", which is all that one rank gets of a batch"
     rows = [
         ("parameters", f"{stage['parameters']:,}, of which {stage['trained']:,} are trained ({stage['optimizer']})"),
         ("memory of a rank", f"{_bytes(memory['peak'])} at the peak, {_bytes(memory['usable'])} usable: {verdict}"),
         ("", parts),
-        ("micro-batch", f"{_micro(stage)}; the largest that fits: {largest if largest is not None else 'none'}"),
+        ("micro-batch", f"{_micro(stage)}; the largest that fits: {largest}"),
         (
             "step",
             f"about {_seconds(step['seconds'])}: forward {_seconds(step['forward_seconds'])}, backward "
@@ -135,19 +147,21 @@ def _run_rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     saves, failures = found["checkpoints"], found["failures"]
     data = ", ".join(f"{name} {_bytes(size)}" for name, size in found["data_bytes"].items())
     price = "" if found["price"] is None else f", price {found['price']:,.2f}"
+    young, expected = "", "left out: no rate is known for this CPU; --failure-hours states one"
+    if failures["hours_between"] is not None:
+        young = f"Young's interval {saves['young_interval_steps']:,} steps, "
+        expected = (
+            f"one in {failures['hours_between']:,.0f} h; {100 * failures['effective_part']:.2f} % of the time is work "
+            f"that lasts ({100 * failures['effective_part_young']:.2f} % with Young's interval)"
+        )
     return [
         ("data", f"{data} (train split, as float32)"),
         (
             "checkpoints",
             f"{_bytes(saves['bytes'])}, {_seconds(saves['save_seconds'])} to write, the loop stops "
-            f"{_seconds(saves['stops_seconds'])}; Young's interval "
-            f"{saves['young_interval_steps']:,} steps, the recipe's {saves['interval_steps']:,}",
+            f"{_seconds(saves['stops_seconds'])}; {young}the recipe's interval {saves['interval_steps']:,} steps",
         ),
-        (
-            "failures",
-            f"one in {failures['hours_between']:,.0f} h; {100 * failures['effective_part']:.2f} % of the time is work "
-            f"that lasts ({100 * failures['effective_part_young']:.2f} % with Young's interval)",
-        ),
+        ("failures", expected),
         ("time", f"about {_seconds(found['hours'] * 3600)}, {found['device_hours']:,.2f} device hours{price}"),
     ]
 

@@ -22,7 +22,7 @@ _LAUNCH_SECONDS = 8e-6
 _OF_MEMORY = 0.92  # the rest: context, kernels, what the caching allocator cannot hand out
 # Of memory that no GPU manages, and of what is free at the moment: the rest is what an allocator cannot hand out.
 OF_FREE_MEMORY = 0.9
-_OF_LINK = 0.7
+_OF_LINK = 0.7  # inside a host and between hosts
 NEAR_BYTES = 2 << 20
 
 
@@ -39,6 +39,7 @@ class Device:
     source: str
     queues: bool = True
     near_bandwidth: float = 0.0  # of operations whose bytes stay in the caches of a CPU; 0: as `bandwidth`
+    network_bandwidth: float = 0.0  # of a host of GPUs; all ranks on a CPU are on one host
 
     @property
     def usable_bytes(self) -> int:
@@ -62,8 +63,11 @@ def known_devices() -> dict[str, dict[str, object]]:
     return rows
 
 
-def gpu(name: str, precision: str) -> Device:
-    """A device of the table in one precision. Raises ConfigError that lists the known ones."""
+def gpu(name: str, precision: str, network_gbit: float | None = None) -> Device:
+    """A device of the table in one precision; network_gbit: of a host, if it is not that of the table.
+
+    Raises ConfigError that lists the known devices.
+    """
     rows = known_devices()
     key = name.lower().replace("_", "-").replace(" ", "-")
     if key not in rows:
@@ -89,6 +93,7 @@ def gpu(name: str, precision: str) -> Device:
         int(_number(row["memory"]) * 1e9),
         _number(row["link"]) * 1e9 * _OF_LINK,
         str(row["source"]),
+        network_bandwidth=_number(row["network"] if network_gbit is None else network_gbit) * 1e9 / 8 * _OF_LINK,
     )
 
 

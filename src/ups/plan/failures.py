@@ -27,9 +27,8 @@ def outlook(
 ) -> Outlook:
     """hours_between_failures: of one device. interval: seconds of work between saves; 0 takes Young's."""
     between = hours_between_failures * 3600 / num_devices
-    cost = max(save_seconds, 1e-3)
-    interval = interval or young_interval(cost, between)
-    return Outlook(between, interval, effective_part(interval, cost, restart_seconds, between))
+    interval = interval or young_interval(save_seconds, between)
+    return Outlook(between, interval, effective_part(interval, save_seconds, restart_seconds, between))
 
 
 def young_interval(save_seconds: float, failure_seconds: float) -> float:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from ups.config.schema import EngineConfig
 from ups.config.stage import StageLength
@@ -52,11 +53,12 @@ class Rehearsal:
 
     peak_bytes: the most that tensors hold at one moment of a step; start_bytes: while the stage is put together.
     activations_bytes: what autograd keeps at the end of the largest forward pass. passes: operations of forward and
-    backward by kind of micro-batch; update: of optimizer and average.
+    backward by kind of micro-batch; update: of optimizer and average. units: modules that fsdp gathers one by one.
     """
 
     parameters: int = 0
     trainable: int = 0
+    units: int = 0
     parameter_bytes: int = 0
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
@@ -103,6 +105,7 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
         spread = arrange(stage, runtime, config)
         buckets = _Buckets(stage) if strategy == "ddp" else None
         engine = Engine(runtime, spread, _NoLoader(), config=config, length=length)
+        found.units = sum(isinstance(module, FSDPModule) for module in stage.modules())
         found.start_bytes = watch.mark()
         found.parameter_bytes = _bytes(stage.parameters())
         found.optimizer_bytes = _bytes(t for state in engine.optimizer.state.values() for t in state.values())

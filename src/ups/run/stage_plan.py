@@ -6,15 +6,16 @@ with a table of devices, so they are estimates; only a measurement on the device
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ups.config.schema import Recipe
 from ups.distributed.runtime import Runtime
-from ups.plan.communication import traffic
+from ups.plan.communication import GPUS_PER_HOST, traffic
 from ups.plan.devices import Device
-from ups.plan.failures import HOURS_BETWEEN_FAILURES, outlook
+from ups.plan.failures import HOURS_BETWEEN_FAILURES, Outlook, outlook
 from ups.plan.rehearsal import Kind
 from ups.run.assemble import OpenData
 from ups.run.cache_gain import field_bytes
@@ -27,15 +28,29 @@ _COPY_BANDWIDTH = 10e9
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a plan is made for. Rates are bytes per second; the price is of one device."""
+    """What a plan is made for. Rates are bytes per second; the price is of one device.
+
+    hours_between_failures: of one GPU, or of the machine whose CPU all ranks share; None: failures are left out.
+    """
 
     ranks: int
     device: Device
     price_per_hour: float | None = None
-    hours_between_failures: float = HOURS_BETWEEN_FAILURES
+    hours_between_failures: float | None = HOURS_BETWEEN_FAILURES
     restart_seconds: float = 120.0
     storage_bandwidth: float = 1e9
-    network_bandwidth: float = 12.5e9
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory of one rank."""
+        return self.device.usable_bytes // (1 if self.device.queues else self.ranks)
+
+    def outlook(self, save_seconds: float, interval: float = 0.0) -> Outlook | None:
+        """What failures cost with saves every `interval` seconds of work; 0: Young's interval."""
+        if self.hours_between_failures is None:
+            return None
+        num_devices = self.ranks if self.device.queues else 1
+        return outlook(num_devices, self.hours_between_failures, save_seconds, self.restart_seconds, interval)
 
 
 def strategy_of(recipe: Recipe, ranks: int) -> str:
@@ -59,16 +74,20 @@ def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str
     copied = max(stage["state_bytes"] for stage in stages) / _COPY_BANDWIDTH
     stops_seconds = copied if recipe.checkpoint.asynchronous else save_seconds
     longest = max(stages, key=lambda stage: stage["seconds"])
-    ahead = outlook(given.ranks, given.hours_between_failures, stops_seconds, given.restart_seconds)
     step = longest["step"]["seconds"]
     configured = recipe.checkpoint.interval_steps
-    as_is = outlook(
-        given.ranks, given.hours_between_failures, stops_seconds, given.restart_seconds, interval=configured * step
-    )
-    hours = sum(seconds) / 3600 / as_is.effective if as_is.effective else float("inf")
+    young, as_is = given.outlook(stops_seconds), given.outlook(stops_seconds, interval=configured * step)
+    effective = as_is.effective if as_is else configured * step / (configured * step + stops_seconds)
+    hours = sum(seconds) / 3600 / effective if effective else float("inf")
     return {
-        "device": {"name": given.device.name, "source": given.device.source, "memory_bytes": given.device.memory_bytes},
+        "device": {
+            "name": given.device.name,
+            "source": given.device.source,
+            "memory_bytes": given.device.memory_bytes,
+            "network_bandwidth": given.device.network_bandwidth,
+        },
         "ranks": given.ranks,
+        "hosts": math.ceil(given.ranks / GPUS_PER_HOST) if given.device.queues else 1,
         "strategy": strategy_of(recipe, given.ranks),
         "precision": recipe.engine.precision,
         "data_bytes": {reader.task.name: field_bytes(reader) for reader in opened.readers},
@@ -78,12 +97,12 @@ def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str
             "save_seconds": save_seconds,
             "stops_seconds": stops_seconds,
             "interval_steps": configured,
-            "young_interval_steps": max(1, round(ahead.interval_seconds / step)),
+            "young_interval_steps": max(1, round(young.interval_seconds / step)) if young else None,
         },
         "failures": {
-            "hours_between": ahead.failure_seconds / 3600,
-            "effective_part": as_is.effective,
-            "effective_part_young": ahead.effective,
+            "hours_between": young.failure_seconds / 3600 if young else None,
+            "effective_part": effective,
+            "effective_part_young": young.effective if young else None,
         },
         "training_seconds": sum(seconds),
         "hours": hours,
@@ -99,16 +118,17 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
     found = rehearse_stage(recipe, opened, index, ranks, kinds)
     forward, backward = pass_seconds(found, kinds, device)
     update = device.seconds(found.update)
-    size = 2 if recipe.engine.precision == "bfloat16" and not recipe.engine.float32_fraction else 4
-    width = 8 if recipe.engine.precision == "float64" else 4
+    gathers_low = recipe.engine.precision == "bfloat16" and not recipe.engine.float32_fraction
+    shards = shards_of(recipe, ranks)
     sent = traffic(
         strategy_of(recipe, ranks),
         ranks,
-        shards_of(recipe, ranks),
+        shards,
         device,
-        given.network_bandwidth,
-        parameter_bytes=found.parameters * (8 if width == 8 else size),
-        gradient_bytes=found.trainable * width,
+        # fully_shard cuts rows: where a tensor has fewer rows than ranks, padding is sent as well.
+        parameter_bytes=found.parameter_bytes * shards // (2 if gathers_low else 1),
+        gradient_bytes=found.gradient_bytes * shards,
+        units=found.units,
         passes=sum(kind.per_step for kind in kinds),
         forward_seconds=forward,
         backward_seconds=backward,
@@ -116,6 +136,7 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
     step = forward + backward + update + sent.exposed_seconds
     steps = stage.steps or max(1, round((stage.budget_seconds or 0.0) / step))
     peak = device_bytes(found, _offloaded(recipe, device))
+    weight_bytes = found.parameters * (8 if recipe.engine.precision == "float64" else 4)
     return {
         "type": stage.type,
         "parameters": found.parameters,
@@ -130,9 +151,10 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
             "batch": found.batch_bytes,
             "activations": found.activation_bytes,
             "peak": peak,
-            "usable": device.usable_bytes,
+            "usable": given.usable_bytes,
         },
-        "fits": peak <= device.usable_bytes,
+        "fits": peak <= given.usable_bytes,
+        "samples_of_a_rank": max(recipe.data_of(index).block_sizes) // ranks,
         "largest_micro_batch": _largest(recipe, opened, index, given, kinds, peak),
         "flops": sum(
             k.per_step * op.flops
@@ -153,18 +175,18 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
         "steps": steps,
         "seconds": steps * step,
         "state_bytes": found.state_bytes,
-        "checkpoint_bytes": found.state_bytes * shards_of(recipe, ranks),
+        # Without the padding of shards.
+        "checkpoint_bytes": round(found.state_bytes * weight_bytes / found.parameter_bytes),
     }
 
 
 def _largest(
     recipe: Recipe, opened: OpenData, index: int, given: Circumstances, kinds: Sequence[Kind], peak: int
 ) -> int | None:
-    if recipe.engine.windows_at_once is None and peak <= given.device.usable_bytes:
+    if recipe.engine.windows_at_once is None and peak <= given.usable_bytes:
         return max(n for kind in kinds for n in kind.samples)  # the whole share of a rank, which was just rehearsed
-    device = given.device
     return largest_micro_batch(
-        recipe, opened, index, given.ranks, device.usable_bytes, offloaded=_offloaded(recipe, device)
+        recipe, opened, index, given.ranks, given.usable_bytes, offloaded=_offloaded(recipe, given.device)
     )
 
 

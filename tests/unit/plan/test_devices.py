@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ups.errors import ConfigError
-from ups.plan.communication import traffic
 from ups.plan.devices import gpu, known_devices, row_of
 from ups.plan.operations import MOVE, PRODUCT, Operation
 
@@ -32,17 +31,11 @@ def test_time_is_bound_by_arithmetic_by_bytes_or_by_launches() -> None:
     assert device.seconds([Operation(MOVE, 0.0, 8)] * 100) == pytest.approx(100 * device.launch_seconds)
 
 
-def test_ranks_send_what_their_strategy_sends() -> None:
-    device = gpu("h100", "float32")
-    given = {"parameter_bytes": 1000, "gradient_bytes": 1000, "forward_seconds": 0.0, "backward_seconds": 0.0}
-    sent = {s: traffic(s, 4, 4, device, 1e10, passes=2.0, **given) for s in ("ddp", "fsdp")}
-    assert sent["ddp"].sent_bytes == 2 * 0.75 * 1000
-    assert sent["fsdp"].sent_bytes == 0.75 * (2 * 2 * 1000 + 1000)
-    assert traffic("single", 1, 1, device, 1e10, passes=1.0, **given).seconds == 0
-    assert traffic("ddp", 16, 16, device, 1e10, passes=1.0, **given).seconds > sent["ddp"].seconds
-    whole, by_host = (traffic("fsdp", 16, shards, device, 1e10, passes=1.0, **given) for shards in (16, 8))
-    assert by_host.seconds < whole.seconds
-    assert by_host.sent_bytes == pytest.approx(whole.sent_bytes, rel=0.1)
+def test_a_host_has_the_network_of_its_platform_unless_one_is_stated() -> None:
+    """0.7 of the line rate, as of the link: 8 x 400 Gbit/s of a DGX H100 are 280 GB/s, 100 Gbit/s are 8.75 GB/s."""
+    assert gpu("h100", "float32").network_bandwidth == pytest.approx(280e9)
+    assert gpu("a100-80g", "float32").network_bandwidth == pytest.approx(140e9)
+    assert gpu("h100", "float32", 100).network_bandwidth == pytest.approx(8.75e9)
 
 
 @pytest.mark.parametrize(

@@ -38,3 +38,11 @@ def test_more_devices_fail_more_often() -> None:
     one, many = (outlook(n, 1000.0, 1.0, 60.0) for n in (1, 1000))
     assert many.failure_seconds == one.failure_seconds / 1000
     assert many.effective < one.effective <= 1
+
+
+def test_a_save_costs_what_is_printed_and_nothing_more() -> None:
+    """0.0816 ms on 8 GPUs, each of which fails every 50,677 h: sqrt(2 x 0.0816e-3 x 2.28e7 s) are 61 s."""
+    ahead = outlook(8, 50_677.0, 0.0816e-3, 120.0)
+    assert ahead.interval_seconds == pytest.approx(61.0, rel=0.01)
+    often = outlook(8, 50_677.0, 0.0816e-3, 120.0, interval=0.204)
+    assert often.effective == pytest.approx(1 - 0.0816e-3 / 0.204 - 120 / 2.28e7, rel=1e-5)
