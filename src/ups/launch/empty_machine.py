@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from ups.buckets.address import holds_secret
 from ups.config.schema import Recipe
 from ups.errors import ConfigError
+from ups.record.untrusted_files import printable
 
 # Below the home directory: recipe, environment, data and run.
 PLACE = "ups-launch"
 RECIPE_NAME = "recipe.yaml"
+# As `requires-python` in pyproject.toml; images may have an older one.
+OLDEST_PYTHON = (3, 11)
 # Before the end of the last hour: ranks save, and results go into the bucket.
 LEAVING_SECONDS = 600
 # From SIGTERM to SIGKILL: ranks finish their step, save, and the copy of that goes into the bucket.
@@ -94,12 +97,7 @@ class EmptyMachine:
                     f"--secret '{name}' is no name of a variable",
                     hint="only the name, never NAME=VALUE: the value stays",
                 )
-        for one in self.variables:
-            name, equals, value = one.partition("=")
-            if not (_VARIABLE.fullmatch(name) and equals and value.isprintable()):
-                raise ConfigError(f"--env '{one}' is not NAME=VALUE", hint="such as NCCL_P2P_DISABLE=1")
-            if _SECRET_WORDS.search(name) or holds_secret(value):
-                raise ConfigError(f"--env '{name}' looks like a secret", hint=f"--secret {name}, without its value")
+        plain_variables(self.variables)
 
     @property
     def deadline(self) -> int:
@@ -144,6 +142,22 @@ def secret_names(recipe: str, given: Sequence[str]) -> list[str]:
     return sorted({*_REFERENCE.findall(recipe), *given})
 
 
+def plain_variables(given: Sequence[str]) -> dict[str, str]:
+    """Variables by name, of NAME=VALUE. Raises ConfigError for what looks like a secret, and then shows no value."""
+    found = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if _SECRET_WORDS.search(name) or holds_secret(value):
+            raise ConfigError(
+                f"--env '{printable(name)}' looks like a secret, which would be written down",
+                hint="--secret passes a secret by its name, without the value",
+            )
+        if not (_VARIABLE.fullmatch(name) and equals and value.isprintable()):
+            raise ConfigError(f"--env '{printable(one)}' is not NAME=VALUE", hint="such as NCCL_P2P_DISABLE=1")
+        found[name] = value
+    return found
+
+
 def require_data(recipe: Recipe, fetched: Sequence[str]) -> None:
     """Raise ConfigError for a task whose data would not be on an empty machine."""
     there = [one.partition("=")[0].rstrip("/") for one in fetched]
@@ -160,17 +174,23 @@ def require_data(recipe: Recipe, fetched: Sequence[str]) -> None:
 
 def setup(machine: EmptyMachine) -> list[str]:
     """Lines of bash: environment, recipe. They end with the shell in the place, and leave with 5 if something fails."""
+    limit, version = f"timeout {machine.install_seconds}", ".".join(map(str, OLDEST_PYTHON))
     lines = [
         "set -u",
         f'mkdir -p "$HOME/{PLACE}" && cd "$HOME/{PLACE}" || exit 5',
+        f"if python3 -c 'import sys; sys.exit(sys.version_info < {OLDEST_PYTHON})'; then",
         # The torch of the image is used where there is one; an image without venv is installed into.
-        "python3 -m venv --system-site-packages env || true",
+        "  python3 -m venv --system-site-packages env || true",
+        "else",
+        f"  command -v uv >/dev/null || {limit} python3 -m pip install --quiet --target uv-program uv",
+        f'  PATH="$PATH:$PWD/uv-program/bin" {limit} uv venv --quiet --seed --python {version} env || exit 5',
+        "fi",
         *enter(machine),
-        f"timeout {machine.install_seconds} python3 -m pip install --quiet {shlex.quote(machine.install)} || exit 5",
+        f"{limit} python3 -m pip install --quiet {shlex.quote(machine.install)} || exit 5",
     ]
     if machine.needs_bucket:
         # Apart from the rest, since it pins the versions of its own libraries.
-        lines += [f"timeout {machine.install_seconds} python3 -m pip install --quiet --target aws-cli awscli || exit 5"]
+        lines += [f"{limit} python3 -m pip install --quiet --target aws-cli awscli || exit 5"]
     end = "END_OF_RECIPE"
     if end in machine.recipe.split("\n"):
         raise ConfigError(f"the recipe has a line '{end}', which ends it in a script")

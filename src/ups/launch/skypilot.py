@@ -28,6 +28,7 @@ from ups.launch.empty_machine import (
     fetch,
     leave_results,
     num_gpus,
+    plain_variables,
     run,
     setup,
 )
@@ -104,7 +105,7 @@ def task(job: SkyPilotJob) -> dict[str, Any]:
         "job_recovery": {"max_restarts_on_errors": 0},
         "autostop": {"idle_minutes": IDLE_MINUTES, "down": True},
     }
-    variables = dict(one.split("=", 1) for one in machine.variables)
+    variables = plain_variables(machine.variables)
     return {
         "name": job.name,
         "num_nodes": job.nodes,

@@ -27,6 +27,10 @@ SCRIPT_NAME = "vast.sh"
 # By which a run directory is known.
 RUN_NAME = "run.json"
 NUM_OFFERS = 5
+# With a driver for an older CUDA torch sees no GPU. This one is of torch from PyPI (2.11 and newer), which pip installs
+# where the image has none, or an older one.
+CUDA_VERSION = "13.0"
+_TORCH_IMAGE = re.compile(r"pytorch:2\.(?:1[1-9]|[2-9]\d)\.\d+-cuda(\d+\.\d+)")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
 
@@ -82,9 +86,11 @@ class Outcome:
 def search_words(job: VastJob) -> list[str]:
     """The search for offers, cheapest first. The price holds the disk; what is sent and received costs extra."""
     kind, _, count = job.gpus.partition(":")
+    named = _TORCH_IMAGE.search(job.image)
     query = (
         f"gpu_name={kind} num_gpus={count} dph_total<={job.machine.max_price:g} disk_space>={job.disk} "
-        f"duration>={job.machine.max_hours / 24:.4f} reliability>=0.95 direct_port_count>=1"
+        f"duration>={job.machine.max_hours / 24:.4f} reliability>=0.95 direct_port_count>=1 "
+        f"cuda_vers>={named[1] if named else CUDA_VERSION}"
     )
     words = ["search", "offers", query, "--type", "on-demand", "--storage", str(job.disk)]
     return [*words, "--order", "dph_total", "--limit", str(NUM_OFFERS)]

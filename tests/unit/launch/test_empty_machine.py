@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ import pytest
 
 from ups.config.recipe import dump_recipe, resolve_data
 from ups.errors import ConfigError
-from ups.launch.empty_machine import EmptyMachine, fetch, leave_results, require_data, run, secret_names, setup
+from ups.launch.empty_machine import (
+    OLDEST_PYTHON,
+    EmptyMachine,
+    fetch,
+    leave_results,
+    require_data,
+    run,
+    secret_names,
+    setup,
+)
 
 RECIPE: dict[str, Any] = {
     "version": 1,
@@ -77,8 +87,9 @@ def test_the_hours_count_from_the_launch_and_leave_time_to_save() -> None:
     ],
 )
 def test_what_has_no_limit_or_would_write_a_secret_down_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as raised:
         machine(**wrong)
+    assert "variables" not in wrong or "canary" not in f"{raised.value.message} {raised.value.hint}"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +117,7 @@ def test_secrets_are_those_of_the_recipe_and_those_that_were_named() -> None:
 PYTHON = """#!/usr/bin/env bash
 printf '%s\\n' "$*" >> "$HOME/calls"
 case "$*" in
+  "-c import sys;"*) exit "${OLD:-0}" ;;
   "-m ups run"*)
     mkdir -p runs/waves
     if [ -n "${HANG:-}" ]; then trap 'exit 143' TERM; sleep 20 & wait; fi
@@ -135,6 +147,7 @@ def test_a_machine_installs_fetches_runs_and_leaves_its_results(shell: Any, tmp_
     code, calls = shell([*lines, 'echo "$kept" > "$HOME/kept"; exit "$code"'], CODE="9")
     assert code == 9, "the verdict of the run, although the results were kept afterwards"
     assert calls == [
+        "-c import sys; sys.exit(sys.version_info < (3, 11))",
         "-m venv --system-site-packages env",
         "-m pip install --quiet universal-simulator @ https://example.org/universal_simulator-1.0-py3-none-any.whl",
         "-m pip install --quiet --target aws-cli awscli",
@@ -145,6 +158,38 @@ def test_a_machine_installs_fetches_runs_and_leaves_its_results(shell: Any, tmp_
     ]
     assert (tmp_path / "kept").read_text() == "yes\n"
     assert (tmp_path / "ups-launch" / "recipe.yaml").read_text() == given.recipe
+
+
+# In place of uv: writes down its words, and makes an environment that says that it was entered.
+UV = """#!/usr/bin/env bash
+printf 'uv %s\\n' "$*" >> "$HOME/calls"
+mkdir -p env/bin && echo 'echo entered >> "$HOME/calls"' > env/bin/activate
+"""
+
+
+@pytest.mark.parametrize("has_uv", [True, False])
+def test_an_image_with_an_older_python_gets_one_of_its_own(shell: Any, tmp_path: Path, has_uv: bool) -> None:
+    """Without uv in the image pip brings it; here pip does nothing, so that what it would bring lies there already."""
+    program = tmp_path / ("bin" if has_uv else "ups-launch/uv-program/bin") / "uv"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.write_text(UV)
+    program.chmod(0o755)
+    code, calls = shell(setup(machine(mirror="")), OLD="1", PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    assert code == 0
+    brought = [] if has_uv else ["-m pip install --quiet --target uv-program uv"]
+    assert calls[1:-1] == [*brought, "uv venv --quiet --seed --python 3.11 env", "entered"]
+    assert calls[-1].startswith("-m pip install --quiet universal-simulator @ ")
+
+
+def test_an_image_for_which_no_python_can_be_had_is_not_used(shell: Any, tmp_path: Path) -> None:
+    code, calls = shell(setup(machine()), OLD="1", PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    assert code == 5
+    assert not any("universal-simulator" in call for call in calls)
+
+
+def test_the_oldest_python_is_that_of_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == f">={'.'.join(map(str, OLDEST_PYTHON))}"
 
 
 def test_a_run_is_asked_to_leave_when_its_time_is_up(shell: Any) -> None:

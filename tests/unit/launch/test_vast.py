@@ -384,6 +384,20 @@ def test_what_vast_would_misread_is_refused(tmp_path: Path, wrong: dict[str, Any
         VastJob(**(given | wrong))
 
 
+@pytest.mark.parametrize(
+    ("image", "cuda"),
+    [
+        ("pytorch/pytorch:2.13.0-cuda12.8-cudnn9-runtime", "12.8"),
+        ("registry.example.org/pytorch:2.11.1-cuda13.2-cudnn9-devel", "13.2"),
+        ("pytorch/pytorch:2.4.1-cuda12.1-cudnn9-runtime", "13.0"),  # too old for ups: pip brings another torch
+        ("nvidia/cuda:12.4.1-runtime-ubuntu22.04", "13.0"),  # without torch
+        ("registry.example.org/ups:1.0", "13.0"),
+    ],
+)
+def test_offers_have_a_driver_for_the_cuda_of_torch(tmp_path: Path, image: str, cuda: str) -> None:
+    assert search_words(replace(job(tmp_path), image=image))[2].endswith(f" cuda_vers>={cuda}")
+
+
 def test_the_script_fits_and_a_recipe_that_is_too_long_is_refused(tmp_path: Path) -> None:
     assert len(onstart(machine())) <= MAX_CHARACTERS
     with pytest.raises(ConfigError, match="too long"):
