@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.launch_options import command, share
+from ups.cli.launch_options import EnvOption, command, share
 from ups.cli.launch_skypilot import skypilot
 from ups.cli.launch_vast import vast
 from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
@@ -126,11 +126,22 @@ def kubernetes(
         int | None,
         typer.Option("--ranks-per-host", min=1, max=1024, help="Ranks of a pod; default one for each GPU, else 1."),
     ] = None,
-    memory: Annotated[str, typer.Option("--memory", metavar="SIZE", help="Memory of a pod.")] = "8Gi",
+    memory: Annotated[
+        str, typer.Option("--memory", metavar="SIZE", help="Memory of a pod, such as 64Gi; default 8Gi for each rank.")
+    ] = "",
     secret: Annotated[
         str, typer.Option("--secret", metavar="NAME", help="A Secret whose keys become variables of the pods.")
     ] = "",
+    env: EnvOption = [],  # noqa: B006 - typer copies it
     namespace: Annotated[str, typer.Option("--namespace", metavar="NAME", help="Where it runs.")] = "",
+    node_label: Annotated[
+        list[str], typer.Option("--node-label", metavar="KEY=VALUE", help="A label of the nodes. Repeatable.")
+    ] = [],  # noqa: B006 - typer copies it
+    toleration: Annotated[
+        list[str], typer.Option("--toleration", metavar="KEY[=VALUE][:EFFECT]", help="A tolerated taint. Repeatable.")
+    ] = [],  # noqa: B006 - typer copies it
+    priority: Annotated[str, typer.Option("--priority", metavar="NAME", help="A PriorityClass.")] = "",
+    queue: Annotated[str, typer.Option("--queue", metavar="NAME", help="A queue of Kueue.")] = "",
     jobset: Annotated[
         bool,
         typer.Option("--jobset", help="A JobSet, which restarts all pods together; the cluster must have JobSet."),
@@ -169,6 +180,11 @@ def kubernetes(
         secret=secret,
         namespace=namespace,
         jobset=jobset,
+        variables=env,
+        node_labels=node_label,
+        tolerations=toleration,
+        priority=priority,
+        queue=queue,
     )
     for problem in not_in_pods(resolved, secret):
         logger.warning(problem)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ups.errors import EXIT_CODES, ConfigError
-from ups.launch.empty_machine import secret_names
+from ups.launch.empty_machine import plain_variables, secret_names
 
 if TYPE_CHECKING:
     from ups.config.recipe import ResolvedRecipe
@@ -28,6 +28,9 @@ PORT = 29500
 # Where the claim is mounted: recipe, data and runs lie below it.
 PLACE = "/work"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of the pod, not a temporary file of ours
+GPU = "nvidia.com/gpu"
+# Python, torch with a context of CUDA, batches of the readers, and a share of the shared memory.
+GIB_OF_RANK = 8
 # From SIGTERM to SIGKILL: ranks finish their step and save.
 GRACE_SECONDS = 120
 # So often a run is started anew that lost a pod, for other reasons than an eviction.
@@ -42,6 +45,13 @@ _NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 # What stands in a name of DNS between two dots.
 _MAX_LABEL = 63
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
+_VALUE = r"([A-Za-z0-9](?:[-.\w]{0,61}[A-Za-z0-9])?)"
+_KEY = rf"((?:[a-z0-9.-]{{1,253}}/)?{_VALUE[1:-1]})"
+_LABEL = re.compile(rf"{_KEY}={_VALUE}", re.ASCII)
+# As `kubectl taint` writes it; a toleration without a value or an effect fits all of them.
+_TAINT = re.compile(rf"{_KEY}(?:={_VALUE})?(?::(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
+# By this label Kueue knows what it holds back until there is room.
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,9 @@ class KubernetesJob:
 
     command: `ups train RECIPE ...` without what depends on hosts, as it is called below `PLACE`. claim: a
     PersistentVolumeClaim that all pods may write. secret: a Secret whose keys become variables of the pods, such as
-    UPS_LINK_SECRET or credentials of a bucket. jobset: as a JobSet, not as a Job.
+    UPS_LINK_SECRET or credentials of a bucket. jobset: as a JobSet, not as a Job. memory: of a pod, shared memory
+    included; by default 8 GiB for each rank. variables: NAME=VALUE. node_labels: KEY=VALUE. tolerations:
+    KEY[=VALUE][:EFFECT]. priority: a PriorityClass. queue: a LocalQueue of Kueue.
     """
 
     name: str
@@ -61,10 +73,15 @@ class KubernetesJob:
     ranks_per_host: int = 1
     gpus_per_host: int = 0
     cpus_per_host: int = 1
-    memory: str = "8Gi"
+    memory: str = ""
     secret: str = ""
     namespace: str = ""
     jobset: bool = False
+    variables: Sequence[str] = ()
+    node_labels: Sequence[str] = ()
+    tolerations: Sequence[str] = ()
+    priority: str = ""
+    queue: str = ""
 
     def __post_init__(self) -> None:
         most = _MAX_LABEL - len(self.pod(self.hosts - 1)) + len(self.name) - len("-abcde")  # a random end of its own
@@ -73,13 +90,25 @@ class KubernetesJob:
                 f"run.name '{self.name}' is no name for pods on Kubernetes",
                 hint=f"a letter, then letters, digits and -, {most} at most: --set run.name=NAME",
             )
-        for word, what in ((self.claim, "--claim"), (self.secret, "--secret"), (self.namespace, "--namespace")):
+        for what in ("claim", "secret", "namespace", "priority", "queue"):
+            word = getattr(self, what)
             if word and not _NAME.fullmatch(word):
-                raise ConfigError(f"{what} '{word}' is no name on Kubernetes", hint="lower case letters, digits and -")
+                raise ConfigError(
+                    f"--{what} '{word}' is no name on Kubernetes", hint="lower case letters, digits and -"
+                )
+        wrong = [f"--node-label '{word}' is not KEY=VALUE" for word in self.node_labels if not _LABEL.fullmatch(word)]
+        wrong += [
+            f"--toleration '{word}' is not KEY[=VALUE][:EFFECT]"
+            for word in self.tolerations
+            if not _TAINT.fullmatch(word)
+        ]
+        if wrong:
+            raise ConfigError(wrong[0], hint="such as --node-label pool=h100 --toleration spot=true:NoSchedule")
+        plain_variables(self.variables)
         if not _IMAGE.fullmatch(self.image):
             raise ConfigError(f"--image '{self.image}' is no image", hint="such as registry.example.org/ups:1.0")
-        if not re.fullmatch(r"\d+(\.\d+)?(Ki|Mi|Gi|Ti)?", self.memory):
-            raise ConfigError(f"--memory '{self.memory}' is no amount", hint="such as 64Gi")
+        if self.memory and not re.fullmatch(r"\d+(\.\d+)?[MGT]i?", self.memory):
+            raise ConfigError(f"--memory '{self.memory}' is no amount with a unit", hint="such as 64Gi")
 
     def pod(self, host: int) -> str:
         """The name by which the pod of a host is found; it is the same after every restart."""
@@ -120,9 +149,10 @@ def manifests(job: KubernetesJob) -> list[dict[str, Any]]:
         "podFailurePolicy": {"rules": _rules()},
         "template": template,
     }
+    owner = {**about, "labels": {**label, QUEUE_LABEL: job.queue}} if job.queue else about
     if job.jobset:
-        return [_jobset(about, work)]
-    found = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": about, "spec": work}]
+        return [_jobset(owner, work)]
+    found = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": owner, "spec": work}]
     if job.hosts == 1:
         return found
     template["spec"]["subdomain"] = job.name
@@ -149,29 +179,47 @@ def _jobset(about: dict[str, Any], work: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pod(job: KubernetesJob) -> dict[str, Any]:
-    resources: dict[str, Any] = {"cpu": str(job.cpus_per_host), "memory": job.memory}
+    resources: dict[str, Any] = {"cpu": str(job.cpus_per_host)}
+    resources["memory"] = job.memory or f"{GIB_OF_RANK * job.ranks_per_host}Gi"
+    # Nodes with GPUs usually keep off what does not tolerate this taint.
+    tolerations = [{"key": GPU, "operator": "Exists"}] if job.gpus_per_host else []
+    for key, value, effect in (_TAINT.fullmatch(word).groups() for word in job.tolerations):  # type: ignore[union-attr]
+        match = {"operator": "Exists"} if value is None else {"operator": "Equal", "value": value}
+        tolerations.append({"key": key, **match, **({"effect": effect} if effect else {})})
     if job.gpus_per_host:
-        resources["nvidia.com/gpu"] = str(job.gpus_per_host)
+        resources[GPU] = str(job.gpus_per_host)
     container = {
         "name": "ups",
         "image": job.image,
-        "command": ["bash", "-c", _shell(job)],
+        "command": ["bash", "-c", _literal(_shell(job))],
         "workingDir": PLACE,
         "resources": {"requests": resources, "limits": resources},
+        "securityContext": {"allowPrivilegeEscalation": False},
         "volumeMounts": [{"name": "work", "mountPath": PLACE}, {"name": "shm", "mountPath": SHARED_MEMORY}],
     }
     if job.secret:
         container["envFrom"] = [{"secretRef": {"name": job.secret}}]
+    if job.variables:
+        container["env"] = [{"name": n, "value": _literal(v)} for n, v in plain_variables(job.variables).items()]
     return {
         "restartPolicy": "Never",
+        "automountServiceAccountToken": False,  # no pod asks the cluster for anything
+        **({"nodeSelector": dict(word.split("=") for word in job.node_labels)} if job.node_labels else {}),
+        **({"tolerations": tolerations} if tolerations else {}),
+        **({"priorityClassName": job.priority} if job.priority else {}),
         "terminationGracePeriodSeconds": GRACE_SECONDS,
         "containers": [container],
         "volumes": [
             {"name": "work", "persistentVolumeClaim": {"claimName": job.claim}},
-            # Ranks show there what they are doing; the default of 64 MB is too small for many of them.
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}},
+            # Ranks show there what they are doing, and NCCL uses it; the default of 64 MB is too small for many ranks.
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{max(2, job.ranks_per_host)}Gi"}},
         ],
     }
+
+
+def _literal(text: str) -> str:
+    """As it stands: Kubernetes would put the value of a variable in place of $(NAME)."""
+    return text.replace("$(", "$$(")
 
 
 def _rules() -> list[dict[str, Any]]:

@@ -50,6 +50,55 @@ def test_a_pod_for_each_host_which_find_each_other_by_name() -> None:
     assert pod["subdomain"] == service["metadata"]["name"]
 
 
+# What a cluster with several teams, kinds of nodes and a proxy needs.
+SHARED: dict[str, Any] = {
+    "variables": ["NCCL_DEBUG=WARN", "HTTPS_PROXY=http://proxy.example.org:3128", "NOTE=$(HOME) a=b"],
+    "node_labels": ["cloud.example.org/pool=h100"],
+    "tolerations": ["spot=true:NoSchedule", "example.org/team=physics", "maintenance:NoExecute", "old"],
+    "priority": "research",
+    "queue": "physics",
+}
+
+
+@pytest.mark.parametrize("jobset", [False, True])
+def test_a_pod_goes_where_the_cluster_wants_it(jobset: bool) -> None:
+    *others, work = manifests(job(hosts=2, gpus_per_host=8, jobset=jobset, **SHARED))
+    assert work["metadata"]["labels"] == {"ups-run": "joint", "kueue.x-k8s.io/queue-name": "physics"}
+    assert all("kueue.x-k8s.io/queue-name" not in one["metadata"]["labels"] for one in others)
+    spec = work["spec"]["replicatedJobs"][0]["template"]["spec"] if jobset else work["spec"]
+    pod = spec["template"]["spec"]
+    assert pod["nodeSelector"] == {"cloud.example.org/pool": "h100"}
+    assert pod["priorityClassName"] == "research"
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "spot", "operator": "Equal", "value": "true", "effect": "NoSchedule"},
+        {"key": "example.org/team", "operator": "Equal", "value": "physics"},
+        {"key": "maintenance", "operator": "Exists", "effect": "NoExecute"},
+        {"key": "old", "operator": "Exists"},
+    ]
+    assert pod["containers"][0]["env"] == [
+        {"name": "NCCL_DEBUG", "value": "WARN"},
+        {"name": "HTTPS_PROXY", "value": "http://proxy.example.org:3128"},
+        {"name": "NOTE", "value": "$$(HOME) a=b"},  # Kubernetes makes $(HOME) of it
+    ]
+    assert "tolerations" not in manifests(job())[0]["spec"]["template"]["spec"]
+
+
+def test_words_of_the_command_are_not_expanded_by_kubernetes() -> None:
+    (work,) = manifests(job(command=["python", "-m", "ups", "train", "a.yaml", "--set", "run.name=$(NAME)"]))
+    shell = work["spec"]["template"]["spec"]["containers"][0]["command"][2]
+    assert "'run.name=$$(NAME)'" in shell
+
+
+@pytest.mark.parametrize(("ranks", "memory", "shared"), [(1, "8Gi", "2Gi"), (8, "64Gi", "8Gi"), (64, "512Gi", "64Gi")])
+def test_memory_grows_with_the_ranks_of_a_pod(ranks: int, memory: str, shared: str) -> None:
+    pod = manifests(job(ranks_per_host=ranks))[0]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["memory"] == memory
+    assert pod["volumes"][1]["emptyDir"]["sizeLimit"] == shared
+    pod = manifests(job(ranks_per_host=ranks, memory="900Gi"))[0]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["requests"]["memory"] == "900Gi"
+
+
 def test_a_jobset_has_the_same_pods_and_makes_the_names_itself() -> None:
     given: dict[str, Any] = {"hosts": 2, "ranks_per_host": 8, "gpus_per_host": 8, "namespace": "physics"}
     (found,) = manifests(job(**given, jobset=True))
@@ -113,11 +162,24 @@ def test_a_run_that_fails_on_all_hosts_counts_as_one_failure() -> None:
         {"namespace": "a b"},
         {"image": "x y"},
         {"memory": "lots"},
+        {"memory": "64"},  # bytes
+        {"variables": ["NAME"]},
+        {"variables": ["WANDB_API_KEY=canary"]},
+        {"variables": ["HTTPS_PROXY=http://someone:canary@proxy.example.org:3128"]},
+        {"variables": ["A=1\nB=2"]},
+        {"node_labels": ["pool"]},
+        {"node_labels": ["pool=a b"]},
+        {"node_labels": ["pool=a=b"]},
+        {"tolerations": ["spot:Sometimes"]},
+        {"tolerations": ["spot=true:NoSchedule\n"]},
+        {"priority": "High Priority"},
+        {"queue": "a/b"},
     ],
 )
 def test_names_that_kubernetes_refuses_are_refused_here(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as raised:
         job(**wrong)
+    assert "canary" not in f"{raised.value.message} {raised.value.hint}"
 
 
 @pytest.mark.parametrize("jobset", [False, True])
@@ -141,7 +203,7 @@ def as_models_know_it(manifest: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("jobset", [False, True])
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_the_models_of_kubernetes_and_jobset_know_every_field(hosts: int, jobset: bool) -> None:
-    given = job(hosts=hosts, gpus_per_host=4, secret="keys", namespace="physics", jobset=jobset)
+    given = job(hosts=hosts, gpus_per_host=4, secret="keys", namespace="physics", jobset=jobset, **SHARED)
     found = list(yaml.safe_load_all(text(given)))
     assert [one["kind"] for one in found] == (["JobSet"] if jobset else ["Service", "Job"][hosts == 1 :])
     for one in found:
@@ -173,7 +235,7 @@ def test_the_models_refuse_a_jobset_with_a_mistake(place: list[Any], value: Any)
 @pytest.mark.parametrize("jobset", [False, True])
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_the_schema_of_kubernetes_accepts_it(hosts: int, jobset: bool) -> None:
-    found = list(yaml.safe_load_all(text(job(hosts=hosts, gpus_per_host=4, secret="keys", jobset=jobset))))
+    found = list(yaml.safe_load_all(text(job(hosts=hosts, gpus_per_host=4, secret="keys", jobset=jobset, **SHARED))))
     if jobset:
         inner = found[0]["spec"]["replicatedJobs"][0]["template"]
         found = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "joint-host-0"}, **inner}]
