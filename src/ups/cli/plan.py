@@ -27,20 +27,13 @@ def plan(
     ] = None,
     failure_hours: Annotated[
         float | None,
-        typer.Option(
-            "--failure-hours",
-            min=0.01,
-            help="Hours between failures of one GPU, or of this machine.",
-            show_default=False,
-        ),
+        typer.Option("--failure-hours", min=0.01, help="Hours between failures of one GPU or CPU.", show_default=False),
     ] = None,
     restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0, help="From a failure to work.")] = 120.0,
     storage: Annotated[float, typer.Option("--storage", min=0.001, help="Checkpoints are written at, GB/s.")] = 1.0,
     network: Annotated[
         float | None,
-        typer.Option(
-            "--network", min=0.01, help="Of a host of 8 GPUs, Gbit/s; default by GPU: docs/plan.md.", show_default=False
-        ),
+        typer.Option("--network", min=0.01, help="Of a host of 8 GPUs, Gbit/s; default by GPU.", show_default=False),
     ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also train a few steps of each stage here, on one rank.")
@@ -93,7 +86,7 @@ def plan(
 def show(found: dict[str, Any]) -> None:
     """The plan for a person."""
     name = "this CPU" if found["device"]["name"] == "cpu" else found["device"]["name"]
-    network = f", {found['hosts']} hosts at {found['device']['network_bandwidth'] / 1e9:.3g} GB/s"
+    network = f", {found['hosts']} hosts at {found['network_bandwidth'] / 1e9:.3g} GB/s"
     say(
         f"{styled('plan', 'bold')}: {found['ranks']} x {name} ({found['device']['source']}), "
         f"{found['strategy']}, {found['precision']}{network if found['hosts'] > 1 else ''}"

@@ -39,11 +39,6 @@ class _Groups:
     device: Device
 
     @property
-    def part(self) -> float:
-        """Which part of an array each member sends when it is gathered or scattered around a ring."""
-        return 1 - 1 / len(self.members[0])
-
-    @property
     def hosts(self) -> int:
         """Of the group that is spread over most of them."""
         return max(len({rank // self.per_host for rank in group}) for group in self.members)
@@ -90,22 +85,23 @@ def traffic(
 
     ddp reduces all gradients once, while the last backward pass runs. fsdp gathers the weights for each forward and
     each backward pass and scatters reduced gradients once, over the `shards` ranks of a copy; several copies then
-    reduce what each rank has of the gradients. All ranks of a CPU are on one host.
+    reduce what each rank has of the gradients. Each of n ranks sends (n - 1) / n of an array once around a ring. All
+    ranks of a CPU are on one host.
     """
     if ranks == 1 or strategy == "single":
         return Traffic(0.0, 0.0, 0.0)
     per_host = GPUS_PER_HOST if device.queues else ranks
     if strategy == "ddp":
         everyone = _Groups([range(ranks)], per_host, device)
-        sent = 2 * everyone.part * gradient_bytes
+        sent = 2 * (1 - 1 / ranks) * gradient_bytes
         seconds = sent / everyone.bandwidth + math.ceil(gradient_bytes / _BUCKET_BYTES) * everyone.tree_seconds
         return Traffic(sent, seconds, max(0.0, seconds - backward_seconds / max(passes, 1.0)))
     copy = _Groups([range(first, first + shards) for first in range(0, ranks, shards)], per_host, device)
-    sent = copy.part * (2 * passes * parameter_bytes + gradient_bytes)
+    sent = (1 - 1 / shards) * (2 * passes * parameter_bytes + gradient_bytes)
     seconds = sent / copy.bandwidth + units * (2 * passes + 1) * copy.ring_seconds
     if shards < ranks:
         across = _Groups([range(first, ranks, shards) for first in range(shards)], per_host, device)
-        between = 2 * across.part * gradient_bytes / shards
+        between = 2 * (1 - shards / ranks) * gradient_bytes / shards
         sent += between
         seconds += between / across.bandwidth + units * across.tree_seconds
     return Traffic(sent, seconds, max(0.0, seconds - forward_seconds - backward_seconds))

@@ -80,14 +80,10 @@ def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str
     effective = as_is.effective if as_is else configured * step / (configured * step + stops_seconds)
     hours = sum(seconds) / 3600 / effective if effective else float("inf")
     return {
-        "device": {
-            "name": given.device.name,
-            "source": given.device.source,
-            "memory_bytes": given.device.memory_bytes,
-            "network_bandwidth": given.device.network_bandwidth,
-        },
+        "device": {"name": given.device.name, "source": given.device.source, "memory_bytes": given.device.memory_bytes},
         "ranks": given.ranks,
         "hosts": math.ceil(given.ranks / GPUS_PER_HOST) if given.device.queues else 1,
+        "network_bandwidth": given.device.network_bandwidth,
         "strategy": strategy_of(recipe, given.ranks),
         "precision": recipe.engine.precision,
         "data_bytes": {reader.task.name: field_bytes(reader) for reader in opened.readers},

@@ -103,7 +103,7 @@ def test_words_arrive_as_they_were(tmp_path: Path, shell: Any) -> None:
 @pytest.mark.parametrize("array", [False, True])
 def test_srun_is_told_how_many_processors_it_has(tmp_path: Path, shell: Any, array: bool) -> None:
     """As Slurm says that the job has them: `--sbatch=--cpus-per-task=64` counts more than our own number."""
-    changes = sweep(["run.seed=0,1"] if array else [], "waves", tmp_path / "runs" / "waves")
+    changes = [["--set", "run.seed=0"], ["--set", "run.seed=1"]] if array else [[]]
     text = script(job(tmp_path, cpus_per_node=8, options=["--cpus-per-task=64"], changes=changes))
     assert shell(text, SLURM_CPUS_PER_TASK="64", SLURM_ARRAY_TASK_ID="1")[0] == 0
     assert (tmp_path / "bin" / "options").read_text().split() == ["--kill-on-bad-exit=0", "--cpus-per-task=64"]

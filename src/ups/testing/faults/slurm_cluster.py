@@ -114,10 +114,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def slurm_cluster(folder: Path, binds: bool = False) -> Iterator[Cluster]:
-    """A cluster whose daemons are gone at the end. folder: short, since sockets lie in it.
-
-    binds: each task runs on the cores that it was given, and on no other. Both nodes then begin with the same core.
-    """
+    """A cluster whose daemons are gone at the end. folder: short, since sockets lie in it. binds: tasks to cores."""
     cluster = Cluster(folder)
     for name in ("state", "spool_n1", "spool_n2"):
         (folder / name).mkdir(parents=True)
