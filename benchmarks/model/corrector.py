@@ -28,8 +28,6 @@ and with kind flow, whose members are draws of the student:
 
     student     keeps 85 % or more of what its teacher's CRPS gains over the operator's absolute error, and a step
                 with its draw costs at most 1.5 steps of the operator (measured in turns, on 64 rows)
-    gate        rollouts that the corrector acts in where the gate of the valid split says so have less error than with
-                as many interventions at random places (mean of five draws), and than without any
 
 What is finished is not repeated. Last line: one JSON object. Exit code 1 if something that is asked is not reached. CPU
 time: for each task seeds x 2 x cpu-seconds, and two more correctors for the rates.
@@ -98,21 +96,6 @@ def _high_band(ensemble: dict[str, Any], operator: dict[str, Any]) -> float:
     return _off(ensemble, "members") / max(_off(operator, "central"), 1e-300)
 
 
-def _in(*path: str, below: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]], float]:
-    """A number of the ensemble's result relative to another of it."""
-
-    def value(ensemble: dict[str, Any], _: dict[str, Any]) -> float:
-        def at(keys: tuple[str, ...]) -> float:
-            here: Any = ensemble
-            for key in keys:
-                here = math.nan if here is None else here[key]  # a task without a gate
-            return float(here)
-
-        return at(path) / max(at(below), 1e-300)
-
-    return value
-
-
 def _kept_gain(ensemble: dict[str, Any], operator: dict[str, Any]) -> float:
     """What the student keeps of the gain of its teacher over the operator of the same run."""
     alone = ensemble["summary"]["absolute_error"]
@@ -131,16 +114,8 @@ FLOW_ROWS = (
         _shown,
         "-",
     ),
-    Row(
-        "part of the steps that the gate corrects",
-        lambda e, _: float((e["gate"] or {}).get("rate", math.nan)),
-        _shown,
-        "-",
-    ),
     Row("student's part of its teacher's gain", _kept_gain, lambda v: v >= 0.85, ">= 0.85"),
     Row("a step with the student / without", lambda e, _: float(e["step_cost"]), lambda v: v <= 1.5, "<= 1.5"),
-    Row("gated error / at random", _in("gate", "error", below=("gate", "error_random")), lambda v: v < 1, "< 1"),
-    Row("gated error / without", _in("gate", "error", below=("gate", "error_never")), lambda v: v < 1, "< 1"),
 )
 ROWS = (
     Row("error of the mean / operator", _ratio("mean_rmse", "mean_rmse"), lambda v: v <= 1, "<= 1"),
@@ -299,10 +274,9 @@ def score_into(file: Path, *what: Any) -> None:
 
 
 def score(bundle: Path, data: Path, split: str, trajectories: int, members: int) -> dict[str, Any]:
-    """Whole rollouts of the only task of a bundle; on the test split also teacher, cost and gate of a flow."""
+    """Whole rollouts of the only task of a bundle; on the test split also teacher and cost of a flow."""
     from ups.data.open import open_paths
     from ups.evaluation.ensemble import score_ensemble
-    from ups.evaluation.gate import find_gate, score_gate
     from ups.evaluation.rollout import RolloutPlan
     from ups.inference.bundle import load_bundle
     from ups.models.ensemble import FlowMembers, Members, has_members, members_of
@@ -323,8 +297,6 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
     if trained_flow(stepper) == STUDENT and split == "test":
         found["teacher"] = scored(FlowMembers(stepper, members, 0, FLOW))["summary"]
         found["step_cost"] = step_cost(stepper, reader, plan, split)
-        gate = find_gate(stepper, reader, stepper.context_frames)
-        found["gate"] = score_gate(stepper, reader, plan, gate, **limits) if gate is not None else None
     reader.close()
     return found
 

@@ -15,7 +15,6 @@ from ups.config.recipe import resolve
 from ups.errors import BundleError
 from ups.library.stage_alone import stage_alone
 from ups.models.flow import STUDENT, trained_flow
-from ups.run.score_text import score_lines
 from ups.run.scoring import score
 from ups.run.trained import load_trained
 from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
@@ -84,7 +83,7 @@ def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tm
         ("distill", "wave1d", "its teacher"),
         ("steady", "darcy2d", "training mean"),
     }
-    for words in ("What each stage brought", "corrector (flow)", "When the corrector acts", "of the steps"):
+    for words in ("What each stage brought", "corrector (flow)"):
         assert words in simulator.card
 
     wave = np.sin(2 * np.pi * np.arange(16) / 16)[None]
@@ -92,16 +91,11 @@ def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tm
     assert members["u"].shape == (8, 3, 16)
     with pytest.raises(BundleError, match="not trained on task 'darcy2d'"):
         simulator.rollout(static=np.ones((1, 8, 8)), task="darcy2d", members=2)
-    gated = simulator.rollout(wave, 3, {"speed": 1.0}, task="wave1d", gate=True)
-    assert gated.attrs["interventions"].startswith("the corrector acted in ")
-    assert 0 <= gated.attrs["intervention_rate"] <= 1
 
     trained = load_trained(str(run.path / "bundle"))
     assert trained_flow(trained.stepper) == STUDENT
     results = score(trained, max_trajectories=2)
-    assert [("gate" in result, "ensemble" in result) for result in results] == [(True, True), (False, False)]
-    assert "the corrector acted in" in score_lines(results)
-    assert "at random" in score_lines(results)
+    assert ["ensemble" in result for result in results] == [True, False]
 
     # One stage can be trained again alone: it takes all networks from the run.
     alone = stage_alone(resolve(path), run.path, "distill", [])

@@ -70,9 +70,6 @@ def rollout(
         int | None, typer.Option(help="Members of an ensemble; pictures and errors are of their mean.", min=1)
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the noise that makes members differ.", min=0)] = 0,
-    gate: Annotated[
-        bool, typer.Option("--gate", help="Let the corrector act where a signal says that a step needs it.")
-    ] = False,
     split: Annotated[str, typer.Option(help="Split of the input to take the trajectory from.")] = "test",
     trajectory: Annotated[int, typer.Option(help="Which trajectory of the split.", min=0)] = 0,
     start_frame: Annotated[int | None, typer.Option(help="Last given frame; default the earliest possible.")] = None,
@@ -132,7 +129,6 @@ def rollout(
             every=every,
             members=members,
             seed=seed,
-            gate=gate,
             out=None if vtkhdf else out,
             reversed_axes=reversed_axes,
             progress=lambda done: line.count("rollout", done, count, "steps"),
@@ -150,8 +146,6 @@ def rollout(
         report(facts | {"samples": _judged(result), "attributes": dict(result.attrs)})
         return
     say(_summary(spec, start, count, errors, members))
-    if gate:
-        say(result.attrs["interventions"])
     for text in start.notes:
         note(f"note: {text}")
     for kind in ("warnings", "blew_up"):

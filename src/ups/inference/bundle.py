@@ -28,7 +28,6 @@ from ups.config.model import ModelConfig
 from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.models.build import build_model, wrong_names
 from ups.models.former_names import former_name
-from ups.models.gate import REASONS
 from ups.models.stepper import OPERATOR, Stepper
 from ups.record.atomic import mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
@@ -56,9 +55,8 @@ class BundleInfo:
     networks: name -> its settings, as a `Stepper` has them; coordinates: task -> one (n,) array per axis of the grid it
     was trained on; scores: task -> predictor -> metric -> value, with the protocol they were measured by; provenance:
     label -> value (recipe hash, steps, data identities); assumptions: task -> what was assumed about its data, a
-    sentence each; gates: task -> when its corrector acts (`ups.models.gate`), signal, threshold and what was measured;
-    stages: what each stage of the run brought, as rows (stage, task, figure, against, before, after); version: of the
-    format that it was read from.
+    sentence each; stages: what each stage of the run brought, as rows (stage, task, figure, against, before, after);
+    version: of the format that it was read from.
     """
 
     networks: Mapping[str, ModelConfig]
@@ -69,7 +67,6 @@ class BundleInfo:
     scores: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, str] = field(default_factory=dict)
     assumptions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    gates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stages: tuple[Mapping[str, Any], ...] = ()
     version: int = VERSION
 
@@ -105,7 +102,6 @@ class BundleInfo:
             "scores": dict(self.scores),
             "provenance": dict(self.provenance),
             "assumptions": {name: list(texts) for name, texts in self.assumptions.items()},
-            "gates": {name: dict(gate) for name, gate in self.gates.items()},
             "stages": [dict(row) for row in self.stages],
         }
 
@@ -221,9 +217,9 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         raise ValueError("the step in provenance must be a whole number")
     if not isinstance(scores, dict):
         raise ValueError("scores must be a table by task")
-    gates, stages = data.get("gates", {}), data.get("stages", [])
-    if not isinstance(gates, dict) or not isinstance(stages, list) or len(stages) > MAX_ROWS:
-        raise ValueError("gates must be a table by task, and stages a list")
+    stages = data.get("stages", [])
+    if not isinstance(stages, list) or len(stages) > MAX_ROWS:
+        raise ValueError("stages must be a list")
     statistics = {t.name: Statistics.from_json(data["statistics"][t.name]) for t in specs}
     for spec in specs:
         # Empty in bundles from before it was measured.
@@ -238,28 +234,9 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         scores=scores,
         provenance=provenance,
         assumptions={str(k): tuple(map(str, v)) for k, v in dict(data.get("assumptions", {})).items()},
-        gates={t.name: _gate(gates[t.name]) for t in specs if t.name in gates},
         stages=tuple(_stage_row(row) for row in stages),
         version=data["version"],
     )
-
-
-def _gate(gate: Any) -> dict[str, Any]:
-    """signal and threshold of a gate, and what was measured: numbers by name."""
-    numbers = {
-        str(k)[:40]: float(v)
-        for k, v in dict(gate).items()
-        if isinstance(v, int | float) and not isinstance(v, bool) and k != "threshold"
-    }
-    threshold = float(gate["threshold"])
-    if gate["signal"] not in REASONS or not np.isfinite(threshold):
-        raise ValueError("a gate needs a signal that is known, and a finite threshold")
-    return numbers | {
-        "signal": gate["signal"],
-        "threshold": threshold,
-        "earned": gate.get("earned") is True,
-        "split": str(gate.get("split", ""))[:40],
-    }
 
 
 def _stage_row(row: Any) -> dict[str, Any]:

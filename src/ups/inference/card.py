@@ -71,7 +71,6 @@ def write_card(name: str, info: BundleInfo) -> str:
         "",
         *_scores(info.scores),
         *_stages(info.stages),
-        *_gates(info),
         "",
         "## Where not to trust it",
         "",
@@ -153,23 +152,6 @@ def _stages(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             for row in rows
         ),
     ]
-
-
-def _gates(info: BundleInfo) -> list[str]:
-    """A section about when the corrector acts; empty without one."""
-    if not info.gates:
-        return []
-    lines = ["", "## When the corrector acts", "", "Only where it is asked for: `gate=True`, `--gate`.", ""]
-    for task, gate in info.gates.items():
-        worth = "less error than without" if gate["earned"] else "no less error than without: leave it off"
-        lines.append(
-            f"- {plain(task)}: where {gate['signal']} is above {_number(gate['threshold'])}. On the "
-            f"{plain(gate['split'])} split it acted in {gate.get('rate', 0.0):.1%} of the steps; error of rollouts "
-            f"{_number(gate.get('error'))}, "
-            f"without corrector {_number(gate.get('error_never'))}, with it in every step "
-            f"{_number(gate.get('error_always'))}: {worth}."
-        )
-    return lines
 
 
 def _number(value: Any) -> str:

@@ -22,12 +22,9 @@ from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, load_bundle
 from ups.inference.frames import FrameSink, open_sink
 from ups.inference.inputs import read_start, suggestion
-from ups.inference.interventions import said
-from ups.inference.layout import NOTHING
 from ups.inference.module import SimulatorModule
 from ups.inference.trust import judge
 from ups.models.ensemble import has_members, members_of, repeated
-from ups.models.gate import Gated
 from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
@@ -135,7 +132,6 @@ class Simulator:
         every: int = 1,
         members: int | None = None,
         seed: int = 0,
-        gate: bool = False,
         out: str | Path | None = None,
         reversed_axes: bool = False,
         progress: Callable[[int], None] | None = None,
@@ -152,8 +148,6 @@ class Simulator:
         they differ, the future is not known. Without it the one trajectory whose noise is zero, which is the same
         each time and no mean of the members. seed: of the noise; equal seeds give equal members, and a member is the
         same however many there are.
-        gate: of a simulator with a corrector, let it act only where a signal of the step is above the threshold that
-        was found on the valid split; the result then says in which trajectories and steps it acted, and why.
         out: a new file that frames are streamed to, so that memory does not grow with `steps`; the result then reads
         from it: NetCDF if its name ends with .nc, else a Zarr store. reversed_axes: variables lie in the order time, z,
         y, x, as programs for NetCDF expect them. progress: called with the number of steps done.
@@ -189,9 +183,7 @@ class Simulator:
             facts |= {"ensemble": f"{members} members, seed {seed}"}
         kept = steps // every
         predictor: Predictor = self._stepper
-        if gate:
-            predictor = Gated(self._stepper, self._gate_of(spec), None if members is None else int(members), int(seed))
-        elif members is not None:
+        if members is not None:
             predictor = members_of(self._stepper, spec, int(members), int(seed))
         batch = start.batch.to(self._device)
         batch = batch if members is None else repeated(batch, int(members))
@@ -242,17 +234,7 @@ class Simulator:
                 sink.add(_host(frame))
             if progress is not None:
                 progress(number)
-        return sink.finish(said(predictor) if isinstance(predictor, Gated) else NOTHING)
-
-    def _gate_of(self, spec: TaskSpec) -> dict[str, float]:
-        gate = self._bundle.info.gates.get(spec.name)
-        if gate is None:
-            raise BundleError(
-                f"this simulator has no gate for task '{spec.name}': it has no corrector, or had no valid split",
-                hint="leave gate out, or train one: stage corrector, kind flow (docs/stages.md)",
-                command_hint="leave --gate out, or train one: stage corrector, kind flow (docs/stages.md)",
-            )
-        return {str(gate["signal"]): float(gate["threshold"])}
+        return sink.finish()
 
     def _predict(self, predictor: Predictor, batch: Batch) -> Tensor:
         try:

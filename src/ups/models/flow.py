@@ -252,8 +252,8 @@ def corrector_of(stepper: Stepper, task: TaskSpec) -> str:
     name = trained_flow(stepper, task)
     if not name:
         raise ConfigError(
-            f"the corrector of this model was not trained on task '{task.name}': it has no members and no gate",
-            hint="leave members and gate out for this task, or train it on: stage corrector (docs/stages.md)",
+            f"the corrector of this model was not trained on task '{task.name}': it has no members",
+            hint="leave members out for this task, or train it on: stage corrector (docs/stages.md)",
         )
     return name
 

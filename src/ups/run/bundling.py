@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.run.scoring import MODEL, Progress, ensemble_words, gate_words
+from ups.run.scoring import MODEL, Progress, ensemble_words
 
 # Enough for a card; `ups eval` scores the whole split.
 SCORED_TRAJECTORIES = 64
@@ -47,24 +47,10 @@ def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str
         scores=to_json({result["task"]: _summary(result) for result in results}),
         provenance=trained.identity,
         assumptions={reader.task.name: reader.assumptions for reader in trained.readers if reader.assumptions},
-        gates=to_json(_gates(trained, results)),
         stages=tuple(trained.stages),
     )
     card = write_card(trained.name, info)
     return write_bundle(directory, stepper, info, config_text=trained.config_text, card=card)
-
-
-def _gates(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Those that scoring found, or that are known; of tasks that could not be scored they are found now."""
-    from ups.evaluation.gate import find_gate
-
-    found = dict(trained.gates) | {r["task"]: r["gate"]["found"] for r in results if "gate" in r}
-    scored = {r["task"] for r in results}
-    for reader in trained.readers if results else ():
-        if reader.task.name not in found and reader.task.name not in scored:
-            gate = find_gate(trained.stepper, reader, trained.stepper.context_frames)
-            found |= {} if gate is None else {reader.task.name: gate}
-    return found
 
 
 def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +62,6 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
     if not result["steady"]:
         words += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
     members = {"ensemble": ensemble_words(result["ensemble"])} if "ensemble" in result else {}
-    members |= {"gate": gate_words(result["gate"])} if "gate" in result else {}
     return members | {
         "protocol": words,
         "num_steps": plan["num_steps"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ups.run.scoring import MODEL, blow_up_words, ensemble_words, gate_words, ratio_words
+from ups.run.scoring import MODEL, blow_up_words, ensemble_words, ratio_words
 from ups.run.table import table
 
 
@@ -40,7 +40,6 @@ def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str]
     lines += [styled(f"warning: {blow_up_words(r)}", "yellow") for r in results if blow_up_words(r)]
     lines += [styled(f"warning: {leak_words(result)}", "yellow") for result in results if result.get("in_train")]
     lines += [f"{r['task']}: {ensemble_words(r['ensemble'])}" for r in results if "ensemble" in r]
-    lines += [f"{r['task']}: {gate_words(r['gate'])}" for r in results if "gate" in r]
     lines += [f"{r['task']}: {cost_words(r['solver_cost'])}" for r in results if "solver_cost" in r]
     return "\n".join(lines)
 

@@ -53,9 +53,6 @@ def score(
         result = task_result(reader, plan, split, scores, MODEL, steps, shared)
         if has_members(trained.stepper, reader.task):
             result["ensemble"] = _ensemble(trained, reader, plan, split, max_trajectories, progress)
-        gate = _gate(trained, reader, plan, split, max_trajectories, progress)
-        if gate is not None:
-            result["gate"] = gate
         if solver_cost:
             result["solver_cost"] = _solver_cost(trained, reader, plan, result, progress)
         results.append(result)
@@ -123,40 +120,6 @@ def _ensemble(
             progress=add,
         )
     return found.result()
-
-
-def _gate(
-    trained: Trained,
-    reader: Reader,
-    plan: RolloutPlan,
-    split: str,
-    max_trajectories: int | None,
-    progress: Progress | None,
-) -> dict[str, Any] | None:
-    """Scores of gated rollouts, as `ups.evaluation.gate` gives them, with the gate itself under `found`; None without
-    a corrector. A run that has no bundle finds its gate now, on the valid split."""
-    from ups.evaluation.gate import find_gate, score_gate
-    from ups.models.flow import trained_flow
-
-    if not trained_flow(trained.stepper, reader.task):
-        return None
-    if progress is not None:
-        progress(f"gated rollouts of {reader.task.name}", 0, 1)
-    found = trained.gates.get(reader.task.name) or find_gate(trained.stepper, reader, trained.stepper.context_frames)
-    if found is None:
-        return None
-    scores = score_gate(trained.stepper, reader, plan, found, split=split, max_trajectories=max_trajectories)
-    return scores | {"found": found}
-
-
-def gate_words(gate: Mapping[str, Any]) -> str:
-    """The scores of gated rollouts in a line."""
-    worth = "" if gate["earned"] else "; it did not lower the error of the valid split: leave it off"
-    return (
-        f"gated by {gate['signal']} above {_number(gate['threshold'])}: the corrector acted in {gate['rate']:.1%} of "
-        f"the steps; rollout error {_number(gate['error'])}, without it {_number(gate['error_never'])}, with as many "
-        f"interventions at random {_number(gate['error_random'])}{worth}"
-    )
 
 
 def ensemble_words(ensemble: Mapping[str, Any]) -> str:

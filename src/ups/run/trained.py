@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class Trained:
     """A model with the data it is scored on.
 
-    identity: label -> value, for reports and cards; step: optimizer steps of the run, 0 if not known. gates, stages: as
+    identity: label -> value, for reports and cards; step: optimizer steps of the run, 0 if not known. stages: as
     a bundle has them (`ups.inference.bundle`). elsewhere: the data is not that of the training.
     """
 
@@ -39,7 +39,6 @@ class Trained:
     config_text: str
     identity: dict[str, str]
     step: int
-    gates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stages: Sequence[Mapping[str, Any]] = ()
     elsewhere: bool = False
 
@@ -116,7 +115,7 @@ def _from_bundle(path: Path, data: Mapping[str, str] | None) -> Trained:
     identity = {"bundle": bundle.hash, "recipe": resolved.hash, **info.provenance, **found}
     model = (recipe.run.name, bundle.stepper, readers, recipe, resolved.text, identity)
     elsewhere = not found.items() <= info.provenance.items()
-    return Trained(*model, int(info.provenance.get("step", "0")), info.gates, info.stages, elsewhere)
+    return Trained(*model, int(info.provenance.get("step", "0")), info.stages, elsewhere)
 
 
 def _named_data(path: Path, info: BundleInfo, recipe: Recipe, data: Mapping[str, str]) -> list[Reader]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +50,6 @@ def make_bundle(
     tasks: tuple[TaskSpec, ...] = (ADVECTION, FLOW, DARCY),
     ensemble: bool = False,
     corrector: bool = False,
-    gates: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Path:
     config: ModelConfig = LatentOperatorConfig(width=16, depth=1, num_heads=2)
     if ensemble:
@@ -64,5 +61,5 @@ def make_bundle(
         for parameter in stepper.parameters():
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
     coordinates = {t.name: grid(t) for t in tasks}
-    info = BundleInfo(stepper.configs, context_frames, tasks, statistics, coordinates, gates=gates or {})
+    info = BundleInfo(stepper.configs, context_frames, tasks, statistics, coordinates)
     return write_bundle(directory, stepper, info, config_text="run:\n  name: small\n", card="# small\n")
