@@ -28,6 +28,7 @@ def bundle(
     from pathlib import Path
 
     from ups.evaluation.results import to_json
+    from ups.inference.stored_scores import stored_warnings, written_words
     from ups.run.bundling import bundle_of_run
     from ups.run.progress_line import ProgressLine
     from ups.run.score_text import score_lines
@@ -35,7 +36,7 @@ def bundle(
     with ProgressLine(quiet=json) as line:
         path, results = bundle_of_run(run, Path(out) if out is not None else None, trajectories, line.count)
     if json:
-        report({"bundle": str(path), "results": to_json(results)})
+        report({"bundle": str(path), "results": to_json(results), "warnings": stored_warnings(path)[1]})
         return
     say(score_lines(results, styled))
-    say(f"wrote {path}")
+    say(written_words(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -90,6 +91,7 @@ def rollout(
     """
     from ups import Simulator
     from ups.errors import ConfigError
+    from ups.inference.simulator import BundleWarning
     from ups.inference.vtkhdf import SUFFIX, check_new, write_vtkhdf
     from ups.run.progress_line import ProgressLine
 
@@ -114,7 +116,9 @@ def rollout(
 
         check_packages(film=film is not None)
     found = find_bundle(bundle)
-    simulator = Simulator.load(found, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BundleWarning)  # the result says it, too
+        simulator = Simulator.load(found, device=device)
     spec = simulator.task(task)
     channel = _channel(spec, field)
     start = _read_input(simulator, spec, _data(found, spec, source, problem), split, trajectory, start_frame)

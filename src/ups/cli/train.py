@@ -89,10 +89,11 @@ def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, place: HostPl
         more_steps = f"ups train {path_text(run_dir)} --set stages.{{}}.{{}}=MORE"
 
         def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
+            from ups.inference.stored_scores import written_words
             from ups.run.score_text import score_lines
 
             say(score_lines(results, styled))
-            say(f"wrote {path_text(bundle)}")
+            say(written_words(bundle))
 
     class Object(Output):
         """Nothing but one object on standard output; faults and the verdict as they come on standard error."""
@@ -126,6 +127,7 @@ def _facts(
     run_dir: Path, code: int, results: Sequence[Mapping[str, Any]] | None, *, nothing_to_do: bool
 ) -> dict[str, Any]:
     """A run that has ended, for programs. results: None where nothing was scored."""
+    from ups.inference.stored_scores import stored_warnings
     from ups.record.places import BUNDLE_NAME, is_bundle
     from ups.supervise.run_file import TRAINED, read_run
     from ups.supervise.why import faults_as_json
@@ -137,6 +139,7 @@ def _facts(
 
         scores = to_json(results)
     bundle = run_dir / BUNDLE_NAME
+    bundled = document["state"] in TRAINED and is_bundle(bundle)
     return {
         "name": run_dir.name,
         "path": str(run_dir),
@@ -145,7 +148,8 @@ def _facts(
         "step": document["checkpoint"],
         "attempts": len(document["attempts"]),
         "faults": faults_as_json(document),
-        "bundle": str(bundle) if document["state"] in TRAINED and is_bundle(bundle) else None,
+        "bundle": str(bundle) if bundled else None,
+        "warnings": stored_warnings(bundle)[1] if bundled else [],
         "completed_before": nothing_to_do,
         "results": scores,
     }

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ups.inference.bundle import BundleInfo
+from ups.inference.stored_scores import bundle_warnings
 from ups.record.text import counted
 from ups.record.untrusted_files import printable
 
@@ -64,6 +65,8 @@ def write_card(name: str, info: BundleInfo) -> str:
         dt += "" if task.steady else _in(task.time_unit)
         equation = plain(task.equation) or "not known"
         lines.append(f"| {task.name} | {equation} | {fields} | {grid} | {dt} | {ranges} | {boundaries} |")
+    if "step" in info.provenance:
+        lines += ["", f"Training took {plain(info.provenance['step'])} steps."]
     lines += _assumptions(info.assumptions)
     lines += [
         "",
@@ -74,6 +77,7 @@ def write_card(name: str, info: BundleInfo) -> str:
         "",
         "## Where not to trust it",
         "",
+        *(f"- **Warning:** {plain(text)}" for text in bundle_warnings(info.scores, info.provenance)),
         *LIMITS,
     ]
     lines += ["", "## Provenance", "", *(f"- {plain(k)}: {_code(v)}" for k, v in info.provenance.items()), ""]

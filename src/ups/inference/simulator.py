@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ups.inference.bundle import Bundle, load_bundle
 from ups.inference.frames import FrameSink, open_sink
 from ups.inference.inputs import read_start, suggestion
 from ups.inference.module import SimulatorModule
+from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
 from ups.models.ensemble import has_members, members_of, repeated
 from ups.models.rollout import Predictor, rollout
@@ -32,6 +34,10 @@ from ups.spec.task import TaskSpec
 MAX_STEPS = 10**8
 MAX_MEMBERS = 10_000
 MAX_SEED = 2**63 - 1
+
+
+class BundleWarning(UserWarning):
+    """A bundle that was loaded is not better than a baseline, or its training was too short."""
 
 
 class Simulator:
@@ -45,9 +51,15 @@ class Simulator:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Simulator:
-        """Load a bundle. device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'."""
+        """Load a bundle. device: 'auto' (CUDA where there is one), 'cpu', 'cuda' or 'cuda:N'.
+
+        Warns (`BundleWarning`) of a bundle that is not better than a baseline.
+        """
         chosen = _device(device)
-        return cls(load_bundle(path, chosen), chosen)
+        bundle = load_bundle(path, chosen)
+        for text in bundle_warnings(bundle.info.scores, bundle.info.provenance):
+            warnings.warn(f"{path}: {text}", BundleWarning, stacklevel=2)
+        return cls(bundle, chosen)
 
     @property
     def tasks(self) -> dict[str, TaskSpec]:

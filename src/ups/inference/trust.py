@@ -16,12 +16,13 @@ from torch import Tensor
 
 from ups.inference.bundle import BundleInfo
 from ups.inference.inputs import Start
+from ups.inference.stored_scores import not_better
 from ups.spec.statistics import Statistics
 from ups.spec.task import Role, TaskSpec
 
 Flags = npt.NDArray[np.bool_]
 # The order is the order of the bits of the variable `warnings`; new ones are added at the end.
-KINDS = ("parameter_range", "grid", "domain_rescaled", "amplitude", "rollout_length")
+KINDS = ("parameter_range", "grid", "domain_rescaled", "amplitude", "rollout_length", "descriptor", "not_better")
 # In deviations from the mean of the train split. Whatever the distribution, at most 1 in 100 frames of that split is
 # beyond the first and 1 in 900 values beyond the second; on six benchmark tasks the largest are 6.2 and 11.4.
 MAX_RMS = 10.0
@@ -69,6 +70,8 @@ def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
     if not spec.steady and scored is not None and steps > scored:
         text = f"{steps} steps are {steps / scored:.3g} times longer than the {scored} that were scored"
         found.append(("rollout_length", every, text))
+    if text := not_better(info.scores, spec.name):
+        found.append(("not_better", every, text))
     if spec.name not in info.scores:
         notes.append("this bundle has no scores of this task")
     flags = np.zeros(len(every), np.int32)

@@ -51,9 +51,10 @@ class Printed(Output):
         sys.stdout.write(printable(completed_words(run_dir, step, self.more_steps), keep=chr(10)) + "\n")
 
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
+        from ups.inference.stored_scores import written_words
         from ups.run.score_text import score_lines
 
-        sys.stdout.write(f"{printable(score_lines(results), keep=chr(10))}\nwrote {printable(path_text(bundle))}\n")
+        sys.stdout.write(printable(f"{score_lines(results)}\n{written_words(bundle)}", keep=chr(10)) + "\n")
 
     @contextlib.contextmanager
     def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
@@ -79,15 +80,16 @@ class Printed(Output):
 
 def completed_words(run_dir: Path, step: int, more_steps: str) -> str:
     """What is said about a run that is completed already, with the way to go on."""
+    from ups.inference.stored_scores import stored_warnings
     from ups.run.directory import read_run_recipe
 
     stages = read_run_recipe(run_dir).recipe.stages
     length = "steps" if stages[-1].steps is not None else "budget_seconds"
     way = more_steps.format(len(stages) - 1, length)
-    bundle = path_text(run_dir / BUNDLE_NAME)
-    return (
-        f"{path_text(run_dir)} is completed: step {step}, verified; its bundle is {bundle}\nto train it longer: {way}"
-    )
+    bundle = run_dir / BUNDLE_NAME
+    head = f"{path_text(run_dir)} is completed: step {step}, verified; its bundle is {path_text(bundle)}"
+    warnings = [f"WARNING: {text}" for text in stored_warnings(bundle)[1]]
+    return "\n".join([head, f"to train it longer: {way}", *warnings])
 
 
 @contextlib.contextmanager

@@ -307,6 +307,7 @@ def _bundle_outputs(job: Job) -> str:
 
 def _bundle(job: Job) -> str:
     from ups.evaluation.results import from_json
+    from ups.inference.stored_scores import stored_warnings
     from ups.run.bundling import make_bundle
     from ups.run.gate import read_results
     from ups.run.trained import load_trained
@@ -316,7 +317,8 @@ def _bundle(job: Job) -> str:
     results = from_json(read_results(job.run_dir / REPORT / SCORES_NAME))
     with hold_run(job.run_dir), BucketMirror(job.run_dir, job.resolved.recipe.checkpoint):
         path = make_bundle(job.run_dir / BUNDLE_NAME, load_trained(str(job.run_dir)), results)
-    return f"{path_text(path)} {_bundle_outputs(job)[:12]}"
+    step, texts = stored_warnings(path)
+    return "; WARNING: ".join([f"{path_text(path)} {_bundle_outputs(job)[:12]} after {step} steps", *texts])
 
 
 def _report(job: Job) -> str:

@@ -4,16 +4,15 @@ bounded part of each file, links refused. No torch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ups.inference.stored_scores import ScoreRow, score_rows
 from ups.record.places import BUNDLE_FILE, BUNDLE_NAME
 from ups.record.untrusted_files import is_number, read_end, read_object
 from ups.run.follow_metrics import rows_of
-from ups.run.scoring import MODEL
 from ups.run.tags import read_tags
 from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
 from ups.tracking.metrics_file import METRICS_NAME
@@ -22,25 +21,7 @@ MAX_METRICS_BYTES = 8 << 20
 MAX_SCORES_BYTES = 32 << 20
 MAX_POINTS = 240
 MAX_TASKS = 64
-MAX_WORDS = 200
 REPORT = "report"
-# Heading, key in the summary of a predictor.
-SCORES = (("one step", "one_step_trmse"), ("rollout", "trmse"))
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreRow:
-    """One score of the model on a task, and the best of those that learned nothing ('' if there is none).
-
-    verdict: what that means, '' where it is not known.
-    """
-
-    task: str
-    score: str
-    model: float
-    reference: float
-    reference_name: str
-    verdict: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,53 +86,8 @@ def scores_of(run_dir: Path) -> list[ScoreRow]:
         bundle = read_object(run_dir / BUNDLE_NAME / BUNDLE_FILE, MAX_SCORES_BYTES) or {}
         by_task = bundle.get("scores")
         items = by_task.items() if isinstance(by_task, dict) else ()
-        named = [(task, one) for task, one in items if isinstance(one, dict)]
-    return [
-        row
-        for task, one in named[:MAX_TASKS]
-        for row in _rows(task, _summaries(one.get("predictors")), _verdicts(one.get("headline")))
-    ]
-
-
-def _verdicts(headline: object) -> dict[str, str]:
-    """Score -> what it means next to the reference; runs of earlier versions have none."""
-    lines = [line for line in headline if isinstance(line, dict)] if isinstance(headline, list) else []
-    return {str(line.get("score")): str(line.get("verdict", ""))[:MAX_WORDS] for line in lines}
-
-
-def _summaries(predictors: object) -> dict[str, Mapping[str, Any]]:
-    """Name -> summary; a bundle keeps the summaries alone."""
-    if not isinstance(predictors, dict):
-        return {}
-    found = {str(name): one.get("summary", one) for name, one in predictors.items() if isinstance(one, dict)}
-    return {name: one for name, one in found.items() if isinstance(one, dict)}
-
-
-def _rows(task: object, summaries: Mapping[str, Mapping[str, Any]], verdicts: Mapping[str, str]) -> list[ScoreRow]:
-    rows = []
-    for heading, key in SCORES:
-        ours = _number(summaries.get(MODEL, {}).get(key))
-        others = {name: _number(one.get(key)) for name, one in summaries.items() if name != MODEL}
-        known = {name: value for name, value in others.items() if not math.isnan(value)}
-        best = min(known, key=lambda name: known[name], default="")
-        if isinstance(task, str) and not math.isnan(ours):
-            rows.append(ScoreRow(task, heading, ours, known.get(best, math.nan), best))
-    if len(rows) == 2 and rows[0].model == rows[1].model:  # a steady task: the same number twice
-        rows = [replace(rows[0], score="solution")]
-    return [replace(row, verdict=verdicts.get(row.score) or _plain_verdict(row)) for row in rows]
-
-
-def _plain_verdict(row: ScoreRow) -> str:
-    """What two numbers say without those of each trajectory: never that a model is significantly better."""
-    worse = bool(row.reference_name) and not row.model < row.reference
-    return "not better than the best reference" if worse else ""
-
-
-def _number(value: object) -> float:
-    """A number of a document; infinity is written as text there, and everything else is none."""
-    if value == "inf":
-        return math.inf
-    return float(value) if is_number(value) else math.nan  # type: ignore[arg-type]
+        named = list(items)
+    return [row for task, one in named[:MAX_TASKS] for row in score_rows(task, one)]
 
 
 def loss_of(run_dir: Path) -> list[tuple[float, float]]:

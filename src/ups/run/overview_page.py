@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from ups.inference.stored_scores import ScoreRow
 from ups.record.text import counted, duration_text
 from ups.record.untrusted_files import printable
-from ups.run.overview import RunCard, ScoreRow
+from ups.run.overview import RunCard
 
 WIDTH, HEIGHT = 260, 72
 # State -> (word, class): never by color alone.

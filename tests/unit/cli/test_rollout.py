@@ -16,6 +16,7 @@ import ups
 from tests.unit.inference.bundles.make import HERE
 from ups.cli.main import run
 from ups.formats.store_writer import StoreWriter
+from ups.inference.bundle import load_bundle, write_bundle
 from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, grid, make_bundle
 
 FRAMES = 7
@@ -50,6 +51,24 @@ def test_a_rollout_says_what_it_did_with_its_error_next_to_persistence(
     assert f"(persistence {expected:.3g}, training mean " in first
     assert first.endswith("relative to the RMS of the trajectory")
     assert last == "wrote out.zarr"
+
+
+def test_a_bundle_that_is_not_better_than_a_baseline_is_said_to_be_so_once(
+    desk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    bundle = load_bundle("runs/mine/bundle")
+    headline = [{"score": "one step", "verdict": "worse than persistence"}]
+    predictors = {"model": {"one_step_trmse": 0.5}, "persistence": {"one_step_trmse": 0.4}}
+    scores = {"advection": {"protocol": "", "headline": headline, "predictors": predictors}}
+    write_bundle(desk / "bad", bundle.stepper, replace(bundle.info, scores=scores), config_text="", card="")
+    assert run(["rollout", "bad", "wave.zarr", "--task", "advection", "-o", "out.zarr"]) == 0
+    said = capfd.readouterr().err.splitlines()
+    words = "warning: this simulator is worse than persistence: one step 0.5 (0.4)"
+    assert [line for line in said if "this simulator" in line] == [words]
+    assert run(["rollout", "bad", "wave.zarr", "--task", "advection", "-o", "more.zarr", "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["samples"] == [{"warnings": ["not_better"], "blew_up": False}]
+    assert facts["attributes"]["warnings"] == words.removeprefix("warning: ")
 
 
 @pytest.mark.parametrize(("name", "option"), [("out.mp4", "--film"), ("Out.PNG", "--picture")])

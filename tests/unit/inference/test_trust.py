@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray
 
 from ups import Simulator
-from ups.inference.bundle import load_bundle
+from ups.inference.bundle import load_bundle, write_bundle
+from ups.inference.simulator import BundleWarning
 from ups.inference.trust import KINDS, kinds_of, scored_steps
 from ups.models.rollout import rollout
 from ups.testing.small_bundle import make_bundle
@@ -23,6 +25,17 @@ SCORES = {"advection": {"protocol": "test, 8 trajectories, 40 steps from frame 0
 def simulator(tmp_path_factory) -> Simulator:
     bundle = load_bundle(make_bundle(tmp_path_factory.mktemp("bundles") / "small"))
     return Simulator(replace(bundle, info=replace(bundle.info, scores=SCORES)), next(bundle.stepper.buffers()).device)
+
+
+def scored_bundle(path: Path, verdicts: dict[str, str]) -> Path:
+    """A bundle with a rollout score of each task, and this verdict about it."""
+    bundle = load_bundle(make_bundle(path.with_name("unscored")))
+    predictors = {"model": {"trmse": 0.5}, "training mean": {"trmse": 0.4}}
+    scores = {
+        task: {"protocol": "", "predictors": predictors, "headline": [{"score": "rollout", "verdict": verdict}]}
+        for task, verdict in verdicts.items()
+    }
+    return write_bundle(path, bundle.stepper, replace(bundle.info, scores=scores), config_text="", card="")
 
 
 def kinds(result: xarray.Dataset) -> list[list[str]]:
@@ -86,6 +99,26 @@ def test_a_task_without_scores_is_noted_but_no_warning(simulator):
     result = simulator.rollout(static=np.ones((1, 16, 16)), task="darcy")
     assert not result.attrs["warnings"]
     assert "no scores of this task" in result.attrs["notes"]
+
+
+def test_a_result_of_a_task_that_is_not_better_than_a_baseline_says_so_for_each_sample(tmp_path):
+    verdicts = {"advection": "not better than the training mean", "darcy": "better than the training mean"}
+    bundle = load_bundle(scored_bundle(tmp_path / "bad", verdicts))
+    with pytest.warns(BundleWarning, match="advection: this simulator is not better than the training mean") as caught:
+        simulator = Simulator.load(bundle.path, device="cpu")
+    assert len(caught) == 1
+    assert caught[0].filename == __file__, "the warning names the line of the caller"
+    result = simulator.rollout(np.stack([U, U]), 2, {"beta": 1.0}, task="advection")
+    assert kinds(result) == [["not_better"]] * 2
+    assert result["warnings"].values.tolist() == [64, 64]
+    words = "this simulator is not better than the training mean: rollout 0.5 (0.4)"
+    assert result.attrs["warnings"] == words
+    assert not simulator.rollout(static=np.ones((1, 16, 16)), task="darcy").attrs["warnings"]
+
+
+def test_a_bundle_that_is_better_loads_in_silence(tmp_path, recwarn):
+    Simulator.load(scored_bundle(tmp_path / "good", {"advection": "better than persistence"}), device="cpu")
+    assert not [one for one in recwarn if issubclass(one.category, BundleWarning)]
 
 
 def test_a_given_field_far_from_its_training_data_is_named(simulator):

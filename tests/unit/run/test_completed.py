@@ -10,8 +10,10 @@ import pytest
 
 import ups
 from ups.cli.main import run as command
+from ups.config.recipe import dump_recipe
 from ups.errors import ConfigError
 
+NOT_BETTER = "wave1d: this simulator is not better than the training mean: rollout "
 STORED = Path(__file__).parents[2] / "integration" / "runs"
 
 
@@ -34,11 +36,10 @@ def test_a_completed_run_is_said_to_be_so_and_not_scored_again(
     run = ups.fit(recipe, progress=False)
     before = times(run)
     assert command(["train", "runs/small"]) == 0
-    out = capsys.readouterr().out
-    assert out.splitlines() == [
-        "runs/small is completed: step 4, verified; its bundle is runs/small/bundle",
-        "to train it longer: ups train runs/small --set stages.0.steps=MORE",
-    ]
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first == "runs/small is completed: step 4, verified; its bundle is runs/small/bundle"
+    assert second == "to train it longer: ups train runs/small --set stages.0.steps=MORE"
+    assert last.startswith(f"WARNING: {NOT_BETTER}")
     changed = {name for name, time in times(run).items() if before.get(name) != time}
     assert {Path(name).name for name in changed} <= {"config.yaml", "env.json", ".supervisor.lock"}
     assert ups.fit(recipe).state == "completed"
@@ -107,6 +108,22 @@ def test_a_run_that_is_not_finished_is_not_made_longer(recipe: ups.Recipe) -> No
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
+def test_the_last_line_says_how_many_steps_were_done_and_that_the_model_is_not_better(
+    recipe: ups.Recipe, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert command(["train", "recipe.yaml"]) == 0
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"wrote runs/small/bundle after 4 steps; WARNING: {NOT_BETTER}")
+    assert command(["export", "bundle", "small", "--out", "elsewhere"]) == 0
+    assert capfd.readouterr().out.splitlines()[-1] == last.replace("runs/small/bundle", "elsewhere")
+    card = (tmp_path / "elsewhere" / "card.md").read_text()
+    assert "Training took 4 steps." in card
+    assert f"**Warning:** {NOT_BETTER}" in card
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
 def test_train_reports_as_json(recipe: ups.Recipe, capfd: pytest.CaptureFixture[str]) -> None:
     ups.fit(recipe, progress=False, engine__max_seconds=1e-6)
     assert command(["train", "runs/small", "--json", "--set", "engine.max_seconds=null"]) == 0
@@ -116,6 +133,7 @@ def test_train_reports_as_json(recipe: ups.Recipe, capfd: pytest.CaptureFixture[
     assert facts["results"][0]["task"] == "wave1d"
     assert Path(facts["bundle"]).is_dir()
     assert "VERDICT state=completed" in found.err
+    assert [text.startswith(NOT_BETTER) for text in facts["warnings"]] == [True]
     assert command(["train", "runs/small", "--json"]) == 0
     again = json.loads(capfd.readouterr().out)
     assert (again["completed_before"], again["results"], again["bundle"]) == (True, None, facts["bundle"])
