@@ -32,7 +32,6 @@ def prepare() -> tuple[Path, Path]:
         progress=True,
         run__name="inverse_problem",
         model__widths=[16, 32, 64],
-        stages__1__budget_seconds=None,
         stages__1__steps=400,
         evaluate__max_trajectories=8,
     )

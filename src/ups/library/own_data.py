@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ups.config.description import TaskDescription, describe_values, description_next_to, read_description
+from ups.config.recipe import resolve
+from ups.config.schema import Recipe
 from ups.data.guess import Guess, guess_description
 from ups.data.guess_page import description_page, guess_lines
 from ups.data.pack import pack
@@ -23,7 +26,14 @@ from ups.formats.split_rows import LEAST_TEST, LEAST_TO_SPLIT
 from ups.formats.zarr_store import is_own_store
 from ups.library.data import Dataset, PathLike, open_data
 from ups.record.atomic import write_file_atomically
+from ups.record.text import duration_text
 from ups.record.untrusted_files import printable
+from ups.spec.task import Role
+
+# What `ups init` proposes to train, in CPU time of one core, and the fewest steps that make a model; the largest grid
+# on which it tries a step, and points of all samples of such a step.
+TRAINING_SECONDS, _FEWEST_STEPS = 300.0, 500
+_MOST_POINTS, _TRIED_POINTS = 1 << 18, 1 << 15
 
 TaskLike = TaskDescription | Mapping[str, Any] | PathLike
 
@@ -166,7 +176,9 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Seq
             read_description(page)  # what is written is what is read
             description = page
         named = None if description is None else os.path.relpath(description, folder)
-        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named).encode())
+        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, (_FEWEST_STEPS, "not measured")))
+        steps = _measured_steps(recipe, reader)
+        write_file_atomically(recipe, _recipe_page(folder, paths, reader, named, steps))
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be written: {error.strerror}", hint="name a directory of yours") from error
     return Started(recipe, description, guess, reader)
@@ -187,7 +199,40 @@ def _common_name(paths: Sequence[Path]) -> str:
     return task_name(Path(stem)) if stem[:1].isalpha() else ""
 
 
-def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None) -> str:
+def _measured_steps(recipe: Path, reader: GridReader) -> tuple[int, str]:
+    """How many steps to train, and why: as many as fit into TRAINING_SECONDS of CPU time, busy or not."""
+    points = math.prod(reader.space)
+    if points > _MOST_POINTS:
+        return _FEWEST_STEPS, f"not measured: a step on {points:,} points takes long; ups plan --measure tells"
+    try:
+        seconds = _step_seconds(resolve(recipe).recipe, reader, max(1, _TRIED_POINTS // points))
+    except Exception as error:  # noqa: BLE001 - a recipe is written all the same, and training says what is wrong
+        return _FEWEST_STEPS, f"not measured: {printable(str(error)[:100])}"
+    steps = max(_FEWEST_STEPS, TRAINING_SECONDS / seconds)
+    steps = round(steps, 1 - math.floor(math.log10(steps)))
+    return int(steps), f"about {duration_text(steps * seconds)}: a step took {seconds:.2g} s on one core here"
+
+
+def _step_seconds(recipe: Recipe, reader: GridReader, most_samples: int) -> float:
+    """CPU time of a training step, by a few steps with at most so many samples."""
+    from ups.run.assemble import OpenData
+    from ups.run.stage_plan import measure_stages
+    from ups.spec.statistics import Statistics
+
+    size, task = recipe.data.block_size, reader.task
+    tried = min(size, most_samples)
+    counts = {role: task.num_channels(role) for role in get_args(Role)} | {"parameter": len(task.parameters)}
+    counts["difference"] = counts["state"]
+    # Real statistics take long to compute, and a step takes the same time with these.
+    ones = {f"{name}_{moment}": (1.0,) * n for name, n in counts.items() for moment in ("mean", "std")}
+    opened = OpenData([reader], {task.name: Statistics(**ones)})  # type: ignore[arg-type]
+    few = recipe.model_copy(update={"data": recipe.data.model_copy(update={"block_size": tried})})
+    return measure_stages(few, opened, steps=3)[0]["step_seconds"] * size / tried
+
+
+def _recipe_page(
+    folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None, steps: tuple[int, str]
+) -> bytes:
     from ups.config.yaml_subset import scalar_text
 
     name = task_name(folder.resolve()).lstrip("_-") or "run"
@@ -203,16 +248,16 @@ def _recipe_page(folder: Path, paths: Sequence[Path], reader: GridReader, descri
         path=path,
         description=described,
         block_size=_block_size(reader),
+        steps=steps[0],
+        why=steps[1],
         least_test=LEAST_TEST,
         least_to_split=LEAST_TO_SPLIT,
-    )
+    ).encode()
 
 
 def _block_size(reader: GridReader) -> int:
     """Windows in a step: as many as a step on a laptop takes well, and no more than there are."""
-    points = 1
-    for size in reader.space:
-        points *= size
+    points = math.prod(reader.space)
     windows = reader.splits["train"] * max(1, reader.num_frames - 1)
     size = 32
     while size > 4 and size * points > 1 << 16:
@@ -247,7 +292,7 @@ model:
 
 stages:
   - type: operator
-    budget_seconds: 300 # or `steps: 2000`
+    steps: {steps} # {why}
     loss: nrmse # the error of each field relative to the field
     optim:
       type: muon

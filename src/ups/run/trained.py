@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.errors import CheckpointError, ConfigError, DataError
+from ups.inference.stored_scores import TOO_SHORT
 from ups.record.places import find_model, is_bundle
 from ups.record.untrusted_files import printable
 from ups.run.stage_gains import stage_gains
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from ups.formats.base import Reader
     from ups.inference.bundle import BundleInfo
     from ups.models.stepper import Stepper
+    from ups.training.progress import Progress
+
+# Part of a budget of wall time in which rank 0 computes, if nothing holds it up: 0.8 to 1.
+LEAST_COMPUTED = 0.5
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +62,24 @@ def load_trained(
         return _from_bundle(path, data or {})
     trained = _from_bundle(path, None) if is_bundle(path) else _from_run(path, checkpoint)
     return _on_other_data(trained, data, name) if data else trained
+
+
+def too_short(recipe: Recipe, progress: Progress) -> str:
+    """In what way a model was trained far less than its recipe means; '' if it was not."""
+    lengths = [stage.steps for stage in recipe.stages]
+    stage = progress.stage_index + 1
+    if stage < len(lengths) or not progress.stage_finished:
+        whole = "" if None in lengths else f" of {sum(n or 0 for n in lengths)}"
+        return f"the training has not ended: step {progress.step}{whole}, in stage {stage} of {len(lengths)}"
+    seconds = progress.earlier_seconds + progress.budget_used_seconds
+    computed = seconds - progress.idle_seconds
+    if computed >= LEAST_COMPUTED * seconds:
+        return ""
+    return (
+        f"far fewer steps than the recipe means: {progress.step}; rank 0 computed in {computed:.0f} s of a time budget "
+        f"of {seconds:.0f} s (busy machine or slow data); an idle machine does about "
+        f"{seconds / max(computed, 1e-9):.2g} times as many; give `steps` instead of `budget_seconds`"
+    )
 
 
 def check_tasks(known: Sequence[str], tasks: Iterable[str], name: str) -> None:
@@ -188,8 +211,10 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
         raise CheckpointError(f"{found} does not hold the model of the run's config.yaml: '{wrong[0]}' differs")
     stepper.load_state_dict(weights, strict=False)  # the statistics came with the run, not with the checkpoint
     stepper.requires_grad_(False)
-    step = Progress.from_json(read_progress(found)["progress"]).step
+    progress = Progress.from_json(read_progress(found)["progress"])
+    step = progress.step
     identity = {"run": recipe.run.name, "recipe": resolved.hash, "checkpoint": found.name, "step": str(step)}
+    identity |= {TOO_SHORT: text} if (text := too_short(recipe, progress)) else {}
     identity |= {f"data {reader.task.name}": reader.identity() for reader in readers}
     stages = stage_gains(path, recipe)
     return Trained(recipe.run.name, stepper.eval(), readers, recipe, resolved.text, identity, step, stages=stages)

@@ -109,7 +109,7 @@ class Engine:
         self.begin()
         if self.ema is not None and not progress.stage_step:
             self.ema.restart()  # the weights may have come from the stage before, after the average was made
-        budget = Budget(self.length, progress.budget_used_seconds)
+        budget = Budget(self.length, progress.budget_used_seconds, progress.idle_seconds)
         agreement = Agreement(self.runtime.control_group)
         self.box.total_steps = progress.step - progress.stage_step + progress.total_steps
         self.strategy.module.train()
@@ -133,6 +133,8 @@ class Engine:
                 progress.set_length(agreed.elapsed_ppm, agreed.total_steps)
             if self.length.counts_seconds:
                 progress.budget_used_seconds = budget.used_seconds
+            if self.runtime.device.type == "cpu":  # with a GPU, CPU time does not say how much was computed
+                progress.idle_seconds = budget.idle_seconds
             self.box.total_steps = progress.step - progress.stage_step + progress.total_steps
             for hook in self.hooks:
                 hook.after_step(self, agreed)

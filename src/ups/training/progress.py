@@ -21,7 +21,7 @@ MARKS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 # Fewer steps than these show no rate.
 _FEWEST_STEPS = 3
 # Fields that checkpoints of earlier versions lack: their default is what held in those versions.
-_ADDED = frozenset({"mean_norm", "mark_step", "mark_done", "mark_ppm", "earlier_seconds"})
+_ADDED = frozenset({"mean_norm", "mark_step", "mark_done", "mark_ppm", "earlier_seconds", "idle_seconds"})
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class Progress:
     step: steps done over all stages; names the checkpoint. total_steps: length of this stage, 0 until a time budget
     has given one. updates: optimizer updates made in this stage. skipped: non-finite steps of the run, skipped_in_row
     the present series of them. budget_used_seconds: of a stage with a time budget. earlier_seconds:
-    used of the time budgets of earlier stages. mean_norm: moving average of the
-    gradient norm, where clipping is relative to it.
+    used of the time budgets of earlier stages. idle_seconds: of all budgets of wall time, those in which
+    rank 0 did not compute. mean_norm: moving average of the gradient norm, where clipping is relative to it.
     mark_step, mark_done, mark_ppm: where a time budget last set the length: steps done, part of the stage done (what
     the learning rate follows), and part of the budget used before the last of those steps, in millionths.
     """
@@ -52,6 +52,7 @@ class Progress:
     mark_done: float = 0.0
     mark_ppm: int = 0
     earlier_seconds: float = 0.0
+    idle_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,6 +95,7 @@ class Progress:
             step=self.step,
             skipped=self.skipped,
             earlier_seconds=self.earlier_seconds + self.budget_used_seconds,
+            idle_seconds=self.idle_seconds,
         )
 
     def lengthened(self, length: StageLength) -> Progress:
@@ -153,16 +155,24 @@ class Budget:
     Only rank 0's clock counts; its findings travel with the agreement of each step.
     """
 
-    def __init__(self, length: StageLength, used_seconds: float = 0.0) -> None:
+    def __init__(self, length: StageLength, used_seconds: float = 0.0, idle_seconds: float = 0.0) -> None:
         self._budget = length.budget_seconds
         self._clock = cpu_seconds if length.budget_clock == "cpu" else time.monotonic
         self._start = self._clock() - used_seconds
+        self._idle_before, self._idle_from = idle_seconds, time.monotonic() - time.process_time()
         self._first: tuple[int, float] | None = None
 
     @property
     def used_seconds(self) -> float:
         """Of the budget, by its own clock."""
         return self._clock() - self._start
+
+    @property
+    def idle_seconds(self) -> float:
+        """Of a budget of wall time: without the CPU time of this process, which waited for a core or for data."""
+        counted = self._budget is not None and self._clock is not cpu_seconds
+        idle = time.monotonic() - time.process_time() - self._idle_from
+        return self._idle_before + (max(0.0, idle) if counted else 0.0)
 
     def propose(self, progress: Progress) -> tuple[int, int]:
         """(part of the budget used in millionths, new number of steps of the stage or 0) between two steps."""

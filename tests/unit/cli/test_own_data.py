@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 
@@ -52,6 +53,30 @@ def test_init_shows_what_it_guessed_and_writes_a_recipe_that_is_accepted(
     assert recipe["data"]["tasks"][0]["description"]["equation"] == ""
     assert recipe["data"]["tasks"][0]["description"]["axes"][0]["boundary"] == "periodic"
     assert run(["init", "mine", "--data", "waves.npz"]) == 3, "what a person has edited is not replaced"
+
+
+def test_init_counts_steps_by_a_measured_step_time(folder: Path) -> None:
+    """Not seconds of wall time: on a busy machine they are few steps."""
+    np.save("plane.npy", np.broadcast_to(WAVES[:, :, None, :], (20, 9, 128, 64)))
+    np.save("cube.npy", np.zeros((20, 3, 128, 128, 32), np.float32))
+    steps = {}
+    for name, axes in (("waves.npz", ""), ("plane.npy", "xy"), ("cube.npy", "xyz")):
+        dims = ("trajectory", "time", *axes) if axes else ()
+        text = init_run(name.partition(".")[0], name, dims).recipe.read_text()
+        found = re.search(r"^    steps: (\d+) # (.*)$", text, re.M)
+        assert found is not None
+        steps[name] = (int(found[1]), found[2])
+        stage = ups.load_recipe(f"{name.partition('.')[0]}/recipe.yaml").stages[0]
+        assert (stage.steps, stage.budget_seconds) == (int(found[1]), None)
+    assert re.fullmatch(r"about \d+ (s|min): a step took \S+ s on one core here", steps["waves.npz"][1])
+    assert steps["waves.npz"][0] > steps["plane.npy"][0] >= 500
+    assert steps["cube.npy"] == (500, "not measured: a step on 524,288 points takes long; ups plan --measure tells")
+
+
+def test_init_writes_a_recipe_where_a_step_cannot_be_measured(folder: Path) -> None:
+    np.save("bad.npy", np.full((20, 9, 64), np.nan))
+    text = init_run("bad", "bad.npy", ("trajectory", "time", "x")).recipe.read_text()
+    assert re.search(r"^    steps: \d+ # ", text, re.M)
 
 
 def test_init_takes_a_description_that_is_there_already(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

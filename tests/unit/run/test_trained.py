@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +18,9 @@ from ups.cli.main import run
 from ups.config.recipe import dump_recipe
 from ups.errors import ConfigError, DataError, StatisticsChangedError
 from ups.inference.bundle import load_bundle, write_bundle
-from ups.run.trained import load_trained
+from ups.inference.stored_scores import TOO_SHORT
+from ups.run.trained import load_trained, too_short
+from ups.training.progress import Progress
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"
 
@@ -116,3 +122,62 @@ def test_a_pipe_in_a_run_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
     os.mkfifo(path / "statistics.json")
     with pytest.raises(StatisticsChangedError):
         load_trained(str(path))
+
+
+def test_a_checkpoint_of_a_training_that_goes_on_is_too_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(STORED / "data", "data")
+    recipe = ups.load_recipe(STORED / "v1", stages__0__steps=4, checkpoint__interval_steps=1, checkpoint__keep=10)
+    run = ups.fit(recipe, progress=False)
+    assert TOO_SHORT not in load_trained(str(run.path)).identity
+    early = load_trained(str(run.path), run.path / "checkpoints" / "step_00000001").identity
+    assert early[TOO_SHORT] == "the training has not ended: step 1 of 4, in stage 1 of 1"
+
+
+def test_a_time_budget_that_was_computed_in_is_enough() -> None:
+    """Progress of checkpoints from before idle time was counted has none."""
+    recipe = ups.load_recipe(STORED / "v1", stages__0__steps=None, stages__0__budget_seconds=100.0)
+    done = Progress(stage_step=9, step=9, total_steps=9, stage_finished=True, budget_used_seconds=100.0)
+    assert too_short(recipe, done) == ""
+    done.idle_seconds = 49.0
+    assert too_short(recipe, done) == ""
+    done.idle_seconds = 90.0
+    assert "9; rank 0 computed in 10 s of a time budget of 100 s" in too_short(recipe, done)
+    assert "about 10 times as many" in too_short(recipe, done)
+
+
+@pytest.fixture
+def one_busy_core() -> Iterator[Callable[[], None]]:
+    """Gives a function that moves a new process to a core on which eight others compute."""
+    core = min(os.sched_getaffinity(0))
+
+    def onto_core() -> None:
+        os.sched_setaffinity(0, {core})
+
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=onto_core) for _ in range(8)]
+    try:
+        yield onto_core
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.processes
+def test_a_time_budget_on_a_busy_machine_says_that_it_gave_far_too_few_steps(
+    tmp_path: Path, one_busy_core: Callable[[], None]
+) -> None:
+    shutil.copytree(STORED / "data", tmp_path / "data")
+    changes = "stages__0__steps=None, stages__0__budget_seconds=5.0, engine__threads=1"
+    program = (
+        f"import ups; ups.fit(ups.load_recipe({str(STORED / 'v1')!r}, {changes}, run__name='hasty'), progress=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, preexec_fn=one_busy_core, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    last = done.stdout.splitlines()[-1]
+    found = re.search(r"after (\d+) steps; .*WARNING: far fewer steps than the recipe means: (\d+); rank 0 ", last)
+    assert found is not None, last
+    assert found[1] == found[2]
+    assert "**Warning:** far fewer steps" in (tmp_path / "runs" / "hasty" / "bundle" / "card.md").read_text()
