@@ -149,12 +149,13 @@ def rollout(
         facts = {"task": spec.name, "steps": count, "errors": errors, "written": written, "notes": list(start.notes)}
         report(facts | {"samples": _judged(result), "attributes": dict(result.attrs)})
         return
-    say(_summary(spec, start, count, errors, members))
+    say(_summary(spec, start, count, errors, members) + _divergence(result))
     for text in start.notes:
         note(f"note: {text}")
     for kind in ("warnings", "blew_up"):
         if result.attrs[kind]:
-            note(f"warning: {'blew up: ' if kind == 'blew_up' else ''}{result.attrs[kind]}")
+            what = "the result is not a prediction from there on: " if kind == "blew_up" else ""
+            note(f"warning: {what}{result.attrs[kind]}")
     for name in written:
         say(f"wrote {name}")
     if example is not None and (film or picture) and field is None and len(example.channels) > 1:
@@ -207,9 +208,29 @@ def _judged(result: Any) -> list[dict[str, Any]]:
     from ups.inference.trust import kinds_of
 
     flags = np.atleast_1d(result["warnings"].values)
-    blown = result["blew_up"]
-    blown = np.atleast_1d((blown.any("member") if "member" in blown.dims else blown).values)
-    return [{"warnings": kinds_of(int(f)), "blew_up": bool(b)} for f, b in zip(flags, blown, strict=True)]
+    return [
+        {"warnings": kinds_of(int(f)), "blew_up": step is not None, "diverged_at": step}
+        for f, step in zip(flags, _diverged_at(result), strict=True)
+    ]
+
+
+def _diverged_at(result: Any) -> list[int | None]:
+    """The step at which each sample diverged, of members the first one that did; None if it has not."""
+    import numpy as np
+
+    steps = result["diverged_at"]
+    steps = steps.where(steps > 0)
+    first = np.atleast_1d((steps.min("member") if "member" in steps.dims else steps).values)
+    return [None if np.isnan(step) else int(step) for step in first]
+
+
+def _divergence(result: Any) -> str:
+    """The end of the printed line of a result that has diverged; '' for any other."""
+    steps = [step for step in _diverged_at(result) if step is not None]
+    if not steps:
+        return ""
+    when = "" if "time" not in result.dims else f" at step {min(steps)}"
+    return f"; DIVERGED{when}" if result["diverged_at"].ndim == 0 else f"; {len(steps)} DIVERGED, the first{when}"
 
 
 @dataclass(frozen=True)
@@ -392,6 +413,8 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
         kept = start.truth if spec.steady else start.truth[every - 1 :: every]
         truth = kept[: len(prediction)].astype(np.float64) if len(kept) >= len(prediction) else None
     first = 0.0 if spec.steady else float(result["time"][0])
+    diverged_at = _diverged_at(result)[0]
+    first_bad = None if diverged_at is None else -(-diverged_at // every) - 1
     return Example(
         task=spec,
         trajectory=start.trajectory,
@@ -406,6 +429,7 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
         parameters=start.parameters,
         given=start.given_fields(spec),
         given_units=tuple(f.unit for f in spec.fields_of("static") for _ in range(f.num_channels(len(spec.axes)))),
+        diverged_at=first_bad if first_bad is not None and first_bad < len(prediction) else None,
     )
 
 

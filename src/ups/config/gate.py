@@ -26,6 +26,7 @@ SCORES = (
     "max_error",
     "correlation_time",
     "num_blown_up",
+    "num_diverged",
 )
 BEST = "best"
 

@@ -27,6 +27,7 @@ from ups.errors import DataError, MachineError
 from ups.formats.base import Reader, WindowBlock
 from ups.record.atomic import write_file_atomically
 from ups.record.places import home_directory
+from ups.spec.descriptors import RangeFinder
 from ups.spec.keyed import key_of
 from ups.spec.moments import Moments, by_channel
 from ups.spec.statistics import Statistics
@@ -40,11 +41,13 @@ Progress = Callable[[int, int], None]
 # trajectories are read, whatever their size.
 MAX_SAMPLE_BYTES = 4 << 30
 _MIN_SAMPLE = 16
+# Descriptors cost several times as much as moments, and their ranges need fewer trajectories.
+MAX_DESCRIBED_BYTES = 256 << 20
 # One read, and so the memory in use, stays near this size.
 _READ_BYTES = 8 << 20
 
 _FORMAT = "ups-statistics"
-_VERSION = 4
+_VERSION = 5
 _MAX_FILE_BYTES = 4 << 20
 # Statistics of the same files under other strides live in the same file; the oldest leave first.
 _MAX_ENTRIES = 16
@@ -62,10 +65,12 @@ def compute_statistics(
     if total < 1:
         raise DataError(f"task '{task.name}' has no trajectories to train on", hint="check its splits")
     chosen = _sample(reader, total, max_bytes)
+    described = set(_sample(reader, total, min(max_bytes, MAX_DESCRIBED_BYTES)))  # a part of the chosen ones
     state, difference = Moments(task.num_channels("state")), Moments(task.num_channels("state"))
     static, target = Moments(task.num_channels("static")), Moments(task.num_channels("target"))
     parameters = Moments(len(task.parameters))
     waves, sizes = ShortestWaves(task), FrameSizes(task.num_channels("state"))
+    ranges = {role: RangeFinder(task.axes) for role in ("state", "static", "target") if task.num_channels(role)}
     logs = np.array([p.scale == "log" for p in task.parameters], bool)
     done = 0
     for trajectories, block, first_frame in _blocks(reader, chosen):
@@ -75,11 +80,16 @@ def compute_statistics(
             state.add(by_channel(fresh, 2))  # (C, B*T*S)
             waves.add(fresh)
             sizes.add(fresh)
+            parts = {"state": fresh}
             difference.add(by_channel(np.diff(block.state.astype(np.float64), axis=1), 2))
             if first_frame == 0:
                 static.add(by_channel(block.static, 1))
                 target.add(by_channel(block.target, 1))
                 parameters.add(_scaled(block.parameters, logs))
+                parts |= {"static": block.static[:, None], "target": block.target[:, None]}
+            picked = [number for number, trajectory in enumerate(trajectories) if trajectory in described]
+            for role in ranges.keys() & parts.keys():
+                ranges[role].add([trajectories[number] for number in picked], parts[role][picked])
         except FloatingPointError as error:
             raise _located(reader, trajectories, block, first_frame, logs) from error
         if first_frame + block.state.shape[1] >= reader.frames_in("train", trajectories[0]):
@@ -87,6 +97,7 @@ def compute_statistics(
             if progress is not None:
                 progress(done, len(chosen))
     num_frames = len(chosen) if task.steady else sum(reader.frames_in("train", t) for t in chosen)
+    moments = {"state": state, "static": static, "target": target}
     return Statistics(
         state_mean=state.mean,
         state_std=state.std(),
@@ -101,6 +112,7 @@ def compute_statistics(
         parameter_std=parameters.std(),
         smooth_from=waves.absent(state.std()),
         size_spread=sizes.spread(state.mean, state.std()),
+        ranges={role: finder.ranges(moments[role].mean, moments[role].std()) for role, finder in ranges.items()},
         data_identity=reader.identity(),
         num_frames=num_frames,
     )
@@ -241,6 +253,8 @@ def _check(statistics: Statistics, reader: Reader, file: Path) -> None:
             raise DataError(f"{file}: statistics of '{role}' do not fit task '{task.name}', which has {count} of them")
     if not statistics.waves_fit(task):
         raise DataError(f"{file}: 'smooth_from' does not fit the channels and axes of task '{task.name}'")
+    if not statistics.ranges_fit(task, reader.space):
+        raise DataError(f"{file}: 'ranges' does not fit the channels and the grid of task '{task.name}'")
 
 
 def _places(path: str | Path | Sequence[str | Path]) -> list[Path]:

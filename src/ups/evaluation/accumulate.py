@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ups.errors import DataError
 from ups.evaluation import metrics
+from ups.spec.divergence import DivergenceLimits
 
 # Means over samples, steps and channels of these (B, T, C) metrics make up a trajectory's row.
 ROW_METRICS = ("rmse", "nrmse", "vrmse", "trmse")
@@ -30,7 +31,8 @@ class Accumulator:
     """Scores of one model on one task, for predictions of at most `num_steps` steps.
 
     weights (*S): how much each point of the grid counts, where it is not uniform; there are no spectra then.
-    may_be_shorter: whether trajectories may have fewer steps.
+    may_be_shorter: whether trajectories may have fewer steps. limits: above which a prediction has diverged, whatever
+    the truth is; without them it diverges where it is not finite.
     """
 
     num_steps: int
@@ -43,6 +45,7 @@ class Accumulator:
     counts: Tensor | None = None  # (T,) samples that have a step
     weights: Tensor | None = None
     may_be_shorter: bool = False
+    limits: DivergenceLimits | None = None
 
     @property
     def spectrum_steps(self) -> tuple[int, ...]:
@@ -120,11 +123,15 @@ class Accumulator:
     ) -> None:
         lasting = metrics.correlation_time(prediction, truth, self.weights)
         finite = torch.isfinite(prediction).flatten(1).all(dim=1)
+        diverged = ~finite
+        if self.limits is not None:
+            diverged = self.limits.exceeded(prediction.flatten(0, 1)).reshape(prediction.shape[:2]).any(dim=1)
         for i, trajectory in enumerate(trajectories):
             row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in ROW_METRICS}  # per channel
             row["correlation_time"] = float(lasting[i])
             lost = (values["trmse"][i] > BLOW_UP).all(dim=-1).any()
             row["blew_up"] = not bool(finite[i]) or bool(lost)
+            row["diverged"] = bool(diverged[i])
             self.rows[int(trajectory)] = row
 
     def merge(self, others: Iterable[Accumulator]) -> Accumulator:
@@ -140,6 +147,7 @@ class Accumulator:
             self.counts,
             self.weights,
             self.may_be_shorter,
+            self.limits,
         )
         for other in others:
             if (other.num_steps, other.channels) != (self.num_steps, self.channels):
@@ -207,6 +215,7 @@ class Accumulator:
             result[f"{name}_median"] = _median([_mean(r[name]) for r in self.rows.values()])
         result["correlation_time"] = _mean([r["correlation_time"] for r in self.rows.values()])
         result["num_blown_up"] = float(sum(bool(r["blew_up"]) for r in self.rows.values()))
+        result["num_diverged"] = float(sum(bool(r["diverged"]) for r in self.rows.values()))
         result["num_samples"] = float(self.num_samples)
         return result
 

@@ -13,6 +13,7 @@ from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
 from ups.formats.base import Reader
 from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Float64
+from ups.spec.divergence import DivergenceLimits
 from ups.spec.grid import is_uniform
 from ups.spec.task import TaskSpec
 
@@ -22,7 +23,8 @@ class Example:
     """One trajectory. prediction, and truth where it is known: (T, C, *S), the predicted steps only.
 
     parameters: name -> value, for the title. given: name -> values (*S) of what a steady task is solved for, with their
-    units. split: where the trajectory is from, "" where that is not known.
+    units. split: where the trajectory is from, "" where that is not known. diverged_at: number of the first frame that
+    has diverged, from 0; None if none has.
     """
 
     task: TaskSpec
@@ -38,6 +40,7 @@ class Example:
     given: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     given_units: tuple[str, ...] = ()
     split: str = ""
+    diverged_at: int | None = None
 
     @property
     def source(self) -> str:
@@ -50,9 +53,14 @@ class Example:
 
 @torch.no_grad()
 def examples(
-    predictor: Predictor, reader: Reader, plan: RolloutPlan, trajectories: Sequence[int], split: str = "test"
+    predictor: Predictor,
+    reader: Reader,
+    plan: RolloutPlan,
+    trajectories: Sequence[int],
+    split: str = "test",
+    limits: DivergenceLimits | None = None,
 ) -> list[Example]:
-    """Truth and prediction of chosen trajectories, in the order asked for."""
+    """Truth and prediction of chosen trajectories, in the order asked for. limits: of what has not diverged."""
     task = reader.task
     units, given_units = (
         tuple(f.unit for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims)))
@@ -65,6 +73,7 @@ def examples(
         frames = torch.stack(list(rollout(predictor, batch, its_plan.num_steps)), dim=1)
         for i, trajectory in enumerate(part):
             dt = reader.dt_in(split, trajectory)
+            bad = [] if limits is None else limits.exceeded(frames[i]).nonzero().flatten().tolist()
             found[trajectory] = Example(
                 task=task,
                 trajectory=trajectory,
@@ -79,6 +88,7 @@ def examples(
                 given={name: batch.static[i, n].double().numpy() for n, name in enumerate(names)},
                 given_units=given_units,
                 split=split,
+                diverged_at=bad[0] if bad else None,
             )
     return [even(found[trajectory]) for trajectory in trajectories if trajectory in found]
 

@@ -20,8 +20,10 @@ from ups.evaluation.accumulate import Accumulator
 from ups.formats.base import Reader
 from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Batch
+from ups.spec.divergence import DivergenceLimits
 from ups.spec.grid import point_weights
 from ups.spec.place import Place
+from ups.spec.statistics import Statistics
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,12 @@ def score_task(
     dtype: torch.dtype = torch.float32,
     kind: Literal["rollout", "one_step"] = "rollout",
     progress: Callable[[int], None] | None = None,
+    statistics: Statistics | None = None,
 ) -> dict[str, Accumulator]:
     """This rank's share of the scores of every predictor on one task; the data is read once for all of them.
 
     kind: `rollout` feeds predictions back from the start frame on; `one_step` predicts each of the same frames from
-    the true ones before it.
+    the true ones before it. statistics: of the task, which say when a prediction has diverged.
     """
     device = device or torch.device("cpu")
     task = reader.task
@@ -101,8 +104,11 @@ def score_task(
     weights = point_weights(task.axes, reader.coordinates)
     counts = None if weights is None else torch.from_numpy(weights)
     shorter = not task.steady and reader.frames_of(split) is not None
+    limits = None if statistics is None else DivergenceLimits.of(task, statistics)
     scores = {
-        name: Accumulator(plan.num_steps, task.channel_names(role), weights=counts, may_be_shorter=shorter)
+        name: Accumulator(
+            plan.num_steps, task.channel_names(role), weights=counts, may_be_shorter=shorter, limits=limits
+        )
         for name in predictors
     }
     mine = range(place.rank, count, place.world_size)

@@ -225,12 +225,17 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         # Empty in bundles from before it was measured.
         if statistics[spec.name].smooth_from and not statistics[spec.name].waves_fit(spec):
             raise ValueError(f"smooth_from of task '{spec.name}' does not fit its channels and axes")
+    coordinates = {t.name: _coordinates(t, data["coordinates"][t.name]) for t in specs}
+    for spec in specs:
+        space = [len(axis) for axis in coordinates[spec.name]]
+        if statistics[spec.name].ranges and not statistics[spec.name].ranges_fit(spec, space):
+            raise ValueError(f"ranges of task '{spec.name}' do not fit its channels and grid")
     return BundleInfo(
         networks={name: reading.validate_python(network) for name, network in given.items()},
         context_frames=context,
         tasks=specs,
         statistics=statistics,
-        coordinates={t.name: _coordinates(t, data["coordinates"][t.name]) for t in specs},
+        coordinates=coordinates,
         scores=scores,
         provenance=provenance,
         assumptions={str(k): tuple(map(str, v)) for k, v in dict(data.get("assumptions", {})).items()},

@@ -13,10 +13,11 @@ from ups.record.text import counted
 from ups.record.untrusted_files import printable
 
 LIMITS = (
-    "- Parameters outside the trained ranges, other grids, states far outside the training data, rollouts longer than "
-    "scored: nothing was measured there, and a result warns of it, for each sample. Another domain is refused.",
-    "- Other boundaries or time steps, and states that are unlike the training data at a usual amplitude: the "
-    "simulator can not know, and answers all the same.",
+    "- Parameters outside the trained ranges, other grids, states whose mean, size, slopes or waves are outside those "
+    "of the training data, rollouts longer than scored: nothing was measured there, and a result warns of it, for each "
+    "sample. A rollout that grows to ten times the training data is marked as diverged. Another domain is refused.",
+    "- Other boundaries or time steps, and unusual states with usual descriptors: the simulator cannot know, and "
+    "answers all the same.",
 )
 
 
@@ -122,13 +123,15 @@ def _scores(scores: Mapping[str, Any]) -> list[str]:
             cells = [task, result["protocol"], line["score"], _number(line["model"]), reference]
             cells += [_number(line["ratio"]), line["verdict"]]
             lines.append(f"| {' | '.join(plain(str(cell)) for cell in cells)} |")
-        blown = {name: values["num_blown_up"] for name, values in result["predictors"].items()}
         total = result["predictors"]["model"]["num_samples"]
-        if blown["model"]:
-            others = ", ".join(f"{name} {_number(count)}" for name, count in blown.items() if name != "model")
-            ours = f"{_number(blown['model'])} of {_number(total)}"
-            words = (task, str(result["protocol"]), "blown up", ours, others)
-            lines.append(f"| {' | '.join(plain(word) for word in words)} | | |")
+        for key, score in (("num_blown_up", "blown up"), ("num_diverged", "diverged")):
+            # Scores of earlier versions do not count divergence.
+            counts = {name: values.get(key, 0) for name, values in result["predictors"].items()}
+            if counts["model"]:
+                others = ", ".join(f"{name} {_number(count)}" for name, count in counts.items() if name != "model")
+                ours = f"{_number(counts['model'])} of {_number(total)}"
+                words = (task, str(result["protocol"]), score, ours, others)
+                lines.append(f"| {' | '.join(plain(word) for word in words)} | | |")
     if members:
         head = "It is an ensemble; scores above are of its central member, without noise (`members=` gives others)."
         lines += ["", head, "", *(f"- {plain(task)}: {plain(str(words))}" for task, words in members)]

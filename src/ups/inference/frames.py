@@ -1,8 +1,9 @@
 """Where the frames of a rollout go: into memory, or streamed to a file. Either way an xarray.Dataset comes out.
 
 Variables are fields by name with dimensions (sample, member, time, [component,] *axes); `sample` only where the input
-had it, `member` only in an ensemble. Two more, one value for each sample: `warnings` (bit flags, see
-`ups.inference.trust`) and `blew_up`, which each member has of its own. A gated rollout has three more along a dimension
+had it, `member` only in an ensemble. More, one value for each sample: `warnings` (bit flags, see
+`ups.inference.trust`) and `blew_up`, which each member has of its own, with the step as `diverged_at` and a mask along
+time as `diverged`. A gated rollout has three more along a dimension
 `intervention`: sample (and member), step and reason of each place at which the corrector acted. The attributes of these
 names say the same in words, and are empty where there is nothing to say. Further attributes are those of the CF
 conventions (`ups.spec.labels`). Files: `ups.inference.streamed`.
@@ -17,7 +18,7 @@ import numpy as np
 
 from ups.errors import BundleError
 from ups.inference.inputs import Start
-from ups.inference.layout import NOTHING, Added, BlewUp, Frame, Layout
+from ups.inference.layout import NOTHING, Added, Divergence, Frame, Layout
 from ups.inference.streamed import open_streamed
 from ups.inference.trust import Trust
 from ups.spec.task import TaskSpec
@@ -26,7 +27,9 @@ MAX_MEMORY_BYTES = 8 * 2**30
 
 
 class FrameSink(Protocol):
-    """Takes frames (B, C, *S) in order, and gives the dataset."""
+    """Takes frames (B, C, *S) in order, and gives the dataset. divergence is shown every step, also those not kept."""
+
+    divergence: Divergence
 
     def add(self, frame: Frame) -> None: ...
 
@@ -73,7 +76,7 @@ class MemorySink:
         channels = sum(layout.components(f) for f in layout.fields)
         self.frames = np.empty((layout.num_rows, layout.num_frames, channels, *layout.space), np.float32)
         self.count = 0
-        self.blew_up = BlewUp(layout)
+        self.divergence = Divergence(layout)
 
     def add(self, frame: Frame) -> None:
         self.frames[:, self.count] = frame
@@ -86,7 +89,6 @@ class MemorySink:
         import xarray
 
         layout = self.layout
-        self.blew_up.look(self.frames)
         parts = layout.split(self.frames)
         variables: dict[str, Any] = {
             f.name: (layout.dims(f), layout.squeeze(f, parts[f.name]), layout.labels[f.name]) for f in layout.fields
@@ -94,6 +96,6 @@ class MemorySink:
         for name, (labels, values) in layout.parameters.items():
             variables[name] = (("sample",), values, labels) if layout.batched else ((), values[0], labels)
         coordinates = {name: ((name,), values, layout.labels[name]) for name, values in layout.coordinates.items()}
-        variables |= layout.per_sample(self.blew_up) | added.variables
-        attributes = layout.attributes | {"blew_up": self.blew_up.words()} | added.attributes
+        variables |= layout.per_sample(self.divergence) | added.variables
+        attributes = layout.attributes | {"blew_up": self.divergence.words()} | added.attributes
         return xarray.Dataset(variables, coords=coordinates, attrs=attributes)

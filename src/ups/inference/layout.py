@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from ups.inference.inputs import Start
 from ups.inference.trust import MAX_NAMED_SAMPLES, Trust
@@ -60,7 +62,8 @@ class Layout:
         self.space = start.batch.space
         self.num_samples = start.batch.num_samples
         self.members = members
-        self.num_frames = num_frames
+        self.num_frames, self.every = num_frames, every
+        self.start_time, self.dt = start.time, start.dt
         self.batched = start.batched
         self.attributes = {"Conventions": CONVENTIONS, **facts, **trust.attributes()}
         self.trust = trust
@@ -144,13 +147,19 @@ class Layout:
             first = last
         return parts
 
-    def per_sample(self, blew_up: BlewUp) -> dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]]:
+    def per_sample(self, divergence: Divergence) -> dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]]:
         """Name -> (dimensions, values, attributes) of what is said about each sample."""
         flags = self.trust.flags if self.batched else np.asarray(self.trust.flags[0])
+        step = divergence.first_step
         values: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {
             "warnings": (("sample",) if self.batched else (), flags, self.trust.flag_attributes()),
-            "blew_up": (self.lead, self.by_sample(blew_up.rows), {}),
+            "blew_up": (self.lead, self.by_sample(step > 0), {}),
+            "diverged_at": (self.lead, self.by_sample(step), {"long_name": "step of divergence, 0 if there is none"}),
         }
+        if not self.task.steady:
+            kept = self.every * np.arange(1, self.num_frames + 1)
+            after = self.by_sample((step[:, None] > 0) & (kept >= step[:, None]))
+            values["diverged"] = ((*self.lead, "time"), after, {"long_name": "at or after the step of divergence"})
         taken = {*self.parameters, *(f.name for f in self.fields), *self.coordinates}
         found: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {}
         for name, what in values.items():
@@ -161,32 +170,34 @@ class Layout:
         return found
 
 
-class BlewUp:
-    """Which samples (or members of them) have a value that is not finite, and from which kept frame on."""
+class Divergence:
+    """Which samples (or members of them) have diverged (`ups.spec.divergence`), and at which step."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.first_frame = np.full(layout.num_rows, -1)
+        self._first_step = torch.zeros(layout.num_rows, dtype=torch.int32)
+
+    def look(self, frame: Tensor, step: int) -> None:
+        """frame (B, C, *S): prediction of a step, counted from 1. It stays on its device, and nothing waits for it."""
+        limits = self.layout.trust.limits
+        bad = ~torch.isfinite(frame).flatten(1).all(dim=1) if limits is None else limits.exceeded(frame)
+        first = self._first_step.to(frame.device)
+        self._first_step = torch.where(bad & (first == 0), step, first)
 
     @property
-    def rows(self) -> npt.NDArray[np.bool_]:
-        return np.asarray(self.first_frame >= 0)
-
-    def look(self, frames: Frame, first_frame: int = 0) -> None:
-        """frames: (B, T, C, *S), the first of them number `first_frame` of the result."""
-        bad = np.asarray(~np.isfinite(frames).reshape(frames.shape[0], frames.shape[1], -1).all(axis=2))
-        new = bad.any(axis=1) & ~self.rows
-        self.first_frame[new] = first_frame + bad[new].argmax(axis=1)
+    def first_step(self) -> npt.NDArray[np.int32]:
+        """(B,): the step, 0 where a row has not diverged."""
+        return self._first_step.cpu().numpy()
 
     def words(self) -> str:
-        """'' if all is finite, else each sample with the time from which on it is not."""
-        numbers = np.flatnonzero(self.rows)
-        members = self.layout.members
-        times = self.layout.coordinates.get("time")
+        """'' if nothing diverged, else each sample with its step."""
+        steps, members = self.first_step, self.layout.members
+        numbers = np.flatnonzero(steps)
         lines = []
         for number in numbers[:MAX_NAMED_SAMPLES]:
-            when = "" if times is None else f" at time {times[self.first_frame[number]]:g}"
+            time = self.layout.start_time + self.layout.dt * int(steps[number])
+            when = "" if self.layout.task.steady else f" at step {steps[number]} (time {time:g})"
             who = f"sample {number}" if members is None else f"sample {number // members}, member {number % members},"
-            lines.append(f"{who} is not finite{when}")
+            lines.append(f"{who} diverged{when}")
         more = len(numbers) - len(lines)
         return "; ".join([*lines, *([f"and {more} more"] if more > 0 else [])])

@@ -242,6 +242,7 @@ class Simulator:
             return self._predict(predictor, given)
 
         for number, frame in enumerate(rollout(predict, batch, steps), start=1):
+            sink.divergence.look(frame, number)
             if number % every == 0:
                 sink.add(_host(frame))
             if progress is not None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ups.errors import BundleError
-from ups.inference.layout import NOTHING, Added, BlewUp, Frame, Layout
+from ups.inference.layout import NOTHING, Added, Divergence, Frame, Layout
 from ups.record.atomic import machine_error, temporary_name
 from ups.record.manifest import make_temporary
 from ups.spec.task import FieldSpec
@@ -53,7 +53,7 @@ class StreamedSink(ABC):
         channels = sum(layout.components(field) for field in layout.fields)
         self.buffer = np.empty((layout.num_rows, self.chunk, channels, *layout.space), np.float32)
         self.buffered = self.written = 0
-        self.blew_up = BlewUp(layout)
+        self.divergence = Divergence(layout)
 
     @abstractmethod
     def open(self) -> None:
@@ -81,7 +81,6 @@ class StreamedSink(ABC):
         layout, count = self.layout, self.buffered
         if not count:
             return
-        self.blew_up.look(self.buffer[:, :count], self.written)
         place = slice(self.written, self.written + count)
         for name, part in layout.split(self.buffer[:, :count]).items():
             field = next(f for f in layout.fields if f.name == name)
@@ -92,9 +91,9 @@ class StreamedSink(ABC):
 
     def finish(self, added: Added = NOTHING) -> Any:
         self._flush()
-        for name, (dims, values, attributes) in (self.layout.per_sample(self.blew_up) | added.variables).items():
+        for name, (dims, values, attributes) in (self.layout.per_sample(self.divergence) | added.variables).items():
             self.small(name, dims, values, attributes)
-        return self.close({"blew_up": self.blew_up.words()} | added.attributes)
+        return self.close({"blew_up": self.divergence.words()} | added.attributes)
 
     @abstractmethod
     def abandon(self) -> None:

@@ -17,26 +17,28 @@ from torch import Tensor
 from ups.inference.bundle import BundleInfo
 from ups.inference.inputs import Start
 from ups.inference.stored_scores import not_better
+from ups.spec.descriptors import describe, descriptor_names
+from ups.spec.divergence import MAX_PEAK, MAX_RMS, DivergenceLimits
 from ups.spec.statistics import Statistics
 from ups.spec.task import Role, TaskSpec
 
 Flags = npt.NDArray[np.bool_]
 # The order is the order of the bits of the variable `warnings`; new ones are added at the end.
 KINDS = ("parameter_range", "grid", "domain_rescaled", "amplitude", "rollout_length", "descriptor", "not_better")
-# In deviations from the mean of the train split. Whatever the distribution, at most 1 in 100 frames of that split is
-# beyond the first and 1 in 900 values beyond the second; on six benchmark tasks the largest are 6.2 and 11.4.
-MAX_RMS = 10.0
-MAX_PEAK = 30.0
 MAX_NAMED_SAMPLES = 8
 
 
 @dataclass(frozen=True)
 class Trust:
-    """flags (B,): bit k of a sample is set if KINDS[k] applies; warnings and notes: lines for people, none if sound."""
+    """flags (B,): bit k of a sample is set if KINDS[k] applies; warnings and notes: lines for people, none if sound.
+
+    limits: what predicted frames must not exceed; None: they must be finite.
+    """
 
     flags: npt.NDArray[np.int32]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    limits: DivergenceLimits | None = None
 
     def attributes(self) -> dict[str, str]:
         """Empty texts where there is nothing to say: they are false in Python, also when read back from a file."""
@@ -56,9 +58,12 @@ def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
     """Everything about a rollout of `steps` steps from `start` that the bundle was not trained or scored for."""
     every = np.ones(start.batch.num_samples, np.bool_)
     found: list[tuple[str, Flags, str]] = []
-    for kind, samples, text in [*_parameters(spec, start), *_amplitudes(spec, start, info.statistics[spec.name])]:
+    statistics, trained_space = info.statistics[spec.name], info.space(spec.name)
+    about_samples = [*_parameters(spec, start), *_amplitudes(spec, start, statistics)]
+    if start.batch.space == trained_space:
+        about_samples += _descriptors(spec, start, statistics)
+    for kind, samples, text in about_samples:
         found.append((kind, samples, _named(samples, batched=start.batched) + text))
-    trained_space = info.space(spec.name)
     if start.batch.space != trained_space:
         text = f"grid {_times(start.batch.space)} differs from the training grid {_times(trained_space)}"
         found.append(("grid", every, text))
@@ -74,10 +79,13 @@ def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
         found.append(("not_better", every, text))
     if spec.name not in info.scores:
         notes.append("this bundle has no scores of this task")
+    if not statistics.ranges:
+        notes.append("this bundle has no ranges of descriptors: it cannot tell whether a state is unlike its training")
     flags = np.zeros(len(every), np.int32)
     for kind, samples, _ in found:
         flags[samples] |= 1 << KINDS.index(kind)
-    return Trust(flags, tuple(text for _, _, text in found), tuple(notes))
+    limits = DivergenceLimits.of(spec, statistics)
+    return Trust(flags, tuple(text for _, _, text in found), tuple(notes), limits)
 
 
 def scored_steps(scores: Mapping[str, Any], task: str) -> int | None:
@@ -133,6 +141,33 @@ def _amplitudes(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tu
                     f"{peak[worst]:.3g} deviations away from the training mean {mean:.3g} (deviation {deviation:.3g})"
                 )
                 found.append(("amplitude", samples, text))
+    return found
+
+
+def _descriptors(spec: TaskSpec, start: Start, statistics: Statistics) -> list[tuple[str, Flags, str]]:
+    """Given frames and fields with a descriptor outside of the usual ones; nothing where no ranges are known."""
+    names = descriptor_names(spec.axes, start.batch.space)
+    parts: tuple[tuple[Role, Tensor], ...] = (("state", start.batch.state), ("static", start.batch.static[:, None]))
+    found = []
+    for role, frames in parts:
+        if not statistics.ranges.get(role) or not frames.numel():
+            continue
+        low, high, least, most = np.moveaxis(np.array(statistics.ranges[role]), -1, 0)  # (C, D) each
+        values = describe(frames.flatten(0, 1).numpy(), spec.axes).reshape(*frames.shape[:2], *low.shape)
+        outside = np.maximum(values - most, least - values).max(axis=1)  # (B, C, D)
+        # by how far, in widths of the trained range: what is worst is what is named
+        widths = outside / np.maximum(high - low, np.finfo(np.float64).tiny)
+        for channel, name in enumerate(spec.channel_names(role)):
+            samples = (outside[:, channel] > 0).any(axis=1)
+            if samples.any():
+                worst, number = np.unravel_index(int(widths[:, channel].argmax()), widths[:, channel].shape)
+                value = values[worst, :, channel, number]
+                value = value[np.argmax(np.abs(value - (low + high)[channel, number] / 2))]
+                text = (
+                    f"{role} {name} is unlike the training data: its {names[number]} is {value:.3g}, "
+                    f"the training data have {low[channel, number]:.3g} to {high[channel, number]:.3g}"
+                )
+                found.append(("descriptor", samples, text))
     return found
 
 

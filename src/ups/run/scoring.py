@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ups.formats.base import Reader
     from ups.models.rollout import Predictor
     from ups.run.trained import Trained
+    from ups.spec.statistics import Statistics
 
 MODEL = "model"
 NUM_WORST = 5
@@ -48,7 +49,8 @@ def score(
             continue
         plan = RolloutPlan.whole(reader, trained.stepper.context_frames, start_frame, split)
         predictors: dict[str, Predictor] = {MODEL: trained.stepper, **references(reader, plan)}
-        scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories, progress)
+        statistics = trained.stepper.statistics[reader.task.name]
+        scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories, progress, statistics)
         shared = trajectories_in_train(reader, split)
         result = task_result(reader, plan, split, scores, MODEL, steps, shared)
         if has_members(trained.stepper, reader.task):
@@ -66,6 +68,7 @@ def _rollouts_and_steps(
     split: str,
     max_trajectories: int | None = None,
     progress: Progress | None = None,
+    statistics: Statistics | None = None,
 ) -> tuple[dict[str, Accumulator], dict[str, Accumulator]]:
     """Scores of whole rollouts, and of the same frames each predicted from the true ones before it."""
     from ups.evaluation.rollout import score_task
@@ -83,7 +86,7 @@ def _rollouts_and_steps(
     add(0)
     common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories, "progress": add}
     with single_process_runtime() as runtime:
-        rollouts = score_task(predictors, reader, runtime.place, plan, **common)
+        rollouts = score_task(predictors, reader, runtime.place, plan, statistics=statistics, **common)
         steps = score_task(predictors, reader, runtime.place, plan, kind="one_step", **common)
     return rollouts, steps
 
@@ -187,6 +190,7 @@ def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> di
     """Truth and prediction of the model's worst trajectories of each task, worst first."""
     from ups.evaluation.gallery import examples
     from ups.evaluation.rollout import RolloutPlan
+    from ups.spec.divergence import DivergenceLimits
 
     found = {}
     by_name = {reader.task.name: reader for reader in trained.readers}
@@ -195,7 +199,8 @@ def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> di
         plan = RolloutPlan(protocol["context_frames"], protocol["start_frame"], protocol["num_steps"])
         worst = result["predictors"][MODEL]["worst"][:NUM_WORST]
         reader = by_name[result["task"]]
-        found[result["task"]] = examples(trained.stepper, reader, plan, worst, result["split"])
+        limits = DivergenceLimits.of(reader.task, trained.stepper.statistics[result["task"]])
+        found[result["task"]] = examples(trained.stepper, reader, plan, worst, result["split"], limits)
     return found
 
 
@@ -212,10 +217,11 @@ def ratio_words(ratio: float) -> str:
 
 
 def blow_up_words(result: Mapping[str, Any]) -> str:
-    """How many rollouts of the model blew up, next to those of the references; '' if none did."""
-    counts = {name: int(p["summary"]["num_blown_up"]) for name, p in result["predictors"].items()}
-    if not counts[MODEL]:
-        return ""
-    total = int(result["predictors"][MODEL]["summary"]["num_samples"])
-    others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != MODEL)
-    return f"{counts[MODEL]} of {total} trajectories of '{result['task']}' blew up ({others})"
+    """How many rollouts of the model blew up or diverged, next to those of the references; '' if none did."""
+    total, lines = int(result["predictors"][MODEL]["summary"]["num_samples"]), []
+    for key, verb in (("num_blown_up", "blew up"), ("num_diverged", "diverged beyond all training data")):
+        counts = {name: int(p["summary"].get(key, 0)) for name, p in result["predictors"].items()}
+        if counts[MODEL]:
+            others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != MODEL)
+            lines.append(f"{counts[MODEL]} of {total} trajectories of '{result['task']}' {verb} ({others})")
+    return "; ".join(lines)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, get_args
 
 from ups.errors import DataError
-from ups.spec.task import TaskSpec
+from ups.spec.descriptors import Ranges, descriptor_names
+from ups.spec.task import Role, TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Statistics:
     smooth_from: for each state channel and axis, the points of the grid on which the train split never has the shortest
     wave, that of two points; 0 where it has it, and along axes that are not periodic. Empty: not measured.
     size_spread: standard deviation of the logarithm of the sizes of frames, around the mean and in usual deviations.
+    ranges: role -> ranges of the descriptors of its channels (`ups.spec.descriptors`). Empty: not measured.
     data_identity: `Reader.identity()` of the data that was measured; num_frames: frames that went in.
     """
 
@@ -36,6 +38,7 @@ class Statistics:
     parameter_std: tuple[float, ...] = ()
     smooth_from: tuple[tuple[int, ...], ...] = ()
     size_spread: float = 0.0
+    ranges: Mapping[str, Ranges] = field(default_factory=dict)
     data_identity: str = ""
     num_frames: int = 0
 
@@ -49,19 +52,29 @@ class Statistics:
         and down from the usual size. Of the benchmark's tasks burgers1d has 2.4, and no other more than 0.53."""
         return self.size_spread > 1.0
 
+    def ranges_fit(self, task: TaskSpec, space: Sequence[int]) -> bool:
+        """Whether `ranges` has the channels of a task, and the descriptors of its grid."""
+        count = len(descriptor_names(task.axes, space))
+        expected = {role: [count] * task.num_channels(role) for role in get_args(Role) if task.num_channels(role)}
+        return {role: [len(channel) for channel in channels] for role, channels in self.ranges.items()} == expected
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        data = asdict(self)
+        if not self.ranges:  # as statistics were written before there were any: caches of latents keep their identity
+            del data["ranges"]
+        return data
 
     @classmethod
     def from_json(cls, data: object) -> Statistics:
         """Reads what `to_json` wrote. Raises DataError for anything else."""
         names = {f.name for f in fields(cls)}
         # Bundles and runs from before these were measured have none.
-        if not isinstance(data, Mapping) or set(data) | {"smooth_from", "size_spread"} != names:
+        if not isinstance(data, Mapping) or set(data) | {"smooth_from", "size_spread", "ranges"} != names:
             raise DataError("statistics are malformed: not the expected JSON object")
         values = dict(data)
         values["smooth_from"] = _points(values.get("smooth_from", ()))
         (values["size_spread"],) = _numbers("size_spread", [values.get("size_spread", 0.0)])
+        values["ranges"] = _ranges(values.get("ranges", {}))
         for name, value in values.items():
             if name.endswith(("_mean", "_std")):
                 values[name] = _numbers(name, value)
@@ -93,6 +106,19 @@ def _points(value: object) -> tuple[tuple[int, ...], ...]:
             raise DataError("statistics are malformed: 'smooth_from' must be lists of numbers of points")
         found.append(tuple(row))
     return tuple(found)
+
+
+def _ranges(value: object) -> dict[str, Ranges]:
+    wrong = DataError("statistics are malformed: 'ranges' must be four numbers of each descriptor, by role and channel")
+    if not isinstance(value, Mapping) or not all(role in get_args(Role) for role in value):
+        raise wrong
+    try:
+        rows = {role: tuple(tuple(_numbers("ranges", r) for r in channel) for channel in value[role]) for role in value}
+    except TypeError as error:
+        raise wrong from error
+    if not all(len(row) == 4 for channels in rows.values() for channel in channels for row in channel):
+        raise wrong
+    return rows  # type: ignore[return-value]
 
 
 def safe(std: tuple[float, ...]) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ups import Simulator
 from ups.errors import BundleError
@@ -71,16 +72,19 @@ def test_members_stream_to_a_file(simulator: Simulator, tmp_path: Path, name: st
 
 
 def test_who_blows_up_is_named_by_sample_and_member(simulator: Simulator) -> None:
-    from ups.inference.layout import BlewUp
+    from ups.inference.inputs import read_start
+    from ups.inference.layout import Divergence, Layout
+    from ups.inference.trust import Trust
 
-    class Fake:
-        members, num_rows, coordinates = 3, 6, {"time": np.array([0.1, 0.2])}
-
-    blown = BlewUp(Fake())  # type: ignore[arg-type]
-    frames = np.zeros((6, 2, 1, 4), np.float32)
-    frames[4, 1] = np.nan
-    blown.look(frames)
-    assert blown.words() == "sample 1, member 1, is not finite at time 0.2"
+    task = simulator.tasks["advection"]
+    start = read_start(task, 1, np.ones((2, 1, 16)), None, BETA, (np.arange(16) / 16,))
+    divergence = Divergence(Layout(task, start, 2, 1, Trust(np.zeros(2, np.int32), (), ()), {}, members=3))
+    frame = torch.zeros(6, 1, 16)
+    divergence.look(frame, 1)
+    frame[4] = torch.nan
+    divergence.look(frame, 2)
+    assert divergence.words() == "sample 1, member 1, diverged at step 2 (time 0.1)"
+    assert divergence.first_step.tolist() == [0, 0, 0, 0, 2, 0]
 
 
 def test_a_bundle_that_is_no_ensemble_refuses_members(tmp_path: Path, simulator: Simulator) -> None:

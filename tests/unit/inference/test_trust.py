@@ -141,7 +141,7 @@ def test_a_blow_up_is_reported_for_each_sample(simulator, tmp_path, out, monkeyp
     states = np.stack([U, U, U])
     result = simulator.rollout(states, 5, {"beta": 1.0}, task="advection", out=out and tmp_path / out)
     assert result["blew_up"].values.tolist() == [False, True, False]
-    assert result.attrs["blew_up"] == "sample 1 is not finite at time 0.15"
+    assert result.attrs["blew_up"] == "sample 1 diverged at step 3 (time 0.15)"
 
 
 def test_a_field_keeps_its_name(tmp_path):

@@ -4,7 +4,8 @@ Where the truth is known it is next to the prediction, with their difference; el
 Okabe and Ito's palette for lines (can be distinguished by color-blind people, and by line style too), viridis for
 fields, PuOr for signed errors. Truth and prediction always share one color scale, that of the truth: where the
 prediction leaves it the color is one that is not on the scale and is explained below the panels, the bar has a tip, and
-the title gives its range.
+the title gives its range. Frames of a prediction that has diverged are marked; without a truth the scale is that of the
+frames before.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ FILM_STYLES = {"truth": ("-", "#000000"), "prediction": ("--", "#D55E00"), "erro
 FIELD_MAP, ERROR_MAP, GIVEN_MAP = "viridis", "PuOr", "cividis"
 # Neither is on the scale of fields: above it, below it, and no number at all.
 ABOVE, BELOW, NO_NUMBER = "#D81B60", "#80DEEA", "#9E9E9E"
+# Hatches what has diverged.
+DIVERGED = "#FFFFFF"
 # A prediction that leaves the range of the truth by less than this part of it only widens the scale.
 WIDENED = 0.1
 MAX_FILM_FRAMES = 120
@@ -90,7 +93,7 @@ def _limits(example: Example, channel: int) -> tuple[float, float]:
     """The one color scale of truth and prediction: the range of the truth where it is known, and a little more."""
     least, greatest = _range(example.prediction[:, channel])
     if example.truth is None:
-        low, high = least, greatest
+        low, high = _range(example.prediction[: example.diverged_at or None, channel])
     else:
         low, high = _range(example.truth[:, channel])
         room = WIDENED * (high - low)
@@ -156,9 +159,10 @@ def _explain_colors(figure: Any, example: Example, channel: int, shown: npt.NDAr
 
     low, high = _limits(example, channel)
     finite = np.isfinite(shown)
+    scale = "scale of the truth" if example.truth is not None else "scale of the frames before divergence"
     found = {
-        "below the scale of the truth": (BELOW, bool((shown[finite] < low).any())),
-        "above the scale of the truth": (ABOVE, bool((shown[finite] > high).any())),
+        f"below the {scale}": (BELOW, bool((shown[finite] < low).any())),
+        f"above the {scale}": (ABOVE, bool((shown[finite] > high).any())),
         "not a finite number": (NO_NUMBER, not finite.all()),
     }
     patches = [Patch(facecolor=color, label=text) for text, (color, drawn) in found.items() if drawn]
@@ -212,7 +216,7 @@ def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
             scale = _scale(example, channel, name)
             image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
             if row == 0:
-                axes.set_title(_time(example, int(step)))
+                axes.set_title(_time(example, int(step)) + ("\ndiverged" if _has_diverged(example, int(step)) else ""))
             if column == 0:
                 axes.set_ylabel(f"{_panel(example, channel, name)}\n{_axis(example, 1)}")
             if row == count - 1:
@@ -263,6 +267,9 @@ def _space_time_png(example: Example, channel: int) -> bytes:
         image = axes.imshow(values, origin="lower", aspect="auto", extent=extent, **_scale(example, channel, name))
         axes.set(title=_panel(example, channel, name), xlabel=_axis(example, 0))
         _add_bar(figure, image, grid[0], name, _label(example, channel, name), _tips(example, channel, name))
+        if name != "truth" and example.diverged_at is not None:
+            first = extent[2] + (extent[3] - extent[2]) * example.diverged_at / (last + 1)
+            axes.axhspan(first, extent[3], facecolor="none", edgecolor=DIVERGED, hatch="//", linewidth=1.5)
     grid[0][0].set_ylabel("time" + _unit(example.task.time_unit))
     _explain_colors(figure, example, channel, example.prediction[:, channel])
     figure.suptitle(_title(example, channel))
@@ -324,7 +331,12 @@ def _title(example: Example, channel: int) -> str:
     which = f", {example.source}" if example.source else ""
     values = ", ".join(f"{name} = {value:.3g}" for name, value in list(example.parameters.items())[:3])
     where = "" if example.prediction.ndim != 5 else f", {_plane(example)}"
-    return f"{example.task.name}: {example.channels[channel]}{where}{which}" + (f" ({values})" if values else "")
+    text = f"{example.task.name}: {example.channels[channel]}{where}{which}" + (f" ({values})" if values else "")
+    return text if example.diverged_at is None else f"{text}\ndiverged from {_time(example, example.diverged_at)} on"
+
+
+def _has_diverged(example: Example, step: int) -> bool:
+    return example.diverged_at is not None and step >= example.diverged_at
 
 
 def _plane(example: Example) -> str:
@@ -361,6 +373,7 @@ def film(example: Example, channel: int) -> bytes | None:
     def show(step: int) -> None:
         draw(step)
         heading.set_text(f"{_title(example, channel)}, {_time(example, step)}")
+        heading.set_color(ABOVE if _has_diverged(example, step) else "black")
 
     data = _encode(ffmpeg, figure, show, steps, (width, height))
     plt.close(figure)

@@ -24,6 +24,7 @@ COLUMNS = (
     ("median", "vrmse_median", "median over trajectories of their mean VRMSE"),
     ("correlation time", "correlation_time", "first step with correlation below 0.8 (higher is better)"),
     ("blown up", "num_blown_up", "trajectories with a value that is not finite, or an error of ten times the fields"),
+    ("diverged", "num_diverged", "trajectories with a value that is not finite, or ten times the training data"),
 )
 HIGHER_IS_BETTER = frozenset({"correlation_time"})
 
@@ -171,7 +172,7 @@ def _scores(result: Mapping[str, Any], model: str) -> str:
         for _, key, _ in COLUMNS:
             text = number(float(predictor["summary"][key]))
             cells.append(
-                f"<td><b>{text}</b></td>" if best[key] == name and key != "num_blown_up" else f"<td>{text}</td>"
+                f"<td><b>{text}</b></td>" if best[key] == name and not key.startswith("num_") else f"<td>{text}</td>"
             )
         difference = result["differences"].get(name)
         cells.append(f"<td class='long'>{difference_words(difference)}</td>")
