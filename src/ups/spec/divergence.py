@@ -63,5 +63,5 @@ class DivergenceLimits:
         peak, norm = (torch.linalg.vector_norm(away, ord, dim=2) for ord in (torch.inf, 2))
         rms = norm / away.shape[2] ** 0.5
         # A comparison with NaN is false; infinity is not below a limit that is infinite.
-        usual = (peak <= self.peak.to(peak)) & (rms <= self.rms.to(rms)) & torch.isfinite(peak)
+        usual: Tensor = (peak <= self.peak.to(peak)) & (rms <= self.rms.to(rms)) & torch.isfinite(peak)
         return ~usual.all(dim=1)

@@ -173,7 +173,7 @@ def test_a_store_on_another_domain_is_refused_or_rescaled(desk: Path, capsys: py
             assert code == 10
             continue
         found = json.loads(capsys.readouterr().out)
-        assert found["samples"] == [{"warnings": ["domain_rescaled"], "blew_up": False}]
+        assert found["samples"] == [{"warnings": ["domain_rescaled"], "blew_up": False, "diverged_at": None}]
         assert "the physics was not rescaled" in found["attributes"]["warnings"]
 
 
@@ -306,6 +306,27 @@ def test_members_of_an_ensemble_are_written_and_their_mean_is_judged(
     with xarray.open_dataset("out.nc") as result:
         assert result["u"].sizes == {"member": 3, "time": 6, "x": 16}
     assert run([*command, "-o", "again.nc", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["samples"] == [{"warnings": [], "blew_up": False}]
+    assert json.loads(capsys.readouterr().out)["samples"] == [{"warnings": [], "blew_up": False, "diverged_at": None}]
     assert run(["rollout", "mine", "wave.zarr", "--task", "advection", "--members", "3", "-o", "x.nc"]) != 0
     assert "leave --members out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("members", [(), ("--members", "2")])
+def test_a_rollout_that_has_diverged_is_marked_in_print_json_picture_and_film(
+    desk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, members: tuple[str, ...]
+) -> None:
+    drawn = drawn_examples(monkeypatch)
+    make_bundle(desk / "growing", ensemble=True)
+    command = ["rollout", "growing", "wave.zarr", "--task", "advection", "--steps", "300", "--every", "10", *members]
+    assert run([*command, "--picture", "p.png"]) == 0
+    said = capsys.readouterr()
+    assert "DIVERGED" in said.out.splitlines()[0]
+    assert "is not a prediction from there on: sample 0" in said.err
+    assert run([*command, "-o", "out.nc", "--json"]) == 0
+    (sample,) = json.loads(capsys.readouterr().out)["samples"]
+    assert sample["blew_up"]
+    example, _ = drawn[0]
+    assert example.diverged_at == -(-sample["diverged_at"] // 10) - 1
+    with xarray.open_dataset("out.nc") as result:
+        marked = result["diverged"].any("member") if members else result["diverged"]
+        assert int(marked.values.argmax()) == example.diverged_at

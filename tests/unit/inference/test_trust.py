@@ -144,6 +144,88 @@ def test_a_blow_up_is_reported_for_each_sample(simulator, tmp_path, out, monkeyp
     assert result.attrs["blew_up"] == "sample 1 diverged at step 3 (time 0.15)"
 
 
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory) -> Simulator:
+    """A simulator whose rollouts grow without end, and stay finite for hundreds of steps."""
+    return Simulator.load(make_bundle(tmp_path_factory.mktemp("bundles") / "growing", ensemble=True), device="cpu")
+
+
+@pytest.mark.parametrize("out", [None, "grown.zarr", "grown.nc"])
+def test_a_rollout_that_grows_beyond_all_training_data_has_diverged_though_it_is_finite(growing, tmp_path, out):
+    states = np.stack([U, 100 * U])
+    result = growing.rollout(states, 400, {"beta": 1.0}, task="advection", every=50, out=out and tmp_path / out)
+    assert np.isfinite(result["u"].values).all()
+    assert abs(result["u"].values).max() > 1e6
+    assert result["blew_up"].values.tolist() == [True, True]
+    first, second = result["diverged_at"].values.tolist()
+    assert 1 < second < first < 400
+    assert result.attrs["blew_up"].startswith(f"sample 0 diverged at step {first} (time {0.05 * first:g}); sample 1 ")
+    kept = 50 * np.arange(1, 9)
+    np.testing.assert_array_equal(result["diverged"], kept >= result["diverged_at"].values[:, None])
+    assert result["diverged"].dims == ("sample", "time")
+    assert result["diverged"].dtype == bool
+    # its RMS at that step is above the limit, and not before: 100 deviations of 1.5 where nothing else is known
+    around = growing.rollout(U, first, {"beta": 1.0}, task="advection")["u"].values
+    sizes = np.sqrt(np.square(around - 0.1).mean(axis=1))
+    assert sizes[-1] > 150 >= sizes[:-1].max()
+
+
+def test_each_member_diverges_on_its_own(growing):
+    result = growing.rollout(U, 200, {"beta": 1.0}, task="advection", members=4, every=100)
+    steps = result["diverged_at"]
+    assert steps.dims == ("member",)
+    assert (steps > 100).all()
+    np.testing.assert_array_equal(result["blew_up"], steps > 0)
+    assert result["diverged"].dims == ("member", "time")
+
+
+def with_ranges(simulator: Simulator) -> Simulator:
+    """The same simulator with the ranges of waves 1 to 3 of amplitudes up to 1, and of smooth coefficients of darcy."""
+    from ups.spec.descriptors import RangeFinder
+
+    draw = np.random.default_rng(0)
+    amplitudes = draw.uniform(0, 1, (64, 3, 1))
+    waves = np.sin(2 * np.pi * (np.arange(1, 4)[:, None] * X + draw.uniform(size=(64, 3, 1))))
+    frames = {
+        "advection": {"state": (amplitudes * waves).sum(1)[:, None, None]},
+        "darcy": {role: np.ones((64, 1, 1, 16, 16)) * amplitudes[:, :1, None, None] for role in ("static", "target")},
+    }
+    info, statistics = simulator._bundle.info, dict(simulator._bundle.info.statistics)
+    for task, roles in frames.items():
+        ranges = {}
+        for role, values in roles.items():
+            finder = RangeFinder(simulator.tasks[task].axes)
+            finder.add(range(64), values)
+            ranges[role] = finder.ranges([0.1], [1.5])
+        statistics[task] = replace(statistics[task], ranges=ranges)
+        assert statistics[task].ranges_fit(simulator.tasks[task], [16] * len(simulator.tasks[task].axes))
+    return Simulator(replace(simulator._bundle, info=replace(info, statistics=statistics)), simulator._device)
+
+
+def test_a_state_of_usual_size_with_other_waves_or_another_mean_is_named(simulator, tmp_path):
+    states = np.stack([U, 0.7 * np.sin(2 * np.pi * 6 * X)[None], U + 0.3, np.sign(X - 0.5)[None]])
+    for out in (None, tmp_path / "r.nc"):
+        result = with_ranges(simulator).rollout(states, 2, {"beta": 1.0}, task="advection", out=out)
+        assert kinds(result) == [[], ["descriptor"], ["descriptor"], ["descriptor"]]
+        assert int(result["warnings"][1]) == 32
+    text = result.attrs["warnings"]
+    assert text.startswith("samples 1, 2, 3, worst: state u is unlike the training data: its RMS of waves ")
+    assert "cannot tell" not in result.attrs["notes"]
+
+
+def test_a_given_field_of_a_steady_task_is_described_too(simulator):
+    checkered = np.indices((16, 16)).sum(0)[None] % 2.0
+    result = with_ranges(simulator).rollout(static=np.stack([np.full((1, 16, 16), 0.5), checkered]), task="darcy")
+    assert kinds(result) == [[], ["descriptor"]]
+    assert "static a is unlike the training data" in result.attrs["warnings"]
+
+
+def test_a_bundle_without_ranges_says_that_it_cannot_tell(simulator):
+    result = simulator.rollout(np.sign(X - 0.5)[None], 2, {"beta": 1.0}, task="advection")
+    assert kinds(result) == [[]]
+    assert "cannot tell whether a state is unlike its training" in result.attrs["notes"]
+
+
 def test_a_field_keeps_its_name(tmp_path):
     from ups.inference.frames import open_sink
     from ups.inference.inputs import read_start
