@@ -1,21 +1,25 @@
 """States that a burgers1d simulator was not trained for: how wrong its rollouts are, and how many carry a warning.
 
     python benchmarks/model/shifts.py BUNDLE data/burgers1d.zarr [--samples 24] [--ordinary 256] [--again]
+                                      [--others DIR]
 
 BUNDLE is a run or bundle of the quickstart, trained on the data next to it. 21 kinds of initial states and viscosities
 are simulated and compared with the solver. The usual error is the median of rollouts of the valid and test splits. A
 sample is harmful if its error is more than 5 times the usual one. Ordinary samples are new trajectories of the same
 generator with another seed: a warning of one is a false alarm. --again: measure statistics from the data first and use
-these instead of those of the bundle, which may be older than the descriptors. Last line: one JSON object. Exit code 1
-if fewer than 70 % of the harmful samples carry a warning, or more than 6 of 256 ordinary ones do.
+these instead of those of the bundle, which may be older than the descriptors. --others: for each store in DIR, also
+count the valid and test trajectories that have a frame outside the ranges of its train split. Last line: one JSON
+object. Exit code 1 if fewer than 70 % of the harmful samples carry a warning, or more than 6 of 256 ordinary ones do.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +36,7 @@ from ups.record.places import find_bundle
 from ups.solvers import spectral
 from ups.solvers.reduce import average_periodic_1d
 from ups.solvers.request import make_request
+from ups.spec.descriptors import describe
 
 Float64 = npt.NDArray[np.float64]
 TASK = "burgers1d"
@@ -124,6 +129,24 @@ def simulator_of(model: str, reader: Reader, again: bool) -> ups.Simulator:
     return ups.Simulator(bundle, torch.device("cpu"))
 
 
+def held_out_alarms(path: Path) -> tuple[int, int]:
+    """Trajectories of the valid and test splits outside the ranges of the train split of a store, and all of them."""
+    alarms = total = 0
+    with contextlib.closing(open_task(TaskConfig(name=path.stem, path=str(path)))) as reader:
+        ranges = compute_statistics(reader).ranges
+        for split in ("valid", "test"):
+            count = reader.splits[split]
+            block = reader.read_block(split, range(count), [0] * count, reader.num_frames)
+            outside = np.zeros(count, bool)
+            for role, limits in ranges.items():
+                frames = block.state if role == "state" else getattr(block, role)[:, None]
+                least, most = np.moveaxis(np.array(limits), -1, 0)[2:]  # (C, D)
+                values = describe(frames.reshape(-1, *frames.shape[2:]), reader.task.axes)
+                outside |= ((values < least) | (values > most)).reshape(count, -1).any(axis=1)
+            alarms, total = alarms + int(outside.sum()), total + count
+    return alarms, total
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="run or bundle")
@@ -131,6 +154,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=24, help="of each kind")
     parser.add_argument("--ordinary", type=int, default=256, help="new trajectories of the generator")
     parser.add_argument("--again", action="store_true", help="measure the statistics of the data first")
+    parser.add_argument("--others", type=Path, help="directory of stores of other tasks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     reader = open_task(TaskConfig(name=TASK, path=options.data))
@@ -160,6 +184,10 @@ def main() -> int:
     print(f"usual error {usual:.4f}; harmful, above {HARMFUL:g} times that: {bad.sum()} of {len(bad)} shifted samples")
     print(f"warned: {share:.0%} of the harmful ones, {warned[~bad].mean():.0%} of the other shifted samples")
     print(f"false alarms: {alarms.sum()} of {len(alarms)} ordinary samples")
+    stores = sorted(options.others.glob("*.zarr")) if options.others else []
+    others = {path.stem: held_out_alarms(path) for path in stores}
+    for name, (outside, total) in others.items():
+        print(f"{name}: {outside} of {total} held-out trajectories are outside the ranges of train")
     facts: dict[str, Any] = {
         "usual_error": usual,
         "harmful": int(bad.sum()),
@@ -167,6 +195,7 @@ def main() -> int:
         "share_warned": share,
         "false_alarms": int(alarms.sum()),
         "ordinary": len(alarms),
+        "others": others,
         "passed": bool(good),
     }
     print(json.dumps(facts))

@@ -174,20 +174,22 @@ class Divergence:
     """Which samples (or members of them) have diverged (`ups.spec.divergence`), and at which step."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+        self.layout, limits = layout, layout.trust.limits
         self._first_step = torch.zeros(layout.num_rows, dtype=torch.int32)
+        self._usual = torch.finfo(torch.float64).max if limits is None else limits.usual_peak
 
     def look(self, frame: Tensor, step: int) -> None:
-        """frame (B, C, *S): prediction of a step, counted from 1. It stays on its device, and nothing waits for it."""
+        """frame (B, C, *S): prediction of a step, counted from 1."""
+        if float(torch.linalg.vector_norm(frame, torch.inf)) <= self._usual:
+            return
         limits = self.layout.trust.limits
         bad = ~torch.isfinite(frame).flatten(1).all(dim=1) if limits is None else limits.exceeded(frame)
-        first = self._first_step.to(frame.device)
-        self._first_step = torch.where(bad & (first == 0), step, first)
+        self._first_step[bad.cpu() & (self._first_step == 0)] = step
 
     @property
     def first_step(self) -> npt.NDArray[np.int32]:
         """(B,): the step, 0 where a row has not diverged."""
-        return self._first_step.cpu().numpy()
+        return self._first_step.numpy()
 
     def words(self) -> str:
         """'' if nothing diverged, else each sample with its step."""

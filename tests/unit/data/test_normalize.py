@@ -90,8 +90,35 @@ def test_statistics_are_those_of_the_train_split_alone(flow: Path) -> None:
 def test_pieces_of_any_size_give_the_same_statistics(
     flow: Path, read_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    whole = compute_statistics(StoreReader(flow))
+    assert whole.ranges_fit(TASK, (4, 6))
     monkeypatch.setattr(normalize, "_READ_BYTES", read_bytes)
-    assert_exact(compute_statistics(StoreReader(flow)), range(20))
+    found = compute_statistics(StoreReader(flow))
+    assert_exact(found, range(20))
+    for role in ("state", "static"):
+        np.testing.assert_allclose(found.ranges[role], whole.ranges[role], rtol=1e-9, atol=1e-9)
+
+
+def test_ranges_are_those_of_the_described_trajectories_of_the_train_split(
+    flow: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = np.stack([arrays_of(t)[0] for t in range(20)])  # (B, T, C, X, Y)
+    low, high = np.array(compute_statistics(StoreReader(flow)).ranges["state"])[:, 0, :2].T  # of the mean
+    means = state.astype(np.float64).mean((3, 4))
+    np.testing.assert_allclose([low, high], [means.min((0, 1)), means.max((0, 1))], rtol=1e-9)
+    monkeypatch.setattr(normalize, "MAX_DESCRIBED_BYTES", 1)
+    fewer = compute_statistics(StoreReader(flow))
+    assert_exact(fewer, range(20))
+    assert (np.array(fewer.ranges["state"])[:, 0, 0] >= low - 1e-9).all()
+
+
+def test_statistics_of_an_earlier_version_are_measured_again(flow: Path) -> None:
+    made = ensure_statistics(StoreReader(flow), flow)
+    file = statistics_path(flow)
+    document = json.loads(file.read_text()) | {"version": 4}
+    file.write_text(json.dumps(document))
+    assert ensure_statistics(StoreReader(flow), flow) == made
+    assert json.loads(file.read_text())["version"] == normalize._VERSION
 
 
 def test_differences_are_those_at_the_stride_of_the_reader(flow: Path) -> None:

@@ -115,3 +115,25 @@ def test_shapes_that_would_score_context_frames_or_drop_channels_are_refused():
         Accumulator(3, CHANNELS).add(list(range(7)), prediction[:, :2], truth[:, :2])
     with pytest.raises(DataError, match="differ in shape"):
         Accumulator(3, CHANNELS).add(list(range(7)), prediction[:, :, :1], truth)
+
+
+def test_blow_up_and_divergence_are_two_criteria() -> None:
+    from ups.spec.divergence import DivergenceLimits
+
+    limits = DivergenceLimits(torch.zeros(1).double(), torch.full((1,), 10.0).double(), torch.full((1,), 10.0).double())
+    truth = torch.ones(4, 2, 1, 8)
+    truth[1] = 0.01
+    prediction = truth.clone()
+    prediction[1, 1] = 5.0  # 500 times this trajectory, and no more than other trajectories have
+    prediction[2, 1] = 10.5  # beyond everything in training, and 9.5 times off
+    prediction[3, 1] = torch.nan
+    parts = []
+    for rank in range(2):
+        scores = Accumulator(2, ("u",), limits=limits)
+        scores.add([2 * rank, 2 * rank + 1], prediction[2 * rank :][:2], truth[2 * rank :][:2])
+        parts.append(scores)
+    merged = parts[0].merge(parts[1:])
+    assert [merged.rows[n]["blew_up"] for n in range(4)] == [False, True, False, True]
+    assert [merged.rows[n]["diverged"] for n in range(4)] == [False, False, True, True]
+    assert (merged.summary()["num_blown_up"], merged.summary()["num_diverged"]) == (2, 2)
+    assert merged.limits is limits

@@ -53,6 +53,17 @@ def test_the_limit_is_ten_times_the_largest_frame_around_the_mean() -> None:
     assert known.exceeded(changed(0, 290 + 11 * rms)).all()
 
 
+def test_a_frame_up_to_the_usual_peak_has_not_diverged() -> None:
+    for known in (limits(), limits(measured=False)):
+        assert known.usual_peak < float(known.rms.min())
+    task = TaskSpec("t", (FieldSpec("u"),), (AxisSpec("x"),), dt=1.0)
+    known = DivergenceLimits.of(task, Statistics(state_mean=(1.0,), state_std=(2.0,)))
+    assert known.usual_peak == 199.0  # 100 deviations for the RMS, from a mean of 1
+    assert not known.exceeded(torch.full((1, 1, 8), -199.0)).any()
+    nothing = DivergenceLimits.of(task, Statistics(state_mean=(0.0,), state_std=(0.0,)))
+    assert not np.inf <= nothing.usual_peak
+
+
 def test_a_component_that_is_always_zero_has_the_size_of_its_field_and_a_constant_field_that_of_its_mean() -> None:
     known = limits()
     assert not known.exceeded(changed(2, 5.0)).any()

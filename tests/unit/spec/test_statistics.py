@@ -40,6 +40,13 @@ def test_json_brings_back_the_same_numbers(pairs: list[tuple[float, float]], fra
         {"smooth_from": [3]},
         {"smooth_from": [[-1]]},
         {"smooth_from": [[True]]},
+        {"ranges": 3},
+        {"ranges": {"other": []}},
+        {"ranges": {"state": 3}},
+        {"ranges": {"state": [3]}},
+        {"ranges": {"state": [[[1, 2, 3]]]}},
+        {"ranges": {"state": [[[1, 2, 3, float("nan")]]]}},
+        {"ranges": {"state": [["1234"]]}},
     ],
 )
 def test_malformed_statistics_are_refused(change: dict[str, object]) -> None:
@@ -62,3 +69,12 @@ def test_statistics_from_before_short_waves_were_measured_say_nothing_of_them() 
 
 def test_a_constant_channel_is_divided_by_one() -> None:
     assert safe((2.0, 0.0, 1e-30)) == (2.0, 1.0, 1e-30)
+
+
+def test_statistics_from_before_ranges_were_measured_are_read_and_written_as_they_were() -> None:
+    document = Statistics(state_mean=(1.0,), state_std=(2.0,)).to_json()
+    assert "ranges" not in document
+    assert Statistics.from_json(document).ranges == {}
+    ranges = {"state": (((0.0, 1.0, -0.5, 1.5),),)}
+    found = Statistics.from_json(json.loads(json.dumps(Statistics(ranges=ranges).to_json())))
+    assert found.ranges == ranges

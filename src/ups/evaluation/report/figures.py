@@ -4,8 +4,7 @@ Where the truth is known it is next to the prediction, with their difference; el
 Okabe and Ito's palette for lines (can be distinguished by color-blind people, and by line style too), viridis for
 fields, PuOr for signed errors. Truth and prediction always share one color scale, that of the truth: where the
 prediction leaves it the color is one that is not on the scale and is explained below the panels, the bar has a tip, and
-the title gives its range. Frames of a prediction that has diverged are marked; without a truth the scale is that of the
-frames before.
+the title gives its range. Frames of a prediction that has diverged are marked, and no scale is that of theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FIELD_MAP, ERROR_MAP, GIVEN_MAP = "viridis", "PuOr", "cividis"
 # Neither is on the scale of fields: above it, below it, and no number at all.
 ABOVE, BELOW, NO_NUMBER = "#D81B60", "#80DEEA", "#9E9E9E"
 # Hatches what has diverged.
-DIVERGED = "#FFFFFF"
+DIVERGED = "#000000"
 # A prediction that leaves the range of the truth by less than this part of it only widens the scale.
 WIDENED = 0.1
 MAX_FILM_FRAMES = 120
@@ -109,7 +108,8 @@ def _range(values: npt.NDArray[Any]) -> tuple[float, float]:
 def _error_limit(example: Example, channel: int) -> float:
     if example.truth is None:
         return 1.0
-    error = np.abs(example.prediction[:, channel] - example.truth[:, channel])
+    before = slice(None, example.diverged_at or None)
+    error = np.abs(example.prediction[before, channel] - example.truth[before, channel])
     finite = error[np.isfinite(error)]
     return float(finite.max()) if finite.size and finite.max() > 0 else 1.0
 
