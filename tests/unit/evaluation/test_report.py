@@ -185,6 +185,29 @@ def test_colors_that_are_not_on_the_scale_are_explained_where_they_are_drawn():
     assert explained(far, np.array([-3.0, math.nan])) == ["below the scale of the truth", "not a finite number"]
 
 
+@pytest.mark.parametrize("with_truth", [True, False])
+def test_frames_that_have_diverged_are_marked_and_set_no_scale(tmp_path, with_truth):
+    imageio = pytest.importorskip("imageio.v3")
+    from dataclasses import replace
+
+    from ups.evaluation.report import figures
+
+    sound = saturated(1.0)
+    prediction = sound.prediction.copy()
+    prediction[3:] *= 1e17
+    example = replace(sound, prediction=prediction, truth=sound.truth if with_truth else None)
+    marked = replace(example, diverged_at=3)
+    assert figures._limits(marked, 0) == (0.0, 1.1 if with_truth else 1.0)
+    assert figures._error_limit(marked, 0) == 1.0  # no error at all before
+    assert figures._title(marked, 0).endswith("\ndiverged from t = 0.4 on")
+    assert [figures._has_diverged(marked, step) for step in range(5)] == [False, False, False, True, True]
+    (tmp_path / "p.png").write_bytes(figures.fields_png(marked, 0))
+    (tmp_path / "f.mp4").write_bytes(figures.film(marked, 0))
+    heads = imageio.imread(tmp_path / "f.mp4")[:, :60].astype(int)  # the title of each frame
+    red = (heads[..., 0] - heads[..., 1] > 60).any(axis=(1, 2))
+    assert red.tolist() == [False] * 3 + [True] * (len(red) - 3)
+
+
 def test_a_title_says_of_which_split_a_trajectory_is():
     from dataclasses import replace
 

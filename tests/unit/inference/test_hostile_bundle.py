@@ -61,6 +61,10 @@ CHANGES = {
     **{f"equation {v!r:.9}": at("tasks", 0, "equation", value=v) for v in (3, "\udfff", "x" * 1001)},
     **{f"statistics {v!r:.9}": at("statistics", value=v) for v in ([], 3, {"advection": []}, {})},
     **{
+        f"ranges {v!r:.24}": at("statistics", "advection", "ranges", value=v)
+        for v in (3, {"x": []}, {"state": 3}, {"state": [[[0, 0, 0, 0]]]}, {"state": [[[0, 0, 0, NAN]]]}, {"state": []})
+    },
+    **{
         f"coordinates {v!r:.9}": at("coordinates", "advection", value=v) for v in ([[HUGE, 2]], [[NAN]], {}, [["a"]], 3)
     },
     **{
