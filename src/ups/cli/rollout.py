@@ -386,7 +386,7 @@ def _read_netcdf(spec: TaskSpec, source: str) -> _Input:
             f"'{Path(source).name}' has no coordinates for {', '.join(bare)}: nothing is known about the spacing "
             "of its points, and the trained domain is assumed"
         )
-    carried = {p.name: found.dataset[p.name].values for p in spec.parameters if p.name in found.dataset}
+    carried = {p.name: found.dataset[p.name] for p in spec.parameters if p.name in found.dataset}
     return _Input({"state": found.dataset, "parameters": carried}, Path(source).name, notes=tuple(notes))
 
 

@@ -16,22 +16,27 @@ import torch
 from torch import Tensor
 
 from ups.errors import BundleError
-from ups.inference.domain import Domain, fit_domain, given_coordinates
+from ups.inference.domain import Domain, check_units, fit_domain, given_coordinates, is_array, is_dataset, labeled_in
 from ups.spec.batch import Batch
-from ups.spec.labels import component_dim
+from ups.spec.labels import component_dim, component_labels
 from ups.spec.task import FieldSpec, ParameterSpec, Role, TaskSpec
 
 Float64 = npt.NDArray[np.float64]
+# Fields (B, T, C, *S), and whether a sample axis was given.
+Part = tuple[Float64, bool]
 # One rollout holds at most so many numbers in a frame: a typing mistake must not ask for terabytes.
 MAX_FRAME_VALUES = 2**31
+# Names of a dimension along which an xarray.DataArray has all channels; the second is that of `Dataset.to_dataarray`.
+CHANNEL_DIMS = ("channel", "variable")
 
 
 @dataclass(frozen=True)
 class Start:
     """Where a rollout begins: what the model is given, and what its result is labeled with.
 
-    batch: float32, on the CPU, on the trained domain; batched: whether the input has a sample axis.
-    dt: the time step. notes: what was assumed, because the input does not say it.
+    batch: float32, on the CPU, on the training grid; batched: whether the input has a sample axis.
+    dt: the time step. notes: what was assumed, because the input does not say it. lost: part of the RMS of a field
+    without its mean, of the worst one, that the training grid is too coarse for.
     """
 
     batch: Batch
@@ -40,6 +45,7 @@ class Start:
     dt: float
     batched: bool
     notes: tuple[str, ...] = ()
+    lost: float = 0.0
 
 
 def suggestion(name: str, known: list[str]) -> str:
@@ -69,13 +75,13 @@ def read_start(
     step = _time_step(task, dt)
     given_axes = given_coordinates(task, coordinates, {"state": state, "static": static})
     notes: list[str] = []
+    stated_time = _stated_time(task, state, context_frames, step, notes)
+    time = stated_time if time is None else time
     if is_dataset(state):
-        found = _dataset_time(task, state, context_frames, step, notes)
-        time = found if time is None else time
         if static is None and task.fields_of("static"):
             static = state
         if parameters is None and task.parameters:
-            parameters = {p.name: state[p.name].values for p in task.parameters if p.name in state}
+            parameters = {p.name: state[p.name] for p in task.parameters if p.name in state}
     if task.steady and state is not None and not is_dataset(state):
         raise BundleError(
             f"task '{task.name}' is steady: it has no state, only given fields {_names(task, 'static')}",
@@ -95,10 +101,12 @@ def read_start(
     domain = fit_domain(task, trained, space, given_axes, rescale=rescale)
     if domain.assumed:
         notes.append(f"no coordinates were given for {', '.join(domain.assumed)}: the trained domain is assumed")
-    none = torch.zeros(num_samples, 0, *space)
+    frames, lost = _onto(domain, "state", frames)
+    given, lost_given = _onto(domain, "static", given)
+    none = torch.zeros(num_samples, 0, *domain.resampling.trained)
     batch = Batch(
         task=task,
-        state=_expand(frames, num_samples, (0, 0, *space)),
+        state=_expand(frames, num_samples, (0, *none.shape[1:])),
         static=_expand(given, num_samples, None)[:, 0] if given is not None else none,
         target=none,
         parameters=torch.from_numpy(values).float().expand(num_samples, -1),
@@ -113,11 +121,36 @@ def read_start(
         dt=step,
         batched=batched,
         notes=tuple(notes),
+        lost=max(lost, lost_given),
     )
 
 
-def is_dataset(value: Any) -> bool:
-    return type(value).__module__.startswith("xarray") and hasattr(value, "data_vars")
+def _check_ends(domain: Domain, fields: Float64) -> None:
+    """Raises BundleError where fields without coordinates have the first point of a periodic axis at its end again."""
+    sizes = zip(domain.resampling.task.axes, domain.resampling.given, domain.resampling.trained, strict=True)
+    for number, (axis, points, known) in enumerate(sizes):
+        one_more = points > 2 and (known % (points - 1) == 0 or (points - 1) % known == 0)
+        if not (axis.periodic and axis.name in domain.assumed and one_more):
+            continue
+        if (fields.take(0, number + 3) == fields.take(-1, number + 3)).all() and np.ptp(fields) > 0:
+            raise BundleError(
+                f"the fields repeat the first of {points - 1} points of the periodic axis '{axis.name}' at its end",
+                hint="leave the last point out; if it is not the first one again, pass coordinates=",
+            )
+
+
+def _onto(domain: Domain, role: Role, part: Part | None) -> tuple[Part | None, float]:
+    """Fields (B, T, C, *S) on the training grid, and `Start.lost` of them."""
+    if part is None or domain.space == domain.resampling.trained:
+        return part, 0.0
+    _check_ends(domain, part[0])
+    x = torch.from_numpy(part[0])
+    moved = domain.resampling.onto(x, role)
+    space = tuple(range(3, x.ndim))
+    missing = (x - domain.resampling.back(moved, role)).square().mean(space)
+    size = (x - x.mean(space, keepdim=True)).square().mean(space)
+    rounding = 1e-16 * x.square().mean(space) + torch.finfo(x.dtype).tiny
+    return (moved.numpy(), part[1]), float((missing / (size + rounding)).max().sqrt())
 
 
 def _names(task: TaskSpec, role: Role) -> str:
@@ -127,6 +160,8 @@ def _names(task: TaskSpec, role: Role) -> str:
 def _array(value: Any, what: str) -> Float64:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
+    elif np.ma.is_masked(value):
+        raise BundleError(f"{what} is masked at {np.ma.count_masked(value)} points", hint="fill them with numbers")
     elif hasattr(value, "values") and not isinstance(value, Mapping):
         value = value.values
     try:
@@ -140,10 +175,12 @@ def _array(value: Any, what: str) -> Float64:
     if not np.isfinite(array).all():
         bad = np.argwhere(~np.isfinite(array))
         raise BundleError(f"{what} is not finite at {len(bad)} points, the first at index {tuple(map(int, bad[0]))}")
+    if array.size and np.abs(array).max() > np.finfo(np.float32).max:
+        raise BundleError(f"{what} has values up to {np.abs(array).max():.3g}, which float32 cannot hold")
     return np.asarray(array, np.float64)
 
 
-def _fields(task: TaskSpec, role: Role, value: Any, num_frames: int) -> tuple[Float64, bool]:
+def _fields(task: TaskSpec, role: Role, value: Any, num_frames: int) -> Part:
     """(B, T, C, *S) and whether a sample axis was given."""
     if value is None:
         raise BundleError(
@@ -152,7 +189,9 @@ def _fields(task: TaskSpec, role: Role, value: Any, num_frames: int) -> tuple[Fl
             command_hint=f"INPUT must hold these fields: {_names(task, role)}",
         )
     if is_dataset(value):
-        return _from_dataset(task, role, value, num_frames)
+        value = _from_dataset(task, role, value)
+    elif is_array(value):
+        value = _from_labeled(task, role, value, num_frames)
     if isinstance(value, Mapping):
         return _from_mapping(task, role, value, num_frames)
     return _from_array(task, role, _array(value, f"{role} of task '{task.name}'"), num_frames)
@@ -165,7 +204,7 @@ def _expected(task: TaskSpec, role: Role, num_frames: int, channels: int | None)
     return f"({frames}{channel}{axes}), or the same with a sample axis in front"
 
 
-def _from_array(task: TaskSpec, role: Role, array: Float64, num_frames: int) -> tuple[Float64, bool]:
+def _from_array(task: TaskSpec, role: Role, array: Float64, num_frames: int) -> Part:
     channels, dims = task.num_channels(role), task.num_spatial_dims
     single = dims + 1 + (num_frames > 1)
     if array.ndim not in (single, single + 1):
@@ -184,7 +223,7 @@ def _from_array(task: TaskSpec, role: Role, array: Float64, num_frames: int) -> 
     return array, batched
 
 
-def _from_mapping(task: TaskSpec, role: Role, value: Mapping[Any, Any], num_frames: int) -> tuple[Float64, bool]:
+def _from_mapping(task: TaskSpec, role: Role, value: Mapping[Any, Any], num_frames: int) -> Part:
     fields = task.fields_of(role)
     known = [f.name for f in fields]
     for name in value:
@@ -198,7 +237,11 @@ def _from_mapping(task: TaskSpec, role: Role, value: Mapping[Any, Any], num_fram
         raise BundleError(f"{role} field '{missing[0]}' of task '{task.name}' is missing")
     parts, flags = [], []
     for field in fields:
-        array, batched = _one_field(task, field, _array(value[field.name], f"field '{field.name}'"), num_frames)
+        part = value[field.name]
+        if is_array(part):
+            labels = dict.fromkeys(component_dim(task, field), component_labels(task, field))
+            part = _in_order(task, f"variable '{field.name}'", part, num_frames, field.unit, labels)
+        array, batched = _one_field(task, field, _array(part, f"field '{field.name}'"), num_frames)
         parts.append(array)
         flags.append(batched)
     first = parts[0].shape
@@ -211,7 +254,7 @@ def _from_mapping(task: TaskSpec, role: Role, value: Mapping[Any, Any], num_fram
     return np.concatenate(parts, axis=2), any(flags)
 
 
-def _one_field(task: TaskSpec, field: FieldSpec, array: Float64, num_frames: int) -> tuple[Float64, bool]:
+def _one_field(task: TaskSpec, field: FieldSpec, array: Float64, num_frames: int) -> Part:
     """(B, T, c, *S) of one field; a scalar field has no channel axis in the input."""
     dims, channels = task.num_spatial_dims, field.num_channels(task.num_spatial_dims)
     single = dims + (num_frames > 1) + (field.tensor_rank > 0)
@@ -235,37 +278,60 @@ def _one_field(task: TaskSpec, field: FieldSpec, array: Float64, num_frames: int
     return array, batched
 
 
-def _from_dataset(task: TaskSpec, role: Role, dataset: Any, num_frames: int) -> tuple[Float64, bool]:
-    axes = [a.name for a in task.axes]
-    values: dict[str, Float64] = {}
+def _from_dataset(task: TaskSpec, role: Role, dataset: Any) -> dict[str, Any]:
+    """Field -> variable."""
+    names = [str(n) for n in dataset.data_vars]
     for field in task.fields_of(role):
         if field.name not in dataset:
-            names = [str(n) for n in dataset.data_vars]
             raise BundleError(
                 f"the dataset has no variable '{field.name}'{suggestion(field.name, names)}",
                 hint=f"it has {', '.join(names) or 'none'}",
             )
-        variable = dataset[field.name]
-        wanted = [d for d in ("sample",) if d in variable.dims]
-        if "time" in variable.dims:
-            have = variable.sizes["time"]
-            if have < num_frames:
-                raise BundleError(f"the dataset has {have} frames; task '{task.name}' takes {num_frames}")
-            variable = variable.isel(time=slice(have - num_frames, have))
-            if num_frames == 1:
-                variable = variable.isel(time=0)
-            else:
-                wanted.append("time")
-        elif num_frames > 1:
-            raise BundleError(f"variable '{field.name}' has no dimension 'time', and {num_frames} frames are needed")
-        wanted += component_dim(task, field)
-        wanted += axes
-        if set(variable.dims) != set(wanted):
-            raise BundleError(
-                f"variable '{field.name}' has dimensions {tuple(variable.dims)}; expected {tuple(wanted)} in any order"
-            )
-        values[field.name] = variable.transpose(*wanted).values
-    return _from_mapping(task, role, values, num_frames)
+    return {field.name: dataset[field.name] for field in task.fields_of(role)}
+
+
+def _from_labeled(task: TaskSpec, role: Role, array: Any, num_frames: int) -> Any:
+    """An array of xarray as the array or the mapping that it stands for: all channels of a role, or its only field."""
+    fields = task.fields_of(role)
+    dim = next((name for name in CHANNEL_DIMS if name in array.dims), None)
+    if dim is None and len(fields) == 1:
+        return {fields[0].name: array}
+    units = {field.unit for field in fields}
+    unit = units.pop() if len(units) == 1 else ""
+    labels = {dim or CHANNEL_DIMS[0]: list(task.channel_names(role))}
+    return _in_order(task, f"{role} of task '{task.name}'", array, num_frames, unit, labels)
+
+
+def _in_order(
+    task: TaskSpec, what: str, array: Any, num_frames: int, unit: str, labels: Mapping[str, list[str]]
+) -> Any:
+    """The values of an array of xarray with its dimensions in our order, of the last `num_frames` frames.
+
+    labels: further dimension that it has -> what its entries are called, in our order.
+    """
+    import xarray
+
+    array = xarray.DataArray(array)  # a Variable has no labels
+    check_units(what, array, unit)
+    wanted = [d for d in ("sample",) if d in array.dims]
+    if "time" in array.dims:
+        have = array.sizes["time"]
+        if have < num_frames:
+            raise BundleError(f"{what} has {have} frames; task '{task.name}' takes {num_frames}")
+        array = array.isel(time=slice(have - num_frames, have) if num_frames > 1 else have - 1)
+        wanted += ["time"] if num_frames > 1 else []
+    elif num_frames > 1:
+        raise BundleError(f"{what} has no dimension 'time', and {num_frames} frames are needed")
+    wanted += [*labels, *(axis.name for axis in task.axes)]
+    if set(array.dims) != set(wanted):
+        raise BundleError(f"{what} has dimensions {tuple(array.dims)}; expected {tuple(wanted)} in any order")
+    for dim, names in labels.items():
+        if dim in array.coords and array[dim].dtype.kind in "OU":
+            stated = [str(name) for name in array[dim].values]
+            if sorted(stated) != sorted(names):
+                raise BundleError(f"'{dim}' of {what} is {', '.join(stated)[:80]}; expected {', '.join(names)}")
+            array = array.sel({dim: names})
+    return array.transpose(*wanted).values
 
 
 def _time_step(task: TaskSpec, dt: float | None) -> float:
@@ -287,11 +353,24 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _dataset_time(task: TaskSpec, dataset: Any, num_frames: int, step: float, notes: list[str]) -> float:
-    """Time of the last given frame. Frames that are given together must be one time step apart."""
-    if "time" not in dataset.coords or not dataset["time"].size:
-        return 0.0
-    stamps = np.atleast_1d(dataset["time"].values)
+def _stated_time(task: TaskSpec, state: Any, num_frames: int, step: float, notes: list[str]) -> float | None:
+    """Time of the last given frame, where objects of xarray state it; else None."""
+    parts = labeled_in("state", state).values()
+    clocks = [part["time"] for part in parts if "time" in part.coords and part["time"].size]
+    if any(not np.array_equal(clock.values, clocks[0].values) for clock in clocks):
+        raise BundleError(f"the state fields of task '{task.name}' have different times")
+    return _last_time(task, clocks[0], num_frames, step, notes) if clocks else None
+
+
+def _last_time(task: TaskSpec, clock: Any, num_frames: int, step: float, notes: list[str]) -> float:
+    """The last of some times. Frames that are given together must be one time step apart."""
+    check_units("time", clock, task.time_unit)
+    stamps = np.atleast_1d(clock.values)
+    if stamps.dtype.kind in "fiumM" and not (stamps[1:] > stamps[:-1]).all():
+        raise BundleError(
+            f"the times of the input do not increase: they go from {stamps[0]} to {stamps[-1]}",
+            hint="sort it by time: dataset.sortby('time')",
+        )
     if stamps.dtype.kind not in "fiu" or not np.isfinite(stamps[-1]):
         notes.append("the time of the input is not a number: time starts at 0")
         return 0.0
@@ -311,8 +390,8 @@ def _dataset_time(task: TaskSpec, dataset: Any, num_frames: int, step: float, no
 
 def _common_space(
     task: TaskSpec,
-    frames: tuple[Float64, bool] | None,
-    given: tuple[Float64, bool] | None,
+    frames: Part | None,
+    given: Part | None,
     default: tuple[int, ...],
 ) -> tuple[int, ...]:
     found = [part[0].shape[3:] for part in (frames, given) if part is not None]
@@ -323,7 +402,7 @@ def _common_space(
     return tuple(found[0]) if found else default
 
 
-def _common_samples(task: TaskSpec, *parts: tuple[Float64, bool] | None) -> int:
+def _common_samples(task: TaskSpec, *parts: Part | None) -> int:
     counts = {part[0].shape[0] for part in parts if part is not None and part[1]}
     if len(counts) > 1:
         raise BundleError(
@@ -362,7 +441,11 @@ def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
         )
     columns = []
     for spec in task.parameters:
-        values = np.atleast_1d(_array(parameters[spec.name], f"parameter '{spec.name}'"))
+        value, what = parameters[spec.name], f"parameter '{spec.name}'"
+        if is_array(value) and value.dims not in ((), ("sample",)):
+            raise BundleError(f"{what} has dimensions {value.dims}; expected none, or ('sample',)")
+        check_units(what, value, spec.unit)
+        values = np.atleast_1d(_array(value, what))
         # one sample and many values: the values make the samples
         allowed = {1, len(values) or 1} if num_samples == 1 else {1, num_samples}
         if values.ndim != 1 or len(values) not in allowed:
@@ -370,7 +453,7 @@ def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
                 f"parameter '{spec.name}' must be one number or one for each of the {num_samples} samples, "
                 f"not shape {values.shape}"
             )
-        if spec.scale == "log" and (values <= 0).any():
+        if spec.scale == "log" and (values.astype(np.float32) <= 0).any():
             raise BundleError(f"parameter '{spec.name}' must be above 0, not {values.min():g}")
         columns.append(values)
     rows = max([len(c) for c in columns], default=1)
@@ -379,7 +462,7 @@ def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
     return np.stack([np.broadcast_to(c, rows) for c in columns], axis=1) if columns else np.zeros((1, 0))
 
 
-def _expand(part: tuple[Float64, bool] | None, num_samples: int, empty: tuple[int, ...] | None) -> Tensor:
+def _expand(part: Part | None, num_samples: int, empty: tuple[int, ...] | None) -> Tensor:
     if part is None:
         return torch.zeros(num_samples, *(empty or ()))
     tensor = torch.from_numpy(part[0]).float()

@@ -17,6 +17,7 @@ from ups.errors import BundleError, DataError
 from ups.inference.bundle import BundleInfo
 from ups.inference.domain import fit_domain
 from ups.inference.inputs import suggestion
+from ups.models.grid_fit import Resampling
 from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
@@ -50,14 +51,15 @@ class SimulatorModule(nn.Module):
 
         state: (B, C, *S), or (B, T, C, *S) where the model takes several frames, oldest first. parameters: name ->
         number, tensor () or tensor (B,); or one tensor (B, P) in the order of the task. static: (B, Cs, *S). The grid
-        covers the trained domain. task: which one, where the simulator knows several. Raises BundleError.
+        covers the trained domain; another number of points is resampled, or refused, as in `Simulator.rollout`. task:
+        which one, where the simulator knows several. Raises BundleError.
         """
         spec = self._task(task)
         if steps < 1 or (spec.steady and steps != 1):
             raise BundleError(f"task '{spec.name}' cannot be rolled out for {steps} steps")
-        batch = self._batch(spec, state, parameters, static)
+        batch, resampling = self._batch(spec, state, parameters, static)
         try:
-            frames = list(rollout(self.stepper, batch, steps))
+            frames = [resampling.back(frame, spec.predicted) for frame in rollout(self.stepper, batch, steps)]
         except DataError as error:
             raise BundleError(error.message, hint=error.hint) from error
         return frames[0] if spec.steady else torch.stack(frames, dim=1)
@@ -73,7 +75,7 @@ class SimulatorModule(nn.Module):
 
     def _batch(
         self, task: TaskSpec, state: Tensor | None, parameters: Parameters | None, static: Tensor | None
-    ) -> Batch:
+    ) -> tuple[Batch, Resampling]:
         dims, context = task.num_spatial_dims, self.stepper.context_frames
         given: list[Tensor] = []
         for name, part in (("state", state), ("static", static)):
@@ -89,18 +91,20 @@ class SimulatorModule(nn.Module):
         space, num_samples, like = given[0].shape[-dims:], given[0].shape[0], self._like()
         if any(part.shape[-dims:] != space or part.shape[0] != num_samples for part in given):
             raise BundleError("state and static differ in samples or grid", hint=_shapes(task, context))
-        none = like.new_zeros(num_samples, 0, *space)
         domain = fit_domain(task, self._grids[task.name], tuple(space), {}, rescale=False)
-        return Batch(
+        resampling = domain.resampling
+        none = like.new_zeros(num_samples, 0, *resampling.trained)
+        batch = Batch(
             task=task,
-            state=none[:, None] if state is None else given[0].to(like),
-            static=none if static is None else given[-1].to(like),
+            state=none[:, None] if state is None else resampling.onto(given[0].to(like), "state"),
+            static=none if static is None else resampling.onto(given[-1].to(like), "static"),
             target=none,
             parameters=_parameters(task, parameters, num_samples, like),
             dt=like.new_full((num_samples,), task.dt),
             coordinates=tuple(torch.from_numpy(c.copy()).to(like) for c in domain.trained),
             numbers=torch.arange(num_samples),
         )
+        return batch, resampling
 
     def _like(self) -> Tensor:
         return next(self.stepper.parameters()).detach()

@@ -27,6 +27,7 @@ from ups.inference.module import SimulatorModule
 from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
 from ups.models.ensemble import has_members, members_of, repeated
+from ups.models.grid_fit import Resampling
 from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
@@ -202,9 +203,11 @@ class Simulator:
         # Last: from here on there is a file, and whatever ends the rollout early removes it.
         sink = open_sink(spec, start, kept, every, trust, facts, out, members, reversed_axes=reversed_axes)
         try:
-            return self._run(predictor, batch, steps, every, sink, progress)
-        except BaseException:
+            return self._run(predictor, batch, steps, every, start.domain.resampling, sink, progress)
+        except BaseException as error:
             sink.abandon()
+            if isinstance(error, DataError):  # its hint is for who trains a model
+                raise BundleError(error.message) from error
             raise
 
     def query(self, points: Any, times: Any) -> Any:
@@ -235,30 +238,17 @@ class Simulator:
         batch: Batch,
         steps: int,
         every: int,
+        resampling: Resampling,
         sink: FrameSink,
         progress: Callable[[int], None] | None,
     ) -> Any:
-        def predict(given: Batch) -> Tensor:
-            return self._predict(predictor, given)
-
-        for number, frame in enumerate(rollout(predict, batch, steps), start=1):
+        for number, frame in enumerate(rollout(predictor, batch, steps), start=1):
             sink.divergence.look(frame, number)
             if number % every == 0:
-                sink.add(_host(frame))
+                sink.add(_host(resampling.back(frame, batch.task.predicted)))
             if progress is not None:
                 progress(number)
         return sink.finish()
-
-    def _predict(self, predictor: Predictor, batch: Batch) -> Tensor:
-        try:
-            frame = predictor(batch)
-        except DataError as error:
-            # Its hint is for who trains a model; a bundle is what it is.
-            grid = " x ".join(str(size) for size in self._bundle.info.space(batch.task.name))
-            raise BundleError(
-                error.message, hint=f"interpolate the fields to the grid that it was trained on: {grid} points"
-            ) from error
-        return frame
 
 
 def _host(frame: Tensor) -> npt.NDArray[np.float32]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ups.inference.bundle import BundleInfo
+from ups.inference.domain import points_text
 from ups.inference.inputs import Start
 from ups.inference.stored_scores import not_better
 from ups.spec.descriptors import describe, descriptor_names
@@ -58,15 +59,13 @@ def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
     """Everything about a rollout of `steps` steps from `start` that the bundle was not trained or scored for."""
     every = np.ones(start.batch.num_samples, np.bool_)
     found: list[tuple[str, Flags, str]] = []
-    statistics, trained_space = info.statistics[spec.name], info.space(spec.name)
+    statistics = info.statistics[spec.name]
     about_samples = [*_parameters(spec, start), *_amplitudes(spec, start, statistics)]
-    if start.batch.space == trained_space:
-        about_samples += _descriptors(spec, start, statistics)
+    about_samples += _descriptors(spec, start, statistics)
     for kind, samples, text in about_samples:
         found.append((kind, samples, _named(samples, batched=start.batched) + text))
-    if start.batch.space != trained_space:
-        text = f"grid {_times(start.batch.space)} differs from the training grid {_times(trained_space)}"
-        found.append(("grid", every, text))
+    if start.domain.space != start.batch.space:
+        found.append(("grid", every, _grid(start)))
     if start.domain.rescaled:
         text = f"the domain was mapped to the trained one ({start.domain.rescaled}); the physics was not rescaled"
         found.append(("domain_rescaled", every, text))
@@ -187,5 +186,9 @@ def _named(samples: Flags, *, batched: bool) -> str:
     )
 
 
-def _times(space: tuple[int, ...]) -> str:
-    return " x ".join(str(n) for n in space)
+def _grid(start: Start) -> str:
+    given, trained = points_text(start.domain.space), points_text(start.batch.space)
+    text = f"resampled from a grid of {given} points to the training grid of {trained} and back"
+    if all(n <= points for n, points in zip(start.domain.space, start.batch.space, strict=True)):
+        return text
+    return f"{text}: finer scales are lost, up to {start.lost:.1%} of the RMS of a given field"

@@ -1,9 +1,11 @@
-"""Fields between the grid of the data and one whose points a network's strides or patches divide.
+"""Fields between two grids: that of the data and one that a network's strides divide (`GridFit`), or that of an input
+and the training grid (`Resampling`).
 
 Around a periodic axis a field is resampled: its waves are evaluated at the points of the finer grid, and what comes
 back are the waves that the data's grid can hold. So the finer grid wraps around exactly as the axis does; a field that
 was continued past its end instead would have a seam there. Along any other axis it goes on at both ends with its last
-values, and those points are left out again. A grid that fits is left as it is.
+values, and those points are left out again. A grid that fits is left as it is. Between the grids of an input and of the
+training only periodic axes may differ.
 
 n points of the data along an axis, m of the fitted grid.
 """
@@ -12,14 +14,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ups.models.constants import Constants
+from ups.models.constraints import not_negative
 from ups.models.normalization import wide
-from ups.spec.task import AxisSpec, TaskSpec
+from ups.spec.task import AxisSpec, Role, TaskSpec
 
 
 class GridFit:
@@ -56,7 +59,7 @@ class GridFit:
         if size == points:
             return x
         if axis.periodic:
-            return self._resampled(x, dim, points, finer_grid_matrix)
+            return _resampled(x, dim, points, 0.0, self._constants)
         place = self._constants.index(
             lambda: (torch.arange(points) - _before(size, points)).clamp(0, size - 1).tolist(),
             ("place", size, points),
@@ -69,16 +72,51 @@ class GridFit:
         if size == points:
             return x
         if axis.periodic:
-            return self._resampled(x, dim, points, coarser_grid_matrix)
+            return _resampled(x, dim, points, 0.0, self._constants)
         return x.narrow(dim, _before(points, size), points)
 
-    def _resampled(self, x: Tensor, dim: int, points: int, make: Callable[[int, int], Tensor]) -> Tensor:
-        size, values = x.shape[dim], wide(x)
-        matrix = self._constants.get(
-            functools.partial(make, size, points), (make, size, points), x.device, values.dtype
-        )
-        with torch.autocast(x.device.type, enabled=False):
-            return (values.movedim(dim, -1) @ matrix).movedim(-1, dim)
+
+class Resampling:
+    """The way between the grid of an input and the training grid, which differ in points around periodic axes.
+
+    given, trained: points along each axis. offsets: from the first point of the given grid to that of the training
+    grid, as a part of the axis. Waves that only one of the grids can hold are left out; none is folded onto another.
+    """
+
+    def __init__(self, task: TaskSpec, given: Sequence[int], trained: Sequence[int], offsets: Sequence[float]) -> None:
+        self.task, self.given, self.trained, self.offsets = task, tuple(given), tuple(trained), tuple(offsets)
+        self._constants = Constants()
+
+    def onto(self, x: Tensor, role: Role) -> Tensor:
+        """Fields of a role (..., C, *given) -> (..., C, *trained)."""
+        return self._moved(x, role, self.trained, 1.0)
+
+    def back(self, x: Tensor, role: Role) -> Tensor:
+        """Fields of a role (..., C, *trained) -> (..., C, *given)."""
+        return self._moved(x, role, self.given, -1.0)
+
+    def _moved(self, x: Tensor, role: Role, space: tuple[int, ...], sign: float) -> Tensor:
+        if self.given == self.trained:
+            return x
+        for axis, (points, offset) in enumerate(zip(space, self.offsets, strict=True)):
+            dim = x.ndim - len(space) + axis
+            if x.shape[dim] != points:
+                x = _resampled(x, dim, points, sign * offset, self._constants)
+        if role != "state":
+            return x
+        # A steep field that is never negative rings below 0 between its points.
+        frames = x.flatten(0, x.ndim - len(space) - 2)  # (N, C, *S)
+        return not_negative(frames, self.task, conserve=True).reshape(x.shape)
+
+
+def _resampled(x: Tensor, dim: int, points: int, offset: float, constants: Constants) -> Tensor:
+    size, values = x.shape[dim], wide(x)
+    make = finer_grid_matrix if points > size else coarser_grid_matrix
+    matrix = constants.get(
+        functools.partial(make, size, points, offset), (size, points, offset), x.device, values.dtype
+    )
+    with torch.autocast(x.device.type, enabled=False):
+        return (values.movedim(dim, -1) @ matrix).movedim(-1, dim)
 
 
 def _before(size: int, points: int) -> int:
@@ -99,24 +137,27 @@ def _places(coordinate: Tensor, axis: AxisSpec, points: int) -> Tensor:
     return around[low] + (place - low) * (around[low + 1] - around[low])
 
 
-def finer_grid_matrix(size: int, points: int) -> Tensor:
-    """(size, points) in float64: values around a periodic axis -> their waves at the points of a finer grid."""
-    return _kernel(size, _distances(size, points), 1.0) / size
+def finer_grid_matrix(size: int, points: int, offset: float = 0.0) -> Tensor:
+    """(size, points) in float64: values around a periodic axis -> their waves at the points of a finer grid.
+
+    offset: from the first point of the one grid to that of the other, as a part of the axis.
+    """
+    return _kernel(size, _distances(size, points, offset), 1.0) / size
 
 
-def coarser_grid_matrix(size: int, points: int) -> Tensor:
+def coarser_grid_matrix(size: int, points: int, offset: float = 0.0) -> Tensor:
     """(size, points): values around a periodic axis -> those of their waves that fewer points can hold.
 
     The inverse of `finer_grid_matrix` on what that makes.
     """
     # The wave of Nyquist's frequency is one on the coarser grid, and two, of both signs, on the finer one.
-    return _kernel(points, _distances(size, points), 2.0) / size
+    return _kernel(points, _distances(size, points, offset), 2.0) / size
 
 
-def _distances(size: int, points: int) -> Tensor:
+def _distances(size: int, points: int, offset: float) -> Tensor:
     """(size, points): from each point of one grid to each of the other, as an angle around the axis."""
     ours = torch.arange(size, dtype=torch.float64) / size
-    theirs = torch.arange(points, dtype=torch.float64) / points
+    theirs = torch.arange(points, dtype=torch.float64) / points + offset
     return 2 * math.pi * (theirs - ours[:, None])
 
 

@@ -6,6 +6,7 @@ would make it a date.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
@@ -15,6 +16,29 @@ COMPONENT = "component"
 _AXES = {"x": "X", "y": "Y", "z": "Z"}
 # Spelled out, readers take them for durations and turn numbers into something else.
 _TIME_UNITS = {"days": "d", "hours": "h", "minutes": "min", "seconds": "s", "milliseconds": "ms", "microseconds": "us"}
+_SPELLED = {**_TIME_UNITS, "meters": "m", "metres": "m"}
+_NO_UNIT = ("", "1", "-", "none", "dimensionless")
+
+
+def units_differ(one: str, other: str) -> bool:
+    """Whether two units are both stated and not the same, up to spelling: `m/s`, `m s-1`, `m*s**-1` are the same."""
+    one, other = (unit.partition(" since ")[0].strip() for unit in (one, other))
+    return not {one.lower(), other.lower()} & set(_NO_UNIT) and _powers(one) != _powers(other)
+
+
+def _powers(unit: str) -> dict[str, int] | str:
+    """Symbol -> power of a product of units; the text itself if it is written in another way."""
+    found: dict[str, int] = {}
+    sign = 1
+    for text in re.findall(r"/|[^\s*.\u00b7/]+", unit.replace("**", "^")):
+        part = re.fullmatch(r"([^\W\d]+|%)\^?([+-]?\d)?", text)
+        if part:
+            symbol = _SPELLED.get(part[1].removesuffix("s") + "s", part[1])
+            found[symbol] = found.get(symbol, 0) + sign * int(part[2] or 1)
+        elif text not in ("/", "1"):
+            return unit
+        sign = -1 if text == "/" else 1
+    return {symbol: power for symbol, power in found.items() if power}
 
 
 def axis_attributes(axis: AxisSpec) -> dict[str, Any]:

@@ -112,14 +112,15 @@ def test_axes_that_are_stretched_differently_are_no_change_of_unit(simulator):
         simulator.step(flow, **call, coordinates={"y": np.linspace(0, 1, 16)}, rescale_domain=True)
 
 
-def test_a_grid_with_points_on_the_boundary_stays_so_at_another_resolution():
+def test_along_an_axis_that_is_not_periodic_the_number_of_points_cannot_change():
     task = replace(ADVECTION, axes=(AxisSpec("x", "dirichlet"),))
     nodes = np.linspace(0, 1, 17)
-    found = fit_domain(task, (nodes,), (33,), {}, rescale=False)
-    np.testing.assert_allclose(found.trained[0], np.linspace(0, 1, 33))
-    fit_domain(task, (nodes,), (33,), {"x": np.linspace(0, 1, 33)}, rescale=False)
+    fit_domain(task, (nodes,), (17,), {"x": np.linspace(0, 1, 17)}, rescale=False)
+    for given in ({}, {"x": np.linspace(0, 1, 33)}):
+        with pytest.raises(BundleError, match=r"along 'x' \(dirichlet\) cannot change: 33 points were given"):
+            fit_domain(task, (nodes,), (33,), given, rescale=True)
     with pytest.raises(BundleError, match="has centers of cells"):
-        fit_domain(task, (nodes,), (32,), {"x": (np.arange(32) + 0.5) / 32}, rescale=True)
+        fit_domain(task, (nodes,), (17,), {"x": (np.arange(17) + 0.5) / 17}, rescale=True)
 
 
 def test_an_irregular_training_grid_is_the_only_one_that_fits_it():
