@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
+import numpy as np
+
 from ups.errors import ConfigError
 from ups.formats.base import Int64, Reader, WindowBlock
 from ups.spec.batch import Float64, Window
@@ -35,7 +37,7 @@ class HeldOutElsewhere:
     ) -> None:
         self.task, self.coordinates = task or own.task, coordinates or own.coordinates
         self.own, self.other = own, other
-        _check_same(self.task, self.space, other)
+        _check_same(self.task, self.coordinates, other)
 
     def _of(self, split: str) -> Reader:
         return self.own if split == TRAIN else self.other
@@ -96,9 +98,9 @@ class HeldOutElsewhere:
         self.other.close()
 
 
-def _check_same(own: TaskSpec, space: tuple[int, ...], other: Reader) -> None:
-    """Raises ConfigError if the other data cannot be scored by a model of this task, on a grid of `space` points."""
-    name = own.name
+def _check_same(own: TaskSpec, coordinates: tuple[Float64, ...], other: Reader) -> None:
+    """Raises ConfigError if the other data cannot be scored by a model of this task, on a grid of these points."""
+    name, space = own.name, tuple(len(points) for points in coordinates)
     for field in fields(own):
         mine, its = getattr(own, field.name), getattr(other.task, field.name)
         if field.name not in _MAY_DIFFER and mine != its:
@@ -106,7 +108,7 @@ def _check_same(own: TaskSpec, space: tuple[int, ...], other: Reader) -> None:
                 f"task '{name}': {field.name} of the other data is {its}, and that of the model {mine}",
                 hint="score on data of the same fields, axes and time step",
             )
-    parameters = [[(p.name, p.scale) for p in task.parameters] for task in (own, other.task)]
+    parameters = [[(p.name, p.scale, p.unit) for p in task.parameters] for task in (own, other.task)]
     if parameters[0] != parameters[1]:
         raise ConfigError(
             f"task '{name}': the other data have the parameters {parameters[1]}, and the model {parameters[0]}",
@@ -117,3 +119,9 @@ def _check_same(own: TaskSpec, space: tuple[int, ...], other: Reader) -> None:
             f"task '{name}': the other data have a grid of {other.space}, and the model {space}",
             hint="score on data on the same grid",
         )
+    for axis, mine, its in zip(own.axes, coordinates, other.coordinates, strict=True):
+        if np.abs(mine - its).max() > 0.01 * np.diff(mine).min(initial=np.inf):
+            raise ConfigError(
+                f"task '{name}': the points of the other data along '{axis.name}' are not where those of the model are",
+                hint="score on data on the same grid",
+            )

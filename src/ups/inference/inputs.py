@@ -357,7 +357,7 @@ def _stated_time(task: TaskSpec, state: Any, num_frames: int, step: float, notes
     """Time of the last given frame, where objects of xarray state it; else None."""
     parts = labeled_in("state", state).values()
     clocks = [part["time"] for part in parts if "time" in part.coords and part["time"].size]
-    if any(not np.array_equal(clock.values, clocks[0].values) for clock in clocks):
+    if any(not clock.variable.equals(clocks[0].variable) for clock in clocks):
         raise BundleError(f"the state fields of task '{task.name}' have different times")
     return _last_time(task, clocks[0], num_frames, step, notes) if clocks else None
 

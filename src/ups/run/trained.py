@@ -133,7 +133,7 @@ def _from_bundle(path: Path, data: Mapping[str, str] | None) -> Trained:
             hint=f"data={{'TASK': PATH}}; or recipe_data=True to open what its recipe names ({named})",
             command_hint=f"--data TASK=PATH; or --recipe-data to open what its recipe names ({named})",
         )
-    readers = _recipe_data(path, recipe) if data is None else _named_data(path, info, recipe, data)
+    readers = _recipe_data(path, info, recipe) if data is None else _named_data(path, info, recipe, data)
     found = {f"data {reader.task.name}": reader.identity() for reader in readers}
     identity = {"bundle": bundle.hash, "recipe": resolved.hash, **info.provenance, **found}
     model = (recipe.run.name, bundle.stepper, readers, recipe, resolved.text, identity)
@@ -155,16 +155,24 @@ def _named_data(path: Path, info: BundleInfo, recipe: Recipe, data: Mapping[str,
     return readers
 
 
-def _recipe_data(path: Path, recipe: Recipe) -> list[Reader]:
+def _recipe_data(path: Path, info: BundleInfo, recipe: Recipe) -> list[Reader]:
     from ups.data.open import open_task
 
     try:
-        return [open_task(task) for task in recipe.data.tasks]
+        readers: list[Reader] = [open_task(task) for task in recipe.data.tasks]
     except DataError as error:
         raise DataError(
             f"{error.message}: the bundle is scored on the data that it was trained with, and does not carry it",
             hint=f"bring that data to this place; or simulate from data of your own with: ups rollout {path} INPUT",
         ) from error
+    for reader in readers:
+        name = reader.task.name
+        if name in info.coordinates and reader.space != info.space(name):
+            raise DataError(
+                f"task '{name}' was trained on a grid of {info.space(name)}, and its data have {reader.space}",
+                hint=f"score on data on the same grid; `ups rollout {path} INPUT` resamples where it can",
+            )
+    return readers
 
 
 def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:

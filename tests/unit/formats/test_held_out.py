@@ -47,6 +47,7 @@ def test_the_task_and_the_train_split_are_those_of_the_model(tmp_path: Path) -> 
         ({"dt": 0.2}, "dt of the other data is 0.2"),
         ({"fields": (FieldSpec("v"),)}, "fields of the other data"),
         ({"parameters": ()}, "the other data have the parameters"),
+        ({"parameters": (replace(TASK.parameters[0], unit="cm/s"),)}, "the other data have the parameters"),
         ({"axes": (AxisSpec("x", "wall"),)}, "axes of the other data"),
     ],
 )
@@ -61,3 +62,12 @@ def test_another_grid_is_refused(tmp_path: Path) -> None:
     own, other = store(tmp_path / "own.zarr", 0.5), store(tmp_path / "other.zarr", 0.5, points=32)
     with pytest.raises(ConfigError, match="a grid of"):
         HeldOutElsewhere(own, other)
+
+
+def test_points_in_other_places_are_refused(tmp_path: Path) -> None:
+    own = store(tmp_path / "own.zarr", 0.5)
+    x = np.sort(np.append(np.random.default_rng(0).uniform(0.01, 0.99, 14), [0.0, 1.0]))
+    with StoreWriter(tmp_path / "other.zarr", TASK, [x], 4) as writer:
+        writer.append("test", state=np.zeros((4, 1, 16), np.float32), parameters=[0.5])
+    with pytest.raises(ConfigError, match="along 'x' are not where those of the model are"):
+        HeldOutElsewhere(own, StoreReader(tmp_path / "other.zarr"))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ups
@@ -17,6 +18,8 @@ from ups.buckets.cache_place import DIRECTORY
 from ups.cli.main import run
 from ups.config.recipe import dump_recipe
 from ups.errors import ConfigError, DataError, StatisticsChangedError
+from ups.formats.store_writer import StoreWriter
+from ups.formats.zarr_store import StoreReader
 from ups.inference.bundle import load_bundle, write_bundle
 from ups.inference.stored_scores import TOO_SHORT
 from ups.run.trained import load_trained, too_short
@@ -181,3 +184,21 @@ def test_a_time_budget_on_a_busy_machine_says_that_it_gave_far_too_few_steps(
     assert found is not None, last
     assert found[1] == found[2]
     assert "**Warning:** far fewer steps" in (tmp_path / "runs" / "hasty" / "bundle" / "card.md").read_text()
+
+
+def test_a_bundle_is_not_scored_on_another_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(STORED / "data", "data")
+    run = ups.fit(ups.load_recipe(STORED / "v1", stages__0__steps=1), progress=False)
+    store = Path("data/wave1d.zarr")
+    reader = StoreReader(store)
+    space = tuple(2 * n for n in reader.space)
+    shutil.rmtree(store)
+    axes = [axis.extent * (np.arange(n) + 0.5) / n for axis, n in zip(reader.task.axes, space, strict=True)]
+    with StoreWriter(store, reader.task, axes, 3) as writer:
+        for split in ("train", "valid", "test"):
+            state = np.zeros((3, reader.task.num_channels("state"), *space), np.float32)
+            writer.append(split, state=state, parameters=[p.maximum for p in reader.task.parameters])
+    with pytest.raises(DataError, match="was trained on a grid of") as caught:
+        ups.evaluate(run.bundle, recipe_data=True)
+    assert "resamples" in caught.value.hint
