@@ -40,13 +40,14 @@ def write_store(
             generator={"source": list(names)},
             progress=lambda done, total: line.count(doing, done, total, "trajectories"),
         )
+    store = StoreReader(output)
     facts = {
         "path": str(output),
         "task": reader.task.name,
         "splits": dict(reader.splits),
-        "assumptions": list(reader.assumptions),
+        "assumptions": list(store.assumptions),
         "bytes": manifest.total_bytes,
-        "identity": StoreReader(output).identity(),
+        "identity": store.identity(),
         "seconds": round(time.monotonic() - started, 3),
     }
     if json:
@@ -57,7 +58,7 @@ def write_store(
         ("path", str(output)),
         ("size", size_text(manifest.total_bytes)),
         ("trajectories", ", ".join(f"{count} {split}" for split, count in reader.splits.items())),
-        *(("assumed", text) for text in reader.assumptions),
+        *(("assumed", text) for text in store.assumptions),
         ("identity", str(facts["identity"])),
         ("took", duration_text(time.monotonic() - started)),
     ]

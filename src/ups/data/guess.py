@@ -454,8 +454,8 @@ class _Guesser:
         reader = DescribedReader(self.containers, description, name=self.name)
         sample = take_sample(reader)
         reader.close()
-        if not sample.finite:
-            bad = int((~np.isfinite(sample.values)).sum())
+        bad = int((~np.isfinite(sample.values)).sum())
+        if bad:
             self.notes.append(
                 f"{bad} of {sample.values.size} sampled values are not finite: `ups data validate` says where"
             )

@@ -7,6 +7,7 @@ missing. Everything found here is a guess with a reason; `ups.data.guess` collec
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ from ups.data.names_in_files import (
 )
 from ups.data.time_or_space import find_time
 from ups.errors import ConfigError
-from ups.formats.container import Container, Variable, decoded
+from ups.formats.container import Container, Variable
 
 MAX_CHANNELS = 12
 # Where nothing else looks like trajectories, so many unrelated entries are fields and no trajectories.
@@ -33,6 +34,7 @@ FEW_CHANNELS = 4
 # Adjacent entries that differ by more than this part of what independent ones would are called unrelated.
 UNRELATED = 0.4
 SAMPLED_VALUES = 1 << 18
+LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass
@@ -280,9 +282,9 @@ def roughness(container: Container, variable: Variable) -> dict[int, float]:
         for j in others:
             step = max(1, shape[j] // min(each, shape[j], 16))
             region[j] = slice(0, shape[j], step)
-        values = decoded(variable, np.asarray(container.read(variable.name, tuple(region)), np.float64))
-        values = np.moveaxis(values, i, -1)
-        with np.errstate(invalid="ignore"):
+        values = np.moveaxis(container.decoded(variable.name, tuple(region), np.float64), i, -1)
+        values = np.where(np.abs(values) < LARGEST, values, np.nan)  # one infinite value must not hide the others
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of rows that are all NaN
             change = np.nanmean(np.diff(values, axis=-1) ** 2)
             spread = 2 * np.nanmean((values - np.nanmean(values, axis=-1, keepdims=True)) ** 2) * length / (length - 1)
         found[i] = float(change / spread) if spread > 0 and np.isfinite(change) else 0.0

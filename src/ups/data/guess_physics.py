@@ -6,6 +6,7 @@ and a field that does nothing near the ends shows nothing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +42,9 @@ class Sample:
         return Sample(np.delete(self.values, -1, axis=3 + axis))
 
     @property
-    def finite(self) -> bool:
-        return bool(np.isfinite(self.values).all())
+    def whole(self) -> Values:
+        """The trajectories whose values are all finite."""
+        return self.values[np.isfinite(self.values).all(axis=tuple(range(1, self.values.ndim)))]
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,11 @@ def take_sample(reader: Reader) -> Sample:
 
 def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
     """What happens at the two ends of an axis of space (0, 1 or 2)."""
-    values = np.moveaxis(sample.values, 3 + axis, -1)  # (N, T, C, ..., n)
-    values = values.reshape(*values.shape[:3], -1, values.shape[-1])  # (N, T, C, M, n)
+    values = np.moveaxis(sample.whole, 3 + axis, -1)  # (N, T, C, ..., n)
+    values = values.reshape(*values.shape[:3], math.prod(values.shape[3:-1]), values.shape[-1])  # (N, T, C, M, n)
     size = values.shape[-1]
-    moving = [c for c in range(values.shape[2]) if np.ptp(values[:, :, c]) > 0]
-    if size < 8 or not moving or not sample.finite:
+    moving = [c for c in range(values.shape[2]) if values.size and np.ptp(values[:, :, c]) > 0]
+    if size < 8 or not moving:
         return BoundaryGuess("unknown", "the values do not show it")
     channels = [values[:, :, c] for c in moving]
     if max(_activity(v) for v in channels) < FIXED / 4:
@@ -113,8 +115,8 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
 
 def guess_conserved(sample: Sample) -> dict[int, float]:
     """Channel -> largest change of its mean relative to how much it varies, for what is conserved while it moves."""
-    values = sample.values
-    if values.shape[1] < 3 or not sample.finite:
+    values = sample.whole
+    if values.shape[1] < 3 or not len(values):
         return {}
     space = tuple(range(3, values.ndim))
     integral = values.mean(axis=space)  # (N, T, C)

@@ -11,6 +11,7 @@ import numpy as np
 from ups.formats.base import GridReader, Reader
 from ups.formats.store_writer import FrameSource, StoreWriter
 from ups.record.manifest import Manifest
+from ups.spec.batch import Float32
 
 Progress = Callable[[int, int], None]
 
@@ -24,7 +25,10 @@ def pack(
     generator: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Write all trajectories of a reader as a store, a few frames at a time. progress(done, total) in trajectories."""
+    """Write all trajectories of a reader as a store, a few frames at a time. progress(done, total) in trajectories.
+
+    Values that are not finite are counted, and the store names their number among its assumptions.
+    """
     done, total = 0, sum(reader.splits.values())
     facts = {"packed_from": reader.identity(), **(generator or {})}
     if reader.assumptions:
@@ -39,15 +43,22 @@ def pack(
         overwrite=overwrite,
         generator=facts,
     )
+    bad = seen = 0
+
+    def counted(values: Float32) -> Float32:
+        nonlocal bad, seen
+        bad, seen = bad + int(np.count_nonzero(~np.isfinite(values))), seen + values.size
+        return values
+
     with writer:
         for split, count in reader.splits.items():
             for trajectory in range(count):
                 given = reader.read(split, trajectory, 0, 0 if reader.task.steady else 1)
                 writer.append(
                     split,
-                    state=None if reader.task.steady else _frames_of(reader, split, trajectory),
-                    static=given.static,
-                    target=given.target,
+                    state=None if reader.task.steady else _frames_of(reader, split, trajectory, counted),
+                    static=counted(given.static),
+                    target=counted(given.target),
                     parameters=given.parameters,
                     frames=reader.frames_in(split, trajectory) if "frames" in reader.differing else None,
                     dt=reader.dt_in(split, trajectory) if "dt" in reader.differing else None,
@@ -55,11 +66,13 @@ def pack(
                 done += 1
                 if progress is not None:
                     progress(done, total)
+        if bad:
+            writer.assume(f"{bad} of {seen} values are not finite, and training refuses them: see `ups data validate`")
     return writer.manifest
 
 
-def _frames_of(reader: Reader, split: str, trajectory: int) -> FrameSource:
-    def frames(first: int, stop: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        return reader.read(split, trajectory, first, stop - first).state
+def _frames_of(reader: Reader, split: str, trajectory: int, counted: Callable[[Float32], Float32]) -> FrameSource:
+    def frames(first: int, stop: int) -> Float32:
+        return counted(reader.read(split, trajectory, first, stop - first).state)
 
     return frames

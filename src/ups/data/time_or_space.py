@@ -12,7 +12,7 @@ import numpy as np
 
 from ups.config.description import CHANNEL, COMPONENT, TRAJECTORY
 from ups.data.guess_physics import Sample, guess_boundary, guess_conserved
-from ups.formats.container import Container, Variable, decoded
+from ups.formats.container import Container, Variable
 
 MAX_TRAJECTORIES = 6
 MAX_FRAMES = 12
@@ -43,7 +43,7 @@ def _score(container: Container, variable: Variable, role: Sequence[str], time: 
     shape = [len(range(n)[part]) for n, part in zip(variable.shape, region, strict=True)]
     if not space or int(np.prod(shape, dtype=np.int64)) > MAX_VALUES:
         return 0, 0
-    values = decoded(variable, np.asarray(container.read(variable.name, region), np.float64))
+    values = container.decoded(variable.name, region, np.float64)
     values = values.transpose(*fixed, time, *fields, *space)
     rows = shape[fixed[0]] if fixed else 1
     sample = Sample(values.reshape(rows, shape[time], -1, *(shape[i] for i in space)))

@@ -29,6 +29,7 @@ from ups.spec.task import Role, TaskSpec
 SPLITS = ("train", "valid", "test")
 # One read allocates at most this much, whatever a file claims about its own size.
 MAX_READ_BYTES = 1 << 30
+FLOAT32_HINT = "values must stay within 3.4e38: choose another unit, or leave those trajectories out"
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -314,19 +315,27 @@ class GridReader(ABC):
         block = self._empty_block(len(trajectories), num_frames, steps, out)
         state, static, target, parameters = block.state, block.static, block.target, block.parameters
         thin = self._thin if self.subsampling.space_stride > 1 else None
-        for i, (trajectory, start) in enumerate(zip(trajectories, start_frames, strict=True)):
-            if num_frames:
-                first = self.subsampling.first_frame + start * stride
-                frames = self._frames(split, trajectory, first, first + (num_frames - 1) * stride + 1, stride)
-                state[i] = frames if thin is None else thin(frames)
-            if channels["static"]:
-                given = self._given(split, trajectory, "static")
-                static[i] = given if thin is None else thin(given)
-            if channels["target"]:
-                given = self._given(split, trajectory, "target")
-                target[i] = given if thin is None else thin(given)
-            if self._num_parameters:
-                parameters[i] = self._parameters(split, trajectory)
+        trajectory = 0
+        try:
+            with np.errstate(over="raise"):  # a finite float64 never becomes an infinite float32 unnoticed
+                for i, (trajectory, start) in enumerate(zip(trajectories, start_frames, strict=True)):
+                    if num_frames:
+                        first = self.subsampling.first_frame + start * stride
+                        frames = self._frames(split, trajectory, first, first + (num_frames - 1) * stride + 1, stride)
+                        state[i] = frames if thin is None else thin(frames)
+                    if channels["static"]:
+                        given = self._given(split, trajectory, "static")
+                        static[i] = given if thin is None else thin(given)
+                    if channels["target"]:
+                        given = self._given(split, trajectory, "target")
+                        target[i] = given if thin is None else thin(given)
+                    if self._num_parameters:
+                        parameters[i] = self._parameters(split, trajectory)
+        except FloatingPointError as error:
+            raise DataError(
+                f"{self.where(split, trajectory)} has finite values that float32 cannot hold ({error})",
+                hint=FLOAT32_HINT,
+            ) from error
         return block
 
     @property

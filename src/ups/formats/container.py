@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from ups.buckets.path import data_path
 from ups.errors import DataError
@@ -97,18 +99,24 @@ class Container(ABC):
             raise DataError(
                 f"{self.path}: array '{name}' of shape {variable.shape} is too large for what it is used as"
             )
-        region = tuple(slice(0, n, 1) for n in variable.shape)
-        return decoded(variable, np.array(self.read(name, region), np.float64))
+        return self.decoded(name, tuple(slice(0, n, 1) for n in variable.shape), np.float64)
 
+    def decoded(self, name: str, region: Region, dtype: npt.DTypeLike = None) -> Array:
+        """Values as meant: NetCDF and Zarr store packed ones with a scale, an offset and a number for what is missing.
 
-def decoded(variable: Variable, values: Array) -> Array:
-    """Values as meant: NetCDF and Zarr store packed ones with a scale, an offset and a number for what is missing."""
-    attributes = variable.attributes
-    for name in ("_FillValue", "missing_value"):
-        mark = attributes.get(name)
-        if isinstance(mark, float):
-            values = np.where(values == mark, np.nan, values)
-    scale, offset = attributes.get("scale_factor"), attributes.get("add_offset")
-    if isinstance(scale, float) or isinstance(offset, float):
-        values = values * (scale if isinstance(scale, float) else 1.0) + (offset if isinstance(offset, float) else 0.0)
-    return values
+        dtype: default that of the file.
+        """
+        values, attributes = np.asarray(self.read(name, region), dtype), self.variables[name].attributes
+        for key in ("_FillValue", "missing_value"):
+            mark = attributes.get(key)
+            if isinstance(mark, float):
+                values = np.where(values == mark, np.nan, values)
+        scale, offset = (attributes.get(key) for key in ("scale_factor", "add_offset"))
+        scale, offset = (scale if isinstance(scale, float) else 1.0), (offset if isinstance(offset, float) else 0.0)
+        if scale == 0 or not math.isfinite(scale) or not math.isfinite(offset):
+            raise DataError(
+                f"{self.label}: array '{name}' has scale_factor {scale:g} and add_offset {offset:g}",
+                hint="its values are value * scale_factor + add_offset, with finite numbers and a scale that is not 0: "
+                "write the file again with the right attributes",
+            )
+        return values if (scale, offset) == (1.0, 0.0) else values * scale + offset

@@ -14,6 +14,7 @@ import io
 import lzma
 import math
 import os
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -40,6 +41,7 @@ _CODECS = frozenset(
     | {"bitround", "bytes", "endian", "transpose", "sharding_indexed", "crc32c", "crc32", "adler32", "fletcher32"}
     | {f"numcodecs.{n}" for n in ("blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "delta", "fixedscaleoffset")}
 )
+_COMPUTING = frozenset({"delta", "fixedscaleoffset"})
 # Codecs that unpack: to how many bytes by the header of a chunk, and without one by unpacking at most so many.
 _UNPACKED_BYTES: dict[str, Callable[[bytes, int], int]] = {
     "gzip": lambda data, most: len(gzip.GzipFile(fileobj=io.BytesIO(data)).read(most)),
@@ -60,7 +62,8 @@ class _Place:
     """An array, where it is in the directory, and in which version of the format.
 
     packed: the codec that chunks are packed with, '' without one; each unpacks to at most `limit` bytes. num_chunks:
-    in each shard, 0 without shards.
+    in each shard, 0 without shards. computed: whether a filter computes the values, so that one that is not finite is an
+    error of the filter.
     """
 
     variable: Variable
@@ -69,6 +72,7 @@ class _Place:
     packed: str
     limit: int
     num_chunks: int
+    computed: bool
 
 
 class ZarrContainer(Container):
@@ -85,6 +89,11 @@ class ZarrContainer(Container):
             values = np.asarray(array[region])
         except Exception as error:  # codecs raise nearly every type for damaged chunks
             raise DataError(f"{self.path}: array '{name}' cannot be read: {str(error)[:200]}") from error
+        if place.computed and not np.isfinite(values).all():
+            raise DataError(
+                f"{self.path}: the filters of array '{name}' compute values that are not finite from what is stored",
+                hint="look at the scale and offset of its filters in the metadata of the array, or write it again",
+            )
         return values
 
     def close(self) -> None:
@@ -114,7 +123,8 @@ def open_zarr(path: Path) -> ZarrContainer:
             version: Literal[2, 3] = 3 if "zarr.json" in files else 2
             num_elements, (packed, num_chunks) = math.prod(_chunk_shape(metadata)), _packed(metadata) or ("", 0)
             limit = min(16 * num_elements // max(num_chunks, 1), 2 * MAX_CHUNK_BYTES) + 1024
-            arrays[variable.name] = _Place(variable, name, version, packed, limit, num_chunks)
+            computed = not _COMPUTING.isdisjoint(_plain(_codecs(_stages(metadata))))
+            arrays[variable.name] = _Place(variable, name, version, packed, limit, num_chunks, computed)
         if len(arrays) > MAX_ARRAYS:
             raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
     for same in ambiguous({name: len(place.variable.shape) for name, place in arrays.items()}):
@@ -214,18 +224,40 @@ def _fill_value(metadata: dict[str, Any], found: dict[str, Any], dtype: np.dtype
 
 def _is_stored(folder: Path, variable: Variable, metadata: dict[str, Any], left_out: list[str]) -> bool:
     """Whether chunks are there; those that are not are named: the library takes them for the fill value in silence."""
-    expected = math.prod(-(-n // chunk) for n, chunk in zip(variable.shape, _chunk_shape(metadata), strict=True))
-    stored = sum(not name.startswith(".") and name != "zarr.json" for _, _, files in os.walk(folder) for name in files)
+    counts = [-(-n // chunk) for n, chunk in zip(variable.shape, _chunk_shape(metadata), strict=True)]
+    expected = math.prod(counts)
+    start, separator = _chunk_names(metadata)
+    example = start + separator.join("0" for _ in counts) if counts else start.rstrip(separator) or "0"
+    name = re.compile(re.escape(example).replace("0", "([0-9]{1,18})"))
+    paths = (os.path.relpath(os.path.join(at, file), folder) for at, _, files in os.walk(folder) for file in files)
+    files = [path for path in paths if path not in _METADATA]
+    stored = sum(
+        all(int(index) < n for index, n in zip(match.groups(), counts, strict=False))
+        for match in map(name.fullmatch, files)
+        if match
+    )
     if stored >= expected:
         return True
-    if stored == 0 and len(variable.shape) > 1:
-        left_out.append(f"'{variable.name}', of which no chunk is stored")
+    if stored == 0 and len(counts) > 1:
+        wrong = f": chunks must be named {example}, and are {min(files)[:80]} (dimension_separator)" if files else ""
+        left_out.append(f"'{variable.name}', of which no chunk is stored{wrong}")
         return False
     left_out.append(
         f"{expected - stored} of {expected} chunks of '{variable.name}', which are not stored: not written, or all "
         f"of it the fill value {str(metadata.get('fill_value'))[:40]}, which is taken"
     )
     return True
+
+
+def _chunk_names(metadata: dict[str, Any]) -> tuple[str, str]:
+    """(what the names of chunks begin with, what stands between their indices)."""
+    if "chunk_key_encoding" not in metadata:
+        return "", str(metadata.get("dimension_separator") or ".")
+    encoding = metadata["chunk_key_encoding"]
+    encoding = encoding if isinstance(encoding, dict) else {}
+    options = encoding.get("configuration")
+    separator = options.get("separator") if isinstance(options, dict) else None
+    return ("", str(separator or ".")) if encoding.get("name") == "v2" else (f"c{separator or '/'}", separator or "/")
 
 
 def _chunk_shape(metadata: dict[str, Any]) -> Any:

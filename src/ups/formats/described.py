@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ups.config.description import CHANNEL, COMPONENT, TIME, TRAJECTORY, TaskDescription
 from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling
-from ups.formats.container import Container, decoded
+from ups.formats.container import Container
 from ups.formats.described_layout import DescribedLayout, FieldSource, same_points, understand
 from ups.formats.open_container import open_containers
 from ups.formats.split_rows import split_counts
@@ -196,7 +196,7 @@ def _read(file: _File, row: int, source: FieldSource, frames: slice) -> Array:
         chosen.get(dim, slice(0, size - (dim in file.layout.repeated), 1))
         for dim, size in zip(source.dims, variable.shape, strict=True)
     )
-    values = decoded(variable, file.container.read(source.dataset, region))
+    values = file.container.decoded(source.dataset, region)
     axes = [axis.name for axis in file.layout.task.axes]
     dims = list(source.dims)
     for dim in (TRAJECTORY, CHANNEL):

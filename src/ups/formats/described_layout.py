@@ -24,7 +24,7 @@ from ups.config.description import (
     TaskDescription,
 )
 from ups.errors import DataError
-from ups.formats.base import Array
+from ups.formats.base import FLOAT32_HINT, Array
 from ups.formats.container import Container, Variable
 from ups.record.untrusted_files import printable
 from ups.spec.batch import Float64
@@ -106,10 +106,15 @@ class _Understanding:
         dt, start = (0.0, 0.0) if said.steady else self._times(num_frames, count)
         columns = [self._parameter(parameter, count) for parameter in said.parameters]
         for parameter, column in zip(said.parameters, columns, strict=True):
-            if parameter.scale == "log" and column.min() <= 0:
+            if np.abs(column).max() > np.finfo(np.float32).max:
+                largest = column[np.abs(column).argmax()]
+                raise self._refuse(
+                    f"parameter '{parameter.name}' has the value {largest:g}, which float32 cannot hold", FLOAT32_HINT
+                )
+            if parameter.scale == "log" and column.astype(np.float32).min() <= 0:
                 raise self._refuse(
                     f"parameter '{parameter.name}' has the value {column.min():g}, and its scale is log",
-                    hint="only numbers above 0 have a logarithm: set its scale to linear",
+                    hint="only numbers above 0 have a logarithm, in float32 above 1e-45: set its scale to linear",
                 )
         parameters = np.stack(columns, axis=1) if columns else np.zeros((count, 0))
         task = TaskSpec(

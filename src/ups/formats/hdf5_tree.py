@@ -150,7 +150,8 @@ def _attributes(owner: Any, path: str, found: TreeSurvey) -> dict[str, Any]:
         kind = handle.get_type()
         if isinstance(kind, h5py.h5t.TypeFloatID | h5py.h5t.TypeIntegerID):
             numbers = [float(v) for v in owner.attrs[name].reshape(-1)] if handle.shape else [float(owner.attrs[name])]
-            if len(numbers) == 1 and math.isfinite(numbers[0]):
+            # A scale that is not finite is kept: whoever decodes the array refuses it.
+            if len(numbers) == 1 and (math.isfinite(numbers[0]) or name in ("scale_factor", "add_offset")):
                 values[name] = numbers[0]
             elif len(numbers) > 1:
                 # Named one by one, so that a description can point at each.

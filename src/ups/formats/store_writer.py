@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 import ups
 from ups.errors import DataError, MachineError
-from ups.formats.base import SPLITS
+from ups.formats.base import FLOAT32_HINT, SPLITS
 from ups.formats.shards import encode_index
 from ups.formats.zarr_metadata import MAX_CHUNK_BYTES, ArrayLayout, array_json, group_json
 from ups.formats.zarr_store import DIFFERING, DIFFERING_VERSION, FORMAT, VERSION
@@ -131,6 +131,10 @@ class StoreWriter:
             raise MachineError(
                 f"cannot write the store {self.path}: {error.strerror or error}", hint="is there space on the disk?"
             ) from error
+
+    def assume(self, text: str) -> None:
+        """Add a sentence to what the store says about its data."""
+        self._generator["assumptions"] = [text, *self._generator.get("assumptions", ())]
 
     def _checked_time(self, frames: int | None, dt: float | None) -> tuple[int, float]:
         """Frames and time step of a trajectory."""
@@ -447,7 +451,11 @@ class _RowWriter:
 
 
 def _checked(values: object, shape: tuple[int, ...], what: str) -> npt.NDArray[np.float32]:
-    array = np.asarray(values if values is not None else (), np.float32)
+    try:
+        with np.errstate(over="raise"):
+            array = np.asarray(values if values is not None else (), np.float32)
+    except FloatingPointError as error:
+        raise DataError(f"{what} has finite values that float32 cannot hold", hint=FLOAT32_HINT) from error
     if array.shape != shape:
         raise DataError(f"{what} must have shape {shape}, not {array.shape}")
     return array
