@@ -21,8 +21,10 @@ Values = npt.NDArray[np.float64]
 MAX_TRAJECTORIES = 12
 MAX_FRAMES = 12
 MAX_VALUES = 1 << 25
-# The seam of a periodic axis looks like any other place: its differences are at most so many times the usual ones.
+# The seam of a periodic axis looks like any other place: its differences are at most so many times the median ones,
+# or, where a field varies most at the seam, so many times the largest ones inside.
 SEAM = 2.5
+LARGEST_SEAM = 1.5
 # What is held fixed at an end changes by less than this part of what the inside does; a flat end likewise.
 FIXED = 0.04
 FLAT = 0.12
@@ -88,7 +90,7 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
     channels = [values[:, :, c] for c in moving]
     if max(_activity(v) for v in channels) < FIXED / 4:
         return BoundaryGuess("unknown", "nothing happens near the ends")
-    repeats = all(_ends_agree(v) for v in channels) and max(_seam(v[..., :-1]) for v in channels) < SEAM
+    repeats = all(_ends_agree(v) for v in channels) and max(_seam(v[..., :-1]).by_median for v in channels) < SEAM
     if repeats and max(_wander(v[..., 0], v) for v in channels) > FIXED:
         why = "the last point is the first again in every frame"
         # Fields that are mirror images of themselves between two walls have equal ends, too.
@@ -96,20 +98,20 @@ def guess_boundary(sample: Sample, axis: int) -> BoundaryGuess:
             why += "; but fields are flat there, so that it may be neumann, without a repeated end"
             return BoundaryGuess("periodic", why, repeated_end=True, unsure=True)
         return BoundaryGuess("periodic", why, repeated_end=True)
-    seam = max(_seam(v) for v in channels)
-    if seam < SEAM:
-        return BoundaryGuess(
-            "periodic", f"the step from the last point to the first is like any other ({seam:.2g} times as large)"
-        )
+    seams = [_seam(v) for v in channels]
+    told = max(seams, key=lambda seam: seam.by_largest).words
+    if max(seam.by_median for seam in seams) < SEAM:
+        return BoundaryGuess("periodic", told)
     fixed = [max(_fixed(v), _fixed(v[..., ::-1])) for v in channels]
     flat = [max(_flat(v), _flat(v[..., ::-1])) for v in channels]
-    told = f"the step from the last point to the first is {seam:.2g} times as large as others"
     if all(f < FIXED for f in fixed):
         return BoundaryGuess("dirichlet", f"{told}, and the values at the ends stay as they are")
     if all(f < FLAT for f in flat):
         return BoundaryGuess("neumann", f"{told}, and the fields are flat at the ends")
     if all(a < FIXED or b < FLAT for a, b in zip(fixed, flat, strict=True)):
         return BoundaryGuess("wall", f"{told}; some fields are flat at the ends, others stay as they are")
+    if max(seam.by_largest for seam in seams) < LARGEST_SEAM:
+        return BoundaryGuess("periodic", f"{told}, but larger than most", unsure=True)
     return BoundaryGuess("unknown", f"{told}: not periodic, and neither fixed nor flat")
 
 
@@ -160,9 +162,18 @@ def _ends_agree(v: Values) -> bool:
     return _rms(v[..., 0] - v[..., -1]) < 1e-5 * (float(v.std()) or 1.0)
 
 
-def _seam(v: Values) -> float:
-    """Differences of first to third order over the ends relative to the usual ones; 1 on a ring."""
-    worst, ring = 0.0, v
+@dataclass(frozen=True)
+class _Seam:
+    """Differences over the ends relative to the median and to the largest ones inside (1 on a ring), and in words."""
+
+    by_median: float = 0.0
+    by_largest: float = 0.0
+    words: str = "the step from the last point to the first is 0, as all others"
+
+
+def _seam(v: Values) -> _Seam:
+    """The largest factors of the differences of first to third order."""
+    worst, ring = _Seam(), v
     for order in range(1, 4):
         ring = np.roll(ring, -1, axis=-1) - ring  # entry i: from i to i + order, around the ring
         squares = np.square(ring).reshape(-1, v.shape[-1]).mean(axis=0)
@@ -170,7 +181,13 @@ def _seam(v: Values) -> float:
         usual = float(np.sqrt(np.median(inside))) or float(np.sqrt(inside.mean()))
         if usual == 0:
             continue
-        worst = max(worst, float(np.sqrt(over.mean())) / max(usual, 1e-6 * _rms(v)))
+        least, step = 1e-6 * _rms(v), float(np.sqrt(over.mean()))
+        largest = max(float(np.sqrt(inside.max())), least)
+        words = worst.words
+        if step / largest >= worst.by_largest:
+            words = f"the step from the last point to the first is {step / largest:.2g} times the largest inside"
+            words += f" ({('', 'second ', 'third ')[order - 1]}differences, RMS {step:.2g} and {largest:.2g})"
+        worst = _Seam(max(worst.by_median, step / max(usual, least)), max(worst.by_largest, step / largest), words)
     return worst
 
 

@@ -47,5 +47,6 @@ def _score(container: Container, variable: Variable, role: Sequence[str], time: 
     values = values.transpose(*fixed, time, *fields, *space)
     rows = shape[fixed[0]] if fixed else 1
     sample = Sample(values.reshape(rows, shape[time], -1, *(shape[i] for i in space)))
-    seen = sum(guess_boundary(sample, axis).boundary != "unknown" for axis in range(len(space)))
+    guesses = [guess_boundary(sample, axis) for axis in range(len(space))]
+    seen = sum(guess.boundary != "unknown" and (guess.repeated_end or not guess.unsure) for guess in guesses)
     return seen, int(bool(guess_conserved(sample)))

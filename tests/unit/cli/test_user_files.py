@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,3 +135,53 @@ def test_chunks_of_other_names_are_no_chunks(capsys: pytest.CaptureFixture[str])
     (path / "u" / "2.0.0").rename(path / "u" / "2.0.0.part")
     assert run(["data", "import", str(path), "-o", "out.zarr"]) == 0
     assert "1 of 6 chunks of 'u', which are not stored" in capsys.readouterr().out
+
+
+S = np.arange(64) / 64
+
+
+def pulse_that_sways_about_the_seam(t: Any, c: Any) -> Any:
+    return np.exp(8 * (np.cos(2 * np.pi * (S - 0.05 * c - 0.02 * np.sin(9 * t))) - 1))
+
+
+def layers_at_the_seam(t: Any, c: Any) -> Any:
+    return np.tanh(6 * np.sin(2 * np.pi * (S - 0.01 * c * np.cos(8 * t)))) + 0.1 * c * np.sin(2 * np.pi * (S - t))
+
+
+def narrow_pulse_that_crosses_the_seam(t: Any, c: Any) -> Any:
+    return np.exp(20 * (np.cos(2 * np.pi * (S - 0.02 * c - 0.03 * t)) - 1))
+
+
+def pulse_that_leaves(t: Any, c: Any) -> Any:
+    return np.exp(-(((S - 0.6 - 0.2 * c - 0.8 * t) / 0.08) ** 2))
+
+
+def slope(t: Any, c: Any) -> Any:
+    return np.sin(3 * (S - t) + 6 * c) + c * S
+
+
+@pytest.mark.parametrize(
+    ("field", "boundary", "most"),
+    [
+        (pulse_that_sways_about_the_seam, "periodic", 1.4),
+        (layers_at_the_seam, "periodic", 1.4),
+        (narrow_pulse_that_crosses_the_seam, "periodic", 1.4),
+        (pulse_that_leaves, "unknown", 100.0),
+        (slope, "unknown", 1e5),
+    ],
+)
+def test_the_seam_is_compared_with_the_largest_step_inside(
+    field: Callable[[Any, Any], Any], boundary: str, most: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    t, c = 0.05 * np.arange(12)[:, None], RNG.uniform(-1, 1, (12, 1, 1))
+    np.savez("waves.npz", u=field(t, c), x=S, t=t.ravel())
+    assert _init("waves.npz", "--dims", "trajectory,time,x", "--json") == 0
+    (why,) = [g["why"] for g in json.loads(capsys.readouterr().out)["guesses"] if g["field"] == "axis x boundary"]
+    assert ups.load_recipe("mine/recipe.yaml").data.tasks[0].description.axes[0].boundary == boundary  # type: ignore
+    found = re.search(
+        r"first is ([\d.e+]+) times the largest inside \(.*differences, RMS ([\d.e-]+) and ([\d.e-]+)\)", why
+    )
+    assert found, why
+    factor, over, inside = map(float, found.groups())
+    assert factor == pytest.approx(over / inside, rel=0.1)
+    assert factor <= most
