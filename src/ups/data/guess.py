@@ -27,18 +27,23 @@ from ups.data.guess_dims import Dims, axis_names, given_dims, guess_dims, labels
 from ups.data.guess_physics import guess_boundary, guess_conserved, take_sample
 from ups.data.names_in_files import (
     ABOUT_THE_FILE,
-    END_NAMES,
-    LENGTH_NAMES,
     SPACES,
-    SPACING_NAMES,
-    STEP_NAMES,
     is_about_the_file,
     plain_name,
 )
 from ups.errors import DataError
 from ups.formats.container import Container, Variable
 from ups.formats.described import DescribedReader
-from ups.formats.described_layout import NOT_PARAMETERS, equal_steps
+from ups.formats.described_layout import (
+    END_NAMES,
+    NOT_PARAMETERS,
+    STEP_NAMES,
+    equal_steps,
+    is_stated,
+    length_names,
+    spacing_names,
+    understand,
+)
 
 MAX_COLUMNS = 16
 FEW_TRAJECTORIES = 10
@@ -129,7 +134,7 @@ class _Guesser:
         return name
 
     def _main(self) -> Variable:
-        arrays = [v for v in self.container.variables.values() if len(v.shape) >= 2 and v.size > 16]
+        arrays = [v for v in self.container.variables.values() if len(v.as_row.shape) >= 2 and v.size > 16]
         if not arrays:
             raise DataError(
                 f"{self.container.path} has no array with two dimensions or more",
@@ -184,13 +189,12 @@ class _Guesser:
             self.notes.append(f"the units of '{variable.name}' have more than 32 characters and are left out")
 
     def _extent(self, axis: dict[str, Any], path: str, name: str, size: int) -> None:
-        lengths = {f"l{name}", f"{name}_length", f"length_{name}", f"extent_{name}"}
-        found = self._number({*LENGTH_NAMES, *lengths} if name == "x" or len(name) > 1 else lengths)
+        found = self._number(length_names(name))
         if found is not None and found.value > 0:
             axis["extent"] = found.value
             self._say_number(f"{path}.extent", "from {}", found)
             return
-        spacing = self._number({f"d{name}", *(SPACING_NAMES if name == "x" else ())})
+        spacing = self._number(spacing_names(name))
         if spacing is not None and spacing.value > 0:
             axis["extent"] = spacing.value * size
             self._say_number(f"{path}.extent", f"{size} points times {{}}", spacing)
@@ -334,7 +338,7 @@ class _Guesser:
                 self.values["time_unit"] = unit.split(" since ")[0].strip()
                 self._say("time_unit", f"units of '{name}'", sure=True)
             values = self.container.whole(name)
-            values = values.reshape(-1, values.shape[-1])[:, :frames]
+            values = values.reshape(-1, max(self.container.variables[name].as_row.shape[-1], 1))[:, :frames]
             if values.shape[1] > 1 and np.isfinite(values).all():
                 # dt is left open, so that each file has that of its own times; the reader says what is wrong with them.
                 step = float(np.diff(values, axis=1).mean())
@@ -375,10 +379,14 @@ class _Guesser:
     def _parameters(self, count: int, main: Variable, dims: Dims) -> None:
         frames = main.shape[dims.role.index(TIME)] if TIME in dims.role else 0
         found: list[dict[str, Any]] = []
+        layout = understand(self.container, describe_values(self.values, "the guessed description"), self.name)
         for name, variable in self.container.variables.items():
             short = name.split("/")[-1].removeprefix("*@")
             if name in self.used or plain(short) in ABOUT_THE_FILE:
                 continue
+            if variable.size == 1 and is_stated(short, self.container.number(name), layout):
+                continue
+            variable = variable.as_row
             per_row = variable.shape[:1] == (count,) and count > 1
             if variable.size == 1 or (len(variable.shape) == 1 and per_row):
                 if role_of_name(short) == TRAJECTORY or _counts(self.container, variable):
@@ -402,6 +410,7 @@ class _Guesser:
                 isinstance(value, float)
                 and ("", name) not in self.used_attributes
                 and not is_about_the_file(name, value, sizes)
+                and not is_stated(name, value, layout)
             ):
                 self._parameter(found, name.split("/")[-1], {"attribute": name}, np.array([value]), None)
         for owner, variable in self.container.variables.items():
@@ -512,7 +521,7 @@ def _find_number(container: Container, names: set[str] | frozenset[str]) -> tupl
             return "", key, value
     for key, variable in container.variables.items():
         if variable.size == 1 and key.split("/")[-1].lower() in names:
-            return key, "", float(container.whole(key).reshape(-1)[0])
+            return key, "", container.number(key)
     for owner, variable in container.variables.items():
         for key, value in variable.attributes.items():
             if key.lower() in names and isinstance(value, float):
@@ -524,7 +533,7 @@ def _counts(container: Container, variable: Variable) -> bool:
     """Whether an array only counts its entries: 0, 1, 2, ..."""
     if len(variable.shape) != 1 or variable.size < 2:
         return False
-    values = container.whole(variable.name)
+    values = container.whole(variable.name).reshape(-1)
     return bool((np.diff(values) == 1).all() and values[0] in (0, 1))
 
 

@@ -134,8 +134,8 @@ def given_dims(container: Container, variable: Variable, given: Sequence[str]) -
 
 
 def _vectors(container: Container, variable: Variable) -> dict[str, Variable]:
-    found = container.variables.items()
-    return {name: v for name, v in found if name != variable.name and len(v.shape) == 1 and v.size > 1}
+    rows = {name: v.as_row for name, v in container.variables.items() if name != variable.name and v.size > 1}
+    return {name: row for name, row in rows.items() if len(row.shape) == 1}
 
 
 def _by_name(variable: Variable, vectors: Mapping[str, Variable], found: Dims) -> None:
@@ -165,7 +165,8 @@ def _by_coordinates(container: Container, variable: Variable, vectors: Mapping[s
             size = vectors[name].shape[0]
             lengths = (size, size - 1) if wanted == TIME else (size,)
             places = [i for i, n in enumerate(variable.shape) if n in lengths and not found.role[i]]
-            if len(places) > 1:
+            rivals = [n for n in names if vectors[n].shape[0] == size and n not in found.coordinate]
+            if len(places) > max(1, len(rivals)):
                 places = [i for i in places if found.rough.get(i, 0) < UNRELATED] or places
             if not places or (wanted == TIME and TIME in found.role) or not rises(container, name):
                 continue
@@ -185,7 +186,7 @@ def _role_of_vector(variable: Variable) -> str:
 
 def rises(container: Container, name: str) -> bool:
     """Whether an array rises or falls from each entry to the next."""
-    steps = np.diff(container.whole(name))
+    steps = np.diff(container.whole(name).reshape(-1))
     return bool(np.isfinite(steps).all() and ((steps > 0).all() or (steps < 0).all()))
 
 
@@ -253,6 +254,9 @@ def _by_values(container: Container, variable: Variable, found: Dims) -> None:
         found.role[i], found.why[i] = CHANNEL, f"it has only {shape[i]} entries: taken as separate fields"
         left.remove(i)
     where = {"time": "by its place: time stands before space", "space": "by its place: space stands last"}
+    if variable.column_major:
+        where = {"time": "by its place: time stands after space", "space": "by its place: space stands first"}
+        left.reverse()
     if left and TIME not in found.role and (len(left) > 1 or spaces):
         first, shown = find_time(container, variable, found.role, left)
         if shown:

@@ -12,7 +12,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,16 +32,27 @@ Attribute = float | str
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One array of numbers. dims: the names that the file gives to its dimensions, '' where it gives none."""
+    """One array of numbers. dims: the names that the file gives to its dimensions, '' where it gives none.
+
+    column_major: the writer varies the first dimension fastest (MATLAB), so that time usually stands after space.
+    """
 
     name: str
     shape: tuple[int, ...]
     dims: tuple[str, ...]
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    column_major: bool = False
 
     @property
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def as_row(self) -> Variable:
+        """A row (1, n) or a column (n, 1) as (n,), for files whose writer has no other vectors; others as they are."""
+        if len(self.shape) != 2 or min(self.shape) != 1 or self.size == 1:
+            return self
+        return replace(self, shape=(self.size,), dims=(self.dims[self.shape.index(self.size)],))
 
 
 class Container(ABC):
@@ -100,6 +111,10 @@ class Container(ABC):
                 f"{self.path}: array '{name}' of shape {variable.shape} is too large for what it is used as"
             )
         return self.decoded(name, tuple(slice(0, n, 1) for n in variable.shape), np.float64)
+
+    def number(self, name: str) -> float:
+        """The value of an array that holds one."""
+        return float(self.whole(name).reshape(-1)[0])
 
     def decoded(self, name: str, region: Region, dtype: npt.DTypeLike = None) -> Array:
         """Values as meant: NetCDF and Zarr store packed ones with a scale, an offset and a number for what is missing.

@@ -90,7 +90,8 @@ class Hdf5Container(Hdf5Arrays):
             if not inside.isdisjoint(parents(name)):
                 continue
             self._arrays[name] = array
-            variables[name] = Variable(name, array.shape, _names(survey.dims[name]), survey.attributes[name])
+            dims = _names(survey.dims[name])
+            variables[name] = Variable(name, array.shape, dims, survey.attributes[name], array.column_major)
         for path, found in survey.attributes.items():
             if path and path not in survey.arrays and inside.isdisjoint((path, *parents(path))):
                 attributes |= {f"{path}/{name}": value for name, value in found.items()}

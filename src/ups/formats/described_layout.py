@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,10 @@ from ups.spec.batch import Float64
 from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, ParameterSpec, Role, TaskSpec
 
 TIME_NAMES = ("time", "t", "times", "t-coordinate")
+STEP_NAMES = frozenset(
+    {"dt", "delta_t", "deltat", "time_step", "timestep", "dt_save", "save_dt", "saveat", "sampling_time", "frame_dt"}
+)
+END_NAMES = frozenset({"t_end", "tend", "t_final", "tfinal", "final_time", "end_time", "t_max", "tmax"})
 # Attributes that describe how numbers are written, or are read as something else than a parameter.
 NOT_PARAMETERS = frozenset(
     {"_FillValue", "missing_value", "scale_factor", "add_offset", "valid_min", "valid_max", "valid_range"}
@@ -89,6 +93,29 @@ def equal_steps(times: Float64, dt: float) -> bool:
     return bool(np.allclose(steps, dt, rtol=1e-3, atol=rounding))
 
 
+def length_names(axis: str) -> set[str]:
+    """Names of a number that is the length of this axis."""
+    general = {"l", "length", "domain_length", "extent", "domain_size", "box_size", "width", "domain"}
+    own = {f"l{axis}", f"{axis}_length", f"length_{axis}", f"extent_{axis}"}
+    return own | general if axis == "x" or len(axis) > 1 else own
+
+
+def spacing_names(axis: str) -> set[str]:
+    """Names of a number that is the distance of two points of this axis."""
+    return {f"d{axis}"} | ({"delta_x", "spacing", "grid_spacing"} if axis == "x" else set())
+
+
+def is_stated(name: str, value: float, layout: DescribedLayout) -> bool:
+    """Whether a number of a file repeats what the layout has: its time step, its last time, a length or a spacing."""
+    word, frames, task = name.split("/")[-1].lower(), layout.num_frames, layout.task
+    known = [task.dt] if word in STEP_NAMES else []
+    known += [layout.start_time + task.dt * steps for steps in (frames - 1, frames)] if word in END_NAMES else []
+    for axis, points in zip(task.axes, layout.coordinates, strict=True):
+        known += [axis.extent, float(np.ptp(points))] if word in length_names(axis.name) else []
+        known += [axis.extent / len(points)] if word in spacing_names(axis.name) else []
+    return any(math.isclose(value, number, rel_tol=1e-5) for number in known)
+
+
 class _Understanding:
     def __init__(self, container: Container, description: TaskDescription) -> None:
         self.container, self.description = container, description
@@ -135,8 +162,7 @@ class _Understanding:
             symmetries=tuple(said.symmetries),
             equation=said.equation,
         )
-        self._name_what_is_not_used()
-        return DescribedLayout(
+        layout = DescribedLayout(
             task=task,
             sources=tuple(sources),
             coordinates=tuple(values for _, values, _ in grid),
@@ -146,8 +172,10 @@ class _Understanding:
             num_frames=num_frames,
             start_time=start,
             parameters=parameters,
-            assumptions=tuple(self.assumptions),
+            assumptions=(),
         )
+        self._name_what_is_not_used(layout)
+        return replace(layout, assumptions=tuple(self.assumptions))
 
     def _refuse(self, what: str, hint: str = _HINT) -> DataError:
         return DataError(f"{self.container.label}: {what}", hint=hint)
@@ -282,7 +310,8 @@ class _Understanding:
             return said.dt, 0.0
         self._variable(name, "time")
         values = self.container.whole(name)
-        rows = values.reshape(-1, values.shape[-1]) if values.ndim else values.reshape(1, 1)
+        single = values.size in (num_frames, num_frames + 1)  # also a column: (frames, 1)
+        rows = values.reshape(1, -1) if single or not values.ndim else values.reshape(-1, values.shape[-1])
         if rows.shape[1] == num_frames + 1:
             self.assumptions.append(f"'{name}' has one entry more than there are frames: the last is not used")
             rows = rows[:, :num_frames]
@@ -310,7 +339,7 @@ class _Understanding:
         variable = self.container.variables.get(name)
         if variable is None or len(variable.shape) not in (1, 2):
             return False
-        return variable.shape[-1] in (num_frames, num_frames + 1)
+        return not {variable.shape[-1], variable.size}.isdisjoint((num_frames, num_frames + 1))
 
     def _parameter(self, parameter: DescribedParameter, count: int) -> Float64:
         """(N,) values of one parameter."""
@@ -355,9 +384,13 @@ class _Understanding:
         self.used_attributes.add((owner, name))
         return value
 
-    def _name_what_is_not_used(self) -> None:
+    def _name_what_is_not_used(self, layout: DescribedLayout) -> None:
         container = self.container
-        arrays = [f"'{n}' {v.shape}" for n, v in sorted(container.variables.items()) if n not in self.used]
+        arrays = [
+            f"'{n}' {v.shape}"
+            for n, v in sorted(container.variables.items())
+            if n not in self.used and not (v.size == 1 and is_stated(n, container.number(n), layout))
+        ]
         if arrays:
             self.assumptions.append(f"arrays that are not used: {_listed(arrays)}")
         owned: list[tuple[str, str, Any]] = [("", k, v) for k, v in container.attributes.items()]
@@ -365,7 +398,10 @@ class _Understanding:
         numbers = [
             f"'{k}' = {v:g}" + (f" of '{n}'" if n else "")
             for n, k, v in owned
-            if isinstance(v, float) and (n, k) not in self.used_attributes and k.split("[")[0] not in NOT_PARAMETERS
+            if isinstance(v, float)
+            and (n, k) not in self.used_attributes
+            and k.split("[")[0] not in NOT_PARAMETERS
+            and not is_stated(k, v, layout)
         ]
         if numbers:
             self.assumptions.append(f"attributes that are not used: {_listed(numbers)}")

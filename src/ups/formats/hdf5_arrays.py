@@ -11,6 +11,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ MAX_OPEN_LIBRARY_FILES = 32
 
 def read_region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
     """Values of a region (slices with plain bounds inside the shape); a read-only view where the data is mapped."""
+    if array.column_major:
+        return read_region(key, replace(array, shape=array.shape[::-1], column_major=False), region[::-1]).T
     if array.offset is not None and is_address(key[0]):
         found = _objects.get((key[0], ()), lambda: _object_unchanged(key))
         return _read_ranges(found, array, region)

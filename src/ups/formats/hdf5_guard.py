@@ -39,6 +39,7 @@ TIMEOUT_SECONDS = 120.0
 BUCKET_TIMES = 10
 _HINT = "get the file again from its source, and compare its checksum"
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+MATLAB_TEXT = b"MATLAB"
 
 FileKey = tuple[str, int, int, int]
 _Survey = TypeVar("_Survey", FileSurvey, WellSurvey)
@@ -52,6 +53,11 @@ def file_key(path: str | Path) -> FileKey:
     forget(name)  # of an address it is asked again
     status = data_path(name).stat()
     return (name, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def starts_as_hdf5(file: IO[bytes]) -> bool:
+    """Whether a file has the signature of HDF5: at its beginning, or after the 512 bytes that MATLAB puts before it."""
+    return any(file.seek(place) == place and file.read(8) == HDF5_MAGIC for place in (0, 512))
 
 
 def survey_files(paths: Sequence[str | Path]) -> list[FileSurvey | DataError]:
@@ -114,14 +120,19 @@ def _key_or_error(path: str | Path) -> FileKey | DataError:
         with open_regular(data_path(path), follow_link=True) as file:
             if file is None:
                 return DataError(f"{path} is not a regular file, so it is not read", hint="name an HDF5 file")
-            # The signature may also stand at 512, 1024, ... but no file of the formats we read has such a user block.
             start = file.read(8)
+            is_hdf5 = starts_as_hdf5(file)
         if start[:3] == b"CDF" and start[3:4] in (b"\x01", b"\x02", b"\x05"):
             return DataError(
                 f"{path} is a NetCDF classic file (version 3), which is not read",
                 hint="convert it to NetCDF-4, for instance with: nccopy -k nc4 OLD.nc NEW.nc",
             )
-        if start != HDF5_MAGIC:
+        if not is_hdf5 and (start.startswith(MATLAB_TEXT) or Path(path).suffix == ".mat"):
+            return DataError(
+                f"{path} is a MATLAB file of version 7 or older, and only version 7.3 is read",
+                hint="save it from MATLAB as HDF5: save('NAME.mat', '-v7.3')",
+            )
+        if not is_hdf5:
             return DataError(f"{path} is not an HDF5 file", hint="stores end in .zarr; others must be HDF5")
         return file_key(path)
     except (OSError, ValueError) as error:

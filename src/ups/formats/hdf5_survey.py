@@ -40,7 +40,10 @@ _PIPELINES = {
 
 @dataclass(frozen=True, slots=True)
 class ArraySurvey:
-    """One dataset. `offset`: where a contiguous one starts in the file, else None; `chunks` of a chunked one."""
+    """One dataset. `offset`: where a contiguous one starts in the file, else None; `chunks` of a chunked one.
+
+    column_major: `shape` is the reverse of what the file has, as MATLAB writes arrays.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -48,13 +51,14 @@ class ArraySurvey:
     offset: int | None
     chunks: tuple[int, ...] | None
     filters: tuple[str, ...]
+    column_major: bool = False
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ArraySurvey:
         """The inverse of `asdict` after a round through JSON."""
         chunks = None if data["chunks"] is None else tuple(data["chunks"])
         shape, filters = tuple(data["shape"]), tuple(data["filters"])
-        return cls(data["name"], shape, data["dtype"], data["offset"], chunks, filters)
+        return cls(data["name"], shape, data["dtype"], data["offset"], chunks, filters, data["column_major"])
 
 
 @dataclass(frozen=True, slots=True)

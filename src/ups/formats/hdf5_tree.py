@@ -7,7 +7,7 @@ leaves out the part and names it: a person's own file may hold a link or a text 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ups.errors import DataError
@@ -21,7 +21,7 @@ MAX_ATTRIBUTES = 256
 _ONLY_A_DIMENSION = "This is a netCDF dimension but not a netCDF variable"
 _BOOKKEEPING = frozenset(
     {"CLASS", "NAME", "DIMENSION_LIST", "DIMENSION_LABELS", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates"}
-) | {"_NCProperties", "_nc3_strict"}
+) | {"_NCProperties", "_nc3_strict", "H5PATH"}
 
 
 @dataclass
@@ -64,6 +64,8 @@ def _walk(file: Any, group: Any, prefix: str, size: int, found: TreeSurvey, abov
         raise DataError(f"'{group.name}' has more than {MAX_ARRAYS} entries")
     for name in group:
         path = f"{prefix}{name}"
+        if path.startswith("#"):
+            continue  # where MATLAB keeps the content of its cells, which are named as left out
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             _leave_out(found, f"'{path}', a link to somewhere else")
             continue
@@ -92,15 +94,25 @@ def _take(file: Any, dataset: Any, path: str, size: int, found: TreeSurvey) -> N
 
     if short_text(dataset, "NAME").startswith(_ONLY_A_DIMENSION):
         return
-    if not isinstance(dataset.id.get_type(), h5py.h5t.TypeFloatID | h5py.h5t.TypeIntegerID):
+    kind, of_matlab = dataset.id.get_type(), short_text(dataset, "MATLAB_class")
+    if isinstance(kind, h5py.h5t.TypeReferenceID):
+        _leave_out(found, f"'{path}', a cell or an array of structs of MATLAB: make one array of it, as cat(3, c{{:}})")
+        return
+    if not isinstance(kind, h5py.h5t.TypeFloatID | h5py.h5t.TypeIntegerID) or of_matlab == "char":
         _leave_out(found, f"'{path}', which does not hold numbers")
         return
+    if "MATLAB_empty" in dataset.attrs:
+        _leave_out(found, f"'{path}', which is empty")
+        return
     try:
-        found.arrays[path] = survey_dataset(dataset, path, size, integers=True, scalars=True)
+        array = survey_dataset(dataset, path, size, integers=True, scalars=True)
     except DataError as error:
         _leave_out(found, f"'{path}': {error.message}")
         return
-    found.dims[path] = _dims(file, dataset, path)
+    dims = _dims(file, dataset, path)
+    if of_matlab:  # as MATLAB shows it: it writes the first dimension last
+        array, dims = replace(array, shape=array.shape[::-1], column_major=True), dims[::-1]
+    found.arrays[path], found.dims[path] = array, dims
     found.attributes[path] = _attributes(dataset, path, found)
 
 
@@ -140,7 +152,7 @@ def _attributes(owner: Any, path: str, found: TreeSurvey) -> dict[str, Any]:
         _leave_out(found, f"the attributes{where}, which are more than {MAX_ATTRIBUTES}")
         return values
     for name in list(owner.attrs):
-        if name in _BOOKKEEPING:
+        if name in _BOOKKEEPING or name.startswith("MATLAB_"):
             continue
         handle = owner.attrs.get_id(name)
         count = math.prod(handle.shape or ())

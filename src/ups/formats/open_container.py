@@ -11,7 +11,7 @@ from ups.formats.container import Container
 from ups.formats.container_hdf5 import open_hdf5
 from ups.formats.container_numpy import NUMPY_MAGIC, ZIP_MAGIC, open_numpy
 from ups.formats.container_zarr import open_zarr
-from ups.formats.hdf5_guard import HDF5_MAGIC
+from ups.formats.hdf5_guard import HDF5_MAGIC, MATLAB_TEXT
 from ups.record.untrusted_files import open_regular
 
 
@@ -31,11 +31,12 @@ def open_container(path: str | Path) -> Container:
     if start.startswith((NUMPY_MAGIC, ZIP_MAGIC)):
         _refuse_bucket(path, "a NumPy file")
         return open_numpy(path)
-    if start == HDF5_MAGIC or start[:3] == b"CDF":
+    if start.startswith((HDF5_MAGIC, b"CDF", MATLAB_TEXT)) or path.suffix == ".mat":
         return open_hdf5(path)
     raise DataError(
         f"{path} is none of the formats that are read",
-        hint="these are NumPy (.npy, .npz), HDF5, NetCDF-4 and Zarr; np.save and xarray's to_netcdf write such files",
+        hint="these are NumPy (.npy, .npz), HDF5, MATLAB 7.3, NetCDF-4 and Zarr; np.save and xarray's to_netcdf write "
+        "such files",
     )
 
 
@@ -53,17 +54,17 @@ def open_containers(paths: Iterable[str | Path]) -> list[Container]:
 
 
 def needs_description(path: Path) -> bool:
-    """Whether a path holds arrays of a format that never says what they mean: NumPy, or a Zarr group of version 2."""
+    """Whether a path holds arrays of a format that never says what they mean: NumPy, MATLAB, or Zarr of version 2."""
     if path.is_dir():
         return any((path / name).is_file() for name in (".zgroup", ".zarray", ".zmetadata"))
-    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC))
+    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, MATLAB_TEXT))
 
 
 def is_container(path: Path) -> bool:
     """Whether a path looks like one that `open_container` opens, by its first bytes."""
     if path.is_dir():
         return needs_description(path) or (path / "zarr.json").is_file()
-    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, HDF5_MAGIC, b"CDF"))
+    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, HDF5_MAGIC, MATLAB_TEXT, b"CDF"))
 
 
 def _first_bytes(path: Path) -> bytes:
