@@ -63,7 +63,9 @@ def init(
         say(f"described by {started.description}")
     for name in written:
         say(f"wrote {name}")
-    if guess is not None and guess.uncertain:
+    if guess is not None and guess.num_not_finite:
+        say(f"training refuses values that are not finite: ups data validate {data[0]} --task {started.description}")
+    elif guess is not None and guess.uncertain:
         say(f"look at the lines marked 'check' in {started.description}, then: ups train {started.recipe}")
     else:
         say(f"next: ups train {started.recipe}")

@@ -23,6 +23,7 @@ from ups.config.description import (
     TaskDescription,
     describe_values,
 )
+from ups.data.grid_checks import refuse_mask, refuse_mesh, refuse_scattered
 from ups.data.guess_dims import Dims, axis_names, given_dims, guess_dims, labels_of, plain, rises, role_of_name
 from ups.data.guess_physics import guess_boundary, guess_conserved, take_sample
 from ups.data.names_in_files import (
@@ -57,7 +58,7 @@ _TOLD = ("arrays", "attributes", "not read", "dt is", "extent of")
 class Guess:
     """description: validated. reasons: path in the description -> why. sure: paths that the file itself says.
 
-    notes: sentences for the person. uncertain: paths that a person has to look at first.
+    notes: sentences for the person. uncertain: paths that a person has to look at first. num_not_finite: sampled values.
     """
 
     description: TaskDescription
@@ -65,6 +66,7 @@ class Guess:
     sure: set[str]
     notes: list[str]
     uncertain: list[str] = field(default_factory=list)
+    num_not_finite: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class _Guesser:
         self.sure: set[str] = set()
         self.notes: list[str] = []
         self.uncertain: list[str] = []
+        self.num_not_finite = 0
         self.used: set[str] = set()
         self.used_attributes: set[tuple[str, str]] = set()
         self.names: set[str] = set()  # of axes, fields and parameters: no two may be called alike
@@ -98,8 +101,12 @@ class _Guesser:
         self.values: dict[str, Any] = {"name": name}
 
     def guess(self) -> Guess:
+        if not self.given:
+            refuse_mesh(self.container)
         main = self._main()
         dims = given_dims(self.container, main, self.given) if self.given else guess_dims(self.container, main)
+        if not self.given:
+            refuse_scattered(self.container, main, dims)
         names = self._axes(main, dims)
         count = main.shape[dims.role.index(TRAJECTORY)] if TRAJECTORY in dims.role else 1
         times = self._times(main, dims, count) if TIME in dims.role else ""  # before fields: times are none
@@ -117,7 +124,7 @@ class _Guesser:
             self._say("times", f"time steps {low:g} to {high:g}: each file has its own", sure=True)
         for path in self.uncertain:
             self.sure.discard(path)
-        return Guess(description, self.reasons, self.sure, self.notes, self.uncertain)
+        return Guess(description, self.reasons, self.sure, self.notes, self.uncertain, self.num_not_finite)
 
     def _say(self, path: str, why: str, *, sure: bool = False, look: bool = False) -> None:
         self.reasons[path] = why
@@ -463,11 +470,10 @@ class _Guesser:
         reader = DescribedReader(self.containers, description, name=self.name)
         sample = take_sample(reader)
         reader.close()
-        bad = int((~np.isfinite(sample.values)).sum())
-        if bad:
-            self.notes.append(
-                f"{bad} of {sample.values.size} sampled values are not finite: `ups data validate` says where"
-            )
+        refuse_mask(sample.values, self.container.label)
+        self.num_not_finite = int((~np.isfinite(sample.values)).sum())
+        if self.num_not_finite:
+            self.notes.append(f"{self.num_not_finite} of {sample.values.size} sampled values are not finite")
         uneven = any("not at equal distances" in text for text in reader.assumptions)
         for number, axis in enumerate(self.values["axes"]):
             guess = guess_boundary(sample, number)

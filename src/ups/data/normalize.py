@@ -21,6 +21,7 @@ import numpy as np
 
 from ups.buckets.path import BucketPath, data_path, plain_name
 from ups.data.frame_sizes import FrameSizes
+from ups.data.grid_checks import MASK_HINT, masked
 from ups.data.permutation import Permutation
 from ups.data.shortest_waves import ShortestWaves
 from ups.errors import DataError, MachineError
@@ -224,7 +225,7 @@ def _located(
     reader: Reader, trajectories: Sequence[int], block: WindowBlock, first_frame: int, logs: np.ndarray[Any, Any]
 ) -> DataError:
     """What is wrong with numbers that could not be taken in, and where."""
-    hint = "look at the whole file with `ups data validate`"
+    hint = MASK_HINT if masked(block.state).any() else "look at the whole file with `ups data validate`"
     for i, trajectory in enumerate(trajectories):
         where = reader.where("train", trajectory)
         for frame, values in enumerate(block.state[i]):

@@ -85,6 +85,8 @@ def check_windows(reader: Reader, split: str, trajectory: int) -> None:
     """First, middle and last frames of a trajectory: there, in the right shape, finite."""
     import numpy as np
 
+    from ups.data.grid_checks import MASK_HINT, masked
+
     num_frames = reader.frames_in(split, trajectory)
     frames = min(2, num_frames)
     starts = [0] if reader.task.steady else sorted({0, num_frames // 2 - 1, num_frames - frames})
@@ -93,11 +95,14 @@ def check_windows(reader: Reader, split: str, trajectory: int) -> None:
         for name in ("state", "static", "target", "parameters"):
             values = getattr(window, name)
             if not np.isfinite(values).all():
+                obstacle = name == "state" and masked(values[None]).any()
                 raise CheckFailed(
                     f"{reader.where(split, trajectory)}, frame {first}: {name} of task '{reader.task.name}' has "
                     "values that are not finite",
                     means="one such sample makes the loss NaN for all ranks",
-                    hint="find all of them with `ups data validate`, and leave those trajectories out",
+                    hint=MASK_HINT
+                    if obstacle
+                    else "find all of them with `ups data validate`, and leave those trajectories out",
                 )
 
 
