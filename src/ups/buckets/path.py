@@ -6,8 +6,10 @@ Only looking and reading; whatever else a path can do fails, because the operati
 from __future__ import annotations
 
 import fnmatch
+import glob
 import io
 import os
+import re
 import stat
 from collections.abc import Generator, Iterable
 from pathlib import Path, PosixPath
@@ -24,6 +26,23 @@ def data_path(path: str | Path) -> Path:
     if isinstance(path, BucketPath) or not is_address(path):
         return Path(path) if isinstance(path, str) else path
     return BucketPath(str(parse_bucket_url(str(path))))
+
+
+def natural(name: str) -> list[str]:
+    """A key that puts run_2 before run_10."""
+    return [part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def matching_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
+    """What a person wrote as path or paths of data, with the files that each pattern (runs/*.npz) means; a pattern
+    that nothing matches stays."""
+    found: list[str] = []
+    for path in map(str, [paths] if isinstance(paths, str | Path) else paths):
+        plain = is_address(path) or not glob.has_magic(path) or os.path.exists(path)
+        # Statistics are kept next to the first file.
+        files = () if plain else [name for name in glob.glob(path) if not name.endswith(".statistics.json")]
+        found += sorted(files, key=natural) or [path]
+    return found
 
 
 def plain_name(path: str | Path) -> str:

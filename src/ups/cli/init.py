@@ -21,7 +21,10 @@ def init(
     data: Annotated[
         list[str],
         typer.Option(
-            "--data", metavar="FILE", help="NumPy, HDF5, NetCDF or Zarr; may be given many times, or a store."
+            "--data",
+            metavar="FILE",
+            help="NumPy, HDF5, MATLAB 7.3, NetCDF or Zarr; a folder or a pattern of them; "
+            "may be given many times, or a store.",
         ),
     ],
     dims: Annotated[
@@ -41,8 +44,7 @@ def init(
     from ups.data.guess_page import guess_lines
     from ups.library.own_data import init_run
 
-    files = [path for one in data for path in _matching(one)]
-    started = init_run(directory, files, [name.strip() for name in dims.split(",")] if dims else ())
+    started = init_run(directory, data, [name.strip() for name in dims.split(",")] if dims else ())
     reader, guess = started.reader, started.guess
     written = [str(started.recipe), *([str(started.description)] if guess is not None else [])]
     rows = [] if guess is None else guess_lines(guess)
@@ -76,17 +78,6 @@ def _frames(reader: GridReader) -> str:
     counts = [reader.frames_in(split, i) for split, number in reader.splits.items() for i in range(number)]
     low, high = (min(counts), max(counts)) if counts else (0, 0)
     return f"{low} to {high}" if low < high else f"{high or 1}"
-
-
-def _matching(path: str) -> list[str]:
-    """The files that a pattern means, run_2 before run_10; the path itself if it is none."""
-    import glob
-    import os
-    import re
-
-    if os.path.exists(path) or not glob.has_magic(path):
-        return [path]
-    return sorted(glob.glob(path), key=lambda name: [part.zfill(20) for part in re.split(r"(\d+)", name)]) or [path]
 
 
 def _mark(why: str) -> str:

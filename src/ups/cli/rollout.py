@@ -306,7 +306,7 @@ def _read_input(
     from ups.errors import DataError
     from ups.evaluation.references import mean_field
 
-    source = config.path if isinstance(config.path, str) else config.path[0]
+    source = config.paths[0]
     netcdf = Path(source).suffix in (".nc", ".nc4", ".cdf")
     if netcdf and config.description is None:
         return _read_netcdf(spec, source)

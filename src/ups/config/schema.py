@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ups.buckets.address import is_address
 from ups.buckets.client import parse_bucket_url
+from ups.buckets.path import matching_paths
 from ups.config.description import TaskDescription
 from ups.config.gate import GateCondition
 from ups.config.model import ModelConfig
@@ -66,8 +67,8 @@ class TaskConfig(Section):
     name: str = setting(REQUIRED, "Name of the task in metrics and reports.")
     path: str | list[str] = setting(
         REQUIRED,
-        "Store (.zarr), a file, a directory of The Well, or a list of files of one task; on this host, or an address: "
-        "s3://, gs://, https://.",
+        "Store (.zarr), a file, a folder of files, a directory of The Well, a pattern (runs/*.npz), or a list of these "
+        "of one task; on this host, or an address: s3://, gs://, https://.",
         may_change=True,
     )
     problem: str | None = setting(
@@ -118,6 +119,11 @@ class TaskConfig(Section):
                 except ConfigError as error:
                     raise ValueError(f"{error.message}; {error.hint}") from None
         return value
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, folders or stores, with those that a pattern means."""
+        return matching_paths(self.path)
 
     @field_validator("format")
     @classmethod

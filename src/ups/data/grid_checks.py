@@ -8,8 +8,8 @@ import numpy as np
 from ups.config.description import TRAJECTORY
 from ups.data.guess_dims import Dims, plain
 from ups.errors import DataError
+from ups.formats.base import Array
 from ups.formats.container import MAX_SMALL_VALUES, Container, Variable
-from ups.spec.batch import Float64
 
 _CELLS = frozenset(
     {"cells", "connectivity", "topology", "triangles", "tri", "tets", "elements", "faces", "simplices", "edge_index"}
@@ -79,7 +79,7 @@ def refuse_scattered(container: Container, main: Variable, dims: Dims) -> None:
             )
 
 
-def refuse_mask(values: Float64, where: str) -> None:
+def refuse_mask(values: Array, where: str) -> None:
     """Raise DataError if the same points of frames (N, T, C, *S) have no value in every frame of a trajectory."""
     missing, what = masked(values), "not finite"
     channels = () if missing.any() else np.moveaxis(values, 2, 0)
@@ -98,7 +98,7 @@ def refuse_mask(values: Float64, where: str) -> None:
         )
 
 
-def masked(values: Float64) -> Float64:
+def masked(values: Array) -> Array:
     """(N, C, *S) whether a value of frames (N, T, C, *S) is in no frame finite, while others of its trajectory are."""
     bad = ~np.isfinite(values)
     return np.asarray(bad.all(axis=1) & ~bad.all(axis=tuple(range(1, bad.ndim)), keepdims=True)[:, 0])

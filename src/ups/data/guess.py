@@ -51,14 +51,14 @@ FEW_TRAJECTORIES = 10
 WANTED_PIECES = 20
 LEAST_PIECE = 8
 # What a reader assumes that a person who looks at the guesses should know.
-_TOLD = ("arrays", "attributes", "not read", "dt is", "extent of")
+_TOLD = ("the .npy files", "arrays", "attributes", "not read", "dt is", "extent of")
 
 
 @dataclass
 class Guess:
     """description: validated. reasons: path in the description -> why. sure: paths that the file itself says.
 
-    notes: sentences for the person. uncertain: paths that a person has to look at first. num_not_finite: sampled values.
+    notes: sentences for the person. uncertain: paths that a person has to look at first. num_not_finite: of the sample.
     """
 
     description: TaskDescription

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ups.buckets.address import is_address
 from ups.buckets.cache_place import use_cache
-from ups.buckets.path import data_path
+from ups.buckets.path import data_path, matching_paths
 from ups.config.description import TaskDescription, description_next_to, read_description
 from ups.config.schema import DataConfig, TaskConfig
 from ups.errors import DataError, PluginError
@@ -39,8 +39,7 @@ def open_task(config: TaskConfig) -> Reader:
 
 def _check_made(config: TaskConfig) -> None:
     """Raises DataError if data of the recipe is not there, or was not made yet."""
-    paths = [config.path] if isinstance(config.path, str) else config.path
-    missing = next((path for path in paths if not (is_address(path) or Path(path).exists())), None)
+    missing = next((path for path in config.paths if not (is_address(path) or Path(path).exists())), None)
     if missing is None:
         return
     if config.source is None:
@@ -84,7 +83,7 @@ def open_paths(
     problem: which problem of PDEBench the files hold, where they do not say so. format: a registered reader, or auto.
     description: what the arrays of the files mean, or a file that says so; default the task.yaml next to them.
     """
-    paths = [data_path(path)] if isinstance(path, str | Path) else [data_path(one) for one in path]
+    paths = [data_path(one) for one in matching_paths(path)]
     if not paths:
         raise DataError("no file is named")
     for one in paths:

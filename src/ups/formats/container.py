@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +60,7 @@ class Container(ABC):
     """An opened file. left_out: what it has that is not read, in words. attributes: numbers and texts of the file.
 
     part: what of the file this is, in words, where one file has several (trajectories of unequal length).
+    assumption: how the files of a folder are read.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class Container(ABC):
         part: str = "",
     ) -> None:
         self.path, self.variables, self.attributes = path, dict(variables), dict(attributes)
-        self.left_out, self.part = tuple(left_out), part
+        self.left_out, self.part, self.assumption = tuple(left_out), part, ""
 
     @property
     def label(self) -> str:
@@ -91,8 +93,7 @@ class Container(ABC):
 
     def identity(self) -> str:
         """Hash of the size and of a sample of the bytes."""
-        path = data_path(self.path)
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        files = self._files()
         sizes = [file.stat().st_size for file in files]
         digest = hashlib.sha256(json.dumps(["arrays", sizes]).encode())
         blocks = max(2, IDENTITY_BLOCKS // len(files)) if files else 2
@@ -102,6 +103,10 @@ class Container(ABC):
                     stream.seek(i * max(0, size - IDENTITY_BLOCK_BYTES) // (blocks - 1))
                     digest.update(stream.read(IDENTITY_BLOCK_BYTES))
         return digest.hexdigest()
+
+    def _files(self) -> list[Path]:
+        path = data_path(self.path)
+        return sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
 
     def whole(self, name: str) -> Array:
         """All values of a small array as float64."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import io
 import lzma
 import os
+import re
 import struct
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -44,6 +46,7 @@ _HINT = "save it again with np.save or np.savez"
 class _Place:
     """Where the values of an array are: at `offset` of the file, or packed in a member of the archive."""
 
+    key: FileKey
     shape: tuple[int, ...]
     dtype: str
     fortran: bool
@@ -52,30 +55,34 @@ class _Place:
 
 
 class NumpyContainer(Container):
-    """The arrays of one .npy or .npz."""
+    """The arrays of one .npy or .npz, or of several .npy."""
 
-    def __init__(self, key: FileKey, places: dict[str, _Place], left_out: list[str]) -> None:
+    def __init__(self, path: str, places: dict[str, _Place], left_out: list[str]) -> None:
         variables = {name: Variable(name, place.shape, ("",) * len(place.shape)) for name, place in places.items()}
-        super().__init__(key[0], variables, {}, left_out)
-        self._key, self._places = key, places
+        super().__init__(path, variables, {}, left_out)
+        self._places = places
 
     def read(self, name: str, region: Region) -> Array:
         place = self._places[name]
         try:
-            members = _unpacked.get((self.path, ()), lambda: _Members(self._key)) if place.packed else None
+            members = _unpacked.get((place.key[0], ()), lambda: _Members(place.key)) if place.packed else None
             data = members.get(name, place) if members is not None else None
         except _DAMAGE as error:
             raise DataError(f"{self.path}: array '{name}' is damaged: {str(error)[:200]}", hint=_HINT) from error
         if data is None:
-            mapped = _maps.get((self.path, ()), lambda: _map_unchanged(self._key))
+            mapped = _maps.get((place.key[0], ()), lambda: _map_unchanged(place.key))
             size = int(np.prod(place.shape, dtype=np.int64)) * np.dtype(place.dtype).itemsize
             data = mapped[place.offset : place.offset + size]
         values = data.view(place.dtype).reshape(place.shape, order="F" if place.fortran else "C")
         return np.asarray(values[region])
 
     def close(self) -> None:
-        _maps.drop(self.path)
-        _unpacked.drop(self.path)
+        for file in self._files():
+            _maps.drop(str(file))
+            _unpacked.drop(str(file))
+
+    def _files(self) -> list[Path]:
+        return [Path(path) for path in dict.fromkeys(place.key[0] for place in self._places.values())]
 
 
 def open_numpy(path: Path) -> NumpyContainer:
@@ -85,13 +92,41 @@ def open_numpy(path: Path) -> NumpyContainer:
         with path.open("rb") as file:
             if file.read(6) == NUMPY_MAGIC:
                 file.seek(0)
-                place = _header(file, key[1])
+                place = _header(file, key, key[1])
                 if isinstance(place, str):
                     raise DataError(f"{path} {place}", hint=_HINT)
-                return NumpyContainer(key, {path.name.split(".")[0] or "array": place}, [])
+                return NumpyContainer(key[0], {path.name.split(".")[0] or "array": place}, [])
         return _open_archive(path, key)
     except (*_DAMAGE, MemoryError) as error:  # Python's parser calls an expression too deep a lack of memory
         raise DataError(f"{path} is no sound NumPy file: {str(error)[:200]}", hint=_HINT) from error
+
+
+def open_numpy_folder(folder: Path, files: Sequence[Path]) -> list[Container]:
+    """The .npy files of a folder: those whose names differ by a number are trajectories, others are arrays of each."""
+    families: dict[str, list[Path]] = {}
+    for file in files:
+        families.setdefault(re.sub(r"\d+", "0", file.stem), []).append(file)
+    rows = [members for members in families.values() if len(members) > 1]
+    if len({len(members) for members in rows}) > 1:
+        shown = ", ".join(f"{len(members)} like {members[0].name}" for members in rows)
+        raise DataError(
+            f"{folder} has unequal numbers of files that would be trajectories: {shown}",
+            hint="write an .npz for each trajectory, which holds its arrays",
+        )
+    how = "arrays of the same trajectories"
+    if rows:
+        how = "a trajectory each: " + ", ".join(f"{members[0].name} to {members[-1].name}" for members in rows)
+    parts: list[Container] = []
+    for number in range(len(rows[0]) if rows else 1):
+        places: dict[str, _Place] = {}
+        for members in families.values():
+            file = members[number % len(members)]
+            name = re.sub(r"\d+", "", file.stem).strip("_-. ") if len(members) > 1 else file.stem
+            name = "u" if len(families) == 1 and rows else name
+            (places[name or "u"],) = open_numpy(file)._places.values()
+        parts.append(NumpyContainer(str(rows[0][number] if rows else folder), places, []))
+        parts[-1].assumption = f"the .npy files of a folder are read as {how}"
+    return parts
 
 
 def _open_archive(path: Path, key: FileKey) -> NumpyContainer:
@@ -112,7 +147,7 @@ def _open_archive(path: Path, key: FileKey) -> NumpyContainer:
                 magic, name_size, extra_size = _LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size))
                 begin = member.header_offset + _LOCAL_HEADER.size + name_size + extra_size
                 raw.seek(begin)
-                place = _header(raw, begin + member.file_size) if magic == b"PK\x03\x04" else "is damaged"
+                place = _header(raw, key, begin + member.file_size) if magic == b"PK\x03\x04" else "is damaged"
                 if not isinstance(place, str) and begin + member.file_size > key[1]:
                     place = "ends beyond the file"
             elif unpacked + member.file_size > MAX_UNPACKED_BYTES:
@@ -123,16 +158,16 @@ def _open_archive(path: Path, key: FileKey) -> NumpyContainer:
                 )
             else:
                 with archive.open(member) as stream:
-                    place = _header(stream, member.file_size, packed=member.filename)
+                    place = _header(stream, key, member.file_size, packed=member.filename)
                 unpacked += 0 if isinstance(place, str) else member.file_size
             if isinstance(place, str):
                 left_out.append(f"array '{name[:80]}', which {place}")
             else:
                 places[name] = place
-    return NumpyContainer(key, places, left_out)
+    return NumpyContainer(key[0], places, left_out)
 
 
-def _header(file: IO[bytes], end: int, packed: str = "") -> _Place | str:
+def _header(file: IO[bytes], key: FileKey, end: int, packed: str = "") -> _Place | str:
     """Where an array is, or why it is not read. The header is a literal that numpy parses without running anything."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
@@ -148,7 +183,7 @@ def _header(file: IO[bytes], end: int, packed: str = "") -> _Place | str:
     absurd = len(shape) > MAX_DIMS or min(shape, default=1) < 0 or max(shape, default=1) >= 1 << 62
     if absurd or offset + size > end:
         return f"has the shape {shape}, which the file does not hold"
-    return _Place(tuple(int(n) for n in shape), dtype.str, bool(fortran), offset, packed)
+    return _Place(key, tuple(int(n) for n in shape), dtype.str, bool(fortran), offset, packed)
 
 
 class _Members:

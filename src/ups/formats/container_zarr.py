@@ -134,7 +134,10 @@ def open_zarr(path: Path) -> ZarrContainer:
             f"{listed(same)}: arrays of the same name in groups, which Zarr does not say how to put together"
         )
     if not arrays:
-        raise DataError(f"{path} is no Zarr group with arrays of numbers", hint="; ".join(left_out[:3]) or _HINT)
+        raise DataError(
+            f"{path} is no Zarr group with arrays of numbers, and no folder of files of arrays",
+            hint="; ".join(left_out[:3]) or f"{_HINT}; a folder holds .npy, .npz, .mat, .h5, .hdf5 or .nc files",
+        )
     return ZarrContainer(str(path), arrays, attributes, left_out)
 
 

@@ -121,7 +121,7 @@ class _Understanding:
         self.container, self.description = container, description
         self.used: set[str] = set()
         self.used_attributes: set[tuple[str, str]] = set()
-        self.assumptions: list[str] = []
+        self.assumptions = [container.assumption] if container.assumption else []
         self.sizes: dict[str, tuple[int, str]] = {}
 
     def layout(self, name: str) -> DescribedLayout:

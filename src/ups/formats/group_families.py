@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from ups.buckets.path import natural
 from ups.formats.hdf5_tree import TreeSurvey
 
 _DIGITS = re.compile(r"\d+")
@@ -25,7 +26,7 @@ def find_families(survey: TreeSurvey) -> dict[str, list[str]]:
     for parent, sets in sorted(alike.items()):
         largest = max(sets.values(), key=len)
         if len(largest) > 1 and inside.isdisjoint((parent, *parents(parent))):
-            found[parent] = sorted(largest, key=_natural)
+            found[parent] = sorted(largest, key=natural)
             inside.update(largest)
     return found
 
@@ -61,8 +62,3 @@ def parents(path: str) -> list[str]:
     """The groups that a path leads through, the outermost first."""
     parts = path.split("/")
     return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """run_2 before run_10."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from ups.buckets.path import BucketPath, data_path
+from ups.buckets.path import BucketPath, data_path, natural
 from ups.errors import DataError
 from ups.formats.container import Container
 from ups.formats.container_hdf5 import open_hdf5
-from ups.formats.container_numpy import NUMPY_MAGIC, ZIP_MAGIC, open_numpy
+from ups.formats.container_numpy import NUMPY_MAGIC, ZIP_MAGIC, open_numpy, open_numpy_folder
 from ups.formats.container_zarr import open_zarr
 from ups.formats.hdf5_guard import HDF5_MAGIC, MATLAB_TEXT
 from ups.record.untrusted_files import open_regular
+
+_ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
+_SUFFIXES = (".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc", ".zarr")
 
 
 def open_container(path: str | Path) -> Container:
@@ -49,14 +52,30 @@ def _refuse_bucket(path: Path, what: str) -> None:
 
 
 def open_containers(paths: Iterable[str | Path]) -> list[Container]:
-    """The arrays of several files; a file with groups of unequal length gives one for each group. Raises DataError."""
-    return [part for path in paths for part in open_container(path).parts()]
+    """The arrays of several files or folders; a file with groups of unequal length gives one for each group."""
+    parts: list[Container] = []
+    for path in map(data_path, paths):
+        files = folder_files(path)
+        if files and files[0].suffix == ".npy":
+            parts += open_numpy_folder(path.absolute(), files)
+        else:
+            parts += [part for file in files or [path] for part in open_container(file).parts()]
+    return parts
+
+
+def folder_files(path: Path) -> list[Path]:
+    """The files of arrays, all of one kind, in a folder that is no Zarr group; none of any other path."""
+    if isinstance(path, BucketPath) or not path.is_dir() or any((path / name).exists() for name in _ZARR):
+        return []
+    found = sorted((file for file in path.iterdir() if not file.name.startswith(".")), key=lambda f: natural(f.name))
+    by_suffix = ([file for file in found if file.suffix == suffix] for suffix in _SUFFIXES)
+    return next((files for files in by_suffix if files), [])
 
 
 def needs_description(path: Path) -> bool:
     """Whether a path holds arrays of a format that never says what they mean: NumPy, MATLAB, or Zarr of version 2."""
     if path.is_dir():
-        return any((path / name).is_file() for name in (".zgroup", ".zarray", ".zmetadata"))
+        return any((path / name).is_file() for name in _ZARR[1:]) or bool(folder_files(path))
     return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, MATLAB_TEXT))
 
 

@@ -8,18 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ups.buckets.path import data_path
+from ups.buckets.path import data_path, matching_paths
 from ups.config.schema import TaskConfig
 from ups.config.source import SETTINGS, SourceConfig
 from ups.errors import ConfigError, DataChangedError, DataError
 from ups.run.steps_file import digest
 
 MADE_FROM = "made_from"
-
-
-def paths_of(task: TaskConfig) -> list[str]:
-    """The files or stores of a task."""
-    return [task.path] if isinstance(task.path, str) else list(task.path)
 
 
 def source_facts(task: TaskConfig) -> dict[str, Any]:
@@ -35,7 +30,7 @@ def source_facts(task: TaskConfig) -> dict[str, Any]:
 
 
 def _files(source: SourceConfig) -> list[str]:
-    return [source.files] if isinstance(source.files, str) else list(source.files or [])
+    return matching_paths(source.files or [])
 
 
 def _made_from(task: TaskConfig, source: SourceConfig) -> str:
@@ -53,9 +48,9 @@ def make_data(task: TaskConfig, progress: Callable[[int, int], None] | None = No
 
     progress: told bytes here and bytes in all, of what is fetched.
     """
-    path, source = paths_of(task)[0], task.source
+    path, source = task.paths[0], task.source
     if source is None:
-        missing = [one for one in paths_of(task) if not data_path(one).exists()]
+        missing = [one for one in task.paths if not data_path(one).exists()]
         if missing:
             raise DataError(
                 f"{missing[0]} of task '{task.name}' does not exist",
@@ -79,7 +74,7 @@ def _fetch(task: TaskConfig, source: SourceConfig, progress: Callable[[int, int]
     from ups.data.fetch_catalog import find
 
     name = find(source.dataset or "").name
-    places = [_place_in(path, name, task.name) for path in paths_of(task)]
+    places = [_place_in(path, name, task.name) for path in task.paths]
     out, files = places[0][0], [file for _, file in places if file]
     if any(other != out for other, _ in places):
         raise ConfigError(
@@ -112,15 +107,15 @@ def _store_name(task: TaskConfig, source: SourceConfig) -> str:
 
 def _check_name(task: TaskConfig, source: SourceConfig) -> None:
     """Raises ConfigError if the path that is missing is not what the source would make."""
-    name = Path(paths_of(task)[0]).name
+    name = Path(task.paths[0]).name
     if not isinstance(task.path, str) or not name.endswith(".zarr"):
         raise ConfigError(
-            f"task '{task.name}': its source makes a store, and {paths_of(task)[0]} is not the name of one",
+            f"task '{task.name}': its source makes a store, and {task.paths[0]} is not the name of one",
             hint="give one path that ends in .zarr",
         )
     if source.type == "generate" and name != _store_name(task, source):
         raise ConfigError(
-            f"task '{task.name}': {paths_of(task)[0]} does not exist, and its solver makes {_store_name(task, source)}",
+            f"task '{task.name}': {task.paths[0]} does not exist, and its solver makes {_store_name(task, source)}",
             hint=f"end the path in {_store_name(task, source)}",
         )
 
@@ -128,12 +123,12 @@ def _check_name(task: TaskConfig, source: SourceConfig) -> None:
 def _generate(task: TaskConfig, source: SourceConfig) -> None:
     from ups.library.generate import generate_data
 
-    if Path(paths_of(task)[0]).name != _store_name(task, source):
+    if Path(task.paths[0]).name != _store_name(task, source):
         return  # it is there (`_check_name`), and was moved by somebody who knows what it is
     # Also where the store is there: it may be another data set of that name, and that is refused.
     generate_data(
         source.task or task.name,
-        Path(paths_of(task)[0]).parent,
+        Path(task.paths[0]).parent,
         trajectories=(source.trajectories[0], source.trajectories[1], source.trajectories[2]),
         resolution=source.resolution,
         frames=source.frames,
@@ -147,7 +142,7 @@ def _import(task: TaskConfig, source: SourceConfig) -> None:
     from ups.formats.zarr_store import read_store_attributes
     from ups.library.own_data import open_own
 
-    path, now = Path(paths_of(task)[0]), _made_from(task, source)
+    path, now = Path(task.paths[0]), _made_from(task, source)
     if path.exists():
         generator = read_store_attributes(path).get("generator")
         known = generator.get(MADE_FROM) if isinstance(generator, dict) else None

@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, get_args
 
+from ups.buckets.path import matching_paths
 from ups.config.description import TaskDescription, describe_values, description_next_to, read_description
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
@@ -88,7 +89,7 @@ def _reader(
     test_fraction: float = 0.1,
 ) -> tuple[DescribedReader, Guess | None]:
     """The reader by a description; by a guess, and the guess, where there is none."""
-    name = task_name(paths[0]) if paths else "data"
+    name = task_name(paths[0]) if len(paths) == 1 else task_name(paths[0].absolute().parent) if paths else "data"
     guess = guess_description(containers, _common_name(paths) or name, dims) if task is None else None
     if guess is not None:
         description = guess.description
@@ -113,7 +114,7 @@ def _containers(source: Any) -> tuple[list[Container], list[Path]]:
     if isinstance(source, str | os.PathLike):
         source = [source]
     if isinstance(source, Sequence) and source and all(isinstance(one, str | os.PathLike) for one in source):
-        paths = [Path(one) for one in source]
+        paths = [Path(one) for one in matching_paths(source)]
         for path in paths:
             if not path.exists():
                 raise DataError(f"{path} does not exist", hint="correct the path")

@@ -18,7 +18,7 @@ from ups.config.identity import recipe_identity
 from ups.config.recipe import ResolvedRecipe, plain_data
 from ups.config.schema import Recipe
 from ups.errors import DataError, UpsError
-from ups.library.data_step import make_data, paths_of, source_facts
+from ups.library.data_step import make_data, source_facts
 from ups.library.output import Output
 from ups.library.plan_step import make_plan
 from ups.record.identity import file_sha256
@@ -89,7 +89,7 @@ class Job:
         from ups.data.content import content_sample
 
         if not self._samples:
-            self._samples = {task.name: content_sample(paths_of(task))[0] for task in self.resolved.recipe.data.tasks}
+            self._samples = {task.name: content_sample(task.paths)[0] for task in self.resolved.recipe.data.tasks}
         return self._samples
 
     @property
@@ -140,7 +140,7 @@ def _data_inputs(job: Job) -> Any:
 
 def _data_outputs(job: Job) -> str:
     tasks = job.resolved.recipe.data.tasks
-    if not all(Path(path).exists() for task in tasks for path in paths_of(task)):
+    if not all(Path(path).exists() for task in tasks for path in task.paths):
         return ""
     return digest(job.samples)
 
@@ -174,7 +174,7 @@ def _validate(job: Job) -> str:
     with job.output.scoring() as progress:
         for task in job.resolved.recipe.data.tasks:
             found = validate_paths(
-                paths_of(task),
+                task.paths,
                 allow=task.allow,
                 progress=_counter(progress, f"validating {task.name}"),
                 problem=task.problem,
@@ -186,7 +186,7 @@ def _validate(job: Job) -> str:
                 more = f" (and {found.num_findings - 1} more)" if found.num_findings > 1 else ""
                 raise DataError(
                     f"task '{task.name}': {first.kind}: {first.where}: {first.message}{more}",
-                    hint=f"see all with: ups data validate {path_text(Path(paths_of(task)[0]))}; what is right for "
+                    hint=f"see all with: ups data validate {path_text(Path(task.paths[0]))}; what is right for "
                     "this data goes into `allow` of the task",
                 )
             count += found.num_trajectories

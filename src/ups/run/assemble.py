@@ -61,7 +61,7 @@ def open_data(recipe: Recipe) -> Iterator[OpenData]:
     """Readers and statistics without a run directory; a task that was never measured is measured now."""
     tasks = recipe.data.tasks
     with open_tasks(recipe.data) as readers:
-        statistics = {r.task.name: ensure_statistics(r, t.path) for r, t in zip(readers, tasks, strict=True)}
+        statistics = {r.task.name: ensure_statistics(r, t.paths) for r, t in zip(readers, tasks, strict=True)}
         yield OpenData(readers, statistics)
 
 

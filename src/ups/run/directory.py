@@ -163,7 +163,7 @@ def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reade
         read_statistics(run_dir, readers)
         return
     found = {
-        reader.task.name: ensure_statistics(reader, task.path).to_json()
+        reader.task.name: ensure_statistics(reader, task.paths).to_json()
         for reader, task in zip(readers, recipe.data.tasks, strict=True)
     }
     content = (json.dumps(found, indent=1) + "\n").encode()

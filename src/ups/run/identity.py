@@ -6,7 +6,6 @@ Checked when a run is started or continued, before every restart, and before suc
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,7 +119,7 @@ def check_data(task: TaskConfig, identity: RunIdentity) -> tuple[str, int]:
     """Sample and latest modification time of a task's data. Raises DataChangedError if it is not the run's data."""
     from ups.data.content import compare_changed, content_sample
 
-    paths: Sequence[str] = [task.path] if isinstance(task.path, str) else task.path
+    paths = task.paths
     sample, changed_ns = content_sample(paths)
     known = identity.data.get(task.name)
     if known is not None and known != sample:

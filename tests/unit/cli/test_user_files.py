@@ -8,14 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numcodecs
 import numpy as np
 import pytest
+import scipy.io
 import xarray
 import zarr
 
 import ups
 from ups.cli.main import run
+from ups.data.normalize import compute_statistics, ensure_statistics
+from ups.data.open import open_paths, open_task
+from ups.doctor.probes.check import CheckFailed
+from ups.doctor.probes.data import check_windows
+from ups.errors import DataError
 
 X, T = np.arange(24) * 0.1, np.arange(11) * 0.05
 RNG = np.random.default_rng(0)
@@ -185,3 +192,288 @@ def test_the_seam_is_compared_with_the_largest_step_inside(
     factor, over, inside = map(float, found.groups())
     assert factor == pytest.approx(over / inside, rel=0.1)
     assert factor <= most
+
+
+def _matlab(path: str, arrays: dict[str, Any], **options: Any) -> str:
+    """A file as MATLAB 7.3 writes it: HDF5 after 512 bytes, the first dimension last, and no array of one dimension."""
+    with h5py.File(path, "w", userblock_size=512) as file:
+        for name, values in arrays.items():
+            values = np.asarray(values)
+            values = values.reshape(values.shape if values.ndim > 1 else (-1, 1))
+            dataset = file.create_dataset(name, data=np.ascontiguousarray(values.T), **options)
+            dataset.attrs["MATLAB_class"] = np.bytes_("double")
+    with open(path, "r+b") as file:
+        file.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64, HDF5 schema 1.00 .".ljust(124) + b"\x00\x02IM")
+    return path
+
+
+def _reader(capsys: pytest.CaptureFixture[str], path: str) -> tuple[Any, str]:
+    assert _init(path) == 0, capsys.readouterr().err
+    return open_task(ups.load_recipe("mine/recipe.yaml").data.tasks[0]), capsys.readouterr().out
+
+
+WAVES_OF_MATLAB = WAVES.transpose(2, 1, 0)  # u(x, t, n)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "dims"),
+    [
+        ({"u": WAVES_OF_MATLAB, "x": X[None], "t": T[:, None], "nu": SPEED[:, 0], "dt": 0.05}, {}, "[x, time, traj"),
+        ({"u": WAVES_OF_MATLAB, "x": X[None], "nu": SPEED[:, 0].T, "dt": 0.05}, {"compression": "gzip"}, "[x, time, t"),
+        ({"u": WAVES, "x": X[:, None], "t": T[None], "nu": SPEED[:, 0]}, {"chunks": True}, "[trajectory, time, x"),
+        ({"data/u": WAVES_OF_MATLAB, "data/x": X, "data/t": T, "par/nu": SPEED[:, 0], "par/dt": 0.05}, {}, "[x, time"),
+    ],
+)
+def test_files_of_matlab_are_read(
+    arrays: dict[str, Any], options: dict[str, Any], dims: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scalar = {name: values for name, values in arrays.items() if np.ndim(values) == 0}
+    path = _matlab("waves.mat", {name: a for name, a in arrays.items() if name not in scalar}, **options)
+    with h5py.File(path, "r+") as file:
+        for name, value in scalar.items():
+            file[name] = np.array([[value]])
+            file[name].attrs["MATLAB_class"] = np.bytes_("double")
+        file["text"] = np.frombuffer("run".encode("utf-16le"), np.uint16)[:, None]
+        file["text"].attrs.update(MATLAB_class=np.bytes_("char"), MATLAB_int_decode=2)
+    reader, out = _reader(capsys, path)
+    assert dims in out
+    assert "'text', which does not hold numbers" in out
+    assert "not used" not in out
+    assert reader.task.dt == pytest.approx(0.05)
+    np.testing.assert_allclose(reader.coordinates[0], X)
+    assert [p.name for p in reader.task.parameters] == ["nu"]
+    window = reader.read("train", 3, 2, 4)
+    np.testing.assert_allclose(window.state[:, 0], WAVES[3, 2:6], rtol=1e-6)
+    np.testing.assert_allclose(window.parameters, SPEED[3, 0], rtol=1e-6)
+
+
+def test_axes_of_equal_length_have_their_own_points_in_the_order_of_matlab(capsys: pytest.CaptureFixture[str]) -> None:
+    t, grid = 0.1 * np.arange(9), np.arange(12)
+    phase = RNG.uniform(0, 6, (3, 6, 1, 1, 1, 1))
+    x, y, z = (2 * np.pi / 12 * grid.reshape(shape) for shape in ((-1, 1, 1), (-1, 1), (-1,)))
+    moved = t.reshape(-1, 1, 1, 1)
+    u = np.sin(x - moved + phase[0]) + np.sin(2 * y - moved + phase[1]) * np.cos(z) + np.sin(z - moved + phase[2])
+    arrays = {"u": u.transpose(2, 3, 4, 1, 0), "x": grid, "y": 2.0 * grid, "z": 3.0 * grid, "t": t}
+    reader, _ = _reader(capsys, _matlab("cube.mat", arrays))
+    assert [axis.name for axis in reader.task.axes] == ["x", "y", "z"]
+    for number, points in enumerate(reader.coordinates):
+        np.testing.assert_allclose(points, (number + 1) * grid)
+    np.testing.assert_allclose(reader.read("train", 0, 4, 1).state[0, 0], u[0, 4], rtol=1e-6)
+
+
+def test_rows_and_columns_are_vectors_in_every_format(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("waves.npz", u=WAVES, x=X[None], t=T[:, None], nu=SPEED[:, 0], dt=[[0.05]], L=2.4)
+    reader, out = _reader(capsys, "waves.npz")
+    assert "not used" not in out
+    assert [p.name for p in reader.task.parameters] == ["nu"]
+    np.testing.assert_allclose(reader.coordinates[0], X)
+
+
+@pytest.mark.parametrize("options", [{}, {"do_compression": True}, {"format": "4"}])
+def test_older_files_of_matlab_are_refused_with_what_to_do(
+    options: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scipy.io.savemat("old.mat", {"u": WAVES[0].T, "x": X}, **options)
+    for command in (["init", "mine", "--data", "old.mat"], ["data", "inspect", "old.mat"]):
+        assert run(command) == 4
+        assert "save('NAME.mat', '-v7.3')" in capsys.readouterr().err
+
+
+def test_cells_of_matlab_are_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    _matlab("cells.mat", {"x": X, "t": T})
+    with h5py.File("cells.mat", "r+") as file:
+        file["#refs#/a"] = WAVES[0]
+        file["runs"] = np.array([[file["#refs#/a"].ref]], h5py.ref_dtype)
+    assert _init("cells.mat") == 4
+    assert "'runs', a cell or an array of structs of MATLAB: make one array of it" in capsys.readouterr().err
+
+
+POINTS = RNG.uniform(0, 1, (500, 2))
+CELLS = np.stack([np.arange(500), np.roll(np.arange(500), 1), np.roll(np.arange(500), 2)], axis=1).repeat(2, 0)[:986]
+ON_POINTS = np.sin(6 * (POINTS[:, 0] - 0.1 * np.arange(20)[:, None]) + np.arange(12)[:, None, None])  # (12, 20, 500)
+
+
+def mesh_of_numpy() -> str:
+    np.savez("mesh.npz", points=POINTS, cells=CELLS, u=ON_POINTS[0])
+    return "mesh.npz"
+
+
+def mesh_of_hdf5() -> str:
+    with h5py.File("mesh.h5", "w") as file:
+        file["x"], file["y"], file["triangles"], file["T"] = POINTS[:, 0], POINTS[:, 1], CELLS + 1, ON_POINTS
+    return "mesh.h5"
+
+
+def mesh_of_vtk() -> str:
+    with h5py.File("mesh.vtkhdf", "w") as file:
+        file["VTKHDF/Points"], file["VTKHDF/Connectivity"] = np.c_[POINTS, np.zeros(500)], CELLS.reshape(-1)
+        file["VTKHDF/PointData/u"] = ON_POINTS[0]
+    return "mesh.vtkhdf"
+
+
+def mesh_of_xdmf() -> str:
+    with h5py.File("mesh.h5", "w") as file:
+        file["Mesh/mesh/geometry"], file["Mesh/mesh/topology"] = POINTS, CELLS
+        for number in range(20):
+            file[f"Function/u/{number}"] = ON_POINTS[0, number][:, None]
+    return "mesh.h5"
+
+
+def mesh_without_names() -> str:
+    labels = np.ones((1, len(CELLS)))
+    return _matlab("mesh.mat", {"p": POINTS.T, "t": np.r_[CELLS.T + 1, labels], "u": ON_POINTS[0].T})
+
+
+@pytest.mark.parametrize(
+    "write", [mesh_of_numpy, mesh_of_hdf5, mesh_of_vtk, mesh_of_xdmf, mesh_without_names], ids=lambda f: f.__name__
+)
+def test_a_mesh_is_refused_with_what_to_do(write: Callable[[], str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert _init(write()) == 4
+    error = capsys.readouterr().err
+    assert "holds a mesh, which is not read" in error
+    assert "griddata" in error
+    assert not Path("mine").exists()
+
+
+@pytest.mark.parametrize("points", [{"x": POINTS[:, 0], "y": POINTS[:, 1]}, {"coords": POINTS}, {"pos": POINTS.T}])
+@pytest.mark.parametrize("values", [ON_POINTS, ON_POINTS[0], ON_POINTS.transpose(2, 1, 0)])
+def test_scattered_points_are_refused_with_what_to_do(
+    points: dict[str, Any], values: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez("points.npz", u=values, **points)
+    assert _init("points.npz") == 4
+    assert "holds scattered points, which are not read" in capsys.readouterr().err
+
+
+def test_positions_of_sources_and_whole_numbers_are_no_mesh(capsys: pytest.CaptureFixture[str]) -> None:
+    whole = RNG.integers(0, 11, (30, 3))
+    np.savez("waves.npz", u=WAVES, x=X, t=T, pos=RNG.uniform(0, 1, (30, 2)), modes=whole)
+    reader, _ = _reader(capsys, "waves.npz")
+    assert [p.name for p in reader.task.parameters] == ["pos_0", "pos_1", "modes_0", "modes_1", "modes_2"]
+
+
+FLOW = np.sin(np.linspace(0, 6, 16)[:, None] - T[:, None, None] + PHASE[:12, None]) * np.cos(np.linspace(0, 5, 20))
+DISK = (np.arange(16)[:, None] - 8) ** 2 + (np.arange(20) - 9) ** 2 < 9
+
+
+def obstacle(mark: float = np.nan) -> Any:
+    return np.where(DISK, mark, FLOW)
+
+
+def obstacle_of_each_run() -> Any:
+    return np.stack([np.where(np.roll(DISK, n, 1), np.nan, run) for n, run in enumerate(FLOW)])
+
+
+@pytest.mark.parametrize(
+    ("values", "attributes", "words"),
+    [
+        (obstacle(), {}, "25 of 320 values of a frame are not finite in every frame"),
+        (obstacle_of_each_run(), {}, "25 of 320 values of a frame are not finite in every frame"),
+        (obstacle(-9999), {}, "25 of 320 values of a frame are -9999, far from all others, in every frame"),
+        (obstacle(-9999), {"_FillValue": -9999.0}, "25 of 320 values of a frame are not finite in every frame"),
+        (obstacle(1e20), {"missing_value": 1e20}, "25 of 320 values of a frame are not finite in every frame"),
+    ],
+)
+def test_an_obstacle_is_recognized(
+    values: Any, attributes: dict[str, float], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with h5py.File("flow.h5", "w") as file:
+        file["u"], file["t"] = values, T
+        file["u"].attrs.update(attributes)
+    assert _init("flow.h5") == 4
+    error = capsys.readouterr().err
+    assert words in error
+    assert "static field" in error
+
+
+def test_training_says_what_to_do_with_an_obstacle_that_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("flow.npz", u=obstacle(), t=T)
+    Path("task.yaml").write_text(
+        "fields: [{name: u}]\naxes: [{name: x}, {name: y}]\ndims: [trajectory, time, x, y]\ntimes: t\n"
+    )
+    assert _init("flow.npz") == 0
+    reader = open_task(ups.load_recipe("mine/recipe.yaml").data.tasks[0])
+    with pytest.raises(DataError) as caught:
+        compute_statistics(reader)
+    assert "static field" in (caught.value.hint or "")
+    with pytest.raises(CheckFailed) as failed:
+        check_windows(reader, "train", 0)
+    assert "static field" in (failed.value.hint or "")
+
+
+def test_single_missing_values_do_not_lead_to_training(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("waves.npz", u=np.where(np.arange(11)[:, None] == 5, np.nan, WAVES), x=X, t=T)
+    assert _init("waves.npz") == 0
+    out = capsys.readouterr().out
+    assert "ups train" not in out
+    assert "training refuses values that are not finite: ups data validate waves.npz --task mine/task.yaml" in out
+
+
+def test_a_field_of_two_values_is_no_mask(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("phase.npz", u=(WAVES > 0.2).astype(np.float32), x=X, t=T)
+    assert _init("phase.npz") == 0
+
+
+def _save(folder: str, arrays: dict[str, Any]) -> str:
+    Path(folder).mkdir()
+    for name, values in arrays.items():
+        np.save(f"{folder}/{name}.npy", values)
+    Path(folder, "notes.txt").write_text("not an array")
+    return folder
+
+
+RUNS = {f"run_{n}": WAVES[n] for n in range(12)}
+FIELDS = {"u": WAVES, "w": WAVES**2, "x": X, "t": T, "nu": SPEED.ravel()}
+TWO = {f"u_{n}": WAVES[n] for n in range(12)} | {f"w_{n}": WAVES[n] ** 2 for n in range(12)} | {"x": X, "t": T}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "fields", "how"),
+    [
+        (RUNS, ["u"], "a trajectory each: run_0.npy to run_11.npy"),
+        (FIELDS, ["u", "w"], "arrays of the same trajectories"),
+        (TWO, ["u", "w"], "a trajectory each: u_0.npy to u_11.npy, w_0.npy to w_11.npy"),
+        ({f"{n}": WAVES[n] for n in range(12)} | {"x": X}, ["u"], "a trajectory each: 0.npy to 11.npy"),
+    ],
+)
+def test_a_folder_of_npy_files_is_read(
+    arrays: dict[str, Any], fields: list[str], how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, out = _reader(capsys, _save("ring", arrays))
+    assert out.startswith("ring: ")
+    assert f"read as {how}" in out, out
+    assert [field.name for field in reader.task.fields] == fields
+    assert sum(reader.splits.values()) == (30 if arrays is FIELDS else 12)
+    np.testing.assert_allclose(reader.read("train", 2, 4, 1).state[0, 0], WAVES[2, 4], rtol=1e-6)
+    assert run(["data", "import", "ring", "-o", "ring.zarr"]) == 0
+    assert ups.open_data("ring.zarr").card["task"] == "ring"
+    identity = reader.identity()
+    Path("ring/notes.txt").write_text("changed")
+    assert open_task(ups.load_recipe("mine/recipe.yaml").data.tasks[0]).identity() == identity
+
+
+def test_a_folder_without_arrays_and_one_that_is_ambiguous_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _init(_save("none", {})) == 4
+    assert "a folder holds .npy" in capsys.readouterr().err
+    assert _init(_save("odd", {"u_0": WAVES[0], "u_1": WAVES[1], "u_2": WAVES[2], "w_0": X, "w_1": X})) == 4
+    assert "3 like u_0.npy, 2 like w_0.npy" in capsys.readouterr().err
+
+
+def test_a_recipe_may_hold_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs").mkdir()
+    for number in range(12):
+        np.savez(f"runs/{number}.npz", u=WAVES[number], x=X, t=T)
+    reader, out = _reader(capsys, "runs")
+    assert out.startswith("runs: ")
+    recipe = Path("mine/recipe.yaml")
+    recipe.write_text(recipe.read_text().replace("path: runs ", 'path: "runs/*.npz" '))
+    task = ups.load_recipe(recipe).data.tasks[0]
+    assert task.path == "runs/*.npz"
+    found = open_task(task)
+    ensure_statistics(found, task.paths)
+    assert Path("runs/0.npz.statistics.json").exists()
+    np.testing.assert_allclose(found.read("test", 1, 0, 1).state, reader.read("test", 1, 0, 1).state)
+    np.testing.assert_allclose(found.read("test", 1, 0, 1).state[0, 0], WAVES[11, 0], rtol=1e-6)
+    assert open_paths("runs/*", description=task.description).splits == found.splits, "statistics are no data"
+    with pytest.raises(DataError, match=r"none/\*.npz of task 'runs' does not exist"):
+        open_task(task.model_copy(update={"path": "none/*.npz"}))
