@@ -30,12 +30,10 @@ _FAR = 10
 
 def refuse_mesh(container: Container) -> None:
     """Raise DataError for a file with an array that connects points to cells."""
-    for name, variable in container.variables.items():
-        if _connects(container, variable, name.split("/")[-1].lower() in _CELLS):
-            raise DataError(
-                f"{container.label} holds a mesh, which is not read: '{name}' {variable.shape} connects its points",
-                hint=_MESH_HINT,
-            )
+    for name, v in container.variables.items():
+        if _connects(container, v, name.split("/")[-1].lower() in _CELLS):
+            what = f"{container.label} holds a mesh, which is not read: '{name}' {v.shape} connects its points"
+            raise DataError(what, hint=_MESH_HINT)
 
 
 def _connects(container: Container, variable: Variable, named: bool) -> bool:
@@ -44,37 +42,29 @@ def _connects(container: Container, variable: Variable, named: bool) -> bool:
     if not cells or not 8 <= variable.size <= MAX_SMALL_VALUES:
         return False
     values = container.whole(variable.name)
-    if not (values == np.round(values)).all() or values.min() < 0:
+    if (values != np.round(values)).any() or values.min() < 0:
         return False
     sizes = {n for v in container.variables.values() if v is not variable for n in v.shape}
     count = len(np.unique(values))
-    return named or (
-        values.min() <= 1
-        and count == np.ptp(values) + 1
-        and {count} <= sizes
-        and count > 16
-        and max(variable.shape) not in sizes
-    )
+    all_used = values.min() <= 1 and count == np.ptp(values) + 1 and count > 16
+    return named or bool(all_used and count in sizes and max(variable.shape) not in sizes)
 
 
 def refuse_scattered(container: Container, main: Variable, dims: Dims) -> None:
     """Raise DataError for a file in which one dimension of a field has several coordinates."""
-    for i, size in enumerate(main.shape):
-        points = dims.role[i] == "space" and dims.role.count("space") == 1
-        points |= dims.role[i] == TRAJECTORY and (len(main.shape) == 2 or size == max(main.shape))
+    arrays = container.variables.items()
+    for role, size in zip(dims.role, main.shape, strict=True):
+        points = role == "space" and dims.role.count("space") == 1
+        points |= role == TRAJECTORY and (len(main.shape) == 2 or size == max(main.shape))
         if not points or main.shape.count(size) > 1 or size < 8:
             continue
-        rows = {plain(n): n for n, v in container.variables.items() if v.as_row.shape == (size,) and plain(n) in _AXES}
-        tables = [
-            n
-            for n, v in container.variables.items()
-            if n.split("/")[-1].lower() in _POINTS and sorted(v.shape) in ([2, size], [3, size])
-        ]
+        rows = {plain(n): n for n, v in arrays if v.as_row.shape == (size,) and plain(n) in _AXES}
+        named = [(n, sorted(v.shape)) for n, v in arrays if n.split("/")[-1].lower() in _POINTS]
+        tables = [n for n, shape in named if shape in ([2, size], [3, size])]
         if tables or len({_AXES[name] for name in rows}) > 1:
-            listed = ", ".join(f"'{n}'" for n in tables or rows.values())
             raise DataError(
-                f"{container.label} holds scattered points, which are not read: {listed} are coordinates of the {size} "
-                f"entries of one dimension of '{main.name}' {main.shape}",
+                f"{container.label} holds scattered points, which are not read: {', '.join(tables or rows.values())} "
+                f"are coordinates of the {size} entries of one dimension of '{main.name}' {main.shape}",
                 hint=_MESH_HINT,
             )
 
@@ -82,15 +72,14 @@ def refuse_scattered(container: Container, main: Variable, dims: Dims) -> None:
 def refuse_mask(values: Array, where: str) -> None:
     """Raise DataError if the same points of frames (N, T, C, *S) have no value in every frame of a trajectory."""
     missing, what = masked(values), "not finite"
-    channels = () if missing.any() else np.moveaxis(values, 2, 0)
-    for channel in channels:
+    for channel in [] if missing.any() else np.moveaxis(values, 2, 0):
         for mark in (channel.min(), channel.max()):
             others = channel[channel != mark]
             far = others.size and np.abs(others - mark).min() > _FAR * np.ptp(others) > 0
             if far and (channel == mark).all(axis=1).any():
                 missing, what = (channel == mark).all(axis=1), f"{mark:g}, far from all others,"
     if missing.any():
-        first = missing[missing.any(axis=tuple(range(1, missing.ndim)))][0]
+        first = next(one for one in missing if one.any())
         raise DataError(
             f"{where}: {np.count_nonzero(first)} of {first.size} values of a frame are {what} in every frame: an "
             "obstacle or a mask, which is not read",

@@ -469,8 +469,10 @@ class _Guesser:
         description = describe_values(self.values, "the guessed description")
         reader = DescribedReader(self.containers, description, name=self.name)
         sample = take_sample(reader)
+        static = reader.read("train", 0, 0, 0 if reader.task.steady else 1).static
         reader.close()
         refuse_mask(sample.values, self.container.label)
+        refuse_mask(np.where(np.isfinite(static), 0, static)[None, None], f"{self.container.label}, static fields")
         self.num_not_finite = int((~np.isfinite(sample.values)).sum())
         if self.num_not_finite:
             self.notes.append(f"{self.num_not_finite} of {sample.values.size} sampled values are not finite")

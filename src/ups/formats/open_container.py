@@ -11,7 +11,7 @@ from ups.formats.container import Container
 from ups.formats.container_hdf5 import open_hdf5
 from ups.formats.container_numpy import NUMPY_MAGIC, ZIP_MAGIC, open_numpy, open_numpy_folder
 from ups.formats.container_zarr import open_zarr
-from ups.formats.hdf5_guard import HDF5_MAGIC, MATLAB_TEXT
+from ups.formats.hdf5_guard import HDF5_MAGIC, MATLAB_TEXT, starts_as_hdf5
 from ups.record.untrusted_files import open_regular
 
 _ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
@@ -28,13 +28,13 @@ def open_container(path: str | Path) -> Container:
         with open_regular(path, follow_link=True) as file:
             if file is None:
                 raise DataError(f"{path} is not a regular file, so it is not read", hint="name a file of arrays")
-            start = file.read(8)
+            start, is_hdf5 = file.read(8), starts_as_hdf5(file)
     except OSError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}") from error
     if start.startswith((NUMPY_MAGIC, ZIP_MAGIC)):
         _refuse_bucket(path, "a NumPy file")
         return open_numpy(path)
-    if start.startswith((HDF5_MAGIC, b"CDF", MATLAB_TEXT)) or path.suffix == ".mat":
+    if is_hdf5 or start.startswith((b"CDF", MATLAB_TEXT)) or path.suffix == ".mat":
         return open_hdf5(path)
     raise DataError(
         f"{path} is none of the formats that are read",

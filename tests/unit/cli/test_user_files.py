@@ -386,6 +386,12 @@ def test_an_obstacle_is_recognized(
     assert "static field" in error
 
 
+def test_an_obstacle_of_a_static_field_is_recognized(capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez("flow.npz", u=FLOW, t=T, depth=np.where(DISK, np.nan, 1.0))
+    assert _init("flow.npz") == 4
+    assert "static fields: 25 of 320 values of a frame are not finite" in capsys.readouterr().err
+
+
 def test_training_says_what_to_do_with_an_obstacle_that_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     np.savez("flow.npz", u=obstacle(), t=T)
     Path("task.yaml").write_text(
