@@ -53,9 +53,11 @@ def _connects(container: Container, variable: Variable, named: bool) -> bool:
 def refuse_scattered(container: Container, main: Variable, dims: Dims) -> None:
     """Raise DataError for a file in which one dimension of a field has several coordinates."""
     arrays = container.variables.items()
+    gridded = any(role == "space" and name for role, name in zip(dims.role, dims.coordinate, strict=True))
     for role, size in zip(dims.role, main.shape, strict=True):
         points = role == "space" and dims.role.count("space") == 1
-        points |= role == TRAJECTORY and (len(main.shape) == 2 or size == max(main.shape))
+        # Points in no order look like trajectories.
+        points |= role == TRAJECTORY and not gridded and (len(main.shape) == 2 or size == max(main.shape))
         if not points or main.shape.count(size) > 1 or size < 8:
             continue
         rows = {plain(n): n for n, v in arrays if v.as_row.shape == (size,) and plain(n) in _AXES}

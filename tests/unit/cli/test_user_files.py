@@ -289,7 +289,7 @@ def test_cells_of_matlab_are_refused_with_what_to_do(capsys: pytest.CaptureFixtu
 
 
 POINTS = RNG.uniform(0, 1, (500, 2))
-CELLS = np.stack([np.arange(500), np.roll(np.arange(500), 1), np.roll(np.arange(500), 2)], axis=1).repeat(2, 0)[:986]
+CELLS = np.stack([np.roll(np.arange(500), n) for n in range(3)], axis=1)[np.arange(986) % 500]
 ON_POINTS = np.sin(6 * (POINTS[:, 0] - 0.1 * np.arange(20)[:, None]) + np.arange(12)[:, None, None])  # (12, 20, 500)
 
 
