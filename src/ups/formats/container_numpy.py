@@ -123,7 +123,10 @@ def open_numpy_folder(folder: Path, files: Sequence[Path]) -> list[Container]:
             file = members[number % len(members)]
             name = re.sub(r"\d+", "", file.stem).strip("_-. ") if len(members) > 1 else file.stem
             name = "u" if len(families) == 1 and rows else name
-            (places[name or "u"],) = open_numpy(file)._places.values()
+            arrays = open_numpy(file)._places
+            if len(arrays) != 1:
+                raise DataError(f"{file} holds {len(arrays)} arrays, and is called .npy", hint=_HINT)
+            places[name or "u"] = next(iter(arrays.values()))
         parts.append(NumpyContainer(str(rows[0][number] if rows else folder), places, []))
         parts[-1].assumption = f"the .npy files of a folder are read as {how}"
     return parts

@@ -149,7 +149,7 @@ def init_run(directory: PathLike, data: PathLike | Sequence[PathLike], dims: Seq
     dims: what each dimension of the main array is, where you know better than the guess; the rest is guessed from it.
     """
     folder = Path(directory)
-    paths = [Path(data)] if isinstance(data, str | os.PathLike) else [Path(one) for one in data]
+    paths = [Path(one) for one in matching_paths(data if isinstance(data, Sequence) else os.fspath(data))]
     recipe, page = folder / "recipe.yaml", folder / "task.yaml"
     if recipe.exists():
         raise ConfigError(f"{recipe} exists already", hint="choose another directory, or remove the file")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -463,6 +464,15 @@ def test_a_folder_without_arrays_and_one_that_is_ambiguous_are_refused(capsys: p
     assert "a folder holds .npy" in capsys.readouterr().err
     assert _init(_save("odd", {"u_0": WAVES[0], "u_1": WAVES[1], "u_2": WAVES[2], "w_0": X, "w_1": X})) == 4
     assert "3 like u_0.npy, 2 like w_0.npy" in capsys.readouterr().err
+
+
+def test_a_pipe_or_an_archive_in_a_folder_does_no_harm(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(f"{_save('runs', RUNS)}/run_12.npy")
+    assert "a trajectory each: run_0.npy to run_11.npy" in _reader(capsys, "runs")[1]
+    np.savez("runs/run_13.npz", u=WAVES, v=WAVES)
+    Path("runs/run_13.npz").rename("runs/run_13.npy")
+    assert run(["init", "other", "--data", "runs"]) == 4
+    assert "run_13.npy holds 2 arrays" in capsys.readouterr().err
 
 
 def test_a_recipe_may_hold_a_pattern(capsys: pytest.CaptureFixture[str]) -> None:
