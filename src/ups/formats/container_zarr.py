@@ -62,8 +62,8 @@ class _Place:
     """An array, where it is in the directory, and in which version of the format.
 
     packed: the codec that chunks are packed with, '' without one; each unpacks to at most `limit` bytes. num_chunks:
-    in each shard, 0 without shards. computed: whether a filter computes the values, so that one that is not finite is an
-    error of the filter.
+    in each shard, 0 without shards. computed: whether a filter computes the values, so that a value that is not finite
+    is an error of the filter.
     """
 
     variable: Variable
