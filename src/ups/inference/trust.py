@@ -154,8 +154,7 @@ def _descriptors(spec: TaskSpec, start: Start, statistics: Statistics) -> list[t
         low, high, least, most = np.moveaxis(np.array(statistics.ranges[role]), -1, 0)  # (C, D) each
         values = describe(frames.flatten(0, 1).numpy(), spec.axes).reshape(*frames.shape[:2], *low.shape)
         outside = np.maximum(values - most, least - values).max(axis=1)  # (B, C, D)
-        # by how far, in widths of the trained range: what is worst is what is named
-        widths = outside / np.maximum(high - low, np.finfo(np.float64).tiny)
+        widths = outside / np.maximum(most - least, 1e-30)  # the one that is named is the worst by this measure
         for channel, name in enumerate(spec.channel_names(role)):
             samples = (outside[:, channel] > 0).any(axis=1)
             if samples.any():
