@@ -136,7 +136,7 @@ def _there_and_back(x: Any, axes: Any, kind: str) -> float:
     import torch
     from scipy.interpolate import CubicSpline, interp1d
 
-    from ups.models.grid_fit import finer_grid_matrix
+    from ups.models.grid_fit import resampling_matrix
 
     found = x
     for number, axis in enumerate(axes):
@@ -146,7 +146,7 @@ def _there_and_back(x: Any, axes: Any, kind: str) -> float:
         coarse = lines.reshape(*lines.shape[:-1], points // 2, 2).mean(-1)
         centers, fine = (np.arange(points // 2) + 0.5) * 2, np.arange(points) + 0.5
         if axis.periodic:
-            matrix = finer_grid_matrix(points // 2, points, (fine[0] - centers[0]) / points)
+            matrix = resampling_matrix(points // 2, points, (fine[0] - centers[0]) / points)
             back = (torch.from_numpy(coarse) @ matrix).numpy()
         elif kind == "linear":
             back = interp1d(centers, coarse, axis=-1, fill_value="extrapolate")(fine)

@@ -13,9 +13,10 @@ from ups.record.text import counted
 from ups.record.untrusted_files import printable
 
 LIMITS = (
-    "- Parameters outside the trained ranges, other grids, states whose mean, size, slopes or waves are outside those "
+    "- Parameters outside the trained ranges, states whose mean, size, slopes or waves are outside those "
     "of the training data, rollouts longer than scored: nothing was measured there, and a result warns of it, for each "
-    "sample. A rollout that grows to ten times the training data is marked as diverged. Another domain is refused.",
+    "sample. A rollout that grows to ten times the training data is marked as diverged. "
+    "Another grid is resampled or refused, another domain refused.",
     "- Other boundaries or time steps, and unusual states with usual descriptors: the simulator cannot know, and "
     "answers all the same.",
 )

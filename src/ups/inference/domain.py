@@ -9,7 +9,6 @@ other (docs/decisions/0022-inputs-are-resampled-to-the-training-grid.md).
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -48,11 +47,6 @@ class Domain:
     rescaled: str = ""
     assumed: tuple[str, ...] = ()
 
-    @property
-    def space(self) -> tuple[int, ...]:
-        """Points of the input and of the result along each axis."""
-        return self.resampling.given
-
 
 def is_dataset(value: Any) -> bool:
     return _is_xarray(value, "Dataset")
@@ -80,10 +74,7 @@ def check_units(what: str, value: Any, expected: str) -> None:
     """Raises BundleError if an object of xarray states another unit than the task."""
     stated = str(getattr(value, "attrs", {}).get("units", ""))
     if units_differ(stated, expected):
-        raise BundleError(
-            f"{what} is in '{stated[:40]}', and the model was trained in '{expected}'",
-            hint="convert the values, and set attrs['units']",
-        )
+        raise BundleError(f"{what} is in '{stated[:40]}', and the model was trained in '{expected}'", hint="convert it")
 
 
 def given_coordinates(task: TaskSpec, explicit: Any, inputs: Mapping[str, Any]) -> dict[str, Float64]:
@@ -168,34 +159,26 @@ def fit_domain(
 
 def _check_grid(task: TaskSpec, trained: tuple[int, ...], space: tuple[int, ...]) -> None:
     """Raises BundleError for a grid that looks transposed, or that cannot be resampled to the training grid."""
-    if space == trained:
-        return
-    names = ", ".join(axis.name for axis in task.axes)
-    on = f"{points_text(space)} points were given, and task '{task.name}' was trained on {points_text(trained)}"
-    if _transposed(space, trained):
-        raise BundleError(
-            f"the fields are transposed: {on}",
-            hint=f"give them in the order {names}, or interpolate them to the training grid",
-        )
+    names, problem, hint = [axis.name for axis in task.axes], "", "interpolate the fields to the training grid"
     for axis, points, known in zip(task.axes, space, trained, strict=True):
         if points != known and not axis.periodic:
-            raise BundleError(
-                f"the number of points along '{axis.name}' ({axis.boundary_text}) cannot change: {on}",
-                hint="interpolate the fields to the training grid; only periodic axes are resampled",
-            )
-        if not FEWEST * known <= points <= MOST * known:
-            raise BundleError(
-                f"the grid is too {'fine' if points > known else 'coarse'} along '{axis.name}': {on}",
-                hint=f"give {math.ceil(FEWEST * known)} to {MOST * known} points along '{axis.name}'",
-            )
+            problem = f"the number of points along '{axis.name}' ({axis.boundary_text}) cannot change"
+        elif not FEWEST * known <= points <= MOST * known:
+            problem = f"the grid is too {'fine' if points > known else 'coarse'} along '{axis.name}'"
+    if _transposed(space, trained):
+        problem, hint = "the fields are transposed", f"give them in the order {', '.join(names)}, or {hint}"
+    if problem:
+        grids = f"{points_text(space)} points were given, and task '{task.name}' was trained on {points_text(trained)}"
+        raise BundleError(f"{problem}: {grids}", hint=hint)
 
 
 def _transposed(space: tuple[int, ...], trained: tuple[int, ...]) -> bool:
     """Whether only another order of the axes is the training grid, or finer or coarser than it by one factor."""
-    factors = [[n / points for points in trained] for n in space]
-    orders = itertools.permutations(range(len(space)))  # the first is the order as it is
-    alike = [len({row[axis] for row, axis in zip(factors, order, strict=True)}) == 1 for order in orders]
-    return not alike[0] and any(alike)
+
+    def alike(order: tuple[int, ...]) -> bool:
+        return len({n / points for n, points in zip(order, trained, strict=True)}) == 1
+
+    return not alike(space) and any(map(alike, itertools.permutations(space)))
 
 
 def points_text(space: tuple[int, ...]) -> str:
@@ -247,9 +230,9 @@ def _same(axis: AxisSpec, known: Float64, values: Float64, expected: Float64, tr
         return True
     if not axis.periodic:
         return False
-    if len(values) != len(known):  # the first point stays, or centers of cells stay centers
-        first = expected - expected[0] + known[0]
-        return any(_close(values, first + shift) for shift in (0.0, (_spacing(expected) - _spacing(known)) / 2))
+    first = expected - expected[0] + known[0]  # the first point stays, or centers of cells stay centers
+    if any(_close(values, first + shift) for shift in (0.0, (_spacing(expected) - _spacing(known)) / 2)):
+        return True
     # Where all places are equal, a grid that starts elsewhere within the first cell is the same domain.
     shift = float(values[0] - expected[0])
     return translation and abs(shift) <= _spacing(expected) and _close(values - shift, expected)

@@ -141,16 +141,16 @@ def _check_ends(domain: Domain, fields: Float64) -> None:
 
 def _onto(domain: Domain, role: Role, part: Part | None) -> tuple[Part | None, float]:
     """Fields (B, T, C, *S) on the training grid, and `Start.lost` of them."""
-    if part is None or domain.space == domain.resampling.trained:
+    resampling = domain.resampling
+    if part is None or resampling.given == resampling.trained:
         return part, 0.0
     _check_ends(domain, part[0])
     x = torch.from_numpy(part[0])
-    moved = domain.resampling.onto(x, role)
+    moved = resampling.onto(x, role)
     space = tuple(range(3, x.ndim))
-    missing = (x - domain.resampling.back(moved, role)).square().mean(space)
-    size = (x - x.mean(space, keepdim=True)).square().mean(space)
-    rounding = 1e-16 * x.square().mean(space) + torch.finfo(x.dtype).tiny
-    return (moved.numpy(), part[1]), float((missing / (size + rounding)).max().sqrt())
+    missing = (x - resampling.back(moved, role)).square().mean(space)
+    size = x.var(space, correction=0) + 1e-16 * x.square().mean(space)  # the second is rounding
+    return (moved.numpy(), part[1]), float((missing / size).nan_to_num().max().sqrt())
 
 
 def _names(task: TaskSpec, role: Role) -> str:
@@ -302,9 +302,7 @@ def _from_labeled(task: TaskSpec, role: Role, array: Any, num_frames: int) -> An
     return _in_order(task, f"{role} of task '{task.name}'", array, num_frames, unit, labels)
 
 
-def _in_order(
-    task: TaskSpec, what: str, array: Any, num_frames: int, unit: str, labels: Mapping[str, list[str]]
-) -> Any:
+def _in_order(task: TaskSpec, what: str, array: Any, num_frames: int, unit: str, labels: dict[str, list[str]]) -> Any:
     """The values of an array of xarray with its dimensions in our order, of the last `num_frames` frames.
 
     labels: further dimension that it has -> what its entries are called, in our order.
@@ -367,10 +365,7 @@ def _last_time(task: TaskSpec, clock: Any, num_frames: int, step: float, notes: 
     check_units("time", clock, task.time_unit)
     stamps = np.atleast_1d(clock.values)
     if stamps.dtype.kind in "fiumM" and not (stamps[1:] > stamps[:-1]).all():
-        raise BundleError(
-            f"the times of the input do not increase: they go from {stamps[0]} to {stamps[-1]}",
-            hint="sort it by time: dataset.sortby('time')",
-        )
+        raise BundleError(f"times do not increase: they go from {stamps[0]} to {stamps[-1]}", hint="sort it by time")
     if stamps.dtype.kind not in "fiu" or not np.isfinite(stamps[-1]):
         notes.append("the time of the input is not a number: time starts at 0")
         return 0.0

@@ -59,7 +59,7 @@ class Layout:
         self.task = task
         self.reversed_axes = reversed_axes
         self.fields = task.fields_of(task.predicted)
-        self.space = start.domain.space
+        self.space = start.domain.resampling.given
         self.num_samples = start.batch.num_samples
         self.members = members
         self.num_frames, self.every = num_frames, every

@@ -64,7 +64,7 @@ def judge(spec: TaskSpec, start: Start, steps: int, info: BundleInfo) -> Trust:
     about_samples += _descriptors(spec, start, statistics)
     for kind, samples, text in about_samples:
         found.append((kind, samples, _named(samples, batched=start.batched) + text))
-    if start.domain.space != start.batch.space:
+    if start.domain.resampling.given != start.batch.space:
         found.append(("grid", every, _grid(start)))
     if start.domain.rescaled:
         text = f"the domain was mapped to the trained one ({start.domain.rescaled}); the physics was not rescaled"
@@ -186,8 +186,8 @@ def _named(samples: Flags, *, batched: bool) -> str:
 
 
 def _grid(start: Start) -> str:
-    given, trained = points_text(start.domain.space), points_text(start.batch.space)
-    text = f"resampled from a grid of {given} points to the training grid of {trained} and back"
-    if all(n <= points for n, points in zip(start.domain.space, start.batch.space, strict=True)):
+    given, trained = start.domain.resampling.given, start.batch.space
+    text = f"resampled from {points_text(given)} points to the training grid of {points_text(trained)} and back"
+    if all(n <= points for n, points in zip(given, trained, strict=True)):
         return text
     return f"{text}: finer scales are lost, up to {start.lost:.1%} of the RMS of a given field"

@@ -56,9 +56,7 @@ class GridFit:
 
     def _onto(self, x: Tensor, dim: int, axis: AxisSpec, points: int) -> Tensor:
         size = x.shape[dim]
-        if size == points:
-            return x
-        if axis.periodic:
+        if axis.periodic or size == points:
             return _resampled(x, dim, points, 0.0, self._constants)
         place = self._constants.index(
             lambda: (torch.arange(points) - _before(size, points)).clamp(0, size - 1).tolist(),
@@ -68,12 +66,9 @@ class GridFit:
         return x.index_select(dim, place)
 
     def _back(self, x: Tensor, dim: int, axis: AxisSpec, points: int) -> Tensor:
-        size = x.shape[dim]
-        if size == points:
-            return x
-        if axis.periodic:
+        if axis.periodic or x.shape[dim] == points:
             return _resampled(x, dim, points, 0.0, self._constants)
-        return x.narrow(dim, _before(points, size), points)
+        return x.narrow(dim, _before(points, x.shape[dim]), points)
 
 
 class Resampling:
@@ -99,9 +94,7 @@ class Resampling:
         if self.given == self.trained:
             return x
         for axis, (points, offset) in enumerate(zip(space, self.offsets, strict=True)):
-            dim = x.ndim - len(space) + axis
-            if x.shape[dim] != points:
-                x = _resampled(x, dim, points, sign * offset, self._constants)
+            x = _resampled(x, x.ndim - len(space) + axis, points, sign * offset, self._constants)
         if role != "state":
             return x
         # A steep field that is never negative rings below 0 between its points.
@@ -110,11 +103,10 @@ class Resampling:
 
 
 def _resampled(x: Tensor, dim: int, points: int, offset: float, constants: Constants) -> Tensor:
-    size, values = x.shape[dim], wide(x)
-    make = finer_grid_matrix if points > size else coarser_grid_matrix
-    matrix = constants.get(
-        functools.partial(make, size, points, offset), (size, points, offset), x.device, values.dtype
-    )
+    if x.shape[dim] == points:
+        return x
+    key, values = (x.shape[dim], points, offset), wide(x)
+    matrix = constants.get(functools.partial(resampling_matrix, *key), key, x.device, values.dtype)
     with torch.autocast(x.device.type, enabled=False):
         return (values.movedim(dim, -1) @ matrix).movedim(-1, dim)
 
@@ -137,33 +129,19 @@ def _places(coordinate: Tensor, axis: AxisSpec, points: int) -> Tensor:
     return around[low] + (place - low) * (around[low + 1] - around[low])
 
 
-def finer_grid_matrix(size: int, points: int, offset: float = 0.0) -> Tensor:
-    """(size, points) in float64: values around a periodic axis -> their waves at the points of a finer grid.
+def resampling_matrix(size: int, points: int, offset: float = 0.0) -> Tensor:
+    """(size, points) in float64: values around a periodic axis -> those of their waves that both grids hold.
 
-    offset: from the first point of the one grid to that of the other, as a part of the axis.
+    offset: from the first of the `size` points to the first of the others, as a part of the axis. The way back is the
+    inverse, on what came from the coarser grid.
     """
-    return _kernel(size, _distances(size, points, offset), 1.0) / size
-
-
-def coarser_grid_matrix(size: int, points: int, offset: float = 0.0) -> Tensor:
-    """(size, points): values around a periodic axis -> those of their waves that fewer points can hold.
-
-    The inverse of `finer_grid_matrix` on what that makes.
-    """
-    # The wave of Nyquist's frequency is one on the coarser grid, and two, of both signs, on the finer one.
-    return _kernel(points, _distances(size, points, offset), 2.0) / size
-
-
-def _distances(size: int, points: int, offset: float) -> Tensor:
-    """(size, points): from each point of one grid to each of the other, as an angle around the axis."""
     ours = torch.arange(size, dtype=torch.float64) / size
     theirs = torch.arange(points, dtype=torch.float64) / points + offset
-    return 2 * math.pi * (theirs - ours[:, None])
-
-
-def _kernel(count: int, angle: Tensor, of_highest: float) -> Tensor:
-    """The waves that `count` points hold, added up at some angles; the highest of an even number `of_highest` times."""
-    total = torch.ones_like(angle)
+    angle = 2 * math.pi * (theirs - ours[:, None])
+    total, count = torch.ones_like(angle), min(size, points)
     for wave in range(1, (count + 1) // 2):
         total += 2 * torch.cos(wave * angle)
-    return total if count % 2 else total + of_highest * torch.cos(count // 2 * angle)
+    if count % 2 == 0:
+        # The wave of Nyquist's frequency is one on the coarser grid, and two, of both signs, on the finer one.
+        total += (1.0 if points > size else 2.0) * torch.cos(count // 2 * angle)
+    return total / size

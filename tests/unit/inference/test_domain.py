@@ -149,3 +149,19 @@ def test_given_frames_must_be_one_time_step_apart(tmp_path):
         else:
             with pytest.raises(BundleError, match=r"0\.1 apart in time.*time step of 0\.05"):
                 simulator.step(frames, BETA, task="advection")
+
+
+@pytest.mark.parametrize("edge", [0.0, -0.5, 7.0])
+def test_centers_of_cells_stay_centers_on_another_grid(edge):
+    even = replace(ADVECTION, symmetries=("translation",))
+    trained, finer = (edge + (np.arange(n) + 0.5) / n for n in (16, 32))
+    assumed = fit_domain(even, (trained,), (32,), {}, rescale=False)
+    np.testing.assert_allclose(assumed.coordinates[0], finer)
+    stated = fit_domain(even, (trained,), (32,), {"x": finer}, rescale=False)
+    np.testing.assert_allclose(stated.resampling.offsets, [1 / 64])
+    first_stays = fit_domain(even, (trained,), (32,), {"x": finer + 1 / 64}, rescale=False)
+    np.testing.assert_allclose(first_stays.resampling.offsets, [0.0], atol=1e-12)
+    elsewhere = fit_domain(even, (trained,), (32,), {"x": finer + 0.3 / 32}, rescale=False)
+    np.testing.assert_allclose(elsewhere.resampling.offsets, [1 / 64 - 0.3 / 32])
+    mapped = fit_domain(even, (trained,), (32,), {"x": 3 * (np.arange(32) + 0.5) / 32}, rescale=True)
+    np.testing.assert_allclose(mapped.resampling.offsets, [1 / 64])

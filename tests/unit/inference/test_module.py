@@ -45,6 +45,19 @@ def test_a_steady_task_has_one_solution(simulator):
     np.testing.assert_array_equal(found[:, 0].numpy(), result["u"].values)
 
 
+def test_another_grid_is_resampled_as_in_a_rollout_and_gradients_flow(simulator):
+    state = random(2, 1, 24).requires_grad_()
+    found = simulator.module(state, {"beta": 1.0}, steps=2, task="advection")
+    result = simulator.rollout(state.detach(), 2, {"beta": 1.0}, task="advection")
+    np.testing.assert_allclose(found[:, :, 0].detach().numpy(), result["u"].values, atol=1e-5)
+    found.sum().backward()
+    assert state.grad.abs().max() > 0
+    with pytest.raises(BundleError, match="too coarse"):
+        simulator.module(random(2, 1, 3), {"beta": 1.0}, task="advection")
+    with pytest.raises(BundleError, match=r"along 'y' \(wall\) cannot change"):
+        simulator.module(random(2, 3, 16, 32), NUMBERS, random(2, 1, 16, 32), task="flow")
+
+
 @pytest.mark.parametrize("context_frames", [1, 2])
 def test_gradients_through_a_rollout_are_those_of_finite_differences(tmp_path, context_frames):
     path = make_bundle(tmp_path / "exact", context_frames=context_frames)

@@ -115,7 +115,7 @@ def test_what_not_to_believe_is_in_the_attributes(simulator):
     far = simulator.step(U, {"beta": 7.9}, task="advection").attrs["warnings"]
     assert far == "parameter beta=7.9 is outside the training range [0.1, 4] by 3.9 (1 of its width)"
     finer = simulator.step(np.ones((1, 32)), {"beta": 1.0}, task="advection")
-    words = "resampled from a grid of 32 points to the training grid of 16 and back"
+    words = "resampled from 32 points to the training grid of 16 and back"
     assert finer.attrs["warnings"] == f"{words}: finer scales are lost, up to 0.0% of the RMS of a given field"
     np.testing.assert_allclose(finer["x"], np.arange(32) / 32)
     assert simulator.step(np.ones((1, 12)), {"beta": 1.0}, task="advection").attrs["warnings"] == words.replace(

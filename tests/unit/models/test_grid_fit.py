@@ -10,7 +10,7 @@ import torch
 
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig, UnetConfig
 from ups.models.build import build_model
-from ups.models.grid_fit import GridFit
+from ups.models.grid_fit import GridFit, Resampling
 from ups.models.stepper import Stepper
 from ups.spec.task import AxisSpec, TaskSpec
 from ups.testing.small_model import CUBE, LINE, PLANE, awake, batch_of, loss_of, small_model, statistics_of, step
@@ -45,6 +45,41 @@ def test_waves_of_a_periodic_axis_go_to_a_finer_grid_and_come_back(points: int) 
     there = fit.onto(anything, LINE)
     assert there.shape == (2, 3, finer)
     torch.testing.assert_close(fit.back(there, LINE, (points,)), anything, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("given", "trained"), [(12, 16), (15, 16), (16, 15), (32, 16), (17, 128), (128, 17)])
+@pytest.mark.parametrize("offset", [0.0, 0.013])
+def test_an_input_is_resampled_to_where_the_points_of_the_training_grid_are(
+    given: int, trained: int, offset: float
+) -> None:
+    resampling = Resampling(LINE, (given,), (trained,), (offset,))
+
+    def field(first: float, count: int, wave: int) -> torch.Tensor:
+        return torch.cos(2 * math.pi * wave * (first + torch.arange(count, dtype=torch.float64) / count) + 0.4)[
+            None, None
+        ]
+
+    highest = (min(given, trained) - 1) // 2
+    for wave in (0, 1, highest):
+        here, there = field(0.0, given, wave), field(offset, trained, wave)
+        torch.testing.assert_close(resampling.onto(here, "state"), there, rtol=0, atol=1e-11)
+        torch.testing.assert_close(resampling.back(there, "state"), here, rtol=0, atol=1e-11)
+    if given > trained + 2:  # a wave that the training grid cannot hold is left out, not folded onto another
+        finest = field(0.0, given, (given - 1) // 2)
+        assert resampling.onto(finest, "state").abs().max() < 1e-11
+
+
+def test_a_resampled_field_that_is_never_negative_stays_so_and_keeps_its_integral() -> None:
+    task = replace(LINE, positive=(LINE.fields[0].name,), conserved=(LINE.fields[0].name,))
+    peak = torch.zeros(2, 1, 1, 16, dtype=torch.float64)
+    peak[..., 5] = 1.0
+    for points in (12, 40):
+        resampling = Resampling(task, (16,), (points,), (0.01,))
+        there = resampling.onto(peak, "state")
+        assert there.shape == (2, 1, 1, points)
+        assert there.min() >= 0
+        torch.testing.assert_close(there.mean(-1), peak.mean(-1), rtol=1e-12, atol=0)
+        assert resampling.onto(peak, "static").min() < 0, "of a static field nothing of that kind is known"
 
 
 def test_other_axes_go_on_at_both_ends_and_are_cut_there_again() -> None:
