@@ -161,7 +161,7 @@ def _array(value: Any, what: str) -> Float64:
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
     elif np.ma.is_masked(value):
-        raise BundleError(f"{what} is masked at {np.ma.count_masked(value)} points", hint="fill them with numbers")
+        raise BundleError(f"{what} is masked at {value.mask.sum()} points", hint="fill them with numbers")
     elif hasattr(value, "values") and not isinstance(value, Mapping):
         value = value.values
     try:
