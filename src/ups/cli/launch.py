@@ -14,7 +14,7 @@ import typer
 from ups.cli.launch_options import EnvOption, command, share
 from ups.cli.launch_skypilot import skypilot
 from ups.cli.launch_vast import vast
-from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+from ups.cli.options import JsonOption, OverOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import report, say
 
 logger = logging.getLogger(__name__)
@@ -47,14 +47,10 @@ def slurm(
             show_default=False,
         ),
     ] = [],  # noqa: B006 - typer copies it
+    over: OverOption = [],  # noqa: B006 - typer copies it
     sweep: Annotated[
         list[str],
-        typer.Option(
-            "--sweep",
-            metavar="FIELD=VALUE,...",
-            help="A run for each value, as an array of jobs: run.seed=0,1,2. Given twice: for each combination.",
-            show_default=False,
-        ),
+        typer.Option("--sweep", metavar="FIELD=VALUE,...", help="Earlier form of --over.", show_default=False),
     ] = [],  # noqa: B006 - typer copies it
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the script, and submit nothing.")] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
@@ -66,20 +62,22 @@ def slurm(
     """
     import sys
 
-    from ups.config.recipe import recipe_file, resolve
+    from ups.config.sweep import axes_of, comma_axes
+    from ups.errors import ConfigError
     from ups.launch.slurm import SlurmJob, script, submit
-    from ups.launch.slurm import sweep as combinations
+    from ups.library.sweep import Sweep
     from ups.record.text import path_text
-    from ups.run.directory import run_dir_of
 
-    file = recipe_file(recipe)
-    resolved = resolve(file, set)
-    checked = resolved.recipe
+    if sweep and over:
+        raise ConfigError("--sweep and --over name the runs of a sweep differently", hint="use --over for all fields")
+    if sweep:
+        logger.warning("--sweep splits values at commas and numbers the runs: use --over 'FIELD=[VALUE, ...]'")
+    # A value that is refused is refused here, and not in a job of tomorrow.
+    axes = comma_axes(sweep) if sweep else axes_of(over)
+    runs = Sweep(recipe, set, axes, nodes * (ranks_per_node or gpus_per_node or 1), numbered=bool(sweep))
+    checked, run_dir = runs.recipe, runs.run_dir
     ranks_here, cpus_here = share(checked, nodes, gpus_per_node, ranks_per_node)
-    run_dir = run_dir_of(resolved, recipe, set)
-    changes = combinations(sweep, checked.run.name, run_dir)
-    for words in changes:
-        resolve(file, [*set, *words[1::2]])  # a value that is refused is refused here, and not in a job of tomorrow
+    places = [cell.run_dir for cell in runs.cells] or [run_dir]
     job = SlurmJob(
         name=checked.run.name,
         run_dir=run_dir,
@@ -93,7 +91,7 @@ def slurm(
         partition=partition,
         account=account,
         options=sbatch,
-        changes=changes,
+        changes=[cell.words for cell in runs.cells] or [[]],
     )
     if dry_run:
         text = script(job)
@@ -101,10 +99,10 @@ def slurm(
         return
     number = submit(job)
     if json:
-        report({"job": number, "script": str(job.script_path), "runs": [str(path) for path in job.run_dirs]})
+        report({"job": number, "script": str(job.script_path), "runs": [str(path) for path in places]})
         return
     say(f"submitted job {number}: {path_text(job.script_path)}")
-    say(f"look at it with: ups status {path_text(job.run_dirs[0])}; squeue -j {number}")
+    say(f"look at it with: ups status {path_text(places[0])}; squeue -j {number}")
 
 
 @app.command(short_help="Write the manifest of a run for kubectl.")

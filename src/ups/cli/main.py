@@ -70,6 +70,7 @@ COMMANDS = (
     Command("plan", "ups.cli.plan", "what a run will need and cost, before it starts", PREPARE),
     Command("run", "ups.cli.run", "from a recipe to a bundle that has passed its gate", RUN),
     Command("train", "ups.cli.train", "train a recipe, supervised, on one or many ranks", RUN),
+    Command("sweep", "ups.cli.sweep", "a run for each combination of values", RUN),
     Command("launch", "ups.cli.launch", "the same run on a cluster, or on rented machines", RUN),
     Command("finetune", "ups.cli.finetune", "train a bundle further on your data", RUN),
     Command("runs", "ups.cli.runs", "list, promote and clean up runs; a page about all", LOOK),

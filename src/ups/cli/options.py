@@ -19,6 +19,16 @@ SetOption = Annotated[
         show_default=False,
     ),
 ]
+OverOption = Annotated[
+    list[str],
+    typer.Option(
+        "--over",
+        metavar="FIELD=[VALUE, ...]",
+        help="A run for each value of a YAML list: 'run.seed=[0, 1, 2]'. Fields that change together: 'A,B=[[1, 2], "
+        "[3, 4]]'. Given twice: a run for each combination.",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

@@ -7,7 +7,6 @@ is queued again: it goes on from there. The same holds where Slurm takes the hos
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 import shutil
@@ -77,38 +76,8 @@ class SlurmJob:
         return len(self.changes) > 1
 
     @property
-    def run_dirs(self) -> list[Path]:
-        """Of the run, or of each run of an array."""
-        return [run_of_array(self.run_dir, n) for n in range(len(self.changes))] if self.is_array else [self.run_dir]
-
-    @property
     def script_path(self) -> Path:
         return self.run_dir / FOLDER / SCRIPT_NAME
-
-
-def sweep(fields: Sequence[str], name: str, run_dir: Path) -> list[list[str]]:
-    """Words for each combination of `FIELD=VALUE,VALUE,...`: its values, and a run of its own next to `run_dir`.
-
-    Raises ConfigError for a field without values.
-    """
-    if not fields:
-        return [[]]
-    axes = []
-    for field in fields:
-        path, _, values = field.partition("=")
-        if not path or not values or "" in values.split(","):
-            raise ConfigError(f"--sweep '{field}' is not FIELD=VALUE,VALUE,...", hint="such as run.seed=0,1,2")
-        axes.append([f"{path}={value}" for value in values.split(",")])
-    found = []
-    for number, combination in enumerate(itertools.product(*axes)):
-        own = [f"run.name={name}-{number}", f"run.dir={run_of_array(run_dir, number)}"]
-        found.append([word for change in (*combination, *own) for word in ("--set", change)])
-    return found
-
-
-def run_of_array(run_dir: Path, number: int) -> Path:
-    """The run directory of one job of an array."""
-    return run_dir.with_name(f"{run_dir.name}-{number}")
 
 
 def script(job: SlurmJob) -> str:

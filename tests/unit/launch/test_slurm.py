@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from ups.config.sweep import cells, comma_axes
 from ups.errors import ConfigError, MachineError
 from ups.launch.folder import NAMES
-from ups.launch.slurm import SlurmJob, script, submit, sweep
+from ups.launch.slurm import SlurmJob, script, submit
 
 
 def job(tmp_path: Path, **changes: Any) -> SlurmJob:
@@ -110,7 +111,8 @@ def test_srun_is_told_how_many_processors_it_has(tmp_path: Path, shell: Any, arr
 
 
 def test_a_job_of_an_array_has_its_own_values(tmp_path: Path, shell: Any) -> None:
-    changes = sweep(["run.seed=0,1", "stages.0.optim.learning_rate=1e-3,2e-3"], "waves", tmp_path / "runs" / "waves")
+    axes = comma_axes(["run.seed=0,1", "stages.0.optim.learning_rate=1e-3,2e-3"])
+    changes = [cell.words for cell in cells(axes, "waves", tmp_path / "runs" / "waves", None, numbered=True)]
     assert len(changes) == 4
     text = script(job(tmp_path, changes=changes))
     assert "--array=0-3" in directives(text)
@@ -167,9 +169,9 @@ def test_what_slurm_or_the_shell_would_misread_is_refused(tmp_path: Path, wrong:
 
 
 @pytest.mark.parametrize("field", ["run.seed", "run.seed=", "=1", "run.seed=1,,2"])
-def test_a_sweep_without_values_is_refused(tmp_path: Path, field: str) -> None:
+def test_a_sweep_without_values_is_refused(field: str) -> None:
     with pytest.raises(ConfigError, match="is not FIELD=VALUE"):
-        sweep([field], "waves", tmp_path)
+        comma_axes([field])
 
 
 def test_what_sbatch_says_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
