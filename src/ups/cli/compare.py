@@ -12,7 +12,10 @@ from ups.cli.output import note, report, say, styled
 
 if TYPE_CHECKING:
     from ups.evaluation.comparison import TaskComparison
+    from ups.library.scores import Comparison
 
+# More models of several seeds are shown as means only.
+MAX_COLUMNS = 4
 app = new_app()
 
 
@@ -34,13 +37,23 @@ def compare(
     """
     from ups.library.scores import compare as compare_models
 
-    found = compare_models(*models, tasks=task, progress=not json)
+    show(compare_models(*models, tasks=task, progress=not json), out, json=json)
+
+
+def show(found: Comparison, out: str | None, *, json: bool) -> None:
+    """Print a comparison, and write its page into `out`."""
+    from ups.run.comparing import seed_table
+
     written = found.write(Path(out)) if out is not None else None
     if json:
         report({**found.to_json(), "page": None if written is None else str(written)})
         return
     for one in found.tasks:
-        say(_lines(one))
+        if found.groups:
+            say(styled(f"{one.task}: mean and standard deviation over seeds", "bold"))
+            say(seed_table(one, found.groups))
+        if not found.groups or len(one.results) <= MAX_COLUMNS:
+            say(_lines(one, found.costs))
     for line in found.notes:
         note(line)
     for label, rows in found.recipe_changes.items():
@@ -51,7 +64,7 @@ def compare(
         say(f"wrote {written}")
 
 
-def _lines(found: TaskComparison) -> str:
+def _lines(found: TaskComparison, costs: dict[str, dict[str, float]]) -> str:
     """A table for people: models side by side with the reference, a star for the best if it is no accident."""
     from ups.evaluation.headline import SCORES
     from ups.evaluation.report.page import difference_words
@@ -65,6 +78,9 @@ def _lines(found: TaskComparison) -> str:
         cells = [f"{found.summary(label)[key]:.4g}" + ("*" if winner == label else "") for label in found.results]
         name, value = found.reference(key)
         rows.append(["solution" if steady and key == "trmse" else head, *cells, f"{value:.4g}", name, words])
+    for name in next(iter(costs.values()), {}):
+        cells = [f"{costs[label][name]:.4g}" for label in found.results]
+        rows.append([name, *cells, "", "", ""])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

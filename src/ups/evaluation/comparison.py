@@ -6,6 +6,7 @@ over the trajectories.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,17 @@ class TaskComparison:
         others = [label for label in self.results if label != best]
         alike = [o for o in others if not _better(difference(result, model, self.results[o], self.model[o], key))]
         return (None, f"{best} is not significantly better than {', '.join(alike)}") if alike else (best, "")
+
+    def over_seeds(self, groups: Mapping[str, Sequence[str]], key: str) -> dict[str, dict[str, float]]:
+        """Group -> number of its runs, mean and standard deviation (nan of one run) of a score; the best mean first."""
+        rows = {}
+        for name, labels in groups.items():
+            values = [float(self.summary(label)[key]) for label in labels if label in self.results]
+            if values:
+                mean, freedom = sum(values) / len(values), len(values) - 1
+                square = sum((value - mean) ** 2 for value in values) / freedom if freedom else math.nan
+                rows[name] = {"num_seeds": len(values), "mean": mean, "std": math.sqrt(square)}
+        return dict(sorted(rows.items(), key=lambda item: item[1]["mean"]))
 
     def rollout_verdict(self, label: str) -> str:
         """What the rollout error of a model means next to its reference."""

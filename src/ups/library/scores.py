@@ -66,12 +66,17 @@ class Scores:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several models side by side: a comparison for each task, notes, and what their recipes differ in."""
+    """Several models side by side: a comparison for each task, notes, and what their recipes differ in.
+
+    groups: name -> models of the same recipe with different seeds. costs: model -> what its training took, by name.
+    """
 
     models: list[str]
     tasks: list[TaskComparison]
     notes: list[str]
     recipe_changes: dict[str, list[tuple[str, str, str]]]
+    groups: dict[str, list[str]] = field(default_factory=dict)
+    costs: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def table(self) -> pandas.DataFrame:
         """Error of each model and of the best reference, for each task and score, and which is significantly best."""
@@ -104,14 +109,15 @@ class Comparison:
         from ups.evaluation.results import to_json
 
         changes = {label: [list(row) for row in rows] for label, rows in self.recipe_changes.items()}
-        tasks = [to_json(_plain(found)) for found in self.tasks]
-        return {"models": self.models, "tasks": tasks, "notes": self.notes, "recipe_changes": changes}
+        tasks = [to_json(_plain(found, self.groups)) for found in self.tasks]
+        plain = {"models": self.models, "tasks": tasks, "notes": self.notes, "recipe_changes": changes}
+        return plain | {"groups": self.groups, "costs": self.costs}
 
     def write(self, folder: str | os.PathLike[str]) -> Path:
         """Write a page with tables and curves; returns it."""
         from ups.run.comparing import write_page
 
-        return write_page(Path(folder), self.tasks, self.notes, self.recipe_changes)
+        return write_page(Path(folder), self.tasks, self.notes, self.recipe_changes, self.groups, self.costs)
 
     def __str__(self) -> str:
         return str(self.table().to_string(index=False))
@@ -185,13 +191,14 @@ def _name_of(model: ModelLike) -> str:
     return str(model.path) if isinstance(model, Run) else os.fspath(model)
 
 
-def _plain(found: TaskComparison) -> dict[str, Any]:
+def _plain(found: TaskComparison, groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     from ups.evaluation.headline import SCORES
 
     return {
         "task": found.task,
         "protocol": dict(found.first["protocol"]),
         "scores": {label: dict(found.summary(label)) for label in found.results},
+        "seeds": {key: found.over_seeds(groups, key) for _, key in SCORES},
         "references": {name: dict(summary) for name, summary in found.references().items()},
         "best": {key: found.winner(key)[0] for _, key in SCORES},
         "verdicts": {label: found.rollout_verdict(label) for label in found.results},

@@ -5,6 +5,8 @@ What may be compared: `ups.evaluation.comparison`.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +15,29 @@ from ups.config.changes import changes_between, shown_value
 from ups.config.yaml_subset import parse
 from ups.errors import ConfigError
 from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, compare, read_scores
+from ups.evaluation.headline import SCORES
 from ups.record.checkpoints import latest_verified
 from ups.record.manifest import read_manifest, write_file_atomically
 from ups.record.places import find_model, is_bundle
 from ups.record.untrusted_files import read_object
 from ups.run.reporting import report_folder, write_scores
+from ups.run.table import table
 from ups.run.trained import load_trained
 
 Changes = dict[str, list[tuple[str, str, str]]]
+# Label -> what its training took, by name.
+Costs = dict[str, dict[str, float]]
+# Name -> labels of models that differ in nothing but their seed.
+Groups = dict[str, list[str]]
+# Sections of a recipe that do not change what is learned; `run` also has the seed.
+_NOT_LEARNED = ("run", "checkpoint", "evaluate", "tracking", "supervise", "gate")
 Progress = Callable[[str, int, int], None]
 
 
 def compare_models(
     names: Sequence[str], tasks: Sequence[str] = (), progress: Progress | None = None
-) -> tuple[list[str], list[TaskComparison], list[str], Changes]:
-    """Labels, a comparison for each task, notes, and the recipe changes of each model against the first.
+) -> tuple[list[str], list[TaskComparison], list[str], Changes, Groups]:
+    """Labels, a comparison for each task, notes, the recipe changes of each model against the first, and groups.
 
     names: runs, bundles, reports or scores.json files. Raises ConfigError for fewer than two.
     """
@@ -35,16 +45,54 @@ def compare_models(
         raise ConfigError("a comparison needs two models or more", hint="ups compare runs/A runs/B")
     scored = [_only(one, tasks) for one in _labeled(names, progress)]
     found, notes = compare(scored)
-    changes = {one.label: _changes(scored[0], one) for one in scored[1:]}
-    return [one.label for one in scored], found, notes, changes
+    groups = seed_groups(scored)
+    shown = {labels[0] for labels in groups.values()} or {one.label for one in scored}
+    changes = {one.label: _changes(scored[0], one) for one in scored[1:] if one.label in shown}
+    return [one.label for one in scored], found, notes, changes, groups
 
 
-def write_page(folder: Path, tasks: Sequence[TaskComparison], notes: Sequence[str], changes: Changes) -> Path:
+def seed_groups(scored: Sequence[Scored]) -> Groups:
+    """The models in groups of the same recipe with different seeds; {} if each would be alone."""
+    by_recipe: dict[str, dict[str, str]] = {}
+    for one in scored:
+        recipe = parse(one.config_text, one.label).value if one.config_text else None
+        recipe = recipe if isinstance(recipe, dict) else {"label": one.label}
+        run = recipe.get("run")
+        seed = str(run.get("seed", 0) if isinstance(run, dict) else 0)
+        learned = json.dumps({name: value for name, value in recipe.items() if name not in _NOT_LEARNED})
+        if seed in by_recipe.get(learned, {}):  # the same model twice, such as a run and its bundle
+            learned += one.label
+        by_recipe.setdefault(learned, {})[seed] = one.label
+    groups: Groups = {}
+    for seeds in by_recipe.values():
+        short = {re.sub(rf"[-_.]?seed[-_=]?{re.escape(seed)}(?![0-9])", "", label) for seed, label in seeds.items()}
+        named = len(short) == 1 < len(seeds) and not short & groups.keys()
+        groups[short.pop() if named else ", ".join(seeds.values())] = list(seeds.values())
+    return groups if len(groups) < len(scored) else {}
+
+
+def seed_table(task: TaskComparison, groups: Groups) -> str:
+    """A line for each score and recipe: mean and standard deviation over seeds, next to the reference."""
+    rows = [["error", "recipe", "seeds", "mean", "", "reference"]]
+    steady = task.first["steady"]
+    for head, key in SCORES[1:] if steady else SCORES:
+        name, value = task.reference(key)
+        for group, row in task.over_seeds(groups, key).items():
+            head = "solution" if steady and key == "trmse" else head
+            spread = f"± {row['std']:.2g}" if row["num_seeds"] > 1 else ""
+            rows.append([head, group, str(row["num_seeds"]), f"{row['mean']:.4g}", spread, f"{value:.4g} {name}"])
+    return table(rows)
+
+
+def write_page(
+    folder: Path, tasks: Sequence[TaskComparison], notes: Sequence[str], changes: Changes, groups: Groups, costs: Costs
+) -> Path:
     """Write the page with tables and curves; returns its path."""
     from ups.evaluation.report.side_by_side import write_comparison
 
     folder.mkdir(parents=True, exist_ok=True)
-    text = write_comparison(tasks, notes, title="Comparison", changes=changes)
+    seeds = {task.task: seed_table(task, groups) for task in tasks} if groups else {}
+    text = write_comparison(tasks, notes, title="Comparison", changes=changes, seeds=seeds, costs=costs)
     write_file_atomically(folder / "index.html", text.encode())
     return folder / "index.html"
 

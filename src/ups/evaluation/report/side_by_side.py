@@ -17,8 +17,13 @@ def write_comparison(
     *,
     title: str,
     changes: Mapping[str, Sequence[tuple[str, str, str]]],
+    seeds: Mapping[str, str] | None = None,
+    costs: Mapping[str, Mapping[str, float]] | None = None,
 ) -> str:
-    """The page as text. changes: label -> (field, value in the first, value in this one) of each differing field."""
+    """The page as text. changes: label -> (field, value in the first, value in this one) of each differing field.
+
+    seeds: task -> a table of means over seeds. costs: label -> what its training took, by name.
+    """
     parts = [
         "<p>Scores on the same held-out trajectories, in physical units; lower is better. The best model of a column "
         "is <b>bold</b> if it is significantly better than the others and than every predictor that learned nothing; "
@@ -26,12 +31,17 @@ def write_comparison(
         "bootstrap interval; below 0 it is better than the first.</p>",
     ]
     parts += [f"<p class='soft'>{html.escape(note)}</p>" for note in notes]
-    parts += [_task(task) for task in tasks]
+    parts += [_task(task, _pre((seeds or {}).get(task.task, "")), costs or {}) for task in tasks]
     parts += [_changes(label, rows, next(iter(tasks[0].results))) for label, rows in changes.items()]
     return whole_page(title, parts)
 
 
-def _task(task: TaskComparison) -> str:
+def _pre(text: str) -> str:
+    return f"<pre>{html.escape(text)}</pre>" if text else ""
+
+
+def _task(task: TaskComparison, seeds: str, costs: Mapping[str, Mapping[str, float]]) -> str:
+    names = list(next(iter(costs.values()), {}))
     best = {key: task.winner(key)[0] for _, key in SCORES}
     rows = []
     for label in task.results:
@@ -39,13 +49,14 @@ def _task(task: TaskComparison) -> str:
         for _, key in SCORES:
             text = number(float(task.summary(label)[key]))
             cells.append(f"<td><b>{text}</b></td>" if best[key] == label else f"<td>{text}</td>")
+        cells += [f"<td>{costs[label][name]:.4g}</td>" for name in names]
         cells += [f"<td>{difference_words(task.differences.get(label))}</td>"]
         cells += [f"<td>{html.escape(task.rollout_verdict(label))}</td>"]
         rows.append(f"<tr class='model'><td>{html.escape(label)}</td>{''.join(cells)}</tr>")
     for reference, summary in task.references().items():
-        cells = [f"<td>{number(float(summary[key]))}</td>" for _, key in SCORES]
+        cells = [f"<td>{number(float(summary[key]))}</td>" for _, key in SCORES] + ["<td>0</td>"] * len(names)
         rows.append(f"<tr><td>{html.escape(reference)}</td>{''.join(cells)}<td></td><td>reference</td></tr>")
-    heads = "".join(f"<th>{head}</th>" for head, _ in SCORES)
+    heads = "".join(f"<th>{head}</th>" for head in [*dict(SCORES), *names])
     name = html.escape(task.task)
     first = task.first
     plan = first["protocol"]
@@ -58,7 +69,7 @@ def _task(task: TaskComparison) -> str:
         )
         chart = f"<div class='plots'><div>{figure}</div></div>"
     return (
-        f"<h2>{name}</h2><p class='soft'>{html.escape(protocol)}</p>"
+        f"<h2>{name}</h2><p class='soft'>{html.escape(protocol)}</p>{seeds}"
         f"<div class='wide many'><table><tr><th>model</th>{heads}"
         f"<th>rollout minus {html.escape(next(iter(task.results)))}</th><th>rollout</th></tr>"
         f"{''.join(rows)}</table></div>{chart}"
