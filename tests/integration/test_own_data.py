@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -108,6 +109,41 @@ def test_the_page_can_be_followed(tmp_path: Path) -> None:
                 recipe.write_text(re.sub(r"^    steps: .*", "    steps: 2", recipe.read_text(), flags=re.M))
             ups(tmp_path, *words[1:])
     assert (tmp_path / "waves.mp4").exists()
+
+
+def test_one_command_holds_a_model_against_baselines_with_the_same_cpu_time(tmp_path: Path) -> None:
+    """docs/bench-own-data.md, small; the second call trains nothing."""
+    pytest.importorskip("neuralop")
+    np.savez(tmp_path / "waves.npz", u=_waves(30, 12, 32), x=np.arange(32) / 32, t=np.arange(12) / 12)
+    ups(tmp_path, "init", "waves", "--data", "waves.npz")
+    words = ["bench", "waves/recipe.yaml", "--set", "model.widths=[8, 16]", "--set", "model.blocks=[1, 1]"]
+    words += ["--set", "model.num_heads=1", "--set", "stages.0.budget_seconds=4"]
+    shown = ups(tmp_path, *words)
+    assert shown.count("VERDICT state=completed") == 3
+    table = shown[shown.index("* significantly best") :]
+    assert re.search(r"error +waves +fno +unet +reference", table)
+    assert re.search(r"rollout +\S+ +\S+ +\S+ +\S+ +(persistence|training mean)", table)
+    folder = tmp_path / "runs" / "waves-bench"
+    page = (folder / "index.html").read_text()
+    for words_of_page in ("<td>waves</td>", "<td>fno</td>", "<td>unet</td>", "<td>persistence</td>", "CPU seconds"):
+        assert words_of_page in page
+    before = {path: path.stat().st_mtime_ns for path in folder.glob("*/checkpoints/*")}
+    facts = json.loads(_stdout(tmp_path, *words, "--json"))
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*/checkpoints/*")} == before
+    costs = facts["costs"]
+    assert list(costs) == ["waves", "fno", "unet"]
+    assert all(cost["steps"] > 3 for cost in costs.values()), costs
+    for name in ("fno", "unet"):
+        assert costs[name]["CPU seconds"] == pytest.approx(costs["waves"]["CPU seconds"], rel=0.25), costs
+    assert facts["tasks"][0]["references"].keys() >= {"persistence", "training mean"}
+
+
+def _stdout(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "ups", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=600
+    ).stdout
 
 
 def ups(folder: Path, *arguments: str) -> str:

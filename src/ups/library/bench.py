@@ -1,0 +1,114 @@
+"""`ups bench RECIPE`: the model of a recipe beside baselines with the same CPU time, on the data of the recipe.
+
+Only `ups.train` and `ups.compare`: each model is an ordinary run in the directory of the benchmark. The recipe's own
+model is trained first, on one thread, and the CPU time that it used is the budget of the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ups.config.recipe import plain_data
+from ups.config.schema import Recipe
+from ups.errors import ConfigError, MissingExtraError, TrainingError
+from ups.library.run import Run
+from ups.library.scores import Comparison, compare
+from ups.library.train import train
+from ups.record.checkpoints import latest_verified, read_progress
+
+BASELINES = ("fno", "unet")
+# By number of dimensions: windows in a step, Fourier modes, U-Net blocks. Where a step is dearer, more and smaller
+# steps learn more in the same time (docs/decisions/0008).
+SIZES = {1: (32, 64, 2), 2: (8, 16, 1), 3: (2, 8, 1)}
+# As their authors train them: from clean frames.
+STAGE = {"type": "operator", "budget_clock": "cpu", "noise": 0.0, "optim": {"learning_rate": 2e-3}}
+
+
+def bench_recipe(recipe: Recipe, out: Path, models: Sequence[str] = (), *, progress: bool = False) -> Comparison:
+    """Train and compare the recipe's model and the baselines `models` (default all); finished trainings are kept.
+
+    Baselines learn one task: with several tasks each gets its own, and an equal part of the CPU time. A baseline that
+    fails or cannot be built is named in the notes. Raises TrainingError if there is nothing to compare with, and
+    KeyboardInterrupt after an interrupt: the run in work has saved, and the same call continues.
+    """
+    names, notes = _baselines(models)
+    tasks = [task.name for task in recipe.data.tasks]
+    labels = {
+        (name, n): name if len(tasks) == 1 else f"{name}-{task}" for name in names for n, task in enumerate(tasks)
+    }
+    label = recipe.run.name if recipe.run.name not in labels.values() else f"{recipe.run.name}-own"
+    plain = _placed(recipe, label, out)
+    plain["stages"] = [stage | {"budget_clock": "cpu"} for stage in plain["stages"]]
+    runs = [_trained(plain, progress)]
+    if runs[0].state != "completed":
+        raise TrainingError(f"{label} is not trained: {runs[0].verdict}", hint=f"ups why {runs[0].path}")
+    seconds = _cost(runs[0])["CPU seconds"] / len(tasks)
+    for (name, number), place in labels.items():
+        run = _trained(_baseline(recipe, name, number, seconds, _placed(recipe, place, out)), progress)
+        if run.state == "completed":
+            runs.append(run)
+        else:
+            notes.append(f"{place} is missing, because its training failed: ups why {run.path}")
+    if len(runs) == 1:
+        raise TrainingError("no baseline could be trained: " + "; ".join(notes))
+    comparison = compare(*runs, progress=progress)
+    costs = dict(zip(comparison.models, map(_cost, runs), strict=True))
+    return replace(comparison, notes=[*notes, *comparison.notes], costs=costs)
+
+
+def _baselines(models: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The baselines to train, and a note about one that this environment cannot build."""
+    unknown = [name for name in models if name not in BASELINES]
+    if unknown:
+        raise ConfigError(f"there is no baseline '{unknown[0]}' for a recipe", hint=f"use {' or '.join(BASELINES)}")
+    names = [name for name in BASELINES if name in (models or BASELINES)]
+    if "fno" not in names or importlib.util.find_spec("neuralop") is not None:
+        return names, []
+    error = MissingExtraError.of("baselines", "neuraloperator", "the baseline 'fno'")
+    if models:
+        raise error
+    return names[1:], [f"fno is left out: {error.message} -> {error.hint}"]
+
+
+def _trained(recipe: dict[str, Any], progress: bool) -> Run:
+    """The run of a recipe. A signal that made it save and leave ends the benchmark, too."""
+    run = train(recipe, progress=progress)
+    if run.state in ("stopped", "preempted"):
+        raise KeyboardInterrupt if run.state == "stopped" else SystemExit(run.exit_code)
+    return run
+
+
+def _baseline(recipe: Recipe, name: str, number: int, seconds: float, plain: dict[str, Any]) -> dict[str, Any]:
+    """The recipe in `plain` for a baseline of task `number`."""
+    from ups.data.open import open_task
+
+    with contextlib.closing(open_task(recipe.data.tasks[number])) as reader:
+        windows, modes, blocks = SIZES[reader.task.num_spatial_dims]
+        windows = min(windows, reader.splits["train"] * max(1, reader.num_frames - recipe.data.context_frames))
+    task = plain["data"]["tasks"][number] | {"block_size": windows}
+    plain["data"] |= {"tasks": [task], "tasks_per_step": None}
+    plain["model"] = {"type": name} | ({"modes": modes} if name == "fno" else {"blocks": blocks})
+    return plain | {"networks": {}, "gate": [], "stages": [STAGE | {"budget_seconds": round(seconds, 3)}]}
+
+
+def _placed(recipe: Recipe, label: str, out: Path) -> dict[str, Any]:
+    """The recipe with a run of its own in `out`, on one thread."""
+    plain = plain_data(recipe)
+    plain["run"] |= {"name": label, "dir": str(out / label)}
+    plain["engine"]["threads"] = recipe.engine.threads or 1
+    if recipe.checkpoint.mirror:
+        plain["checkpoint"]["mirror"] += f"/{out.name}/{label}"
+    return plain
+
+
+def _cost(run: Run) -> dict[str, float]:
+    """What the training of a completed run took, by its last checkpoint."""
+    checkpoint = latest_verified(run.path)
+    assert checkpoint is not None
+    progress = read_progress(checkpoint)["progress"]
+    return {"CPU seconds": progress["budget_used_seconds"] + progress["earlier_seconds"], "steps": progress["step"]}
