@@ -109,7 +109,7 @@ def test_a_failed_run_stops_no_other_and_finished_ones_are_kept(desk: Path) -> N
 
 
 def test_a_run_that_fails_while_it_trains_is_named_with_ups_why(desk: Path) -> None:
-    # 1e300 is no learning rate: the losses are not finite, and the run stops by its own rule.
+    # So large a learning rate makes the losses infinite, and the run stops by its own rule.
     rates = ["--over", "stages.0.optim.learning_rate=[10]", "--set", "stages.0.optim.type=sgd"]
     more = ["--set", "engine.max_skipped_steps=1", "--set", "stages.0.optim.clip_norm=0", "--set", "stages.0.noise=1"]
     with start(desk, *rates, *more) as process:

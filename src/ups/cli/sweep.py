@@ -42,7 +42,11 @@ def sweep(
     if slurm:
         if jobs > 1 or ranks > 1:
             raise ConfigError("--jobs and --ranks are for this host", hint="use --slurm '--ranks-per-node 8 ...'")
-        _submit(recipe, over, set, slurm, json=json)
+        from ups.cli.launch import app as launch
+
+        named = [word for name, texts in (("--over", over), ("--set", set)) for text in texts for word in (name, text)]
+        words = ["slurm", recipe, *shlex.split(slurm), *named, *(["--json"] if json else [])]
+        typer.main.get_command(launch).main(words, prog_name="ups launch", standalone_mode=False)
         return
     work = Sweep(recipe, set, axes_of(over), ranks)
     with ProgressLine() as line:
@@ -51,8 +55,8 @@ def sweep(
     if json:
         report({"runs": rows, "exit_code": code})
     else:
-        words = "{task} {score} {model:.4g} ({reference_name} {reference:.4g})"
-        ends = [row["why"] or ", ".join(words.format(**score) for score in row["scores"]) for row in rows]
+        error = "{task} {score} {model:.4g} ({reference_name} {reference:.4g})"
+        ends = [row["why"] or ", ".join(error.format(**score) for score in row["scores"]) for row in rows]
         lines = [[row["name"], row["state"], end] for row, end in zip(rows, ends, strict=True)]
         say(table([["run", "state", "error (reference), or why it is not completed"], *lines]))
     if code:
@@ -61,14 +65,3 @@ def sweep(
     else:
         note(f"compare them with: ups compare {' '.join(shlex.quote(path_text(cell.run_dir)) for cell in work.cells)}")
     raise typer.Exit(code)
-
-
-def _submit(recipe: str, over: list[str], changes: list[str], options: str, *, json: bool) -> None:
-    """The sweep as an array of jobs: `ups launch slurm` with `--over`."""
-    import shlex
-
-    from ups.cli.launch import app as launch
-
-    words = [word for name, texts in (("--over", over), ("--set", changes)) for text in texts for word in (name, text)]
-    words = ["slurm", recipe, *shlex.split(options), *words, *(["--json"] if json else [])]
-    typer.main.get_command(launch).main(words, prog_name="ups launch", standalone_mode=False)

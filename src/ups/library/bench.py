@@ -33,8 +33,8 @@ def bench_recipe(recipe: Recipe, out: Path, models: Sequence[str] = (), *, progr
     """Train and compare the recipe's model and the baselines `models` (default all); finished trainings are kept.
 
     Baselines learn one task: with several tasks each gets its own, and an equal part of the CPU time. A baseline that
-    fails or cannot be built is named in the notes. Raises TrainingError if there is nothing to compare with, and
-    KeyboardInterrupt after an interrupt: the run in work has saved, and the same call continues.
+    cannot be built here is named in the notes. Raises TrainingError for a training that fails, and KeyboardInterrupt
+    after an interrupt: the run in work has saved, and the same call continues.
     """
     names, notes = _baselines(models)
     tasks = [task.name for task in recipe.data.tasks]
@@ -45,17 +45,10 @@ def bench_recipe(recipe: Recipe, out: Path, models: Sequence[str] = (), *, progr
     plain = _placed(recipe, label, out)
     plain["stages"] = [stage | {"budget_clock": "cpu"} for stage in plain["stages"]]
     runs = [_trained(plain, progress)]
-    if runs[0].state != "completed":
-        raise TrainingError(f"{label} is not trained: {runs[0].verdict}", hint=f"ups why {runs[0].path}")
     seconds = _cost(runs[0])["CPU seconds"] / len(tasks)
     for (name, number), place in labels.items():
-        run = _trained(_baseline(recipe, name, number, seconds, _placed(recipe, place, out)), progress)
-        if run.state == "completed":
-            runs.append(run)
-        else:
-            notes.append(f"{place} is missing, because its training failed: ups why {run.path}")
-    if len(runs) == 1:
-        raise TrainingError("no baseline could be trained: " + "; ".join(notes))
+        plain = _baseline(recipe, name, number, seconds, _placed(recipe, place, out))
+        runs.append(_trained(plain, progress))
     comparison = compare(*runs, progress=progress)
     costs = dict(zip(comparison.models, map(_cost, runs), strict=True))
     return replace(comparison, notes=[*notes, *comparison.notes], costs=costs)
@@ -76,10 +69,12 @@ def _baselines(models: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _trained(recipe: dict[str, Any], progress: bool) -> Run:
-    """The run of a recipe. A signal that made it save and leave ends the benchmark, too."""
+    """The completed run of a recipe. A signal that made it save and leave ends the benchmark, too."""
     run = train(recipe, progress=progress)
     if run.state in ("stopped", "preempted"):
         raise KeyboardInterrupt if run.state == "stopped" else SystemExit(run.exit_code)
+    if run.state != "completed":
+        raise TrainingError(f"{run.name} is not trained: {run.verdict}", hint=f"ups why {run.path}; or use --model")
     return run
 
 

@@ -72,7 +72,7 @@ class Sweep:
 
     def rows(self) -> list[dict[str, Any]]:
         """What became of each run: name, path, values, state, exit code, scores, and why it is not completed."""
-        return [self._rows.get(cell.name) or _row(cell, str(_ended(cell)[0])) for cell in self.cells]
+        return [self._rows.get(cell.name) or _row(cell, _state(cell)) for cell in self.cells]
 
     def _train(self, waiting: list[Cell], jobs: int, line: ProgressLine) -> None:
         while waiting or self._working:
@@ -103,24 +103,19 @@ class Sweep:
         self._working[cell.name] = process, messages
 
 
-def _ended(cell: Cell) -> tuple[str, float | None]:
-    """State of a run by its record, and when it ended."""
-    if not was_started(cell.run_dir):
-        return "not started", None
-    document = read_run(cell.run_dir)
-    return document["state"], document["ended"]
+def _state(cell: Cell) -> str:
+    return str(read_run(cell.run_dir)["state"]) if was_started(cell.run_dir) else "not started"
 
 
 def _outcome(cell: Cell, process: subprocess.Popen[bytes], messages: IO[bytes]) -> dict[str, Any]:
     with messages:
         messages.seek(0)
         lines = messages.read().decode(errors="replace").splitlines()
-    errors, code, state = [line for line in lines if line.startswith("error:")], process.returncode, _ended(cell)[0]
-    if code == 0:
-        return _row(cell, "completed", code)
+    if process.returncode == 0:
+        return _row(cell, "completed", 0)
+    errors = [line for line in lines if line.startswith("error:")]  # it could not be started: its record is an old one
     why = errors[-1] if errors else f"ups why {quote(path_text(cell.run_dir))}"
-    # A run that cannot be started leaves the record as it was.
-    return _row(cell, "failed" if errors or state in ("completed", "not started") else state, code, why)
+    return _row(cell, "failed" if errors else _state(cell), process.returncode, why)
 
 
 def _row(cell: Cell, state: str, code: int | None = None, why: str = "") -> dict[str, Any]:
