@@ -45,7 +45,7 @@ def sweep(
         from ups.cli.launch import app as launch
 
         named = [word for name, texts in (("--over", over), ("--set", set)) for text in texts for word in (name, text)]
-        words = ["slurm", recipe, *shlex.split(slurm), *named, *(["--json"] if json else [])]
+        words = ["slurm", recipe, *slurm.split(), *named, *(["--json"] if json else [])]
         typer.main.get_command(launch).main(words, prog_name="ups launch", standalone_mode=False)
         return
     work = Sweep(recipe, set, axes_of(over), ranks)
