@@ -207,6 +207,42 @@ def test_a_damaged_store_is_noticed(copied: Path) -> None:
     assert "damaged" in done.stderr
 
 
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "MANIFEST"])
+def test_one_flipped_bit_of_the_bundle_is_noticed_and_the_bundle_is_made_again(
+    whole: Path, copied: Path, name: str
+) -> None:
+    before = records(copied)
+    flip(copied / "runs/waves/bundle" / name)
+    refused = ups(copied, "runs", "promote", "waves", "best")
+    assert refused.returncode == 8, refused.stdout + refused.stderr
+    assert "make it again with: ups run runs/waves" in refused.stderr
+    again = ups(copied, "run", "runs/waves", "--ranks", "2")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "runs/waves/bundle is damaged" in again.stderr
+    assert {step for step in STEPS if before[step] != records(copied)[step]} == {"bundle"}
+    assert bundle_hash(copied) == bundle_hash(whole)
+    assert ups(copied, "runs", "promote", "waves", "best").returncode == 0
+
+
+def test_one_flipped_bit_of_the_last_checkpoint_is_noticed_and_its_steps_are_trained_again(
+    whole: Path, copied: Path
+) -> None:
+    flip(max((copied / "runs/waves/checkpoints/step_00000008").glob("*.distcp")))
+    again = run(copied)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "step_00000008 is damaged" in again.stderr
+    assert "NOTICE checkpoint step=8 is damaged and is not used" in again.stdout
+    document = json.loads((copied / "runs/waves/run.json").read_text())
+    assert [attempt["from_checkpoint"] for attempt in document["attempts"]] == [None, 6]
+    assert bundle_hash(copied) == bundle_hash(whole), "the same steps give the same weights"
+
+
 @pytest.mark.long
 def test_a_disk_that_is_full_ends_with_its_own_code_and_the_next_call_goes_on(whole: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: the store does not fit."""

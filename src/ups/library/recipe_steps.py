@@ -8,6 +8,7 @@ imports it inside: a call that finds nothing to do never does.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,9 @@ from ups.library.plan_step import make_plan
 from ups.record.identity import file_sha256
 from ups.record.places import BUNDLE_NAME, CONFIG_NAME
 from ups.record.text import counted, path_text
-from ups.run.steps_file import PLAN_NAME, StepRecord, digest
+from ups.run.steps_file import PLAN_NAME, StepRecord, digest, read_steps
+
+logger = logging.getLogger(__name__)
 
 REPORT = "report"
 SCORES_NAME = "scores.json"
@@ -82,6 +85,8 @@ class Job:
     output: StepOutput
     gate_failed: str = ""
     _samples: dict[str, str] = field(default_factory=dict)
+    # Hashes of the manifests of directories whose every byte was read in this call: each is read once.
+    _hashed: set[str] = field(default_factory=set)
 
     @property
     def samples(self) -> dict[str, str]:
@@ -96,7 +101,6 @@ class Job:
     def checkpoint(self) -> str:
         """Hash of the checkpoint with which the training ended; '' if there is none that is whole."""
         from ups.record.checkpoints import checkpoint_path
-        from ups.record.manifest import verify
         from ups.supervise.run_file import TRAINED, read_run, was_started
 
         if not was_started(self.run_dir):
@@ -104,10 +108,20 @@ class Job:
         document = read_run(self.run_dir)
         if document["state"] not in TRAINED or document["checkpoint"] is None:
             return ""
+        return self.committed(checkpoint_path(self.run_dir, document["checkpoint"]))
+
+    def committed(self, directory: Path) -> str:
+        """Hash of the manifest of a committed directory; '' if it is not there, or a byte of it has changed."""
+        from ups.record.manifest import read_manifest, verify
+
         try:
-            return verify(checkpoint_path(self.run_dir, document["checkpoint"]), deep=False).sha256
-        except UpsError:
+            found = verify(directory, deep=read_manifest(directory).sha256 not in self._hashed)
+        except UpsError as error:
+            if os.path.lexists(directory):
+                logger.warning("%s is damaged: %s", path_text(directory), error.message)
             return ""
+        self._hashed.add(found.sha256)
+        return found.sha256
 
     def file(self, *names: str) -> str:
         """Hash of a file of the run, '' if it is not there."""
@@ -297,12 +311,7 @@ def _bundle_inputs(job: Job) -> Any:
 
 
 def _bundle_outputs(job: Job) -> str:
-    from ups.record.manifest import verify
-
-    try:
-        return verify(job.run_dir / BUNDLE_NAME, deep=False).sha256
-    except UpsError:
-        return ""
+    return job.committed(job.run_dir / BUNDLE_NAME)
 
 
 def _bundle(job: Job) -> str:
@@ -330,7 +339,8 @@ def _report(job: Job) -> str:
 
     results = from_json(read_results(job.run_dir / REPORT / SCORES_NAME))
     with hold_run(job.run_dir):
-        return path_text(write_page(job.run_dir / REPORT, load_trained(str(job.run_dir)), results))
+        scoring = next((step.seconds for step in read_steps(job.run_dir) if step.name == "evaluate"), 0.0)
+        return path_text(write_page(job.run_dir / REPORT, load_trained(str(job.run_dir)), results, scoring))
 
 
 STEPS: Sequence[Step] = (

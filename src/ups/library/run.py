@@ -118,12 +118,9 @@ class Run:
 
     def report(self, *, split: str = "test") -> Path:
         """Score the newest checkpoint and write the report of `ups eval`; returns its page."""
-        from ups.run.reporting import report_folder, write_scores
-        from ups.run.scoring import score
-        from ups.run.trained import load_trained
+        from ups.library.scores import evaluate
 
-        trained = load_trained(str(self.path))
-        return write_scores(report_folder(self.path), trained, score(trained, split=split), page=True)[-1]
+        return evaluate(self, split).write(page=True)[-1]
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, state={self.state!r})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ class Scores:
     results: list[dict[str, Any]]
     folder: Path
     _trained: Trained = field(repr=False)
+    _seconds: float = field(default=0.0, repr=False)
 
     def table(self) -> pandas.DataFrame:
         """Each score of the model next to its best reference: task, score, model, reference, ratio, verdict."""
@@ -56,7 +58,8 @@ class Scores:
         """Write scores.json, and with `page` the report; default next to the model. Returns what was written."""
         from ups.run.reporting import write_scores
 
-        return write_scores(Path(folder) if folder is not None else self.folder, self._trained, self.results, page=page)
+        place = Path(folder) if folder is not None else self.folder
+        return write_scores(place, self._trained, self.results, page=page, scoring_seconds=self._seconds)
 
     def __str__(self) -> str:
         from ups.run.score_text import score_lines
@@ -162,6 +165,7 @@ def evaluate(
         if trained.elsewhere:
             folder = folder.with_name(f"{folder.name}-other-data")
         check_tasks([reader.task.name for reader in trained.readers], tasks, name)
+        began = time.monotonic()
         results = score(
             trained,
             split=split,
@@ -171,7 +175,7 @@ def evaluate(
             solver_cost=solver_cost,
             progress=line.count,
         )
-    return Scores(trained.name, trained.identity, results, folder, trained)
+    return Scores(trained.name, trained.identity, results, folder, trained, time.monotonic() - began)
 
 
 def compare(*models: ModelLike, tasks: Sequence[str] = (), progress: bool = False) -> Comparison:

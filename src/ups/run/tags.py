@@ -66,7 +66,8 @@ def promote(run: str, tag: str) -> dict[str, Any]:
         digest = verify(run_dir / BUNDLE_NAME).sha256
     except IntegrityError as error:
         raise IntegrityError(
-            f"the bundle of {path_text(run_dir)} is not whole: {error.message}", hint="make it with: ups run RECIPE"
+            f"the bundle of {path_text(run_dir)} is not whole: {error.message}",
+            hint=f"make it again with: ups run {path_text(run_dir)}",
         ) from error
     with _changed(run_dir.parent) as tags:
         before = tags.get(tag, {}).get("run", "")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -241,3 +243,37 @@ def test_a_figure_is_as_large_as_its_maps(height):
     assert size[1] < 3 if height < 1 else size[0] < 8.5
     assert place.width * size[0] > 1.7
     assert place.height * size[1] > 0.85
+
+
+def test_drawing_ends_when_its_time_is_over_and_the_page_says_so(monkeypatch):
+    from ups.evaluation.report import page as module
+
+    drawn = []
+    monkeypatch.setattr(module, "fields_png", lambda example, channel: drawn.append(example.trajectory) or b"")
+    monkeypatch.setattr(module, "film", lambda example, channel, seconds: drawn.append(seconds))
+    pictures = [replace(saturated(1.0), trajectory=number) for number in range(5)]
+    text = "".join(module._examples(pictures, time.monotonic() - 1))
+    assert drawn[0] == 0
+    assert drawn[1] < 0, "no time is left for a film"
+    assert len(drawn) == 2
+    assert "1 of 5 pictures are drawn" in text
+    text = "".join(module._examples(pictures, time.monotonic() + 600))
+    assert len(drawn) == 8
+    assert "pictures are drawn" not in text
+
+
+def test_a_film_with_less_time_has_fewer_frames_over_the_same_span(tmp_path, monkeypatch):
+    from ups.evaluation.report import figures
+
+    encoded = []
+    monkeypatch.setattr(figures, "_encode", lambda ffmpeg, figure, show, steps, size: encoded.append(list(steps)))
+    example = saturated(1.0)
+    long = replace(example, prediction=np.repeat(example.prediction, 40, 0), truth=np.repeat(example.truth, 40, 0))
+    clock = iter(range(1000))
+    monkeypatch.setattr(figures.time, "monotonic", lambda: next(clock))  # a second for each call
+    last = len(long.prediction) - 1
+    for seconds, frames in ((math.inf, min(last + 1, figures.MAX_FILM_FRAMES)), (1 + 3 * 20, 20)):
+        figures.film(long, 0, seconds)
+        assert (len(encoded[-1]), encoded[-1][0], encoded[-1][-1]) == (frames, 0, last)
+    assert figures.film(long, 0, 1 + 3 * 5) is None
+    assert len(encoded) == 2

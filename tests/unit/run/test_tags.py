@@ -33,8 +33,9 @@ def test_a_bundle_that_is_missing_or_damaged_is_not_promoted(tmp_path: Path) -> 
         promote(str(path), "best")
     whole = made_run(tmp_path, "b", bundle=True)
     (whole / "bundle/bundle.json").write_text("{}")
-    with pytest.raises(IntegrityError):
+    with pytest.raises(IntegrityError) as caught:
         promote(str(whole), "best")
+    assert caught.value.hint == f"make it again with: ups run {whole}"
 
 
 @pytest.mark.parametrize("tag", ["", "../best", "a b", "<b>", "x" * 65, "-a", "é"])

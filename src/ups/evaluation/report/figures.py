@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import base64
 import io
+import math
+import time
 from typing import Any
 
 import numpy as np
@@ -29,7 +31,7 @@ ABOVE, BELOW, NO_NUMBER = "#D81B60", "#80DEEA", "#9E9E9E"
 DIVERGED = "#000000"
 # A prediction that leaves the range of the truth by less than this part of it only widens the scale.
 WIDENED = 0.1
-MAX_FILM_FRAMES = 120
+MAX_FILM_FRAMES, LEAST_FILM_FRAMES = 120, 12
 FILM_DPI = 120
 # A film is neither over at once nor tedious, and no frame stays for longer than half a second.
 FILM_SECONDS = (4, 10)
@@ -345,13 +347,15 @@ def _plane(example: Example) -> str:
     return f"plane {example.task.axes[2].name} = {float(z[len(z) // 2]):.3g}"
 
 
-def film(example: Example, channel: int) -> bytes | None:
+def film(example: Example, channel: int, seconds: float = math.inf) -> bytes | None:
     """Truth, prediction and error moving together, as MP4; None for a single step.
 
-    Raises MissingExtraError without ffmpeg.
+    seconds: how long to draw; it has fewer frames if they would take longer, and None is returned for less than
+    `LEAST_FILM_FRAMES`. Raises MissingExtraError without ffmpeg.
     """
-    if len(example.prediction) < 2:
+    if len(example.prediction) < 2 or seconds <= 0:
         return None
+    began = time.monotonic()
     ffmpeg, plt = _ffmpeg(), pyplot()
     steps = np.unique(np.linspace(0, len(example.prediction) - 1, MAX_FILM_FRAMES).astype(int))
     one_dimensional = example.prediction.ndim == 3
@@ -359,7 +363,8 @@ def film(example: Example, channel: int) -> bytes | None:
     # maps: as high as they may get, before what they do not fill is taken away
     size = (3.4 * panels + 1.2 if panels > 1 else 5.6, 3.8 if one_dimensional else 6.0)
     figure, grid = plt.subplots(1, panels, figsize=size, layout="constrained", dpi=FILM_DPI, squeeze=False)
-    draw = _film_lines(example, channel, grid[0]) if one_dimensional else _film_maps(example, channel, figure, grid[0])
+    film_of = _film_lines if one_dimensional else _film_maps
+    moving, draw = film_of(example, channel, figure, grid[0])
     title = f"{_title(example, channel)}, {_time(example, int(steps[-1]))}"
     figure.suptitle(title)
     if not one_dimensional:
@@ -370,12 +375,28 @@ def film(example: Example, channel: int) -> bytes | None:
     figure.set_layout_engine("none")  # laid out once: panels that move between frames would distract
     width, height = (n // 2 * 2 for n in figure.canvas.get_width_height())
 
+    # Text and axes are drawn once: they take most of the time of a frame, and only fields and time change.
+    for artist in (*moving, heading):
+        artist.set_animated(True)
+    figure.canvas.draw()
+    still = figure.canvas.copy_from_bbox(figure.bbox)
+
     def show(step: int) -> None:
         draw(step)
         heading.set_text(f"{_title(example, channel)}, {_time(example, step)}")
         heading.set_color(ABOVE if _has_diverged(example, step) else "black")
+        figure.canvas.restore_region(still)
+        for artist in (*moving, heading):
+            figure.draw_artist(artist)
 
-    data = _encode(ffmpeg, figure, show, steps, (width, height))
+    drawn = time.monotonic()
+    show(int(steps[0]))
+    # Encoding a frame takes up to twice as long as drawing it.
+    fitting = (seconds - (drawn - began)) / (3 * (time.monotonic() - drawn))
+    data = None
+    if fitting >= min(LEAST_FILM_FRAMES, len(steps)):
+        chosen = np.linspace(0, len(steps) - 1, int(min(fitting, len(steps)))).astype(int)
+        data = _encode(ffmpeg, figure, show, steps[chosen], (width, height))
     plt.close(figure)
     return data
 
@@ -387,7 +408,8 @@ def film_rate(num_frames: int) -> int:
     return min(GREATEST_RATE, max(LEAST_RATE, wanted))
 
 
-def _film_lines(example: Example, channel: int, grid: Any) -> Any:
+def _film_lines(example: Example, channel: int, _figure: Any, grid: Any) -> tuple[list[Any], Any]:
+    """What changes from frame to frame, in the order of drawing, and the function that changes it."""
     low, high = _limits(example, channel)
     height = high - low
     lines = []
@@ -410,11 +432,12 @@ def _film_lines(example: Example, channel: int, grid: Any) -> Any:
         for line, (_, values) in zip(lines, _rows(example, channel, step), strict=True):
             line.set_ydata(values)
 
-    return draw
+    return lines, draw
 
 
-def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> Any:
-    images = []
+def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> tuple[list[Any], Any]:
+    """What changes from frame to frame, in the order of drawing, and the function that changes it."""
+    images: list[Any] = []
     for axes, (name, values) in zip(grid, _rows(example, channel, 0), strict=True):
         scale = _scale(example, channel, name)
         image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
@@ -427,7 +450,7 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> Any:
         for image, (_, values) in zip(images, _rows(example, channel, step), strict=True):
             image.set_data(_slice(values).T)
 
-    return draw
+    return images + [spine for axes in grid for spine in axes.spines.values()], draw  # a map covers half of its frame
 
 
 def _encode(ffmpeg: Any, figure: Any, draw: Any, steps: npt.NDArray[Any], size: tuple[int, int]) -> bytes:
@@ -449,7 +472,6 @@ def _encode(ffmpeg: Any, figure: Any, draw: Any, steps: npt.NDArray[Any], size: 
         writer.send(None)
         for step in steps:
             draw(int(step))
-            figure.canvas.draw()
             pixels = np.asarray(figure.canvas.buffer_rgba())[: size[1], : size[0], :3]
             writer.send(np.ascontiguousarray(pixels))
         writer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -83,14 +84,21 @@ def write_report(
     model: str,
     identity: Mapping[str, str],
     config_text: str,
+    seconds: float = math.inf,
 ) -> str:
-    """The page as text. results: one per task; pictures: task -> examples, worst first; identity: label -> value."""
+    """The page as text. results: one per task; pictures: task -> examples, worst first; identity: label -> value.
+
+    seconds: how long to draw. Tables, curves and one picture of each task come whatever that takes.
+    """
+    ends = time.monotonic() + seconds
     parts = [
         "<p>Scores on held-out trajectories, in physical units. Given frames are never scored. "
         "Lower is better except where said; the best of a column is <b>bold</b>.</p>",
         _contents(results, model),
     ]
-    parts += [_task(result, pictures.get(result["task"], ()), model) for result in results]
+    for number_left, result in zip(range(len(results), 0, -1), results, strict=True):
+        now = time.monotonic()
+        parts.append(_task(result, pictures.get(result["task"], ()), model, now + (ends - now) / number_left))
     parts.append(_identity(identity, config_text))
     return whole_page(title, parts)
 
@@ -132,7 +140,7 @@ def _contents(results: Sequence[Mapping[str, Any]], model: str) -> str:
     return f"<table class='stack'><tr>{first}</tr>{''.join(rows)}</table>"
 
 
-def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str) -> str:
+def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str, ends: float) -> str:
     plan = result["protocol"]
     space = " x ".join(str(n) for n in result["space"])
     protocol = f"{result['split']} split, {plan['num_trajectories']} trajectories, grid {space}"
@@ -156,8 +164,7 @@ def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str) ->
     parts.append(_bands(result))
     if pictures:
         parts.append(f"<h3>Worst trajectories of {html.escape(model)}, worst first</h3>")
-        for place, example in enumerate(pictures):
-            parts.append(_example(example, with_film=place == 0))
+        parts += _examples(pictures, ends)
     return "\n".join(parts)
 
 
@@ -306,20 +313,31 @@ def _bands(result: Mapping[str, Any]) -> str:
     )
 
 
-def _example(example: Example, *, with_film: bool) -> str:
-    parts = []
-    for channel in range(min(len(example.channels), 3)):
+def _examples(pictures: Sequence[Example], ends: float) -> list[str]:
+    """A picture of each example and channel, and a film of the first: as many as can be drawn until `ends`."""
+    wanted = [(example, channel) for example in pictures for channel in range(min(len(example.channels), 3))]
+    parts: list[str] = []
+    longest = 0.0
+    for drawn, (example, channel) in enumerate(wanted):
+        began = time.monotonic()
+        if drawn and began + longest > ends:
+            parts.append(
+                f"<p class='soft'>{drawn} of {len(wanted)} pictures are drawn: drawing takes no longer than scoring "
+                "did.</p>"
+            )
+            break
         name = f"{example.task.name}, {example.channels[channel]}, {example.source}"
         alt = html.escape(f"{name}: truth, prediction, error")
-        parts.append(
-            f"<figure><img alt='{alt}' src='{data_address('image/png', fields_png(example, channel))}'></figure>"
-        )
-        if with_film and channel == 0:
-            moving = film(example, channel)
+        address = data_address("image/png", fields_png(example, channel))
+        parts.append(f"<figure><img alt='{alt}' src='{address}'></figure>")
+        longest = max(longest, time.monotonic() - began)
+        if not drawn:
+            # Half of what is left: the other half is for pictures.
+            moving = film(example, channel, (ends - time.monotonic()) / 2)
             if moving is not None:
                 address = data_address("video/mp4", moving)
                 parts.append(f"<figure><video controls loop muted playsinline src='{address}'></video></figure>")
-    return "".join(parts)
+    return parts
 
 
 def _identity(identity: Mapping[str, str], config_text: str) -> str:
