@@ -72,7 +72,8 @@ ROWS = {
     **dict.fromkeys(("wrapper_killed", "wedged_teardown"), "M17"),
     **{name: rows for name, (rows, _) in SCENES.items()},
 }
-ONLY_TOY = frozenset({"skipped_collective", "wrong_shape"})
+# What happens to a real rank after its last record is a notice and no fault: only the toy has a teardown before it.
+ONLY_TOY = frozenset({"skipped_collective", "wrong_shape", "wedged_teardown"})
 ONLY_REAL = frozenset({"worker_killed", "loader_ended", "damaged_checkpoint"})
 SCENE_EVERY = 2  # runs
 # What is not a death is noticed by silence: the floor for naming is that of real runs.
@@ -97,7 +98,7 @@ def draw(seed: int, number: int) -> dict[str, Any]:
         # Every other fault comes from a rotation, so that none is left out by chance.
         turn = names[(number * CELLS_PER_RUN + position) % len(names)]
         name = turn if position % 2 else dice.choice(names)
-        phase = dice.choice(FAULTS[name][2])
+        phase = dice.choice([phase for phase in FAULTS[name][2] if not (real and phase == "teardown")])
         if phase not in ("init", "teardown"):
             step += dice.randint(2, 4)
             if name == "damaged_checkpoint":

@@ -167,6 +167,20 @@ def test_m11_a_kill_inside_a_save_and_a_cut_file_never_lead_to_a_bad_load(
     assert weights(result) == weights(clean)
 
 
+@pytest.mark.parametrize("how", ["flip", "truncate"])
+def test_m11_a_damaged_checkpoint_is_named_on_the_terminal_in_run_json_and_by_why(
+    tmp_path: Path, recipe: Path, how: str
+) -> None:
+    damage = fault("damage", 1, 14, "forward", how=how, newest=10, signal="SIGKILL")
+    result = run(tmp_path / "run", damage, restarts=1, recipe=recipe)
+    assert result.code == 0, result.output
+    (notice,) = result.document["notices"]
+    assert notice["line"].startswith("NOTICE checkpoint step=10 is damaged and is not used: ")
+    assert result.output.count(notice["line"]) == 1
+    assert notice["line"] in explain(result.run_dir, result.document)
+    assert result.document["attempts"][1]["from_checkpoint"] == 5
+
+
 @pytest.fixture
 def cramped(tmp_path: Path, recipe: Path, clean: Result) -> Iterator[Path]:
     """A run directory whose checkpoints lie on a disk with space for two and a half of them."""

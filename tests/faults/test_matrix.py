@@ -162,6 +162,21 @@ def test_m10_sigterm_is_a_request_to_save_and_leave(tmp_path: Path) -> None:
     assert resumed.document["attempts"][1]["from_checkpoint"] == saved
 
 
+def test_m10_a_rank_that_has_saved_and_does_not_leave_does_not_hold_up_the_exit(tmp_path: Path) -> None:
+    wedged = fault("sleep", 1, 0, "left", seconds=3600)
+    started = start(tmp_path / "run", wedged, step_seconds=0.05, steps=2000, interval=1000)
+    started.wait_for(lambda: rank_is_at_step(started.run_dir, 10))
+    started.process.send_signal(signal.SIGTERM)
+    result = started.finish(150)
+    assert (result.code, result.failed_lines) == (143, []), result.output
+    assert " lost=0" in result.verdict
+    (notice,) = result.document["notices"]
+    assert "rank=1/2" in notice["line"]
+    assert "did not leave in time, and was ended" in notice["line"]
+    assert result.document["attempts"][0]["exits"]["1"] == -signal.SIGKILL
+    assert result.orphans == []
+
+
 def test_m15_slow_but_healthy_is_never_killed(tmp_path: Path, clean: Result) -> None:
     """A compilation (a step that declares its deadline), and a save on one rank while the other waits for it.
 
@@ -210,6 +225,35 @@ def test_m17_a_wedged_teardown_and_a_killed_wrapper_end_in_time(tmp_path: Path) 
     assert "the wrapper of rank 1 was killed by SIGKILL" in result.faults[0]["message"]
     assert [found["rank"] for found in result.faults] == [1, 1]
     assert result.orphans == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "more", "noticed"),
+    [
+        ("sleep", 1, {"seconds": 3600}, "did not leave in time, and was ended"),
+        ("kill", 0, {"signal": "SIGKILL"}, "ended with killed(SIGKILL)"),
+        ("exception", 1, {}, "ended with exception(FileNotFoundError)"),
+    ],
+)
+def test_m17_what_happens_to_a_rank_after_its_work_is_noted_and_nothing_is_trained_again(
+    tmp_path: Path, kind: str, rank: int, more: dict[str, Any], noticed: str
+) -> None:
+    after = fault(kind, rank, 20, "finished", **more)
+    result = run(tmp_path / "run", after, restarts=3, deadlines={"teardown_seconds": 8.0 * PATIENCE})
+    assert (result.code, result.failed_lines, len(result.document["attempts"])) == (0, [], 1), result.output
+    assert result.verdict.endswith("step=20 ckpt=20 verified")
+    (notice,) = result.document["notices"]
+    assert notice["rank"] == rank
+    assert noticed in notice["line"]
+    assert notice["line"] in result.output
+    assert result.orphans == []
+
+
+def test_m4_m17_a_rank_that_is_killed_after_its_work_proves_nothing_without_its_checkpoint(tmp_path: Path) -> None:
+    result = run(tmp_path / "run", fault("damage", 0, 20, "finished", signal="SIGKILL"))
+    assert result.code == 6
+    assert [found["cause"] for found in result.faults] == ["unproven(final_checkpoint)"]
+    assert "state=failed" in result.verdict
 
 
 def test_m4_m11_a_success_that_cannot_be_proven_is_no_success(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def latest_verified(
     belongs: Callable[[Path, int], str] | None = None,
     hashed: str = "",
     set_aside: bool = False,
+    on_damage: Callable[[int, str], None] | None = None,
 ) -> Path | None:
     """The newest checkpoint whose every byte is what was committed, or None if there never was one.
 
@@ -70,7 +71,7 @@ def latest_verified(
     CheckpointError when there are committed checkpoints and none can be trusted: starting afresh would throw the run
     away. belongs(path, step): raises for one that is whole but not of this run, which is never skipped; may return a
     warning. hashed: manifest hash of the checkpoint whose bytes the supervisor has read already; of that one only
-    names and sizes are compared.
+    names and sizes are compared. on_damage(step, problem): called for each one that is skipped.
     """
     passed_over = 0
     for step, path in list_checkpoints(run_dir):
@@ -82,6 +83,8 @@ def latest_verified(
         except (IntegrityError, CheckpointError) as error:
             passed_over += 1
             logger.warning("checkpoint %s is not used: %s", path.name, error.message)
+            if on_damage is not None:
+                on_damage(step, error.message)
             if set_aside:
                 _set_aside(path)
             continue

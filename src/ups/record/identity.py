@@ -173,19 +173,31 @@ def note_commit(box_dir: Path, step: int, manifest_sha256: str) -> None:
 
     Never raises: a step without a note is still held to the identity that its checkpoint carries.
     """
-    line = json.dumps({"step": step, "manifest_sha256": manifest_sha256}) + "\n"
+    _note(box_dir, {"step": step, "manifest_sha256": manifest_sha256})
+
+
+def note_damage(box_dir: Path, step: int, problem: str) -> None:
+    """Tell the supervisor that the checkpoint of `step` is skipped, and why. For the one rank that chooses it."""
+    _note(box_dir, {"step": step, "damaged": problem})
+
+
+def _note(box_dir: Path, entry: dict[str, Any]) -> None:
     with contextlib.suppress(OSError), (box_dir / COMMITS_NAME).open("a") as file:
-        file.write(line)
+        file.write(json.dumps(entry) + "\n")
 
 
-def read_commits(box_dir: Path, offset: int) -> tuple[list[tuple[int, str]], int]:
-    """(step, manifest hash) of each whole line from `offset` on, and where the next read begins."""
+def read_commits(box_dir: Path, offset: int) -> tuple[list[tuple[int, str]], dict[int, str], int]:
+    """Of the whole lines from `offset` on: (step, manifest hash) of each commit, and what is wrong with the checkpoints
+    that are skipped, by step; and where the next read begins.
+    """
     try:
         with (box_dir / COMMITS_NAME).open("rb") as file:
             file.seek(offset)
             content = file.read(1 << 20)
     except OSError:
-        return [], offset
+        return [], {}, offset
     whole = content[: content.rfind(b"\n") + 1]
     found = [json.loads(line) for line in whole.splitlines()]
-    return [(int(entry["step"]), str(entry["manifest_sha256"])) for entry in found], offset + len(whole)
+    commits = [(int(entry["step"]), str(entry["manifest_sha256"])) for entry in found if "damaged" not in entry]
+    damaged = {int(entry["step"]): str(entry["damaged"]) for entry in found if "damaged" in entry}
+    return commits, damaged, offset + len(whole)

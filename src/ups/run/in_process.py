@@ -33,7 +33,7 @@ from ups.run.directory import last_step_of
 from ups.run.identity import check_inputs
 from ups.run.rank import run_stages
 from ups.supervise.box_root import box_root
-from ups.supervise.checkpoints import find_usable, last_commit
+from ups.supervise.checkpoints import damage_line, find_usable, last_commit
 from ups.supervise.fault import Fault
 from ups.supervise.proof import missing_proof
 from ups.supervise.run_file import RunFile, state_after
@@ -102,6 +102,7 @@ class _InProcess:
                     identity=self._identity,
                     hashed=found.manifest_sha256,
                     on_commit=self._note_commit,
+                    on_damage=self._note_damage,
                 )
             return self._left(stopped, step) if stopped else self._done(step)
         except KeyboardInterrupt:
@@ -118,6 +119,10 @@ class _InProcess:
         self._identity = self._identity.with_commit(step, manifest_sha256)
         self._file.document["identity"] = self._identity.to_json()
         self._look_at_trackers()
+        self._file.save()
+
+    def _note_damage(self, step: int, problem: str) -> None:
+        self._file.document["notices"].append({"time": time.time(), "line": damage_line(step, problem)})
         self._file.save()
 
     def _look_at_trackers(self) -> None:

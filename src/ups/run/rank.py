@@ -43,11 +43,12 @@ def run_stages(
     identity: RunIdentity | None,
     hashed: str = "",
     on_commit: Callable[[int, str], None] | None = None,
+    on_damage: Callable[[int, str], None] | None = None,
 ) -> tuple[int, int]:
     """Train from the newest checkpoint, or from nothing, to the end. Collective: all ranks.
 
-    Returns the signal to leave with (0: all stages are done) and the step that was reached. `identity`, `hashed` and
-    `on_commit`: see `Checkpointer`.
+    Returns the signal to leave with (0: all stages are done) and the step that was reached. `identity`, `hashed`,
+    `on_commit` and `on_damage`: see `Checkpointer`.
     """
     box = recorder.box
     with contextlib.ExitStack() as stack:
@@ -66,6 +67,7 @@ def run_stages(
             identity=identity,
             hashed=hashed,
             on_commit=on_commit,
+            on_damage=on_damage,
         )
         stack.callback(checkpointer.close)
         stack.enter_context(stop_requests)

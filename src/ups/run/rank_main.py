@@ -69,7 +69,7 @@ def read_recipe(run_dir: Path) -> Recipe:
 def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
     """All stages of a run, as the variables of the launcher say. Collective: all ranks."""
     from ups.distributed.environment import RankEnvironment
-    from ups.record.identity import HASHED_VARIABLE, RunIdentity, note_commit
+    from ups.record.identity import HASHED_VARIABLE, RunIdentity, note_commit, note_damage
     from ups.run.rank import run_stages
     from ups.training.stop_requests import StopRequests
 
@@ -83,9 +83,14 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
         identity=RunIdentity.from_environment(),
         hashed=os.environ.get(HASHED_VARIABLE, ""),
         on_commit=functools.partial(note_commit, Path(boxes)) if boxes else None,
+        on_damage=functools.partial(note_damage, Path(boxes)) if boxes else None,
     )
     return exit_code_of_signal(stopped) if stopped else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Destructors of torch take seconds on a busy machine and save nothing: the black box says that the work is done.
+    os._exit(exit_code)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ups.record import process_tree
 from ups.record.blackbox import Phase, Record
-from ups.record.causes import signal_name
+from ups.record.causes import cause_of_exit, signal_name
 from ups.supervise import evidence, stacks
 from ups.supervise.collectives import CollectiveLog, Mismatch
 from ups.supervise.deadlines import SECTIONS, PhaseTimes
@@ -121,17 +121,18 @@ class Attempt:
             self.on_look(self._views)
             if mismatch is not None:
                 return self._failed(launcher, self._of_mismatch(mismatch))
-            if all(clean(view) for view in self._views):
-                return self._all_clean(launcher)
-            if any(view.failed or (view.exit is not None and not clean(view)) for view in self._views):
+            done = all(view.done for view in self._views)
+            if done and self._have_left():
+                return self._all_done(launcher)
+            if any(view.failed or view.exit is not None for view in self._views if not view.done):
                 return self._failed(launcher, None)
             if self.over_elsewhere():
                 return self._failed(launcher, None)
             now = time.monotonic()
             self._oom_kills.look(now)
-            if self.stop_request.number and self._forward_stop_request(now):
+            if not done and self.stop_request.number and self._forward_stop_request(now):
                 return self._failed(launcher, self._stuck_in_section(now))
-            if now >= next_look:
+            if not done and now >= next_look:
                 next_look = now + _STANDSTILL_EVERY_SECONDS
                 self._tell_lost_boxes()
                 ending = self._late_start(now - began) or self._standing_still(watch)
@@ -153,15 +154,48 @@ class Attempt:
                     found = self._collectives.add(view.rank, record, name) or found
         return found
 
-    def _all_clean(self, launcher: Launcher) -> Outcome:
+    def _have_left(self) -> bool:
+        """Whether the ranks, whose work is done, are gone or have had their time for that.
+
+        Nothing can fail here: what proves the run is its last checkpoint, and no step would be trained again.
+        """
+        if all(not view.alive for view in self._views):
+            return True
+        rules = self.options.deadlines
+        patience = rules.asked_teardown_seconds if self.stop_request.number else rules.teardown_seconds
+        marked_ns = max(view.last.time_ns for view in self._views if view.last is not None)
+        return self.stop_request.urgent or time.monotonic_ns() - marked_ns > patience * 1e9
+
+    def _all_done(self, launcher: Launcher) -> Outcome:
         deadline = time.monotonic() + _WRAPPERS_LEAVE_SECONDS
-        while launcher.will_end() and time.monotonic() < deadline:
+        late = [view for view in self._views if view.alive]
+        while not late and launcher.will_end() and time.monotonic() < deadline:
             time.sleep(0.02)
         state = "finished" if all(view.finished for view in self._views) else "left"
         broken = self._broken_wrapper(launcher) if state == "left" and not self.stop_request.number else None
         if broken is not None:
             return self._failed(launcher, broken)
-        return self._outcome(state, None, launcher.end())
+        orphans = launcher.end()
+        for view in self._views:
+            if view in late:
+                view.notice_unrecorded_death(launcher.wrapper_code(view.rank))
+                self._tell_teardown(view, "did not leave in time, and was ended")
+            elif view.exit is not None and (view.failed or not clean(view)):
+                failure = view.failure()
+                cause = cause_of_exit(int(view.exit["code"])) if failure is None else failure["cause"]
+                self._tell_teardown(view, f"ended with {cause}")
+        return self._outcome(state, None, orphans)
+
+    def _tell_teardown(self, view: RankView, what: str) -> None:
+        """A rank that did not end as it should after its work was done: recorded, and no reason to train again."""
+        assert view.last is not None
+        seconds = (time.monotonic_ns() - view.last.time_ns) / 1e9
+        line = (
+            f"NOTICE rank={view.rank}/{self.options.ranks} step={view.last.step} phase=teardown "
+            f"host={self.options.host}: its work was done {seconds:.0f} s ago; then it {what} log={view.log}"
+        )
+        self.say(line)
+        self.notice({"attempt": self.number, "time_wall": time.time(), "rank": view.rank, "line": line})
 
     def _broken_wrapper(self, launcher: Launcher) -> _Verdict | None:
         """A wrapper that did not end as its rank did.

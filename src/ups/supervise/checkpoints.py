@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ups.errors import CheckpointError, UpsError
@@ -18,12 +19,14 @@ class Found:
     """The checkpoint from which a restart goes on.
 
     manifest_sha256: of that checkpoint, '' where its bytes were not read. foreign: a newer one is whole, but does not
-    belong to the run; nothing goes on before somebody has looked at it.
+    belong to the run; nothing goes on before somebody has looked at it. damaged: newer ones that are skipped, by step,
+    and why.
     """
 
     step: int | None = None
     manifest_sha256: str = ""
     foreign: UpsError | None = None
+    damaged: Mapping[int, str] = field(default_factory=dict)
 
 
 def committed_steps(run_dir: Path) -> list[int]:
@@ -43,12 +46,14 @@ def find_usable(run_dir: Path, identity: RunIdentity | None = None, hash_below_b
     that they do not read them again. Above `hash_below_bytes` only sizes are compared: the ranks read the bytes then.
     """
     foreign: UpsError | None = None
+    damaged: dict[int, str] = {}
     for step, path in _candidates(run_dir):
         try:
             found = manifest.read_manifest(path)
             deep = found.total_bytes <= hash_below_bytes
             manifest.verify(path, deep=deep)
-        except UpsError:
+        except UpsError as error:
+            damaged[step] = error.message
             continue
         try:
             if identity is not None:
@@ -56,8 +61,13 @@ def find_usable(run_dir: Path, identity: RunIdentity | None = None, hash_below_b
         except UpsError as error:
             foreign = foreign or error
             continue
-        return Found(step, found.sha256 if deep else "", foreign)
-    return Found(foreign=foreign)
+        return Found(step, found.sha256 if deep else "", foreign, damaged)
+    return Found(foreign=foreign, damaged=damaged)
+
+
+def damage_line(step: int, problem: str) -> str:
+    """What is said about a checkpoint that is skipped because of its bytes."""
+    return f"NOTICE checkpoint step={step} is damaged and is not used: {problem}"
 
 
 def prove_step(run_dir: Path, step: int, identity: RunIdentity | None = None) -> UpsError | None:

@@ -55,6 +55,8 @@ class Deadlines:
     save_seconds: float = 1800.0
     evaluate_seconds: float = 3600.0
     teardown_seconds: float = 60.0
+    # The same after a request to leave: who gives a notice of half a minute does not wait for destructors.
+    asked_teardown_seconds: float = 5.0
     # From the start of the launcher until every rank has opened its black box.
     start_seconds: float = 300.0
     # How long ranks get after SIGTERM to save and leave. A save or an evaluation that is known to take longer gets

@@ -21,8 +21,10 @@ from ups.record.location import Frame, location_of_dump
 from ups.record.untrusted_files import read_end, read_object
 
 _TAIL_BYTES = 16_384
-# A wrapper writes within milliseconds of the death; on an overloaded host it may take longer.
+# A wrapper writes within milliseconds of the death; on an overloaded host it may take longer. The first is for a rank
+# whose exit code the kernel still shows, the second for one that the wrapper has reaped: only the wrapper knows then.
 _WRAPPER_WRITES_SECONDS = 2.0
+_WRAPPER_REAPED_SECONDS = 30.0
 
 
 class RankView:
@@ -44,13 +46,16 @@ class RankView:
         self.pid = 0
         self.wrapper_pid = 0
         self._dead_since_ns = 0
+        self._seen_from_outside = False  # the exit was not recorded by the wrapper, which may still do so
 
     def refresh(self) -> list[Record]:
         """Look again; returns the records that are new since the last look, oldest first."""
         self._read_pid()
-        if self.exit is None:
+        if self.exit is None or self._seen_from_outside:
             # The exit is read before the ring, so that the last record of a dead rank is certainly among the new ones.
-            self.exit = read_object(self._box_dir / f"{self.name}.exit.json")
+            recorded = read_object(self._box_dir / f"{self.name}.exit.json")
+            if recorded is not None:
+                self.exit, self._seen_from_outside = recorded, False
         # A rank may need seconds to leave after its exception; it is known as soon as it is recorded.
         self.failed = self.failed or (self._box_dir / f"{self.name}.json").exists()
         if self.reader is None:
@@ -107,10 +112,15 @@ class RankView:
         if not stopped and now_ns - self._dead_since_ns < _WRAPPER_WRITES_SECONDS * 1e9:
             return
         code = process_tree.exit_code_of_zombie(self.pid)
-        message = "its wrapper is stopped and did not record this" if stopped else "its wrapper did not record this"
+        if code is None and not stopped and now_ns - self._dead_since_ns < _WRAPPER_REAPED_SECONDS * 1e9:
+            return
+        message = "its wrapper is stopped and did not record this" if stopped else ""
+        if code is None:
+            message = "its wrapper did not record how it ended; a kill is assumed"
         seen = _exit(-signal.SIGKILL if code is None else code, message=message)
         # In the run if shared memory was full.
         self.exit = self._own_exit(self.stem.parent) or {**seen, "time_monotonic_ns": self._dead_since_ns}
+        self._seen_from_outside = True
 
     def _read_pid(self) -> None:
         if not self.pid:
@@ -143,6 +153,11 @@ class RankView:
         return self.last is not None and self.last.mark is Mark.LEFT
 
     @property
+    def done(self) -> bool:
+        """Whether it has no duty left: what it was to save is committed, and only its exit is missing."""
+        return self.finished or self.left
+
+    @property
     def progress(self) -> tuple[int, int]:
         """Step, and how far within it; larger is further. Ranks run the same loop, so this compares between them."""
         return (0, 0) if self.last is None else (self.last.step, self.last.number - self.step_began_at)
@@ -172,8 +187,8 @@ class RankView:
 
 
 def _exit(code: int, **more: str) -> dict[str, Any]:
-    """An exit as a wrapper would have written it."""
-    return {"code": code, "time_monotonic_ns": time.monotonic_ns(), "peak_resident_bytes": 0, **more}
+    """An exit as a wrapper would have written it, without what only a wrapper knows."""
+    return {"code": code, "time_monotonic_ns": time.monotonic_ns(), **more}
 
 
 def least_advanced(views: Iterable[RankView]) -> list[RankView]:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ups.errors import ConfigError, GateError, MachineError, UpsError, exit_code_of_signal
+from ups.errors import ConfigError, GateError, MachineError, UpsError, exit_code_of_cause, exit_code_of_signal
 from ups.record import process_tree
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
@@ -108,11 +108,7 @@ class RunFile:
 
         ended: when; default now.
         """
-        attempts = self.document["attempts"]
-        faults = sum(len(attempt.get("faults", [])) for attempt in attempts)
-        line = f"VERDICT state={state} exit={exit_code} attempts={len(attempts)} faults={faults}"
-        line += f" cause={cause}" if cause else ""
-        line += f" {detail}" if detail else ""
+        line = verdict_line(state, exit_code, self.document["attempts"], cause, detail)
         self.document.update(
             state=state,
             cause=cause,
@@ -122,6 +118,13 @@ class RunFile:
             blackbox_dir="",
         )
         return line, self.save()
+
+
+def verdict_line(state: str, exit_code: int, attempts: list[dict[str, Any]], cause: str = "", detail: str = "") -> str:
+    """The one line about the end of a run."""
+    faults = sum(len(attempt.get("faults", [])) for attempt in attempts)
+    parts = [f"VERDICT state={state} exit={exit_code} attempts={len(attempts)} faults={faults}"]
+    return " ".join(parts + ([f"cause={cause}"] if cause else []) + ([detail] if detail else []))
 
 
 def _bound_consequences(attempts: list[dict[str, Any]]) -> None:
@@ -153,8 +156,9 @@ def read_run(run_dir: Path) -> dict[str, Any]:
     for other in documents[1:]:
         merged = _merge(merged, other)
     if merged["state"] == "running" and (_supervisor_is_gone(merged) or ("hosts" in merged and head_was_lost(run_dir))):
-        merged["state"], merged["cause"] = "died", "supervisor_died"
-        merged["verdict"] = "VERDICT state=died cause=supervisor_died"
+        code = exit_code_of_cause("supervisor_died")
+        merged.update(state="died", cause="supervisor_died", exit_code=code)
+        merged["verdict"] = verdict_line("died", code, merged["attempts"], "supervisor_died")
     return merged
 
 

@@ -182,8 +182,12 @@ def _row(reader: BlackBoxReader, records: list[Record], *, live: bool) -> RankSt
 
 
 def _rate(records: list[Record]) -> float:
-    """Steps per second over the records of the loop at hand; NaN if they do not span a step."""
-    first = next((record for record in records if record.phase is not Phase.INIT), records[0])
+    """Steps per second over the records of the loop at hand; NaN if they do not span a step.
+
+    From the second step on: the first one waits for the loader, fills caches and compiles.
+    """
+    start = next((record for record in records if record.phase is not Phase.INIT), records[0])
     last = records[-1]
+    first = next((record for record in records if record.step > start.step and record.phase is not Phase.INIT), last)
     seconds = (last.time_ns - first.time_ns) / 1e9
     return (last.step - first.step) / seconds if last.step > first.step and seconds > 0 else math.nan

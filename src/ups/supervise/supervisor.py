@@ -1,7 +1,8 @@
 """The supervisor of a run: starts attempts, is the only one who restarts them, and pronounces the verdict.
 
-It never imports torch: it must work when torch is what is broken. Success is proven, not believed: all exit codes 0,
-the same last step in every black box, and a final checkpoint whose bytes re-hash. Every other end has a cause.
+It never imports torch: it must work when torch is what is broken. Success is proven, not believed: every rank has
+marked the same last step as done in its black box, and the bytes of the final checkpoint re-hash. What happens to a
+rank after that is a notice. Every other end has a cause.
 No process of a run outlives it, on any path: an attempt ends them, and if the supervisor is killed, the kernel does.
 """
 
@@ -13,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from ups.record.text import path_text
 from ups.record.untrusted_files import printable
 from ups.supervise.attempt import Attempt, Outcome, StopRequest
 from ups.supervise.box_root import box_root
-from ups.supervise.checkpoints import Found, find_usable
+from ups.supervise.checkpoints import Found, damage_line, find_usable
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.head import Head
@@ -91,6 +92,7 @@ class _Supervision:
         self._identity = options.identity
         self._box_dir = box_root
         self._commits_offset = 0
+        self._damaged: set[int] = set()
         # What was found after the last attempt; the next one starts from it, so that bytes are read once.
         self._found: Found | None = None
         self._head = None if link is None else Head(options, link, stop_request, say, self._find_commit, self._notice)
@@ -199,10 +201,12 @@ class _Supervision:
         self._shown.look()
         self._look_at_trackers()
         self._look_at_bucket()
-        commits, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
+        commits, damaged, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
+        self._tell_damaged(damaged)
         if commits and self._identity is not None:
             for step, sha256 in commits:
                 self._identity = self._identity.with_commit(step, sha256)
+                self._damaged.discard(step)  # written again
             self._file.document["identity"] = self._identity.to_json()
             self._file.save()
 
@@ -235,7 +239,16 @@ class _Supervision:
     def _find(self) -> Found:
         self._look([])
         self._found = find_usable(self._options.run_dir, self._identity)
+        self._tell_damaged(self._found.damaged)
         return self._found
+
+    def _tell_damaged(self, damaged: Mapping[int, str]) -> None:
+        """Say once which checkpoints are skipped; a rank finds those whose bytes are too many to be read here."""
+        for step in sorted(damaged.keys() - self._damaged):
+            self._damaged.add(step)
+            line = damage_line(step, damaged[step])
+            self._say(line)
+            self._notice({"time": time.time(), "line": line})
 
     def _find_commit(self) -> int | None:
         return self._find().step

@@ -16,6 +16,7 @@ from ups.supervise.rank_view import tail
 from ups.supervise.run_file import GATE_FAILED, faults_of
 
 _MAX_RANKS_SHOWN = 8
+_MAX_NOTICES_SHOWN = 5
 _LOG_LINES = 15
 _STACK_LINES = 14
 
@@ -33,7 +34,7 @@ def explain(run_dir: Path, document: dict[str, Any], *, number: int | None = Non
     """The whole explanation as text. `number` chooses a fault (0 is the first); default the one that ended the run."""
     faults = [Fault.from_document(fault) for fault in faults_of(document)]
     if not faults:
-        return _text(_without_fault(document, 0))
+        return _text([*_without_fault(document, 0), *_notices(document)])
     chosen = faults[number if number is not None and 0 <= number < len(faults) else -1]
     lines = [fault.one_line() for fault in faults]
     if number is None and chosen.action.startswith("restart"):
@@ -44,7 +45,13 @@ def explain(run_dir: Path, document: dict[str, Any], *, number: int | None = Non
     else:
         lines.append("")
     lines += _of_fault(run_dir, chosen, several=len(faults) > 1)
-    return _text(lines)
+    return _text([*lines, *_notices(document)])
+
+
+def _notices(document: dict[str, Any]) -> list[str]:
+    """What was no fault and somebody should know, the newest."""
+    lines = [f"  {notice['line']}" for notice in document["notices"][-_MAX_NOTICES_SHOWN:]]
+    return ["", "Notices:", *lines] if lines else []
 
 
 def _text(lines: Iterable[str]) -> str:
@@ -62,8 +69,6 @@ def _without_fault(document: dict[str, Any], healed: int) -> Iterator[str]:
     elif state == "running":
         known = f"{healed} faults so far, each restarted" if healed else "no fault so far"
         yield f"The run goes on; {known}. `ups status` shows what it is doing."
-        for notice in document["notices"][-5:]:
-            yield f"  {notice['line']}"
     elif state == GATE_FAILED:
         yield f"What it means: {meaning(document['cause'])}. The training itself is complete and proven."
         yield f"What to do: {what_to_do(document['cause'])}"
@@ -144,8 +149,8 @@ def _timeline(ranks: list[dict[str, Any]], first: int) -> Iterator[str]:
 def _exit_text(ended: dict[str, Any] | None) -> str:
     if ended is None:
         return "ended by the supervisor"
-    code = ended["code"]
-    return f"exit code {code}, peak {ended['peak_resident_bytes'] / 2**20:.0f} MiB"
+    peak = ended.get("peak_resident_bytes")
+    return f"exit code {ended['code']}" + (f", peak {peak / 2**20:.0f} MiB" if peak else "")
 
 
 def _memory_text(entry: dict[str, Any]) -> str:

@@ -89,10 +89,12 @@ class Checkpointer:
         identity: RunIdentity | None = None,
         hashed: str = "",
         on_commit: Callable[[int, str], None] | None = None,
+        on_damage: Callable[[int, str], None] | None = None,
     ) -> None:
         """identity: of the run, written into each checkpoint and compared with what is found. hashed: manifest hash of
         the checkpoint whose bytes were read before this process began. on_commit(step, manifest hash) is called by the
-        rank that commits, with '' before a step is written.
+        rank that commits, with '' before a step is written; on_damage(step, problem) by the rank that chooses the
+        checkpoint to start from, for each one that it skips.
         """
         self._runtime = runtime
         self.run_dir = run_dir
@@ -103,6 +105,7 @@ class Checkpointer:
         self._identity = identity
         self._hashed = hashed
         self._on_commit = on_commit or (lambda step, manifest_sha256: None)
+        self._on_damage = on_damage
         self._buffers: dict[str, Tensor] = {}
         self._background = BackgroundThread("ups-checkpoint") if asynchronous else None
         self._in_flight = False
@@ -179,7 +182,9 @@ class Checkpointer:
             try:
                 clean_temporaries(checkpoints_dir(self.run_dir))
                 belongs = self._identity.check if self._identity is not None else None
-                found = latest_verified(self.run_dir, belongs=belongs, hashed=self._hashed, set_aside=True)
+                found = latest_verified(
+                    self.run_dir, belongs=belongs, hashed=self._hashed, set_aside=True, on_damage=self._on_damage
+                )
                 answer = (str(found) if found else "", None)
             except UpsError as error:
                 answer = ("", error)

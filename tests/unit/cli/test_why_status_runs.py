@@ -1,6 +1,8 @@
 """`ups why`, `ups status` and `ups runs` on run directories as a supervisor leaves them."""
 
 import json
+import math
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from ups.record.blackbox import BlackBox, Phase, ring_path
 from ups.record.manifest import commit_directory, make_temporary
 from ups.supervise.fault import KEYS, Fault
 from ups.supervise.run_file import RunFile
+from ups.supervise.status import rows_of_rings
 
 
 @pytest.fixture
@@ -106,3 +109,14 @@ def test_status_and_runs_tell_the_checkpoint_that_is_on_the_disk(
 def test_an_unknown_run_is_wrong_use_with_a_hint(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["why", "nothing"]) == 3
     assert "known runs: " in capsys.readouterr().err
+
+
+def test_the_first_step_of_a_process_is_not_part_of_its_rate(tmp_path: Path) -> None:
+    """It waits for the loader and fills caches: the first time that is left would be far too long."""
+    box = BlackBox.create(ring_path(tmp_path, 0), rank=0, world_size=1, attempt=0, capacity=64)
+    box.record(Phase.DATA, 1)
+    assert math.isnan(rows_of_rings(tmp_path, range(1), live=False)[0].steps_per_second)
+    time.sleep(0.5)
+    for step in range(2, 8):
+        box.record(Phase.DATA, step)
+    assert rows_of_rings(tmp_path, range(1), live=False)[0].steps_per_second > 2 * 6 / 0.5

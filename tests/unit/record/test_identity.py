@@ -11,7 +11,7 @@ import pytest
 
 from ups.errors import CheckpointError, DataChangedError, ForeignCheckpointError, RecipeChangedError
 from ups.record.checkpoints import checkpoint_path
-from ups.record.identity import MAX_COMMITS, RunIdentity, note_commit, read_commits
+from ups.record.identity import MAX_COMMITS, RunIdentity, note_commit, note_damage, read_commits
 from ups.record.manifest import commit_directory, make_temporary
 
 RUN = replace(RunIdentity.new(), recipes=("old", "now"), statistics="s", data={"wave": "d"})
@@ -76,16 +76,18 @@ def test_a_checkpoint_that_was_replaced_after_its_commit_is_noticed(tmp_path: Pa
 
 
 def test_notes_of_commits_cross_over_whole_lines_only(tmp_path: Path) -> None:
-    assert read_commits(tmp_path, 0) == ([], 0)
+    assert read_commits(tmp_path, 0) == ([], {}, 0)
     note_commit(tmp_path, 4, "a")
     with (tmp_path / "commits.jsonl").open("a") as file:
         file.write('{"step": 8, "mani')
-    found, offset = read_commits(tmp_path, 0)
+    found, _, offset = read_commits(tmp_path, 0)
     assert found == [(4, "a")]
     with (tmp_path / "commits.jsonl").open("a") as file:
         file.write('fest_sha256": "b"}\n')
     assert read_commits(tmp_path, offset)[0] == [(8, "b")]
     note_commit(tmp_path / "gone", 1, "never raises")
+    note_damage(tmp_path, 8, "a byte differs")
+    assert read_commits(tmp_path, offset)[:2] == ([(8, "b")], {8: "a byte differs"})
 
 
 def test_an_identity_survives_json_and_stays_small() -> None:

@@ -1,6 +1,11 @@
 """The first cause: by time on one clock, and never a consequence."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +132,43 @@ def test_the_rank_that_is_behind_is_found_by_step_and_place_within_it(tmp_path: 
     ahead = RankView(tmp_path, tmp_path / "box", 0, 0)
     ahead.refresh()
     assert least_advanced([ahead, behind]) == [behind]
+
+
+def test_a_death_that_the_wrapper_is_late_to_record_has_no_reason_and_no_peak_until_it_does(tmp_path: Path) -> None:
+    """The parent of the rank is a busy wrapper: it lives, and does not reap its child."""
+    view = rank(tmp_path, 0)
+    program = "import subprocess, time; print(subprocess.Popen(['sleep', '300']).pid, flush=True); time.sleep(300)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as wrapper:
+        assert wrapper.stdout is not None
+        pid = int(wrapper.stdout.readline())
+        (tmp_path / "box/rank_00000.pid").write_text(json.dumps({"rank_pid": pid, "wrapper_pid": wrapper.pid}))
+        view.refresh()
+        os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while view.alive and time.monotonic() < deadline:
+            view.notice_unrecorded_death(None)
+            time.sleep(0.05)
+        wrapper.kill()
+    (end,) = found(view)
+    assert (end.cause, end.message) == ("killed(SIGKILL)", "")
+    assert view.exit is not None
+    assert "peak_resident_bytes" not in view.exit
+    recorded = {"pid": pid, "code": -9, "time_monotonic_ns": 5, "peak_resident_bytes": 7}
+    (tmp_path / "box/rank_00000.exit.json").write_text(json.dumps(recorded))
+    view.refresh()
+    assert view.exit == recorded
+
+
+def test_a_rank_that_was_reaped_is_not_called_killed_before_its_wrapper_had_time_to_say_how_it_ended(
+    tmp_path: Path,
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    view = rank(tmp_path, 0)
+    (tmp_path / "box/rank_00000.pid").write_text(json.dumps({"rank_pid": gone.pid, "wrapper_pid": os.getpid()}))
+    view.refresh()
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        view.notice_unrecorded_death(None)
+        time.sleep(0.05)
+    assert view.alive

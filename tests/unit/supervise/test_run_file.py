@@ -41,7 +41,8 @@ def test_a_run_whose_supervisor_is_gone_died(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
     document = read_run(tmp_path)
-    assert (document["state"], document["cause"]) == ("died", "supervisor_died")
+    assert (document["state"], document["cause"], document["exit_code"]) == ("died", "supervisor_died", 6)
+    assert document["verdict"] == "VERDICT state=died exit=6 attempts=0 faults=0 cause=supervisor_died"
 
 
 def test_the_number_of_a_dead_supervisor_may_belong_to_somebody_else_now(tmp_path: Path) -> None:

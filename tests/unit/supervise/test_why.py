@@ -1,5 +1,6 @@
 """Every cause has a meaning, advice and a section in the documentation."""
 
+import json
 import re
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def test_a_fault_that_was_healed_is_not_reported_as_the_end_of_the_run(tmp_path:
     file.save()
     lines = explain(tmp_path, read_run(tmp_path)).splitlines()
     assert lines[0] == fault.one_line()
-    assert lines[1] == "VERDICT state=died cause=supervisor_died"
+    assert lines[1] == "VERDICT state=died exit=6 attempts=1 faults=1 cause=supervisor_died"
     assert lines[3] == f"What it means: {meaning('supervisor_died')}."
     assert "The last fault, after which the run was started again:" in lines
     file.document.update(state="completed", verdict="VERDICT state=completed exit=0")
@@ -100,3 +101,18 @@ def test_evidence_of_another_shape_is_said_to_be_so(tmp_path: Path) -> None:
     fault = Fault(0, 1, 2, "h", 7, "data", "killed(SIGKILL)", evidence="evidence.json")
     file.document["attempts"].append({"number": 0, "faults": [fault.document()]})
     assert "The evidence in evidence.json is not what" in explain(tmp_path, file.document)
+
+
+def test_notices_and_deaths_without_a_known_peak_are_shown_as_they_are(tmp_path: Path) -> None:
+    file = RunFile(tmp_path)
+    file.begin(ranks=1, max_restarts=1, box_root=tmp_path)
+    file.document["notices"].append({"time": 0.0, "line": "NOTICE checkpoint step=8 is damaged"})
+    rank = {"rank": 0, "exit": {"code": -9}, "memory": {}, "timeline": []}
+    (tmp_path / "evidence.json").write_text(json.dumps({"ranks": [rank]}))
+    fault = Fault(0, 0, 1, "h", 7, "data", "killed(SIGKILL)", evidence="evidence.json")
+    for attempts in ([], [{"number": 0, "faults": [fault.document()]}]):
+        file.document["attempts"] = attempts
+        for state in ("running", "completed", "failed"):
+            text = explain(tmp_path, {**file.document, "state": state, "cause": "killed(SIGKILL)"})
+            assert text.count("  NOTICE checkpoint step=8 is damaged") == 1
+    assert "rank 0: exit code -9\n" in text

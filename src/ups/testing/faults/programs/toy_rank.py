@@ -110,6 +110,7 @@ def main() -> None:
             BOX.record(Phase.TEARDOWN, step)
             hit("teardown", step)
             BOX.finish(step - 1 if "done_too_early" in FLAGS else step)
+            hit("finished", step)
     finally:
         for child in CHILDREN:
             child.kill()
