@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,12 +65,11 @@ def check_ranks(recipe: Recipe, ranks: int) -> None:
     """
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks cannot train", hint="use 1 or more")
+    problems: dict[str, str] = {}  # what is wrong -> what to do
     shard = recipe.engine.shard_ranks
     if shard is not None and ranks % shard:
-        fitting = [str(n) for n in range(1, ranks + 1) if ranks % n == 0]
-        raise ConfigError(
-            f"engine.shard_ranks ({shard}) does not divide {ranks} ranks",
-            hint=f"use --set engine.shard_ranks={'|'.join(fitting)}, or a number of ranks that it divides",
+        problems[f"engine.shard_ranks ({shard}) does not divide {ranks} ranks"] = (
+            f"use --set engine.shard_ranks={_divisors(ranks)}, or a number of ranks that it divides"
         )
     data = recipe.data
     blocks = {
@@ -79,12 +79,19 @@ def check_ranks(recipe: Recipe, ranks: int) -> None:
         if any(stage.block_size is None for stage in recipe.stages)
     }
     blocks |= {f"stages.{n}.block_size": s.block_size for n, s in enumerate(recipe.stages) if s.block_size}
-    for setting, size in blocks.items():
-        if size % ranks:
-            raise ConfigError(
-                f"{setting} ({size}) cannot be cut evenly over {ranks} ranks",
-                hint=f"use --set {setting}={-(-size // ranks) * ranks}, or a number of ranks that divides it",
-            )
+    uneven = {setting: size for setting, size in blocks.items() if size % ranks}
+    if uneven:
+        named = ", ".join(f"{setting} ({size})" for setting, size in uneven.items())
+        changes = " ".join(f"--set {setting}={-(-size // ranks) * ranks}" for setting, size in uneven.items())
+        problems[f"{named} cannot be cut evenly over {ranks} ranks"] = (
+            f"use {changes}, or --ranks {_divisors(math.gcd(*blocks.values()))}"
+        )
+    if problems:
+        raise ConfigError("; ".join(problems), hint="; ".join(problems.values()))
+
+
+def _divisors(number: int) -> str:
+    return "|".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
 def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:

@@ -41,7 +41,7 @@ class ProgressLine:
         self._live = self._terminal or in_notebook(self._stream)
         self._quiet = quiet
         self._parts: dict[str, tuple[int, int]] = {}
-        self._started: dict[str, tuple[float, int]] = {}
+        self._started: dict[str, list[tuple[float, int]]] = {}
         self._last = 0.0
         self._shown = ""
         # What is being done, since when, and the line that said so last.
@@ -68,14 +68,18 @@ class ProgressLine:
         with self._lock:
             now = time.monotonic()
             self._parts[what] = (done, total)
-            since, before = self._started.setdefault(what, (now, done))  # what an earlier attempt did took no time now
+            marks = self._started.setdefault(what, [])
+            # What an earlier attempt did took no time now, and the first piece also pays for the start of the work.
+            if not marks or (len(marks) == 1 and done > marks[0][1]):
+                marks.append((now, done))
+            since, before = marks[-1]
             complete = done >= total
             if now - self._last < (LIVE_SECONDS if self._live else LOG_SECONDS) and not complete:
                 return
             text = f"{what} {100 * done // max(1, total)} %" if unit == "%" else f"{what} {done}/{total} {unit}"
             if self._live and len(self._parts) > 1 and unit != "%":
                 text += f"  all {self._sum(0)}/{self._sum(1)}"
-            if before < done < total and now - since > 2:
+            if len(marks) > 1 and before < done < total and now - since > 2:
                 text += f"  left {duration_text((now - since) / (done - before) * (total - done))}"
             self.show(text, bar(self._sum(0), self._sum(1)))
 

@@ -151,6 +151,25 @@ def test_ranks_that_cannot_share_a_block_are_refused_before_anything_starts() ->
         check_ranks(Recipe.model_validate(document), 6)
 
 
+def test_all_that_cannot_be_cut_evenly_over_the_ranks_is_named_at_once() -> None:
+    document: dict[str, Any] = {
+        "run": {"name": "a"},
+        "data": {
+            "tasks": [{"name": n, "path": f"{n}.zarr", "block_size": size} for n, size in (("a", 6), ("b", 8))],
+            "block_size": 12,
+        },
+        "stages": [{"type": "operator", "steps": 1}, {"type": "operator", "steps": 1, "block_size": 10}],
+        "engine": {"strategy": "fsdp", "shard_ranks": 3},
+    }
+    with pytest.raises(ConfigError) as caught:
+        check_ranks(Recipe.model_validate(document), 4)
+    for wrong in ("engine.shard_ranks (3)", "data.tasks.0.block_size (6)", "stages.1.block_size (10)"):
+        assert wrong in caught.value.message
+    assert "data.tasks.1" not in caught.value.message
+    for change in ("data.tasks.0.block_size=8", "stages.1.block_size=12", "--ranks 1|2", "engine.shard_ranks=1|2|4"):
+        assert change in caught.value.hint
+
+
 def test_shards_that_do_not_divide_the_ranks_are_refused_before_anything_starts() -> None:
     document: dict[str, Any] = {
         "run": {"name": "a"},

@@ -148,3 +148,15 @@ def test_a_reader_that_went_away_does_not_stop_the_work() -> None:
         stream.close()
         line.count("packing", 3, 3, "trajectories")
         line.note("look")
+
+
+def test_the_start_of_the_work_is_not_part_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(progress_line.time, "monotonic", lambda: now)
+    stream = Terminal()
+    with ProgressLine(stream) as line:
+        line.count("scoring", 0, 100)
+        for done, seconds in ((1, 300.0), (2, 2.0), (3, 2.0)):
+            now += seconds
+            line.count("scoring", done, 100)
+    assert re.findall(r"left (.*?)\r", stream.getvalue() + "\r") == ["3 min"]
