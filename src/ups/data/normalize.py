@@ -28,6 +28,7 @@ from ups.errors import DataError, MachineError
 from ups.formats.base import Reader, WindowBlock
 from ups.record.atomic import write_file_atomically
 from ups.record.places import home_directory
+from ups.record.untrusted_files import open_regular, parse_object
 from ups.spec.descriptors import RangeFinder
 from ups.spec.keyed import key_of
 from ups.spec.moments import Moments, by_channel
@@ -274,15 +275,14 @@ def _places(path: str | Path | Sequence[str | Path]) -> list[Path]:
 def _read_entries(file: Path) -> dict[str, Any]:
     """Statistics by identity of the data; a file that is not readable as such counts as empty, with a warning."""
     try:
-        if file.stat().st_size > _MAX_FILE_BYTES:
-            raise ValueError("it is too large")
-        document = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(document, dict) or document.get("format") != _FORMAT or document.get("version") != _VERSION:
+        with open_regular(file, follow_link=True) as stream:
+            document = parse_object(stream.read(_MAX_FILE_BYTES) if stream is not None else b"")
+        if document.get("format") != _FORMAT or document.get("version") != _VERSION:
             raise ValueError("it is not a statistics file of this version")
         entries = document.get("entries")
         if not isinstance(entries, dict):
             raise ValueError("it has no entries")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         logger.warning("statistics in %s are ignored: %s", file, error)
         return {}
     return entries

@@ -261,6 +261,13 @@ def test_a_damaged_file_is_ignored_and_replaced(flow: Path, content: str) -> Non
     assert load_statistics(StoreReader(flow), flow) == made
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_next_to_the_data_is_not_waited_for(flow: Path) -> None:
+    os.mkfifo(statistics_path(flow))
+    assert_exact(ensure_statistics(StoreReader(flow), flow), range(20))
+    assert statistics_path(flow).is_file()
+
+
 def test_an_entry_that_does_not_fit_the_task_is_refused(flow: Path) -> None:
     identity = StoreReader(flow).identity()
     normalize._store(statistics_path(flow), Statistics(state_mean=(1.0,), state_std=(1.0,), data_identity=identity))
