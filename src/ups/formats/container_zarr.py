@@ -310,12 +310,13 @@ def _packed(metadata: dict[str, Any]) -> tuple[str, int] | None:
     if isinstance(last, dict) and last.get("name") == "sharding_indexed":
         shard, outer = last.get("configuration"), _chunk_shape(metadata)
         inner = shard.get("chunk_shape") if isinstance(shard, dict) else None
-        usual = len(stages) == 1 and isinstance(inner, list) and len(inner) == len(outer)
-        if not usual or any(type(n) is not int or n < 1 or of % n for n, of in zip(inner, outer, strict=True)):
+        lists = len(stages) == 1 and isinstance(inner, list) and isinstance(outer, list) and len(inner) == len(outer)
+        if not lists or {type(n) for n in [*inner, *outer]} != {int} or min(inner) < 1:
             return None
         index, stages = shard.get("index_codecs"), shard.get("codecs")
         ends = shard.get("index_location", "end") == "end"
-        if not ends or not isinstance(stages, list) or not stages or _codecs(index or []) != _INDEX_CODECS:
+        listed = isinstance(stages, list) and isinstance(index, list) and stages and _codecs(index) == _INDEX_CODECS
+        if not ends or not listed or any(of % n for n, of in zip(inner, outer, strict=True)):
             return None
         last, num_chunks = stages[-1], math.prod(outer) // math.prod(inner)
     named = _plain({str(last.get("id", last.get("name")))} if isinstance(last, dict) else set())

@@ -221,6 +221,36 @@ def test_a_chunk_in_a_shard_is_bounded_by_its_own_size(tmp_path: Path, codec: An
         container.read("u", (rows, slice(0, 5, 1), slice(0, 8, 1)))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chunk_grid": None},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": ["a", 5, 8]}}},
+        {"chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [12, 5, 9]}}},
+        {"configuration": None},
+        {"configuration": {"chunk_shape": [0, 5, 8]}},
+        {"configuration": {"chunk_shape": [1, 5]}},
+        {"configuration": {"codecs": None}},
+        {"configuration": {"index_codecs": 3}},
+        {"configuration": {"index_location": "start"}},
+    ],
+    ids=str,
+)
+def test_shards_whose_chunks_cannot_be_found_are_left_out(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = _group(tmp_path / "a.zarr", 3, shards=(12, 5, 8), compressors=zarr.codecs.ZstdCodec())
+    document = json.loads((path / "u" / "zarr.json").read_text())
+    if "configuration" in change:
+        (shard,) = document["codecs"]
+        new = change["configuration"]
+        # Another codec that unpacks stays in sight, as in a file that hides it.
+        shard["configuration"] = {"x": [{"name": "zstd"}]} | (shard["configuration"] | new if new else {})
+    else:
+        document |= change
+    (path / "u" / "zarr.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match="no Zarr group with arrays"):
+        open_container(path)
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_a_pipe_in_place_of_a_chunk_is_refused(tmp_path: Path, version: Any) -> None:
     """Each reader would wait for its writer, forever."""
