@@ -50,7 +50,7 @@ def waves(draw: np.random.Generator, count: int, first: int, last: int, number: 
     modes = draw.integers(first, last + 1, (count, number, 1))
     amplitudes = size * draw.uniform(0.3, 1.0, (count, number, 1))
     phases = draw.uniform(0.0, 1.0, (count, number, 1))
-    return (amplitudes * np.sin(2 * np.pi * (modes * grid() + phases))).sum(axis=1)
+    return np.asarray((amplitudes * np.sin(2 * np.pi * (modes * grid() + phases))).sum(axis=1))
 
 
 def noise(draw: np.random.Generator, count: int, last: int, slope: float) -> Float64:
@@ -59,7 +59,7 @@ def noise(draw: np.random.Generator, count: int, last: int, slope: float) -> Flo
     wave_numbers = np.arange(1, last + 1)
     modes[:, 1 : last + 1] = (draw.normal(size=(count, last, 2)) @ [1, 1j]) * wave_numbers**slope
     values = np.fft.irfft(modes, FINE)
-    return 0.5 * values / np.sqrt(np.square(values).mean(axis=1, keepdims=True))
+    return np.asarray(0.5 * values / np.sqrt(np.square(values).mean(axis=1, keepdims=True)))
 
 
 def grid() -> Float64:
@@ -97,7 +97,7 @@ def kinds(draw: np.random.Generator, count: int) -> dict[str, tuple[Float64, Flo
 
 def error_of(predicted: Float64, truth: Float64) -> Float64:
     """(B,): RMSE of frames (B, T, X), relative to the RMS of the trajectory with its given frame."""
-    return np.sqrt(np.square(predicted - truth[:, 1:]).mean((1, 2)) / np.square(truth).mean((1, 2)))
+    return np.asarray(np.sqrt(np.square(predicted - truth[:, 1:]).mean((1, 2)) / np.square(truth).mean((1, 2))))
 
 
 def held_out(reader: Reader) -> tuple[Float64, Float64]:
