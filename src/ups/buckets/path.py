@@ -33,11 +33,11 @@ def natural(name: str) -> list[str]:
     return [part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
-def matching_paths(paths: str | Path | Iterable[str | Path]) -> list[str]:
+def matching_paths(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     """What a person wrote as path or paths of data, with the files that each pattern (runs/*.npz) means; a pattern
     that nothing matches stays."""
     found: list[str] = []
-    for path in map(str, [paths] if isinstance(paths, str | Path) else paths):
+    for path in map(str, [paths] if isinstance(paths, str | os.PathLike) else paths):
         plain = is_address(path) or not glob.has_magic(path) or os.path.exists(path)
         # Statistics are kept next to the first file.
         files = () if plain else [name for name in glob.glob(path) if not name.endswith(".statistics.json")]

@@ -91,5 +91,6 @@ def refuse_mask(values: Array, where: str) -> None:
 
 def masked(values: Array) -> Array:
     """(N, C, *S) whether a value of frames (N, T, C, *S) is in no frame finite, while others of its trajectory are."""
-    bad = ~np.isfinite(values)
-    return np.asarray(bad.all(axis=1) & ~bad.all(axis=tuple(range(1, bad.ndim)), keepdims=True)[:, 0])
+    bad = np.asarray(~np.isfinite(values))
+    everywhere = np.asarray(bad.all(axis=tuple(range(1, bad.ndim)), keepdims=True))
+    return np.asarray(bad.all(axis=1) & ~everywhere[:, 0])

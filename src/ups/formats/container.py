@@ -121,7 +121,7 @@ class Container(ABC):
         """The value of an array that holds one."""
         return float(self.whole(name).reshape(-1)[0])
 
-    def decoded(self, name: str, region: Region, dtype: npt.DTypeLike = None) -> Array:
+    def decoded(self, name: str, region: Region, dtype: npt.DTypeLike | None = None) -> Array:
         """Values as meant: NetCDF and Zarr store packed ones with a scale, an offset and a number for what is missing.
 
         dtype: default that of the file.

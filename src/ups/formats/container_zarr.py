@@ -304,25 +304,35 @@ def _packed(metadata: dict[str, Any]) -> tuple[str, int] | None:
     None if a chunk is packed twice, or if its place in a shard is not known: then nothing bounds what it unpacks to.
     """
     stages, num_chunks = _stages(metadata), 0
-    last = stages[-1] if stages else None
     if not _UNPACKED_BYTES.keys() & _plain(_codecs(stages)):
         return "", 0
+    last = stages[-1] if stages else None
     if isinstance(last, dict) and last.get("name") == "sharding_indexed":
-        shard, outer = last.get("configuration"), _chunk_shape(metadata)
-        inner = shard.get("chunk_shape") if isinstance(shard, dict) else None
-        lists = len(stages) == 1 and isinstance(inner, list) and isinstance(outer, list) and len(inner) == len(outer)
-        if not lists or {type(n) for n in [*inner, *outer]} != {int} or min(inner) < 1:
+        inner = _shard(stages, _chunk_shape(metadata))
+        if inner is None:
             return None
-        index, stages = shard.get("index_codecs"), shard.get("codecs")
-        ends = shard.get("index_location", "end") == "end"
-        listed = isinstance(stages, list) and isinstance(index, list) and stages and _codecs(index) == _INDEX_CODECS
-        if not ends or not listed or any(of % n for n, of in zip(inner, outer, strict=True)):
-            return None
-        last, num_chunks = stages[-1], math.prod(outer) // math.prod(inner)
+        stages, num_chunks = inner
+        last = stages[-1]
     named = _plain({str(last.get("id", last.get("name")))} if isinstance(last, dict) else set())
     found = _UNPACKED_BYTES.keys() & _plain(_codecs([last]))
     alone = len(found) == 1 and found == named and not _UNPACKED_BYTES.keys() & _plain(_codecs(stages[:-1]))
     return (found.pop(), num_chunks) if alone else None
+
+
+def _shard(stages: list[Any], outer: Any) -> tuple[list[Any], int] | None:
+    """Codecs and number of the chunks of a shard; None if a chunk cannot be found in it by what the metadata says."""
+    shard = stages[-1].get("configuration")
+    if len(stages) > 1 or not isinstance(shard, dict) or shard.get("index_location", "end") != "end":
+        return None
+    lists = [shard.get("chunk_shape"), shard.get("index_codecs"), shard.get("codecs"), outer]
+    inner, index, codecs, outer = (one if isinstance(one, list) else [] for one in lists)
+    if not (inner and codecs) or _codecs(index) != _INDEX_CODECS:
+        return None
+    if len(inner) != len(outer) or {type(n) for n in [*inner, *outer]} != {int} or min(inner) < 1:
+        return None
+    if any(of % n for n, of in zip(inner, outer, strict=True)):
+        return None
+    return codecs, math.prod(outer) // math.prod(inner)
 
 
 def _zstd_bytes(frame: bytes, most: int) -> int:

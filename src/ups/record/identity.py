@@ -163,7 +163,7 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a small file, '' if it cannot be read."""
     try:
         with open_regular(path, follow_link=True) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() if file is not None else ""
+            return hashlib.sha256(file.read()).hexdigest() if file is not None else ""
     except OSError:
         return ""
 

@@ -363,8 +363,7 @@ def film(example: Example, channel: int, seconds: float = math.inf) -> bytes | N
     # maps: as high as they may get, before what they do not fill is taken away
     size = (3.4 * panels + 1.2 if panels > 1 else 5.6, 3.8 if one_dimensional else 6.0)
     figure, grid = plt.subplots(1, panels, figsize=size, layout="constrained", dpi=FILM_DPI, squeeze=False)
-    film_of = _film_lines if one_dimensional else _film_maps
-    moving, draw = film_of(example, channel, figure, grid[0])
+    moving, draw = (_film_lines if one_dimensional else _film_maps)(example, channel, figure, grid[0])
     title = f"{_title(example, channel)}, {_time(example, int(steps[-1]))}"
     figure.suptitle(title)
     if not one_dimensional:

@@ -321,10 +321,7 @@ def _examples(pictures: Sequence[Example], ends: float) -> list[str]:
     for drawn, (example, channel) in enumerate(wanted):
         began = time.monotonic()
         if drawn and began + longest > ends:
-            parts.append(
-                f"<p class='soft'>{drawn} of {len(wanted)} pictures are drawn: drawing takes no longer than scoring "
-                "did.</p>"
-            )
+            parts.append(f"<p class='soft'>{drawn} of {len(wanted)} pictures are drawn, in the time of scoring.</p>")
             break
         name = f"{example.task.name}, {example.channels[channel]}, {example.source}"
         alt = html.escape(f"{name}: truth, prediction, error")
