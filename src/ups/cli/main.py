@@ -41,7 +41,7 @@ from ups.cli.output import (
     styled,
     table,
 )
-from ups.errors import EXIT_CODES, UpsError, exit_code_of_signal
+from ups.errors import EXIT_CODES, MachineError, UpsError, exit_code_of_signal
 from ups.record.atomic import NOT_ALLOWED, not_allowed
 from ups.record.log import show_log
 
@@ -196,6 +196,9 @@ def run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 - the last handler of the process: keeps the traceback, sets the code
         if isinstance(error, OSError) and error.errno in NOT_ALLOWED and error.filename is not None:
             return _known(not_allowed(error), arguments)
+        if isinstance(error, MemoryError):
+            words = "this process got no more memory from the system"
+            return _known(MachineError(words, hint="raise its limit (ulimit -v, or that of the container)"), arguments)
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _wrong_use(error)
         return _unexpected(error, arguments)

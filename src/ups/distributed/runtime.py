@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import faulthandler
 import logging
 import os
@@ -30,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ups.config.schema import EngineConfig
 from ups.distributed.environment import RankEnvironment
-from ups.errors import DistributedError, MachineError
+from ups.errors import DiskFullError, DistributedError, MachineError
 from ups.spec.place import DeviceKind, Place
 
 logger = logging.getLogger(__name__)
@@ -229,6 +230,8 @@ def _make_groups(
         control = dist.new_group(backend="gloo", timeout=timeout)
         checkpoint = dist.new_group(backend="gloo", timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
+        if os.strerror(errno.ENOSPC) in str(error):  # of the file in which the ranks of a host meet
+            raise DiskFullError(f"ranks cannot meet: {error}", hint=f"free some space at {env.rendezvous}") from error
         raise DistributedError(
             f"rank {env.rank} of {env.world_size} could not join the process group ({backend}): {error}",
             hint="see the other ranks' logs; `ups doctor` tries each step of the start alone",
@@ -276,7 +279,10 @@ def _destroy_within(seconds: float) -> None:
                 dist.destroy_process_group()
 
     thread = threading.Thread(target=destroy, name="ups-teardown", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        return  # no memory for a thread: this error would hide the one that is on its way
     thread.join(seconds)
     if thread.is_alive():
         logger.warning("process groups did not close within %.0f s; leaving them", seconds)

@@ -302,7 +302,9 @@ def _read_small(path: Path) -> bytes | None:
         with open_regular(path) as file:
             if file is None:
                 return None
-            content = file.read(MAX_MANIFEST_BYTES + 1)
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            content = file.read(min(size, MAX_MANIFEST_BYTES) + 1)  # `read` sets aside all that it is asked for
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -47,6 +47,8 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                     raise DataError("store.zarr: no attribute 'ups'", hint="ups data inspect store.zarr")
                 if what == "unknown":
                     raise ZeroDivisionError("boom")
+                if what == "memory":
+                    bytearray(1 << 60)
                 if what == "interrupt":
                     raise KeyboardInterrupt
                 if what == "exit":
@@ -133,6 +135,12 @@ def test_an_unknown_error_keeps_its_traceback(capsys: pytest.CaptureFixture[str]
     assert shown.splitlines()[-1].startswith("error: unexpected ZeroDivisionError: ")
     assert str(log_path()) in shown
     assert "boom" in log_path().read_text()
+
+
+def test_too_little_memory_is_no_bug(capsys: pytest.CaptureFixture[str], planted: None) -> None:
+    assert front.run(["planted", "memory"]) == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: environment: this process got no more memory from the system -> raise its limit")
 
 
 def test_an_interrupt_and_an_exit_have_their_codes(capsys: pytest.CaptureFixture[str], planted: None) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ from ups.config.schema import EngineConfig
 from ups.distributed import runtime as runtime_module
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime, choose_backend, choose_device, choose_strategy, make_mesh
-from ups.errors import DistributedError, MachineError
+from ups.errors import DiskFullError, DistributedError, MachineError
 
 ALONE = RankEnvironment()
 
@@ -122,3 +124,27 @@ def test_a_wedged_teardown_is_left_behind(monkeypatch: pytest.MonkeyPatch, caplo
     assert time.monotonic() - started < 5
     assert "did not close within" in caplog.text
     release.set()
+
+
+def test_ranks_that_have_no_space_to_meet_in_name_the_full_disk() -> None:
+    full = RankEnvironment(0, 2, 0, 2, launched=True, rendezvous="file:///dev/full")
+    with (
+        pytest.raises(DiskFullError, match="ranks cannot meet: No space left on device") as caught,
+        Runtime.start(EngineConfig(device="cpu"), full),
+    ):
+        pass
+    assert "file:///dev/full" in caught.value.hint
+
+
+def test_a_teardown_without_memory_for_a_thread_hides_no_error() -> None:
+    program = """
+import resource
+from pathlib import Path
+from ups.distributed.runtime import _destroy_within
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), -1))
+_destroy_within(5.0)
+print("left")
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=200)
+    assert done.stdout.strip() == "left", done.stderr

@@ -394,3 +394,19 @@ def test_a_large_file_is_hashed_in_bounded_memory(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "d"], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 8 * 1024, "kilobytes above the start"
+
+
+def test_a_small_manifest_is_read_with_little_memory(tmp_path: Path) -> None:
+    """Not with as much as the largest manifest needs: under a limit of memory nothing could be read at all."""
+    commit_directory(fill(make_temporary(tmp_path / "store")), tmp_path / "store")
+    program = """
+import resource, sys
+from pathlib import Path
+from ups.record.manifest import read_manifest
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), -1))
+print(len(read_manifest(Path(sys.argv[1])).files))
+"""
+    command = [sys.executable, "-P", "-c", program, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "3", done.stderr
