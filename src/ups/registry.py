@@ -1,4 +1,4 @@
-"""Parts that anybody can add: models, stages, readers, tasks, trackers, launchers, metrics (standard library only).
+"""Parts that anybody can add: models, stages, readers, tasks, trackers, metrics (standard library only).
 
 A package announces a part by entry points, ours do it the same way (pyproject.toml):
 
@@ -177,9 +177,8 @@ STAGES = Registry("stages", "stage")
 READERS = Registry("readers", "reader")
 TASKS = Registry("tasks", "task")
 TRACKERS = Registry("trackers", "tracker")
-LAUNCHERS = Registry("launchers", "launcher")
 METRICS = Registry("metrics", "metric")
-REGISTRIES = (MODELS, STAGES, READERS, TASKS, TRACKERS, LAUNCHERS, METRICS)
+REGISTRIES = (MODELS, STAGES, READERS, TASKS, TRACKERS, METRICS)
 
 
 @functools.cache

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.support.listening import Listening, listening_sockets
 from ups.record import process_tree
-from ups.testing.faults.listening import Listening, listening_sockets
 from ups.testing.faults.small_run import rank_is_at_step, write_recipe
 from ups.testing.faults.supervised import MARK, Started, start
 from ups.testing.mixture import write_mixture

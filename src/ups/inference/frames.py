@@ -3,10 +3,8 @@
 Variables are fields by name with dimensions (sample, member, time, [component,] *axes); `sample` only where the input
 had it, `member` only in an ensemble. More, one value for each sample: `warnings` (bit flags, see
 `ups.inference.trust`) and `blew_up`, which each member has of its own, with the step as `diverged_at` and a mask along
-time as `diverged`. A gated rollout has three more along a dimension
-`intervention`: sample (and member), step and reason of each place at which the corrector acted. The attributes of these
-names say the same in words, and are empty where there is nothing to say. Further attributes are those of the CF
-conventions (`ups.spec.labels`). Files: `ups.inference.streamed`.
+time as `diverged`. The attributes of these names say the same in words, and are empty where there is nothing to say.
+Further attributes are those of the CF conventions (`ups.spec.labels`). Files: `ups.inference.streamed`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import numpy as np
 
 from ups.errors import BundleError
 from ups.inference.inputs import Start
-from ups.inference.layout import NOTHING, Added, Divergence, Frame, Layout
+from ups.inference.layout import Divergence, Frame, Layout
 from ups.inference.streamed import open_streamed
 from ups.inference.trust import Trust
 from ups.spec.task import TaskSpec
@@ -33,7 +31,7 @@ class FrameSink(Protocol):
 
     def add(self, frame: Frame) -> None: ...
 
-    def finish(self, added: Added = NOTHING) -> Any: ...
+    def finish(self) -> Any: ...
 
     def abandon(self) -> None: ...
 
@@ -85,7 +83,7 @@ class MemorySink:
     def abandon(self) -> None:
         """Nothing is left behind."""
 
-    def finish(self, added: Added = NOTHING) -> Any:
+    def finish(self) -> Any:
         import xarray
 
         layout = self.layout
@@ -96,6 +94,6 @@ class MemorySink:
         for name, (labels, values) in layout.parameters.items():
             variables[name] = (("sample",), values, labels) if layout.batched else ((), values[0], labels)
         coordinates = {name: ((name,), values, layout.labels[name]) for name, values in layout.coordinates.items()}
-        variables |= layout.per_sample(self.divergence) | added.variables
-        attributes = layout.attributes | {"blew_up": self.divergence.words()} | added.attributes
+        variables |= layout.per_sample(self.divergence)
+        attributes = layout.attributes | {"blew_up": self.divergence.words()}
         return xarray.Dataset(variables, coords=coordinates, attrs=attributes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,6 @@ from ups.spec.task import FieldSpec, TaskSpec
 
 Frame = npt.NDArray[np.float32]
 MEMBER = "member"
-
-
-@dataclasses.dataclass(frozen=True)
-class Added:
-    """What is known of a result only at its end: variables as (dimensions, values, attributes), and attributes."""
-
-    variables: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = dataclasses.field(default_factory=dict)
-    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-NOTHING = Added()
 
 
 class Layout:

@@ -210,13 +210,6 @@ class Simulator:
                 raise BundleError(error.message) from error
             raise
 
-    def query(self, points: Any, times: Any) -> Any:
-        """Values at any points and times: needs a point decoder, which this bundle does not have."""
-        raise BundleError(
-            "this bundle decodes to its grid only and can not be asked at arbitrary points",
-            hint="use rollout() and interpolate: result.interp(x=..., time=...)",
-        )
-
     def _check_ensemble(self, spec: TaskSpec) -> None:
         if self.is_ensemble and not has_members(self._stepper, spec):
             raise BundleError(

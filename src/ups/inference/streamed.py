@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ups.errors import BundleError
-from ups.inference.layout import NOTHING, Added, Divergence, Frame, Layout
+from ups.inference.layout import Divergence, Frame, Layout
 from ups.record.atomic import machine_error, temporary_name
 from ups.record.manifest import make_temporary
 from ups.spec.task import FieldSpec
@@ -89,11 +89,11 @@ class StreamedSink(ABC):
         self.written += count
         self.buffered = 0
 
-    def finish(self, added: Added = NOTHING) -> Any:
+    def finish(self) -> Any:
         self._flush()
-        for name, (dims, values, attributes) in (self.layout.per_sample(self.divergence) | added.variables).items():
+        for name, (dims, values, attributes) in self.layout.per_sample(self.divergence).items():
             self.small(name, dims, values, attributes)
-        return self.close({"blew_up": self.divergence.words()} | added.attributes)
+        return self.close({"blew_up": self.divergence.words()})
 
     @abstractmethod
     def abandon(self) -> None:

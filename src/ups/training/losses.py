@@ -7,7 +7,6 @@ that a sum over micro-batches and ranks is exact whatever the cut.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,8 +14,6 @@ from torch.utils import _pytree
 
 # Errors of members that are nearer to each other than this, in usual sizes of a field, count as equal.
 _EQUAL = 1e-6
-
-LossKind = Literal["relative_l2", "nrmse", "mse"]
 
 
 @dataclass(frozen=True)

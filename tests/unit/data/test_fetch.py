@@ -17,6 +17,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.support.file_server import FileServer, serve
 from ups.data import fetch as fetch_module
 from ups.data import fetch_catalog, fetch_file, fetch_request
 from ups.data.fetch import fetch, plan
@@ -31,7 +32,6 @@ from ups.errors import (
     FetchUnavailableError,
     UpsError,
 )
-from ups.testing.file_server import FileServer, serve
 
 NAME = "pdebench/small"
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.memory_reader import MemoryReader
 from ups.errors import ConfigError, DataError
 from ups.evaluation.comparison import Scored, compare, read_scores, scored_from
 from ups.evaluation.references import references
 from ups.evaluation.results import task_result, to_json
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.spec.place import Place
-from ups.testing.memory_reader import MemoryReader
 
 
 def damped(factor: float):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.memory_reader import MemoryReader
 from ups.evaluation.ensemble import EnsembleScores, score_ensemble
 from ups.evaluation.ensemble_metrics import (
     fair_crps,
@@ -22,7 +23,6 @@ from ups.evaluation.rollout import RolloutPlan
 from ups.formats.base import Array
 from ups.spec.batch import Batch
 from ups.spec.place import Place
-from ups.testing.memory_reader import MemoryReader
 
 
 def ensemble(*values: float) -> torch.Tensor:

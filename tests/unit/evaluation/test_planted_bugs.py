@@ -11,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tests.support.memory_reader import MemoryReader
 from tests.unit.data import test_leakage as leakage_checks
 from tests.unit.evaluation import test_rollout as rollout_checks
 from ups.errors import DataError
 from ups.evaluation import accumulate, rollout
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.models.references import persistence
-from ups.testing.memory_reader import MemoryReader
 
 read_inputs = rollout.read_inputs
 

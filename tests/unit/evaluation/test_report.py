@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.memory_reader import MemoryReader
 from ups.evaluation.ensemble import EnsembleScores
 from ups.evaluation.gallery import Example, examples
 from ups.evaluation.references import references
@@ -19,7 +20,6 @@ from ups.evaluation.results import paired_difference, task_result, to_json
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.spec.place import Place
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
-from ups.testing.memory_reader import MemoryReader
 
 pytest.importorskip("matplotlib")
 

@@ -9,12 +9,12 @@ import sys
 import pytest
 import torch
 
+from tests.support.memory_reader import MemoryReader
 from ups.errors import DataError
 from ups.evaluation.references import mean_field, references
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.models.references import persistence
 from ups.spec.place import Place
-from ups.testing.memory_reader import MemoryReader
 
 ALONE = Place(rank=0, world_size=1)
 
@@ -117,7 +117,7 @@ def test_a_start_frame_that_leaves_nothing_is_refused():
 
 GROWTH = """
 from pathlib import Path
-from ups.testing.memory_reader import MemoryReader
+from tests.support.memory_reader import MemoryReader
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.models.references import persistence
 from ups.spec.place import Place

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.memory_reader import MemoryReader
 from ups.evaluation.model_cost import cpu_seconds
 from ups.evaluation.rollout import RolloutPlan
 from ups.evaluation.solver_cost import solver_cost, verdict
@@ -15,7 +16,6 @@ from ups.formats.zarr_store import StoreReader
 from ups.models.references import persistence
 from ups.solvers.problem import SPLITS, Draws
 from ups.solvers.tasks import TASKS
-from ups.testing.memory_reader import MemoryReader
 
 pytest.importorskip("scipy")
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import xarray
 
+from tests.support import vtk_program
 from ups.errors import BundleError
 from ups.inference.vtkhdf import write_vtkhdf
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
-from ups.testing import vtk_program
 
 OTHER = os.environ.get("UPS_VTK_PYTHON", "")
 TIMES = np.array([0.5, 1.0, 1.75])

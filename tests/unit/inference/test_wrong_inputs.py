@@ -101,12 +101,6 @@ def test_there_are_forty_of_them():
     assert len([c for c in CASES if c[1]]) >= 40
 
 
-def test_a_query_says_what_to_do_instead(simulator):
-    with pytest.raises(BundleError, match="arbitrary points") as caught:
-        simulator.query([[0.1]], [0.0])
-    assert "interp" in caught.value.hint
-
-
 @pytest.mark.parametrize("device", ["cuda", "gpu", "meta"])
 def test_a_device_that_is_not_there_is_refused(tmp_path, device):
     with pytest.raises(BundleError, match="device"):

@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import vastai_program
+from tests.support.vast_server import VastServer, processes_below, serve
 from tests.unit.launch.test_empty_machine import machine
 from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError
 from ups.launch import vast_script
@@ -26,8 +28,6 @@ from ups.launch.folder import NAMES
 from ups.launch.vast import Outcome, Patience, VastJob, launch, search_words
 from ups.launch.vast_client import VastClient, VastError, VastSilent
 from ups.launch.vast_script import MAX_CHARACTERS, ended, onstart
-from ups.testing import vastai_program
-from ups.testing.vast_server import VastServer, processes_below, serve
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from tests.support.file_server import serve
 from ups.config.schema import TaskConfig
 from ups.data import fetch_catalog
 from ups.data.fetch_catalog import RemoteFile, RemoteSet
 from ups.errors import ConfigError, FetchUnavailableError
 from ups.library.data_step import make_data, source_facts
-from ups.testing.file_server import serve
 
 NAME = "pdebench/small"
 

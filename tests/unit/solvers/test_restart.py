@@ -72,7 +72,7 @@ def test_a_missing_library_is_named_before_anything_is_scored(monkeypatch):
 
 
 def test_data_of_others_has_no_solver_and_says_so():
-    from ups.testing.memory_reader import MemoryReader
+    from tests.support.memory_reader import MemoryReader
 
     found, reason = own_task(MemoryReader())
     assert found is None
@@ -82,8 +82,8 @@ def test_data_of_others_has_no_solver_and_says_so():
 def test_our_data_is_known_under_any_name_and_time_stride_but_not_thinned_in_space():
     from dataclasses import replace
 
+    from tests.support.memory_reader import MemoryReader
     from ups.formats.base import GridReader, Subsampling
-    from ups.testing.memory_reader import MemoryReader
 
     class Named(MemoryReader):
         def __init__(self, task: TaskSpec, subsampling: Subsampling) -> None:
