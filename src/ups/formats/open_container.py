@@ -78,7 +78,8 @@ def needs_description(path: Path) -> bool:
     """Whether a path holds arrays of a format that never says what they mean: NumPy, MATLAB, or Zarr of version 2."""
     if path.is_dir():
         return any((path / name).is_file() for name in _ZARR[1:]) or bool(folder_files(path))
-    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, MATLAB_TEXT))
+    # Older files of MATLAB are refused by whoever opens them: 'MATLAB 5.0', also where they were saved by version 7.
+    return _first_bytes(path).startswith((NUMPY_MAGIC, ZIP_MAGIC, MATLAB_TEXT + b" 7"))
 
 
 def is_container(path: Path) -> bool:

@@ -161,7 +161,9 @@ def _check_grid(task: TaskSpec, trained: tuple[int, ...], space: tuple[int, ...]
     """Raises BundleError for a grid that looks transposed, or that cannot be resampled to the training grid."""
     names, problem, hint = [axis.name for axis in task.axes], "", "interpolate the fields to the training grid"
     for axis, points, known in zip(task.axes, space, trained, strict=True):
-        if points != known and not axis.periodic:
+        if points == 0:
+            problem = f"the fields have no points along '{axis.name}'"
+        elif points != known and not axis.periodic:
             problem = f"the number of points along '{axis.name}' ({axis.boundary_text}) cannot change"
         elif not FEWEST * known <= points <= MOST * known:
             problem = f"the grid is too {'fine' if points > known else 'coarse'} along '{axis.name}'"
@@ -190,8 +192,6 @@ def regrid(known: Float64, points: int, axis: AxisSpec) -> Float64:
     """The training grid's coordinates for another number of points around a periodic axis: the same period."""
     if points == len(known):
         return known
-    if points == 0:
-        raise BundleError(f"the fields have no points along '{axis.name}'; the model was trained on {len(known)}")
     if not _uniform(known):
         raise BundleError(
             f"the model was trained on {len(known)} points of unequal spacing along '{axis.name}', not on {points}",

@@ -182,8 +182,8 @@ def setup(machine: EmptyMachine) -> list[str]:
         # The torch of the image is used where there is one; an image without venv is installed into.
         "  python3 -m venv --system-site-packages env || true",
         "else",
-        f"  command -v uv >/dev/null || {limit} python3 -m pip install --quiet --target uv-program uv",
-        f'  PATH="$PATH:$PWD/uv-program/bin" {limit} uv venv --quiet --seed --python {version} env || exit 5',
+        f"  command -v uv >/dev/null || {limit} python3 -m pip install --quiet --target uvp uv",
+        f'  PATH="$PATH:$PWD/uvp/bin" {limit} uv venv --quiet --seed --python {version} env || exit 5',
         "fi",
         *enter(machine),
         f"{limit} python3 -m pip install --quiet {shlex.quote(machine.install)} || exit 5",

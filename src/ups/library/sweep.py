@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -43,7 +42,7 @@ class Sweep:
         for cell in self.cells:
             check_ranks(resolve(recipe_file(recipe), [*changes, *cell.changes]).recipe, ranks)
         shared = [word for change in changes for word in ("--set", change)]
-        self._command = [sys.executable, "-m", "ups", "train", recipe, "--ranks", str(ranks), *shared]
+        self._command = process_tree.module_command("ups", "train", recipe, "--ranks", str(ranks), *shared)
         self._working: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
 

@@ -33,12 +33,12 @@ class Process:
     cpu_seconds: float
 
 
-def module_command(module: str, *words: str, python: str = sys.executable) -> list[str]:
+def module_command(module: str, *words: str, python: str = "") -> list[str]:
     """The command that runs a module of an installed package. Every start of Python is built here.
 
     -P: without it Python imports from the current directory first, and `h5py.py` next to a data file would run.
     """
-    return [python, "-P", "-m", module, *words]
+    return [python or sys.executable, "-P", "-m", module, *words]
 
 
 def die_with_parent(death_signal: int = signal.SIGKILL) -> None:

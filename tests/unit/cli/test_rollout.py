@@ -67,7 +67,7 @@ def test_a_bundle_that_is_not_better_than_a_baseline_is_said_to_be_so_once(
     assert [line for line in said if "this simulator" in line] == [words]
     assert run(["rollout", "bad", "wave.zarr", "--task", "advection", "-o", "more.zarr", "--json"]) == 0
     facts = json.loads(capfd.readouterr().out)
-    assert facts["samples"] == [{"warnings": ["not_better"], "blew_up": False}]
+    assert facts["samples"] == [{"warnings": ["not_better"], "blew_up": False, "diverged_at": None}]
     assert facts["attributes"]["warnings"] == words.removeprefix("warning: ")
 
 

@@ -170,13 +170,13 @@ mkdir -p env/bin && echo 'echo entered >> "$HOME/calls"' > env/bin/activate
 @pytest.mark.parametrize("has_uv", [True, False])
 def test_an_image_with_an_older_python_gets_one_of_its_own(shell: Any, tmp_path: Path, has_uv: bool) -> None:
     """Without uv in the image pip brings it; here pip does nothing, so that what it would bring lies there already."""
-    program = tmp_path / ("bin" if has_uv else "ups-launch/uv-program/bin") / "uv"
+    program = tmp_path / ("bin" if has_uv else "ups-launch/uvp/bin") / "uv"
     program.parent.mkdir(parents=True, exist_ok=True)
     program.write_text(UV)
     program.chmod(0o755)
     code, calls = shell(setup(machine(mirror="")), OLD="1", PATH=f"{tmp_path / 'bin'}:/usr/bin:/bin")
     assert code == 0
-    brought = [] if has_uv else ["-m pip install --quiet --target uv-program uv"]
+    brought = [] if has_uv else ["-m pip install --quiet --target uvp uv"]
     assert calls[1:-1] == [*brought, "uv venv --quiet --seed --python 3.11 env", "entered"]
     assert calls[-1].startswith("-m pip install --quiet universal-simulator @ ")
 

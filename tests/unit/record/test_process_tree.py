@@ -18,6 +18,7 @@ ROOT = Path(ups.__file__).parent
 ALLOWED = {
     ("record/process_tree.py", "-m"),
     ("doctor/other_python.py", "-c"),
+    ("launch/empty_machine.py", "-c"),
     ("launch/empty_machine.py", "-m"),
     ("launch/kubernetes.py", "-c"),  # bash
     ("testing/faults/hosts.py", "-c"),  # sh
