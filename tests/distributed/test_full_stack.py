@@ -92,7 +92,7 @@ def test_the_whole_chain_ends_in_one_bundle_that_says_what_each_stage_brought(tm
     with pytest.raises(BundleError, match="not trained on task 'darcy2d'"):
         simulator.rollout(static=np.ones((1, 8, 8)), task="darcy2d", members=2)
 
-    trained = load_trained(str(run.path / "bundle"))
+    trained = load_trained(str(run.path / "bundle"), recipe_data=True)
     assert trained_flow(trained.stepper) == STUDENT
     results = score(trained, max_trajectories=2)
     assert ["ensemble" in result for result in results] == [True, False]

@@ -117,7 +117,7 @@ def test_one_command_holds_a_model_against_baselines_with_the_same_cpu_time(tmp_
     np.savez(tmp_path / "waves.npz", u=_waves(30, 12, 32), x=np.arange(32) / 32, t=np.arange(12) / 12)
     ups(tmp_path, "init", "waves", "--data", "waves.npz")
     words = ["bench", "waves/recipe.yaml", "--set", "model.widths=[8, 16]", "--set", "model.blocks=[1, 1]"]
-    words += ["--set", "model.num_heads=1", "--set", "stages.0.budget_seconds=4"]
+    words += ["--set", "model.num_heads=1", "--set", "stages.0.steps=60"]
     shown = ups(tmp_path, *words)
     assert shown.count("VERDICT state=completed") == 3
     table = shown[shown.index("* significantly best") :]

@@ -15,6 +15,8 @@ _PASSWORD = re.compile(r"[^:\[\]]+:.*\D.*")
 # Tokens of well-known services, wherever they stand.
 _TOKEN = re.compile(r"(?<![A-Za-z0-9])(gh[opsu]_|github_pat_|glpat-|hf_|pypi-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}")
 _QUERY = re.compile(r"(?<=[^\s?])\?[^\s\"'<>)]*")
+# NAME=VALUE after '#' or ';', except for what pip writes there.
+_ASSIGNED = re.compile(r"[#;](?!egg=|subdirectory=|sha256=)[^\s/#;]*=")
 
 
 def is_address(text: object) -> bool:
@@ -26,7 +28,8 @@ def holds_secret(text: str) -> bool:
     """Whether an address in a text carries a user, a password, a query or a token; for what is written down."""
     hosts = [(scheme, host) for scheme, host in _HOST.findall(text) if scheme != "databricks"]
     wrong = any("@" in host or _PASSWORD.fullmatch(host) for _, host in hosts)
-    return wrong or bool(hosts and _QUERY.search(text)) or _TOKEN.search(text) is not None
+    assigned = hosts and (_QUERY.search(text) or _ASSIGNED.search(text))
+    return wrong or bool(assigned) or _TOKEN.search(text) is not None
 
 
 def bare_addresses(text: str) -> str:

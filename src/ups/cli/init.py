@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -65,12 +66,13 @@ def init(
         say(f"described by {started.description}")
     for name in written:
         say(f"wrote {name}")
+    recipe = shlex.quote(str(started.recipe))
     if guess is not None and guess.num_not_finite:
         say(f"training refuses values that are not finite: ups data validate {data[0]} --task {started.description}")
     elif guess is not None and guess.uncertain:
-        say(f"look at the lines marked 'check' in {started.description}, then: ups train {started.recipe}")
+        say(f"look at the lines marked 'check' in {started.description}, then: ups train {recipe}")
     else:
-        say(f"next: ups train {started.recipe}")
+        say(f"next: ups train {recipe}")
 
 
 def _frames(reader: GridReader) -> str:

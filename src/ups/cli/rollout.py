@@ -152,10 +152,8 @@ def rollout(
     say(_summary(spec, start, count, errors, members) + _divergence(result))
     for text in start.notes:
         note(f"note: {text}")
-    for kind in ("warnings", "blew_up"):
-        if result.attrs[kind]:
-            what = "the result is not a prediction from there on: " if kind == "blew_up" else ""
-            note(f"warning: {what}{result.attrs[kind]}")
+    if result.attrs["warnings"]:
+        note(f"warning: {result.attrs['warnings']}")
     for name in written:
         say(f"wrote {name}")
     if example is not None and (film or picture) and field is None and len(example.channels) > 1:
@@ -309,13 +307,14 @@ def _read_input(
     source = config.paths[0]
     netcdf = Path(source).suffix in (".nc", ".nc4", ".cdf")
     if netcdf and config.description is None:
-        return _read_netcdf(spec, source)
+        return _read_netcdf(spec, source, trajectory, start_frame)
     try:
         reader = open_task(config)
     except DataError:
         if not netcdf:
             raise
-        return _read_netcdf(spec, source)  # not laid out as the data that was trained on: fields to start from
+        # not laid out as the data that was trained on: fields to start from
+        return _read_netcdf(spec, source, trajectory, start_frame)
     stride = _time_stride(spec, reader.task, source)
     if stride > 1:
         reader = open_task(config.model_copy(update={"time_stride": stride * config.time_stride}))
@@ -375,19 +374,30 @@ def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:
     return stride
 
 
-def _read_netcdf(spec: TaskSpec, source: str) -> _Input:
+def _read_netcdf(spec: TaskSpec, source: str, trajectory: int, start_frame: int | None) -> _Input:
+    """Fields to start from; of several frames those up to `start_frame`, by default all."""
+    from ups.errors import DataError
     from ups.formats.netcdf import read_netcdf
 
     found = read_netcdf(source)
+    dataset, num_frames = found.dataset, found.dataset.sizes.get("time", 1)
+    if trajectory:
+        raise DataError(f"'{source}' has no trajectories with numbers", hint="leave --trajectory out")
+    if start_frame is not None and not 0 <= start_frame < num_frames:
+        raise DataError(f"'{source}' has {num_frames} frames, and so no frame {start_frame}")
+    if start_frame is not None and "time" in dataset.dims:
+        dataset = dataset.isel(time=slice(0, start_frame + 1))
     notes = [f"not read from '{Path(source).name}': {text}" for text in found.left_out]
-    bare = [axis.name for axis in spec.axes if axis.name not in found.dataset.coords]
+    if start_frame is None and num_frames > 1 and not spec.steady:
+        notes.append(f"the rollout starts from the last of {num_frames} frames; --start-frame chooses another")
+    bare = [axis.name for axis in spec.axes if axis.name not in dataset.coords]
     if bare:
         notes.append(
             f"'{Path(source).name}' has no coordinates for {', '.join(bare)}: nothing is known about the spacing "
             "of its points, and the trained domain is assumed"
         )
-    carried = {p.name: found.dataset[p.name] for p in spec.parameters if p.name in found.dataset}
-    return _Input({"state": found.dataset, "parameters": carried}, Path(source).name, notes=tuple(notes))
+    carried = {p.name: dataset[p.name] for p in spec.parameters if p.name in dataset}
+    return _Input({"state": dataset, "parameters": carried}, Path(source).name, notes=tuple(notes))
 
 
 def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from ups.buckets.address import holds_secret
 from ups.config.part import PartSection
 from ups.config.setting import Section, is_secret
 from ups.config.yaml_subset import FieldPath, Origin, Value, dotted, quoted, scalar_text
@@ -219,7 +220,7 @@ class _Explainer:
         if field is not None and is_secret(field):
             return " = (hidden)"
         text = _lookup(self.data, path)
-        if isinstance(text, str) and "://" in text and re.search("[@?#]", text):
+        if isinstance(text, str) and "://" in text and (re.search("[@?#]", text) or holds_secret(text)):
             return " = (hidden)"  # an address with a password, or signed
         if self._is_included(path):
             # The number of a field that recipes have, in a section that they have, is no credential.

@@ -71,6 +71,20 @@ def refuse_scattered(container: Container, main: Variable, dims: Dims) -> None:
             )
 
 
+def refuse_meshgrid(container: Container) -> None:
+    """Raise DataError for coordinates that are stored for every point of a grid of several axes."""
+    tables = {
+        n: v.shape for n, v in container.variables.items() if plain(n) in _AXES and min(v.shape[:2], default=1) > 1
+    }
+    if len(tables) > 1 and len({*tables.values()}) == 1 and len(next(iter(tables.values()))) > 1:
+        raise DataError(
+            f"{container.label}: {', '.join(tables)} have a value for each point of a grid, and coordinates are one "
+            "vector for each axis",
+            hint="on a rectangular grid save x = X[:, 0] and y = Y[0, :]; interpolate fields on a curved grid to a "
+            "rectangular one, with scipy.interpolate.griddata",
+        )
+
+
 def refuse_mask(values: Array, where: str) -> None:
     """Raise DataError if the same points of frames (N, T, C, *S) have no value in every frame of a trajectory."""
     missing, what = masked(values), "not finite"

@@ -23,7 +23,7 @@ from ups.config.description import (
     TaskDescription,
     describe_values,
 )
-from ups.data.grid_checks import refuse_mask, refuse_mesh, refuse_scattered
+from ups.data.grid_checks import refuse_mask, refuse_mesh, refuse_meshgrid, refuse_scattered
 from ups.data.guess_dims import Dims, axis_names, given_dims, guess_dims, labels_of, plain, rises, role_of_name
 from ups.data.guess_physics import guess_boundary, guess_conserved, take_sample
 from ups.data.names_in_files import (
@@ -103,6 +103,7 @@ class _Guesser:
     def guess(self) -> Guess:
         if not self.given:
             refuse_mesh(self.container)
+            refuse_meshgrid(self.container)
         main = self._main()
         dims = given_dims(self.container, main, self.given) if self.given else guess_dims(self.container, main)
         if not self.given:
@@ -311,6 +312,12 @@ class _Guesser:
         return Path(self.container.path).suffix == ".npy" and len(self.container.variables) == 1
 
     def _steady(self, fields: list[dict[str, Any]]) -> None:
+        if len(fields) < 2 and not self.given:
+            raise DataError(
+                f"{self.container.label}: no dimension looks like time, and no field is given to predict "
+                f"'{fields[0]['name']}' from",
+                hint="stack the frames of a trajectory along a dimension, with np.stack; or name it: --dims time,x",
+            )
         self.values["steady"] = True
         self._say("steady", "no dimension looks like time", look=True)
         for number, entry in enumerate(fields[:-1]):

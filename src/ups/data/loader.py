@@ -225,7 +225,8 @@ def evaluation_batches(
 
 
 def _to_batch(arrays: Mapping[str, Any], task: TaskSpec, step: int, sample_weight: float = 1.0) -> Batch:
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    # Coordinates of a reader are read-only, and torch warns of such arrays.
+    tensors = {name: torch.from_numpy(a if a.flags.writeable else a.copy()) for name, a in arrays.items()}
     return Batch(
         task=task,
         state=tensors["state"],

@@ -15,7 +15,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -126,7 +126,11 @@ def open_numpy_folder(folder: Path, files: Sequence[Path]) -> list[Container]:
             arrays = open_numpy(file)._places
             if len(arrays) != 1:
                 raise DataError(f"{file} holds {len(arrays)} arrays, and is called .npy", hint=_HINT)
-            places[name or "u"] = next(iter(arrays.values()))
+            place = next(iter(arrays.values()))
+            if rows and len(members) == 1 and place.shape == (len(rows[0]),) and name.lower() not in "xyzt":
+                # One value for each trajectory: the parameter of this one.
+                place = replace(place, shape=(), offset=place.offset + number * np.dtype(place.dtype).itemsize)
+            places[name or "u"] = place
         parts.append(NumpyContainer(str(rows[0][number] if rows else folder), places, []))
         parts[-1].assumption = f"the .npy files of a folder are read as {how}"
     return parts

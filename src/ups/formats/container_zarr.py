@@ -335,18 +335,26 @@ def _shard(stages: list[Any], outer: Any) -> tuple[list[Any], int] | None:
     return codecs, math.prod(outer) // math.prod(inner)
 
 
-def _zstd_bytes(frame: bytes, most: int) -> int:
-    """Bytes in a zstd frame; of one that does not say it, a bound by the headers of its blocks, 128 KiB too small."""
-    promised = zstd_content_bytes(frame)
-    if promised is not None:
-        return promised
-    at, total, head = 6 + (0, 1, 2, 4)[frame[4] & 3], -_ZSTD_BLOCK_BYTES, 0
-    while not head & 1 and at < len(frame):
-        head = int.from_bytes(frame[at : at + 3], "little")
+def _zstd_bytes(data: bytes, most: int) -> int:
+    """Bytes in a chunk that is one zstd frame, and `most` for several frames, each of which may promise little.
+
+    Of a frame that does not state its size, a bound by the headers of its blocks, 128 KiB too small.
+    """
+    if len(data) < 6:
+        return 0
+    kind = data[4]
+    single = kind & 32
+    at = 5 + (0 if single else 1) + (0, 1, 2, 4)[kind & 3] + (1 if single else 0, 2, 4, 8)[kind >> 6]
+    total, head = -_ZSTD_BLOCK_BYTES, 0
+    while not head & 1 and at < len(data):
+        head = int.from_bytes(data[at : at + 3], "little")
         repeated, packed, size = head & 6 == 2, head & 4, head >> 3
         total += _ZSTD_BLOCK_BYTES if packed else size
         at += 3 + (1 if repeated else size)
-    return total if at + (4 if frame[4] & 4 else 0) == len(frame) else most  # not one whole frame
+    if at + (4 if kind & 4 else 0) != len(data):
+        return most
+    promised = zstd_content_bytes(data)
+    return total if promised is None else promised
 
 
 def _plain(names: set[str]) -> set[str]:

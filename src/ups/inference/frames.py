@@ -95,5 +95,5 @@ class MemorySink:
             variables[name] = (("sample",), values, labels) if layout.batched else ((), values[0], labels)
         coordinates = {name: ((name,), values, layout.labels[name]) for name, values in layout.coordinates.items()}
         variables |= layout.per_sample(self.divergence)
-        attributes = layout.attributes | {"blew_up": self.divergence.words()}
+        attributes = layout.attributes | self.divergence.attributes()
         return xarray.Dataset(variables, coords=coordinates, attrs=attributes)

@@ -132,7 +132,9 @@ def _check_ends(domain: Domain, fields: Float64) -> None:
         one_more = points > 2 and (known % (points - 1) == 0 or (points - 1) % known == 0)
         if not (axis.periodic and axis.name in domain.assumed and one_more):
             continue
-        if (fields.take(0, number + 3) == fields.take(-1, number + 3)).all() and np.ptp(fields) > 0:
+        first, last = fields.take(0, number + 3), fields.take(-1, number + 3)
+        # The last point may have been computed, and stored in float32.
+        if np.ptp(fields) > 0 and np.allclose(first, last, rtol=0, atol=1e-6 * np.abs(fields).max()):
             raise BundleError(
                 f"the fields repeat the first of {points - 1} points of the periodic axis '{axis.name}' at its end",
                 hint="leave the last point out; if it is not the first one again, pass coordinates=",
@@ -296,8 +298,13 @@ def _from_labeled(task: TaskSpec, role: Role, array: Any, num_frames: int) -> An
     dim = next((name for name in CHANNEL_DIMS if name in array.dims), None)
     if dim is None and len(fields) == 1:
         return {fields[0].name: array}
-    units = {field.unit for field in fields}
-    unit = units.pop() if len(units) == 1 else ""
+    units = sorted({field.unit for field in fields})
+    unit = units[0] if len(units) == 1 else ""
+    if not unit and getattr(array, "attrs", {}).get("units"):
+        raise BundleError(
+            f"{role} of task '{task.name}' states one unit, and its fields have several: {', '.join(units)}",
+            hint="pass a dict of fields, or leave the unit out",
+        )
     labels = {dim or CHANNEL_DIMS[0]: list(task.channel_names(role))}
     return _in_order(task, f"{role} of task '{task.name}'", array, num_frames, unit, labels)
 

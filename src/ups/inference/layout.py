@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ups.inference.inputs import Start
-from ups.inference.trust import MAX_NAMED_SAMPLES, Trust
+from ups.inference.trust import KINDS, MAX_NAMED_SAMPLES, Trust
 from ups.spec.labels import (
     CONVENTIONS,
     axis_attributes,
@@ -137,8 +137,10 @@ class Layout:
 
     def per_sample(self, divergence: Divergence) -> dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]]:
         """Name -> (dimensions, values, attributes) of what is said about each sample."""
-        flags = self.trust.flags if self.batched else np.asarray(self.trust.flags[0])
         step = divergence.first_step
+        diverged = (step > 0).reshape(self.num_samples, -1).any(axis=1)  # (B,): of members any
+        flags = self.trust.flags | (diverged << KINDS.index("diverged")).astype(np.int32)
+        flags = flags if self.batched else np.asarray(flags[0])
         values: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {
             "warnings": (("sample",) if self.batched else (), flags, self.trust.flag_attributes()),
             "blew_up": (self.lead, self.by_sample(step > 0), {}),
@@ -178,6 +180,15 @@ class Divergence:
     def first_step(self) -> npt.NDArray[np.int32]:
         """(B,): the step, 0 where a row has not diverged."""
         return self._first_step.numpy()
+
+    def attributes(self) -> dict[str, str]:
+        """What is said about the whole result in words, once it is complete."""
+        words = self.words()
+        warnings = [
+            *self.layout.trust.warnings,
+            *([f"the result is not a prediction from there on: {words}"] if words else []),
+        ]
+        return {"blew_up": words, "warnings": "; ".join(warnings)}
 
     def words(self) -> str:
         """'' if nothing diverged, else each sample with its step."""

@@ -93,7 +93,7 @@ class StreamedSink(ABC):
         self._flush()
         for name, (dims, values, attributes) in self.layout.per_sample(self.divergence).items():
             self.small(name, dims, values, attributes)
-        return self.close({"blew_up": self.divergence.words()})
+        return self.close(self.divergence.attributes())
 
     @abstractmethod
     def abandon(self) -> None:

@@ -25,7 +25,17 @@ from ups.spec.task import Role, TaskSpec
 
 Flags = npt.NDArray[np.bool_]
 # The order is the order of the bits of the variable `warnings`; new ones are added at the end.
-KINDS = ("parameter_range", "grid", "domain_rescaled", "amplitude", "rollout_length", "descriptor", "not_better")
+# `diverged` is set at the end of a rollout, the others before it.
+KINDS = (
+    "parameter_range",
+    "grid",
+    "domain_rescaled",
+    "amplitude",
+    "rollout_length",
+    "descriptor",
+    "not_better",
+    "diverged",
+)
 MAX_NAMED_SAMPLES = 8
 
 

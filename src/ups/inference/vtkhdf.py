@@ -72,6 +72,7 @@ def _write(group: Any, result: xarray.Dataset, task: TaskSpec, coordinates: tupl
     spacing = [(points[-1] - points[0]) / (len(points) - 1) for points in coordinates]
     group.attrs["Spacing"] = np.array([*spacing, 1.0, 1.0][:3], np.float64)
     group.attrs["Direction"] = np.eye(3).reshape(-1)
+    group.attrs["warnings"] = str(result.attrs.get("warnings", ""))  # VTK does not show it
     times = np.zeros(1) if task.steady else np.asarray(result["time"].values, np.float64)
     steps = group.create_group("Steps")
     steps.attrs["NSteps"] = np.int64(len(times))

@@ -21,12 +21,24 @@ from ups.library.scores import Comparison, compare
 from ups.library.train import train
 from ups.record.checkpoints import latest_verified, read_progress
 
-BASELINES = ("fno", "unet")
-# By number of dimensions: windows in a step, Fourier modes, U-Net blocks. Where a step is dearer, more and smaller
-# steps learn more in the same time (docs/decisions/0008).
-SIZES = {1: (32, 64, 2), 2: (8, 16, 1), 3: (2, 8, 1)}
-# As their authors train them: from clean frames.
-STAGE = {"type": "operator", "budget_clock": "cpu", "noise": 0.0, "optim": {"learning_rate": 2e-3}}
+# By number of dimensions: samples in a step, and settings. Where a step is dearer, more and smaller steps learn more in
+# the same time (docs/decisions/0008).
+BASELINES: dict[str, dict[int, tuple[int, dict[str, int]]]] = {
+    "fno": {1: (32, {"modes": 64}), 2: (8, {"modes": 16}), 3: (2, {"modes": 8})},
+    "unet": {1: (16, {"blocks": 2}), 2: (4, {"blocks": 1}), 3: (2, {"blocks": 1})},
+}
+# The training of `fno+` and `unet+` in docs/benchmark.md, chosen on validation: about half the error of a plain one.
+OPTIMIZER = {
+    "type": "muon",
+    "learning_rate": 4e-3,
+    "matrix_learning_rate": 1e-2,
+    "warmup_fraction": 0.02,
+    "final_fraction": 0.001,
+    "weight_decay": 0.0,
+    "clip_norm": 0.0,
+    "clip_ratio": 3.0,
+}
+STAGE = {"type": "operator", "budget_clock": "cpu", "loss": "nrmse", "noise": 0.005, "optim": OPTIMIZER}
 
 
 def bench_recipe(recipe: Recipe, out: Path, models: Sequence[str] = (), *, progress: bool = False) -> Comparison:
@@ -83,11 +95,12 @@ def _baseline(recipe: Recipe, name: str, number: int, seconds: float, plain: dic
     from ups.data.open import open_task
 
     with contextlib.closing(open_task(recipe.data.tasks[number])) as reader:
-        windows, modes, blocks = SIZES[reader.task.num_spatial_dims]
-        windows = min(windows, reader.splits["train"] * max(1, reader.num_frames - recipe.data.context_frames))
+        most, settings = BASELINES[name][reader.task.num_spatial_dims]
+        windows = min(most, reader.splits["train"] * max(1, reader.num_frames - recipe.data.context_frames))
     task = plain["data"]["tasks"][number] | {"block_size": windows}
     plain["data"] |= {"tasks": [task], "tasks_per_step": None}
-    plain["model"] = {"type": name} | ({"modes": modes} if name == "fno" else {"blocks": blocks})
+    plain["model"] = {"type": name, "conserve": True} | settings
+    plain["engine"]["ema"] = {"decay": 0.998}
     return plain | {"networks": {}, "gate": [], "stages": [STAGE | {"budget_seconds": round(seconds, 3)}]}
 
 

@@ -27,6 +27,8 @@ from ups.run.trained import load_trained
 Changes = dict[str, list[tuple[str, str, str]]]
 # Label -> what its training took, by name.
 Costs = dict[str, dict[str, float]]
+# Above so many models, recipe changes are listed for one model of each group.
+MAX_LISTED = 4
 # Name -> labels of models that differ in nothing but their seed.
 Groups = dict[str, list[str]]
 # Sections of a recipe that do not change what is learned; `run` also has the seed.
@@ -46,7 +48,8 @@ def compare_models(
     scored = [_only(one, tasks) for one in _labeled(names, progress)]
     found, notes = compare(scored)
     groups = seed_groups(scored)
-    shown = {labels[0] for labels in groups.values()} or {one.label for one in scored}
+    few = not groups or len(scored) <= MAX_LISTED
+    shown = {one.label for one in scored} if few else {labels[0] for labels in groups.values()}
     changes = {one.label: _changes(scored[0], one) for one in scored[1:] if one.label in shown}
     return [one.label for one in scored], found, notes, changes, groups
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from ups.errors import DataError
-from ups.spec.descriptors import Ranges, descriptor_names
 from ups.spec.task import Role, TaskSpec
+
+if TYPE_CHECKING:
+    from ups.spec.descriptors import Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Statistics:
 
     def ranges_fit(self, task: TaskSpec, space: Sequence[int]) -> bool:
         """Whether `ranges` has the channels of a task, and the descriptors of its grid."""
+        from ups.spec.descriptors import descriptor_names  # with numpy, which `ups run` does without
+
         count = len(descriptor_names(task.axes, space))
         expected = {role: [count] * task.num_channels(role) for role in get_args(Role) if task.num_channels(role)}
         return {role: [len(channel) for channel in channels] for role, channels in self.ranges.items()} == expected

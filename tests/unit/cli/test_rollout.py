@@ -263,6 +263,24 @@ def test_parameters_that_the_input_does_not_carry_are_given_on_the_command_line(
     assert run([*store, "--parameter", "beta=1"]) == 0
 
 
+def test_a_file_of_frames_starts_where_it_is_told_to(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import xarray
+
+    (x,) = grid(ADVECTION)
+    dt = ADVECTION.dt
+    waves = np.stack([np.sin(2 * np.pi * (x - 0.1 * n)) for n in range(5)])
+    frames = xarray.Dataset({"u": (("time", "x"), waves)}, {"x": x, "time": dt * np.arange(5)})
+    frames.to_netcdf(desk / "frames.nc", engine="h5netcdf")
+    command = ["rollout", "mine", "frames.nc", "--task", "advection", "--steps", "2", "--parameter", "beta=1"]
+    assert run([*command, "-o", "last.zarr"]) == 0
+    assert "from the last of 5 frames; --start-frame" in capsys.readouterr().err
+    assert run([*command, "-o", "first.zarr", "--start-frame", "1"]) == 0
+    times = [float(xarray.open_zarr(name).time[0]) for name in ("last.zarr", "first.zarr")]
+    np.testing.assert_allclose(times, [5 * dt, 2 * dt])
+    assert run([*command, "-o", "no.zarr", "--start-frame", "5"]) == 4
+    assert run([*command, "-o", "no.zarr", "--trajectory", "7"]) == 4
+
+
 def test_hints_are_in_the_words_of_the_command_line(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     import xarray
 

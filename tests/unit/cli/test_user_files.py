@@ -493,3 +493,28 @@ def test_a_recipe_may_hold_a_pattern(capsys: pytest.CaptureFixture[str]) -> None
     assert open_paths("runs/*", description=task.description).splits == found.splits, "statistics are no data"
     with pytest.raises(DataError, match=r"none/\*.npz of task 'runs' does not exist"):
         open_task(task.model_copy(update={"path": "none/*.npz"}))
+
+
+def test_coordinates_for_every_point_of_a_grid_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = np.meshgrid(np.linspace(0, 1, 24), np.linspace(0, 2, 20), indexing="ij")
+    u = np.sin(6 * x + RNG.uniform(0, 1, (12, 9, 1, 1))) * y
+    np.savez("grid.npz", u=u, x=x, y=y)
+    assert _init("grid.npz") == 4
+    assert "x = X[:, 0] and y = Y[0, :]" in capsys.readouterr().err
+
+
+def test_a_file_for_each_time_is_not_a_steady_task(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("times").mkdir()
+    for number in range(9):
+        np.save(f"times/t{number:04d}.npy", WAVES[:12, number])
+    assert _init("times") == 4
+    assert "np.stack" in capsys.readouterr().err
+
+
+def test_an_array_with_a_value_for_each_file_is_a_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs").mkdir()
+    for number in range(12):
+        np.save(f"runs/{number}.npy", WAVES[number % len(WAVES)])
+    np.save("runs/nu.npy", np.linspace(0.1, 0.2, 12))
+    assert _init("runs") == 0
+    assert "parameter nu" in capsys.readouterr().out

@@ -69,8 +69,9 @@ def test_warnings_belong_to_samples(simulator, tmp_path):
     memory = simulator.rollout(states, 2, {"beta": betas}, task="advection")
     streamed = simulator.rollout(states, 2, {"beta": betas}, task="advection", out=tmp_path / "streamed.zarr")
     for result in (memory, streamed, *through_files(memory, tmp_path)):
-        assert kinds(result) == [[], ["amplitude"], ["parameter_range"], []]
-        first, second = result.attrs["warnings"].split("; ")
+        assert kinds(result) == [[], ["amplitude", "diverged"], ["parameter_range"], []]
+        first, second, third = result.attrs["warnings"].split("; ")
+        assert third == "the result is not a prediction from there on: sample 1 diverged at step 1 (time 0.05)"
         assert first == "sample 2: parameter beta=7.9 is outside the training range [0.1, 4] by 3.9 (1 of its width)"
         assert second.startswith(
             "sample 1: state u is unlike the training data: its RMS is 471 and its largest value 667"
@@ -78,7 +79,7 @@ def test_warnings_belong_to_samples(simulator, tmp_path):
         words, masks = (result["warnings"].attrs[key] for key in ("flag_meanings", "flag_masks"))
         meanings = dict(zip(words.split(), masks, strict=True))
         assert list(meanings) == list(KINDS)
-        assert int(result["warnings"][1]) == meanings["amplitude"]
+        assert int(result["warnings"][1]) == meanings["amplitude"] | meanings["diverged"]
 
 
 def test_a_rollout_that_is_longer_than_scored_says_so(simulator):
