@@ -117,3 +117,10 @@ def test_a_recipe_with_a_secret_in_its_mirror_is_refused_without_it() -> None:
 @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "a/./b", "a\\..\\b", "a/..", "a\nb", ""])
 def test_a_key_that_leaves_its_directory_is_not_plain(key: str) -> None:
     assert not is_plain_key(key)
+
+
+def test_an_address_of_pip_with_a_name_is_no_secret() -> None:
+    from ups.buckets.address import holds_secret
+
+    assert not holds_secret("git+https://example.org/ups#egg=universal-simulator")
+    assert holds_secret("git+https://example.org/ups#egg=universal-simulator&x#token=word")

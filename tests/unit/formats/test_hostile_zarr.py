@@ -171,6 +171,7 @@ ZEROS = bytes(1 << 24)
         (zarr.codecs.ZstdCodec(), BOMB),
         (zarr.codecs.ZstdCodec(), numcodecs.Zstd().encode(ZEROS)),
         (zarr.codecs.BloscCodec(typesize=4), numcodecs.Blosc().encode(ZEROS)),
+        (zarr.codecs.ZstdCodec(), numcodecs.Zstd().encode(bytes(U.nbytes)) * 1000),
     ],
     ids=[
         "zstd stream",
@@ -181,6 +182,7 @@ ZEROS = bytes(1 << 24)
         "zstd stream of version 3",
         "zstd of version 3",
         "blosc of version 3",
+        "zstd frames that are each as large as a chunk",
     ],
 )
 def test_a_small_chunk_does_not_fill_the_memory(tmp_path: Path, codec: Any, chunk: bytes) -> None:

@@ -52,6 +52,8 @@ def test_a_missing_package_or_secret_stops_a_run_before_it_starts(monkeypatch: p
         ({"type": "wandb", "api_key": "0123456789"}, "api_key is a secret"),
         ({"type": "mlflow", "uri": "http://me:word@host"}, "must not hold a name or a password"),
         ({"type": "mlflow", "uri": "http://me:a/word@host"}, "must not hold a name or a password"),
+        ({"type": "mlflow", "uri": "http://host/#token=word"}, "must not hold a name or a password"),
+        ({"type": "mlflow", "uri": "http://host/x;token=word/y"}, "must not hold a name or a password"),
         ({"type": "wandb", "base_url": "https://host/?key=0123456789"}, "nor a query or a token"),
         ({"type": "wandb", "base_url": "https://host/hf_word0123456789"}, "nor a query or a token"),
         ({"type": "tensorbord"}, "tensorboard"),
