@@ -65,7 +65,7 @@ def test_a_kept_bundle_is_rolled_out_in_python_and_by_the_command_alike(environm
     facts = json.loads(run(environment / "ups", *command, cwd=desk))
     assert facts["written"] == ["result.zarr"]
     assert facts["attributes"]["blew_up"] == ""
-    assert facts["samples"] == [{"warnings": [], "blew_up": False}]
+    assert facts["samples"] == [{"warnings": [], "blew_up": False, "diverged_at": None}]
     code = "import sys, xarray, numpy; numpy.save('u.npy', xarray.open_zarr('result.zarr', chunks=None).u.values)"
     run(environment / "python", "-c", code, cwd=desk)
     expected = np.load(STORED.with_suffix(".npz"))["advection.answer.u"][0]

@@ -7,9 +7,8 @@ import os
 import sys
 from typing import Any
 
-from faults_to_plant import FAULT  # next to this file
-
 from ups.formats.zarr_store import StoreReader
+from ups.testing.faults.programs.faults_to_plant import FAULT
 
 
 class PlantedReader(StoreReader):

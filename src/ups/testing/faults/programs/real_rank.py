@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from faults_to_plant import FLAGS, OutOfMemoryError, person_code, plant_fault  # next to this file
-
 from ups.record.blackbox import BlackBox, Phase
+from ups.testing.faults.programs.faults_to_plant import FLAGS, OutOfMemoryError, person_code, plant_fault
 
 RANK = int(os.environ.get("RANK", "0"))
 MICRO_BATCH = int(json.loads(os.environ.get("UPS_OVERRIDES", "{}")).get("engine.micro_batch", 8))
@@ -44,7 +43,7 @@ if __name__ == "__main__":
     _train = rank_main.train
 
     def _train_surrounded(*arguments: Any) -> int:
-        from surroundings import surround  # after the recorder is in place
+        from ups.testing.faults.programs.surroundings import surround  # after the recorder is in place
 
         surround(Path(sys.argv[1]), RANK)
         return _train(*arguments)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from faults_to_plant import FAULT, FLAGS  # next to this file
+from ups.testing.faults.programs.faults_to_plant import FAULT, FLAGS
 
 
 class LateFiles:
@@ -65,9 +65,8 @@ def surround(run_dir: Path, rank: int) -> None:
 
 
 def _plant_reader() -> None:
-    from planted_reader import PlantedReader
-
     import ups.data.open as module
+    from ups.testing.faults.programs.planted_reader import PlantedReader
 
     real = module.open_task
 
