@@ -50,6 +50,7 @@ _ALLOWED = frozenset(
         *(_INDEX, _BYTES, _TENSOR, _CHUNK, _STORED, _SIZE),
         *(("torch", name) for name in _DTYPES),
         ("torch.serialization", "_get_layout"),
+        ("builtins", "getattr"),  # how Python before 3.11.4 writes a member of an enumeration
         ("pathlib", "PosixPath"),
         ("pathlib", "WindowsPath"),
         ("pathlib._local", "PosixPath"),

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, MetadataIndex
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from ups.config.schema import EngineConfig
@@ -53,6 +53,16 @@ def committed(path: Path) -> Path:
 def planted(path: Path, content: bytes) -> Path:
     (path / METADATA_NAME).write_bytes(content)
     return committed(path)
+
+
+def test_metadata_of_python_before_3_11_4_is_read(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes a member of an enumeration as `getattr(class, name)`."""
+    metadata = pickle.loads((checkpoint / METADATA_NAME).read_bytes())
+    by_name: Any = lambda member, protocol: (getattr, (type(member), member.name))  # noqa: E731
+    monkeypatch.setattr(_MEM_FORMAT_ENCODING, "__reduce_ex__", by_name)
+    planted(checkpoint, pickle.dumps(metadata))
+    assert b"getattr" in (checkpoint / METADATA_NAME).read_bytes()
+    assert set(read_metadata(checkpoint).state_dict_metadata) == set(STATE)
 
 
 class Runs:
