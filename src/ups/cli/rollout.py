@@ -377,7 +377,7 @@ def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:
 def _read_netcdf(spec: TaskSpec, source: str, trajectory: int, start_frame: int | None) -> _Input:
     """Fields to start from; of several frames those up to `start_frame`, by default all."""
     from ups.errors import DataError
-    from ups.formats.netcdf import read_netcdf
+    from ups.formats.hdf5 import read_netcdf
 
     found = read_netcdf(source)
     dataset, num_frames = found.dataset, found.dataset.sizes.get("time", 1)

@@ -34,11 +34,11 @@ from ups.data.names_in_files import (
 )
 from ups.errors import DataError
 from ups.formats.container import Container, Variable
-from ups.formats.described import DescribedReader
-from ups.formats.described_layout import (
+from ups.formats.described import (
     END_NAMES,
     NOT_PARAMETERS,
     STEP_NAMES,
+    DescribedReader,
     equal_steps,
     is_stated,
     length_names,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ups.buckets.path import data_path
 from ups.errors import DataError, IntegrityError
-from ups.formats.shards import drop_files, open_shard
-from ups.formats.zarr_metadata import ArrayLayout
+from ups.formats.shards import ArrayLayout, drop_files, open_shard
 from ups.formats.zarr_store import StoreReader
 from ups.record.manifest import verify
 

@@ -1,27 +1,37 @@
 """A file of named arrays, whatever its format: what is in it, and regions of it. What they mean is left to others.
 
-Owns the contract; the formats are in `container_numpy`, `container_hdf5`, `container_zarr`, arrays in memory in
-`container_memory`, and `open_container` chooses. A container is picklable, opens files lazily in each process and
-carries no handle over a fork.
+Owns the contract, arrays in memory and NumPy files (mapped, never unpickled); HDF5 and Zarr are in `container_hdf5` and
+`container_zarr`, and `open_container` chooses. A container is picklable, opens files lazily in each process and carries
+no handle over a fork.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import lzma
 import math
+import re
+import struct
+import tokenize
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ups.buckets.path import data_path
+from ups.buckets.path import data_path, natural
 from ups.errors import DataError
 from ups.formats.base import Array
-from ups.formats.hdf5_arrays import Region
+from ups.formats.hdf5 import FileKey, Region, check_unchanged, file_key, map_unchanged
+from ups.formats.hdf5_survey import TreeSurvey
+from ups.formats.shards import ProcessCache
 
 # What a file may hold in small arrays that are read whole: coordinates, times, parameters.
 MAX_SMALL_VALUES = 1 << 22
@@ -140,3 +150,306 @@ class Container(ABC):
                 "write the file again with the right attributes",
             )
         return values if (scale, offset) == (1.0, 0.0) else values * scale + offset
+
+
+_DIGITS = re.compile(r"\d+")
+
+
+def find_families(survey: TreeSurvey) -> dict[str, list[str]]:
+    """Parent -> its largest set of at least two such groups, in the order of their numbers. None lies in another."""
+    contents: dict[str, set[str]] = {}
+    for name in survey.arrays:
+        for parent in parents(name):
+            contents.setdefault(parent, set()).add(name.removeprefix(f"{parent}/"))
+    alike: dict[str, dict[tuple[str, frozenset[str]], list[str]]] = {}
+    for group, names in contents.items():
+        parent, _, own = group.rpartition("/")
+        alike.setdefault(parent, {}).setdefault((_DIGITS.sub("0", own), frozenset(names)), []).append(group)
+    found: dict[str, list[str]] = {}
+    inside: set[str] = set()
+    for parent, sets in sorted(alike.items()):
+        largest = max(sets.values(), key=len)
+        if len(largest) > 1 and inside.isdisjoint((parent, *parents(parent))):
+            found[parent] = sorted(largest, key=natural)
+            inside.update(largest)
+    return found
+
+
+def ambiguous(ranks: Mapping[str, int]) -> list[list[str]]:
+    """Arrays of the same name in sibling groups, each of which would pass for a field: `a/u` and `b/u`.
+
+    An array of a family stays where its siblings are no family.
+    """
+    places: dict[tuple[str, str], list[str]] = {}
+    for name, rank in ranks.items():
+        if rank < 2:
+            continue
+        for group in parents(name):
+            places.setdefault((group.rpartition("/")[0], name.removeprefix(f"{group}/")), []).append(name)
+    found: list[list[str]] = []
+    seen: set[str] = set()
+    for (parent, _), names in places.items():
+        start = f"{parent}/*/" if parent else "*/"
+        rest = [name for name in names if not name.startswith(start) and name not in seen]
+        if len(names) > 1 and rest:
+            found.append(rest)
+            seen.update(rest)
+    return found
+
+
+def listed(names: list[str]) -> str:
+    """The first of many names, for a message."""
+    return " and ".join(f"'{name}'" for name in names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+
+
+def parents(path: str) -> list[str]:
+    """The groups that a path leads through, the outermost first."""
+    parts = path.split("/")
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+
+
+class MemoryContainer(Container):
+    """Arrays by name; of an xarray.Dataset its variables and coordinates."""
+
+    def __init__(self, arrays: Any) -> None:
+        self._arrays: dict[str, Any] = {}
+        variables: dict[str, Variable] = {}
+        left_out: list[str] = []
+        dataset = hasattr(arrays, "data_vars")
+        for key, value in (arrays.variables if dataset else arrays).items():
+            name = str(key)
+            array = value if dataset else np.asarray(value)
+            attributes = _numbers_and_texts(value.attrs, left_out, name) if dataset else {}
+            if np.dtype(array.dtype).kind in "mM" and array.size:
+                # As xarray decodes them: dates become seconds since the first, durations seconds.
+                array = np.asarray(array)
+                since = array.reshape(-1)[0] if array.dtype.kind == "M" else np.timedelta64(0, "s")
+                array = (array - since) / np.timedelta64(1, "s")
+                attributes["units"] = "s"
+            if np.dtype(array.dtype).kind not in "fiu":
+                left_out.append(f"'{name}', which does not hold numbers ({array.dtype})")
+                continue
+            dims = tuple(str(d) for d in value.dims) if dataset else ("",) * array.ndim
+            self._arrays[name] = array
+            variables[name] = Variable(name, tuple(int(n) for n in array.shape), dims, attributes)
+        if not variables:
+            raise DataError("no array of numbers was given", hint="give {'u': array, 'x': coordinates, ...}")
+        facts = _numbers_and_texts(arrays.attrs, left_out, "") if dataset else {}
+        super().__init__("the given arrays", variables, facts, left_out)
+
+    def read(self, name: str, region: Region) -> Array:
+        part = self._arrays[name][region]
+        return np.asarray(getattr(part, "values", part))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def identity(self) -> str:
+        shapes = [(name, variable.shape) for name, variable in sorted(self.variables.items())]
+        digest = hashlib.sha256(repr(shapes).encode())
+        for name, variable in sorted(self.variables.items()):
+            region = tuple(slice(0, max(1, min(n, 16)), 1) for n in variable.shape)
+            digest.update(np.ascontiguousarray(self.read(name, region), np.float64).tobytes())
+        return digest.hexdigest()
+
+
+def _numbers_and_texts(found: Mapping[Any, Any], left_out: list[str], owner: str) -> dict[str, Attribute]:
+    values: dict[str, Attribute] = {}
+    for key, value in found.items():
+        numbers = np.asarray(value).reshape(-1) if not isinstance(value, str) else None
+        if isinstance(value, str):
+            values[str(key)] = value[:1000]
+        elif numbers is not None and numbers.dtype.kind in "fiu" and 0 < numbers.size <= 64:
+            names = [str(key)] if numbers.size == 1 else [f"{key}[{i}]" for i in range(numbers.size)]
+            values |= {n: float(v) for n, v in zip(names, numbers, strict=True) if np.isfinite(v)}
+        else:
+            left_out.append(f"attribute '{key}'" + (f" of '{owner}'" if owner else ""))
+    return values
+
+
+NUMPY_MAGIC = b"\x93NUMPY"
+ZIP_MAGIC = b"PK\x03\x04"
+MAX_MEMBERS = 4096
+MAX_UNPACKED_BYTES = 1 << 30
+MAX_DIMS = 8
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+# What the parsers of the archive and of the header raise.
+_DAMAGE = (
+    *(OSError, ValueError, EOFError, NotImplementedError, RuntimeError, OverflowError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError),
+)
+_NUMPY_HINT = "save it again with np.save or np.savez"
+
+
+@dataclass(frozen=True, slots=True)
+class _NumpyArray:
+    """Where the values of an array are: at `offset` of the file, or packed in a member of the archive."""
+
+    key: FileKey
+    shape: tuple[int, ...]
+    dtype: str
+    fortran: bool
+    offset: int
+    packed: str = ""
+
+
+class NumpyContainer(Container):
+    """The arrays of one .npy or .npz, or of several .npy."""
+
+    def __init__(self, path: str, places: dict[str, _NumpyArray], left_out: list[str]) -> None:
+        variables = {name: Variable(name, place.shape, ("",) * len(place.shape)) for name, place in places.items()}
+        super().__init__(path, variables, {}, left_out)
+        self._places = places
+
+    def read(self, name: str, region: Region) -> Array:
+        place = self._places[name]
+        try:
+            members = _unpacked.get((place.key[0], ()), lambda: _Members(place.key)) if place.packed else None
+            data = members.get(name, place) if members is not None else None
+        except _DAMAGE as error:
+            raise DataError(f"{self.path}: array '{name}' is damaged: {str(error)[:200]}", hint=_NUMPY_HINT) from error
+        if data is None:
+            mapped = _maps.get((place.key[0], ()), lambda: map_unchanged(place.key))
+            size = int(np.prod(place.shape, dtype=np.int64)) * np.dtype(place.dtype).itemsize
+            data = mapped[place.offset : place.offset + size]
+        values = data.view(place.dtype).reshape(place.shape, order="F" if place.fortran else "C")
+        return np.asarray(values[region])
+
+    def close(self) -> None:
+        for file in self._files():
+            _maps.drop(str(file))
+            _unpacked.drop(str(file))
+
+    def _files(self) -> list[Path]:
+        return [Path(path) for path in dict.fromkeys(place.key[0] for place in self._places.values())]
+
+
+def open_numpy(path: Path) -> NumpyContainer:
+    """The arrays of a file; a .npy has one, called as the file. Raises DataError."""
+    key = file_key(path)
+    try:
+        with path.open("rb") as file:
+            if file.read(6) == NUMPY_MAGIC:
+                file.seek(0)
+                place = _header(file, key, key[1])
+                if isinstance(place, str):
+                    raise DataError(f"{path} {place}", hint=_NUMPY_HINT)
+                return NumpyContainer(key[0], {path.name.split(".")[0] or "array": place}, [])
+        return _open_archive(path, key)
+    except (*_DAMAGE, MemoryError) as error:  # Python's parser calls an expression too deep a lack of memory
+        raise DataError(f"{path} is no sound NumPy file: {str(error)[:200]}", hint=_NUMPY_HINT) from error
+
+
+def open_numpy_folder(folder: Path, files: Sequence[Path]) -> list[Container]:
+    """The .npy files of a folder: those whose names differ by a number are trajectories, others are arrays of each."""
+    families: dict[str, list[Path]] = {}
+    for file in files:
+        families.setdefault(re.sub(r"\d+", "0", file.stem), []).append(file)
+    rows = [members for members in families.values() if len(members) > 1]
+    if len({len(members) for members in rows}) > 1:
+        shown = ", ".join(f"{len(members)} like {members[0].name}" for members in rows)
+        raise DataError(
+            f"{folder} has unequal numbers of files that would be trajectories: {shown}",
+            hint="write an .npz for each trajectory, which holds its arrays",
+        )
+    how = "arrays of the same trajectories"
+    if rows:
+        how = "a trajectory each: " + ", ".join(f"{members[0].name} to {members[-1].name}" for members in rows)
+    parts: list[Container] = []
+    for number in range(len(rows[0]) if rows else 1):
+        places: dict[str, _NumpyArray] = {}
+        for members in families.values():
+            file = members[number % len(members)]
+            name = re.sub(r"\d+", "", file.stem).strip("_-. ") if len(members) > 1 else file.stem
+            name = "u" if len(families) == 1 and rows else name
+            arrays = open_numpy(file)._places
+            if len(arrays) != 1:
+                raise DataError(f"{file} holds {len(arrays)} arrays, and is called .npy", hint=_NUMPY_HINT)
+            place = next(iter(arrays.values()))
+            if rows and len(members) == 1 and place.shape == (len(rows[0]),) and name.lower() not in "xyzt":
+                # One value for each trajectory: the parameter of this one.
+                place = replace(place, shape=(), offset=place.offset + number * np.dtype(place.dtype).itemsize)
+            places[name or "u"] = place
+        parts.append(NumpyContainer(str(rows[0][number] if rows else folder), places, []))
+        parts[-1].assumption = f"the .npy files of a folder are read as {how}"
+    return parts
+
+
+def _open_archive(path: Path, key: FileKey) -> NumpyContainer:
+    places: dict[str, _NumpyArray] = {}
+    left_out: list[str] = []
+    unpacked = 0
+    with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
+        members = archive.infolist()
+        if len(members) > MAX_MEMBERS:
+            raise DataError(f"{path} has more than {MAX_MEMBERS} arrays")
+        for member in members:
+            name = member.filename.removesuffix(".npy")
+            if not member.filename.endswith(".npy") or name in places:
+                left_out.append(f"member '{member.filename[:80]}', which is no array")
+                continue
+            if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+                raw.seek(member.header_offset)
+                magic, name_size, extra_size = _LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size))
+                begin = member.header_offset + _LOCAL_HEADER.size + name_size + extra_size
+                raw.seek(begin)
+                place = _header(raw, key, begin + member.file_size) if magic == b"PK\x03\x04" else "is damaged"
+                if not isinstance(place, str) and begin + member.file_size > key[1]:
+                    place = "ends beyond the file"
+            elif unpacked + member.file_size > MAX_UNPACKED_BYTES:
+                place = (
+                    f"has {member.file_size >> 20} MiB compressed in an .npz, which must be unpacked into memory, "
+                    f"where all arrays of a file together may have {MAX_UNPACKED_BYTES >> 20} MiB; "
+                    "save it with np.savez or np.save"
+                )
+            else:
+                with archive.open(member) as stream:
+                    place = _header(stream, key, member.file_size, packed=member.filename)
+                unpacked += 0 if isinstance(place, str) else member.file_size
+            if isinstance(place, str):
+                left_out.append(f"array '{name[:80]}', which {place}")
+            else:
+                places[name] = place
+    return NumpyContainer(key[0], places, left_out)
+
+
+def _header(file: IO[bytes], key: FileKey, end: int, packed: str = "") -> _NumpyArray | str:
+    """Where an array is, or why it is not read. The header is a literal that numpy parses without running anything."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0), (3, 0)):
+        return f"is of the unknown version {version}"
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        return "holds Python objects, which would have to be unpickled"
+    if dtype.kind not in "fiub":
+        return f"does not hold real numbers ({dtype})"
+    offset = file.tell()
+    size = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize if shape else dtype.itemsize
+    absurd = len(shape) > MAX_DIMS or min(shape, default=1) < 0 or max(shape, default=1) >= 1 << 62
+    if absurd or offset + size > end:
+        return f"has the shape {shape}, which the file does not hold"
+    return _NumpyArray(key, tuple(int(n) for n in shape), dtype.str, bool(fortran), offset, packed)
+
+
+class _Members:
+    """Compressed members that this process has unpacked."""
+
+    def __init__(self, key: FileKey) -> None:
+        check_unchanged(key)
+        self._path, self._found = key[0], dict[str, Array]()
+
+    def get(self, name: str, place: _NumpyArray) -> Array:
+        if name not in self._found:
+            size = int(np.prod(place.shape, dtype=np.int64)) * np.dtype(place.dtype).itemsize
+            with zipfile.ZipFile(self._path) as archive, archive.open(place.packed) as stream:
+                stream.read(place.offset)
+                data = io.BytesIO(stream.read(size)).getbuffer()
+            if len(data) != size:
+                raise DataError(f"{self._path}: array '{name}' is shorter than its header says", hint=_NUMPY_HINT)
+            self._found[name] = np.frombuffer(data, np.uint8)
+        return self._found[name]
+
+
+_maps: ProcessCache[Array] = ProcessCache(64)
+_unpacked: ProcessCache[_Members] = ProcessCache(8)

@@ -15,12 +15,9 @@ import numpy as np
 
 from ups.errors import DataError
 from ups.formats.base import Array
-from ups.formats.container import Attribute, Container, Variable
-from ups.formats.group_families import ambiguous, find_families, listed, parents
-from ups.formats.hdf5_arrays import Region, drop_hdf5, read_region
-from ups.formats.hdf5_guard import FileKey, survey_tree_file
-from ups.formats.hdf5_survey import ArraySurvey
-from ups.formats.hdf5_tree import TreeSurvey
+from ups.formats.container import Attribute, Container, Variable, ambiguous, find_families, listed, parents
+from ups.formats.hdf5 import FileKey, Region, drop_hdf5, read_region, survey_tree_file
+from ups.formats.hdf5_survey import ArraySurvey, TreeSurvey
 
 MAX_COMMON_VALUES = 1 << 16
 # Attributes that say what the numbers of an array mean: it cannot be read as one where they differ.

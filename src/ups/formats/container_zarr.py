@@ -26,9 +26,8 @@ import numpy as np
 
 from ups.errors import DataError
 from ups.formats.base import Array
-from ups.formats.container import Attribute, Container, Variable
-from ups.formats.group_families import ambiguous, listed
-from ups.formats.hdf5_arrays import Region
+from ups.formats.container import Attribute, Container, Variable, ambiguous, listed
+from ups.formats.hdf5 import Region
 from ups.formats.shards import MISSING, ProcessCache, read_index, zstd_content_bytes
 from ups.record.untrusted_files import is_number, load_object
 

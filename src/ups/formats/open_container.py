@@ -7,11 +7,10 @@ from pathlib import Path
 
 from ups.buckets.path import BucketPath, data_path, natural
 from ups.errors import DataError
-from ups.formats.container import Container
+from ups.formats.container import NUMPY_MAGIC, ZIP_MAGIC, Container, open_numpy, open_numpy_folder
 from ups.formats.container_hdf5 import open_hdf5
-from ups.formats.container_numpy import NUMPY_MAGIC, ZIP_MAGIC, open_numpy, open_numpy_folder
 from ups.formats.container_zarr import open_zarr
-from ups.formats.hdf5_guard import HDF5_MAGIC, MATLAB_TEXT, starts_as_hdf5
+from ups.formats.hdf5 import HDF5_MAGIC, MATLAB_TEXT, starts_as_hdf5
 from ups.record.untrusted_files import open_regular
 
 _ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")

@@ -1,35 +1,400 @@
 """Reader of PDEBench files: one or many HDF5 files of one problem, as trajectories of one task.
 
-Files are surveyed by `hdf5_guard`, understood by `pdebench_layouts`, read by `hdf5_arrays`. Memory grows with the
+First the layout of a file: which dataset holds which field along which axes, coordinates, parameters. What the numbers
+mean (equation, boundary, conserved fields) is not in the files: `pdebench_problems` decides whether a file says which
+problem it holds. Whatever is assumed about a file is written down in words. Then the reader. Memory grows with the
 number of files (and with the number of groups of those that keep one group per trajectory), never with windows.
+Axes letters: N trajectory, T time, C channel, X Y Z space.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
 from ups.buckets.address import is_address
 from ups.buckets.path import plain_name
 from ups.errors import DataError
-from ups.formats.base import FULL, Array, GridReader, Source, Subsampling
-from ups.formats.hdf5_arrays import Region, bring_region, drop_hdf5, read_region
-from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_files
-from ups.formats.hdf5_identity import files_identity
+from ups.formats.base import FULL, Array, GridReader, Source, SplitRows, Subsampling, split_counts
+from ups.formats.hdf5 import (
+    HDF5_MAGIC,
+    FileKey,
+    Region,
+    bring_region,
+    drop_hdf5,
+    file_key,
+    files_identity,
+    read_region,
+    survey_files,
+)
 from ups.formats.hdf5_survey import ArraySurvey, FileSurvey
-from ups.formats.pdebench_layouts import FieldSource, FileLayout, member_of, understand
-from ups.formats.split_rows import SplitRows, split_counts
+from ups.formats.pdebench_problems import (
+    BOOKKEEPING,
+    PROBLEMS,
+    Evidence,
+    Problem,
+    recognize,
+    show_names,
+    unknown_problem,
+)
 from ups.formats.the_well import THE_WELL
 from ups.record.untrusted_files import open_regular
-from ups.spec.task import ParameterSpec, Role
+from ups.spec.batch import Float64
+from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, Role, TaskSpec
+
+MAX_POINTS = 1 << 20
+MAX_CHANNELS = 32
+_SPACE = "XYZ"
 
 
 @dataclass(frozen=True, slots=True)
+class FieldSource:
+    """A dataset and the meaning of its axes; '{}' in the name stands for the group of a trajectory."""
+
+    role: Role
+    dataset: str
+    axes: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileLayout:
+    """One file, understood: its task without parameters, where the fields are, and the values of its parameters.
+
+    assumptions: what the task says that the file does not, and what of the file is not used; a sentence each.
+    """
+
+    task: TaskSpec
+    sources: tuple[FieldSource, ...]
+    coordinates: tuple[Float64, ...]
+    num_frames: int
+    num_trajectories: int
+    parameters: dict[str, float]
+    log_parameters: tuple[str, ...] = ()
+    start_time: float = 0.0
+    assumptions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """An arrangement of datasets. shape: (trajectories, frames, *space); times: None for a steady task.
+
+    names: the fields, called as the datasets are, for a file whose problem is unknown.
+    """
+
+    name: str
+    sources: tuple[FieldSource, ...]
+    shape: tuple[int, ...]
+    times: Float64 | None
+    names: tuple[FieldSpec, ...]
+    assumptions: tuple[str, ...] = ()
+
+
+def understand(key: FileKey, survey: FileSurvey, problem: str | None = None) -> FileLayout:
+    """The layout of a surveyed file. problem: what its user says that it holds. Raises DataError for other files."""
+    names = set(survey.datasets)
+    if survey.groups:
+        build: Callable[[_File], _Form] = _grouped
+    elif {"tensor", "nu"} <= names:
+        build = _darcy
+    elif "tensor" in names:
+        build = _single
+    elif {"density", "pressure", "Vx"} <= names:
+        build = _compressible
+    elif "velocity" in names:
+        build = _incompressible
+    else:
+        raise DataError(
+            f"{key[0]} is not a PDEBench file: its datasets are {', '.join(sorted(names))[:200] or 'none'}",
+            hint="`ups init DIR --data FILE` describes files of any other layout (docs/own-data.md)",
+        )
+    file = _File(key, survey)
+    return _layout(file, build(file), problem)
+
+
+@dataclass
 class _File:
+    """A surveyed file with its attributes and the text of its embedded configuration."""
+
+    key: FileKey
+    survey: FileSurvey
+    name: str = ""
+    settings: dict[str, float] = field(default_factory=dict)
+    described: dict[str, float] = field(default_factory=dict)
+    output_path: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = Path(self.key[0]).name
+        config = _configuration(self.survey.attributes.get("config"))
+        self.settings = _numbers_of(config)
+        simulation = config.get("sim", config)
+        # Only the part about the simulation itself: other parts are about plots and publication.
+        self.described = _numbers_of(simulation) if isinstance(simulation, dict) else {}
+        path = config.get("output_path")
+        self.output_path = path if isinstance(path, str) else ""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Attributes that are one number and the same in every group."""
+        found = self.survey.attributes.items()
+        return {k: v for k, v in found if isinstance(v, float) and k not in self.survey.varying}
+
+    def array(self, name: str, num_dims: int) -> ArraySurvey:
+        found = self.survey.datasets.get(name) or self.survey.members.get(name)
+        if found is None or len(found.shape) != num_dims:
+            raise DataError(f"{self.key[0]}: dataset '{name}' with {num_dims} dimensions is missing")
+        return found
+
+    def values(self, name: str, region: tuple[slice, ...] | None = None) -> Float64:
+        """A small dataset as float64; of the first group where the name has a '{}'."""
+        array = self.survey.datasets.get(name) or self.survey.members.get(name)
+        if array is None or math.prod(array.shape) > MAX_POINTS:
+            raise DataError(f"{self.key[0]}: dataset '{name}' is missing or absurdly long")
+        if "{}" in name:
+            array = member_of(self.survey, name, 0)
+        full = tuple(slice(0, n, 1) for n in array.shape)
+        return np.array(read_region(self.key, array, region or full), np.float64).reshape(-1)
+
+    def parameter(self, name: str) -> tuple[float, str] | None:
+        """Value and source: the attributes, else the embedded configuration, else the file name."""
+        if name in self.numbers:
+            return self.numbers[name], "attribute"
+        varying = {key.lower() for key in self.survey.varying}
+        attributes = {k.lower(): v for k, v in self.numbers.items()}
+        for source, values in (("attribute", attributes), ("configuration", self.settings)):
+            if name.lower() in values and name.lower() not in varying and math.isfinite(values[name.lower()]):
+                return values[name.lower()], source
+        if name.lower() in varying:
+            return None
+        found = re.search(rf"(?:^|[_-]|Sols_){re.escape(name)}(\d+(?:\.\d*)?(?:e[-+]?\d+)?)", self.name, re.IGNORECASE)
+        return (float(found.group(1)), "file name") if found else None
+
+
+def member_of(survey: FileSurvey, name: str, group: int) -> ArraySurvey:
+    """The dataset of one trajectory group."""
+    form = survey.members[name]
+    offset = survey.offsets[name][group] if form.offset is not None else None
+    label = name.replace("{}", survey.groups[group])
+    return ArraySurvey(label, form.shape, form.dtype, offset, form.chunks, form.filters)
+
+
+def _single(file: _File) -> _Form:
+    tensor = file.array("tensor", 3)
+    times = file.values("t-coordinate")
+    return _Form("tensor", (FieldSource("state", "tensor", "NTX"),), tensor.shape, times, (FieldSpec("tensor"),))
+
+
+def _darcy(file: _File) -> _Form:
+    shape = file.array("tensor", 4).shape
+    if shape[1] != 1 or file.array("nu", 3).shape != (shape[0], *shape[2:]):
+        raise DataError(f"{file.key[0]}: 'nu' and 'tensor' of a Darcy file do not fit together")
+    sources = (FieldSource("static", "nu", "NXY"), FieldSource("target", "tensor", "NCXY"))
+    fields = (FieldSpec("nu", role="static"), FieldSpec("tensor", role="target"))
+    steady = "there are no times: taken as steady, with 'nu' given and 'tensor' asked for"
+    return _Form("darcy", sources, (shape[0], 0, *shape[2:]), None, fields, (steady,))
+
+
+def _compressible(file: _File) -> _Form:
+    dims = len(file.survey.datasets["density"].shape) - 2
+    if not 1 <= dims <= 3:
+        raise DataError(f"{file.key[0]}: 'density' has no 1 to 3 space axes")
+    names = ["density", "pressure", *("Vx", "Vy", "Vz")[:dims]]
+    shape = file.array("density", dims + 2).shape
+    if any(file.array(name, dims + 2).shape != shape for name in names):
+        raise DataError(f"{file.key[0]}: its fields differ in shape")
+    sources = tuple(FieldSource("state", name, "NT" + _SPACE[:dims]) for name in names)
+    return _Form(f"flow{dims}d", sources, shape, file.values("t-coordinate"), tuple(FieldSpec(n) for n in names))
+
+
+def _incompressible(file: _File) -> _Form:
+    velocity = file.array("velocity", 5).shape
+    if (
+        velocity[4] != 2
+        or file.array("particles", 5).shape != (*velocity[:4], 1)
+        or file.array("force", 4).shape != (velocity[0], *velocity[2:])
+    ):
+        raise DataError(f"{file.key[0]}: 'velocity', 'particles' and 'force' do not fit together")
+    times = file.array("t", 2)
+    if times.shape != velocity[:2]:
+        raise DataError(f"{file.key[0]}: 't' has shape {times.shape}, not that of the frames {velocity[:2]}")
+    first = file.values("t", (slice(0, 1, 1), slice(0, times.shape[1], 1)))
+    sources = (
+        FieldSource("state", "velocity", "NTXYC"),
+        FieldSource("state", "particles", "NTXYC"),
+        FieldSource("static", "force", "NXYC"),
+    )
+    fields = (
+        *_components("velocity", 2),
+        FieldSpec("particles"),
+        *_components("force", 2, "static"),
+    )
+    assumed = "the times of the first trajectory are taken for all"
+    return _Form("incompressible", sources, velocity[:4], first, fields, (assumed,))
+
+
+def _grouped(file: _File) -> _Form:
+    data = file.survey.members.get("{}/data")
+    if data is None or len(data.shape) not in (3, 4):
+        raise DataError(f"{file.key[0]}: its groups hold no 'data' of 3 or 4 dimensions")
+    dims, channels = len(data.shape) - 2, data.shape[-1]
+    if channels > MAX_CHANNELS:
+        raise DataError(
+            f"{file.key[0]}: 'data' has {channels} channels in its last dimension, more than {MAX_CHANNELS}"
+        )
+    shape = (len(file.survey.groups), *data.shape[:-1])
+    sources = (FieldSource("state", "{}/data", "T" + _SPACE[:dims] + "C"),)
+    assumed = "coordinates and times of the first group are taken for all"
+    times = file.values("{}/grid/t")
+    return _Form(f"groups{dims}d{channels}", sources, shape, times, _components("data", channels), (assumed,))
+
+
+def _components(name: str, count: int, role: Role = "state") -> tuple[FieldSpec, ...]:
+    return tuple(FieldSpec(name if count == 1 else f"{name}_{i}", role=role) for i in range(count))
+
+
+def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
+    """Assembles the task."""
+    count, num_frames, space = form.shape[0], form.shape[1], form.shape[2:]
+    coordinates = tuple(_coordinate(file, letter.lower(), n) for letter, n in zip(_SPACE, space, strict=False))
+    extents = [float((c[-1] - c[0]) * len(c) / (len(c) - 1)) for c in coordinates]
+    numbers = file.numbers
+    named = tuple(dict.fromkeys((*file.survey.attributes, *file.survey.unread)))
+    evidence = Evidence(file.name, file.output_path, form.name, named, numbers, file.described, extents)
+    problem, reason = recognize(evidence, stated)
+    assumptions = [reason]
+    if problem is None:
+        problem = unknown_problem(form.name, form.names, numbers, steady=form.times is None)
+        fitting = [p.name for p in PROBLEMS.values() if p.form == form.name]
+        if fitting:
+            way = f"`problem: {fitting[0]}` in a recipe, `--problem {fitting[0]}` on the command line"
+            assumptions = [f"{reason}. If you know that it holds {' or '.join(fitting)}, state it: {way}"]
+    found: dict[str, float] = {}
+    for name in problem.parameters:
+        value = file.parameter(name)
+        if value is not None:
+            found[name] = value[0]
+            if value[1] == "file name":
+                assumptions.append(f"parameter {name} is taken from the file name")
+    axes = tuple(
+        AxisSpec(letter.lower(), problem.boundary, extent) for letter, extent in zip(_SPACE, extents, strict=False)
+    )
+    task = TaskSpec(
+        name=problem.name,
+        fields=problem.fields,
+        axes=axes,
+        dt=0.0 if form.times is None else _time_step(file, form.times, num_frames),
+        steady=problem.steady,
+        conserved=problem.conserved,
+        symmetries=("translation",) if problem.translation else (),
+        equation=problem.equation,
+    )
+    assumptions += [*form.assumptions, *_assumed_domain(file, problem, task), *_unused(file, form, found)]
+    start = 0.0 if form.times is None else float(form.times[0])
+    return FileLayout(
+        task, form.sources, coordinates, num_frames, count, found, problem.log_parameters, start, tuple(assumptions)
+    )
+
+
+def _assumed_domain(file: _File, problem: Problem, task: TaskSpec) -> list[str]:
+    found = []
+    if problem.boundary == "unknown":
+        found.append(
+            "the boundary is unknown: no axis is taken as periodic, and a model is told nothing about the ends"
+        )
+    if "velocity" in file.survey.datasets and "x-coordinate" not in file.survey.datasets:
+        found.append("there are no coordinates: cells of [0, 1] are taken")
+    lengths = ", ".join(f"{axis.name} {axis.extent:.4g}" for axis in task.axes)
+    found.append(f"the domain reaches half a cell beyond its first and last points: lengths {lengths}")
+    found.append("units are not in the file: everything is taken as dimensionless")
+    return found
+
+
+def _unused(file: _File, form: _Form, parameters: Mapping[str, float]) -> list[str]:
+    """What else the file has, in words."""
+    survey = file.survey
+    used = {name.lower() for name in parameters} | BOOKKEEPING
+    found = []
+    names = [n for n in (*survey.attributes, *survey.unread) if n.lower() not in used]
+    if names:
+        found.append(f"not used: {show_names('attribute', list(dict.fromkeys(names)))}")
+    varying = [n for n in survey.varying if n.lower() != "seed"]
+    if varying:
+        found.append(f"not used, because they differ between groups: {show_names('value', varying)}")
+    settings = [n for n in file.described if n not in used]
+    if settings:
+        found.append(f"not used: {show_names('configured number', settings)}")
+    read = {source.dataset for source in form.sources}
+    coordinates = {"t", *(f"{c}-coordinate" for c in "txyz"), *(f"{{}}/grid/{c}" for c in "txyz")}
+    others = [n.removeprefix("{}/") for n in (*survey.datasets, *survey.members) if n not in read | coordinates]
+    if others:
+        found.append(f"not used: {show_names('dataset', others)}")
+    return found
+
+
+def _coordinate(file: _File, name: str, size: int) -> Float64:
+    dataset = f"{{}}/grid/{name}" if file.survey.groups else f"{name}-coordinate"
+    if dataset not in file.survey.datasets and dataset not in file.survey.members:
+        if "velocity" in file.survey.datasets:
+            return (np.arange(size) + 0.5) / size  # the incompressible files have no coordinates: cells of [0, 1]
+        raise DataError(f"{file.key[0]}: dataset '{dataset}' is missing")
+    values = file.values(dataset)
+    if len(values) != size or size < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
+        raise DataError(f"{file.key[0]}: '{dataset}' must hold {size} increasing numbers, it has {len(values)} entries")
+    return values
+
+
+def _time_step(file: _File, times: Float64, num_frames: int) -> float:
+    # The 1D files have the end of the last step as an extra entry.
+    if len(times) not in (num_frames, num_frames + 1) or num_frames < 2:
+        raise DataError(f"{file.key[0]}: {len(times)} times for {num_frames} frames")
+    times = times[:num_frames]
+    steps = np.diff(times)
+    if not np.isfinite(times).all() or (steps <= 0).any():
+        raise DataError(f"{file.key[0]}: its times are not increasing")
+    mean = float((times[-1] - times[0]) / (num_frames - 1))
+    # float32 times have steps that differ by their rounding
+    if (np.abs(steps - mean) > 1e-2 * mean + 4e-7 * float(np.abs(times).max())).any():
+        raise DataError(f"{file.key[0]}: its time step is not constant", hint="windows need frames at equal distances")
+    return mean
+
+
+def _configuration(text: Any) -> dict[Any, Any]:
+    """An embedded YAML configuration; empty if there is none that is safe to read."""
+    # An anchor could be expanded without end; configurations of simulations have none.
+    if not isinstance(text, str) or "&" in text or "*" in text:
+        return {}
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        data = yaml.load(text, Loader=loader)  # noqa: S506 - a safe loader, in C where there is one
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _numbers_of(configuration: dict[Any, Any]) -> dict[str, float]:
+    """All numbers of a configuration by their (lower-case) key, whatever the nesting."""
+    found: dict[str, float] = {}
+    waiting = [configuration]
+    while waiting and len(found) < 256:
+        item = waiting.pop()
+        for name, value in item.items():
+            if isinstance(value, dict):
+                waiting.append(value)
+            elif isinstance(value, str) and re.fullmatch(r"\d+(\.\d*)?[eE][-+]?\d+", value):
+                found.setdefault(str(name).lower(), float(value))  # YAML 1.1 reads 1e-3 as a text
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                found.setdefault(str(name).lower(), float(value))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadFile:
     key: FileKey
     survey: FileSurvey
     layout: FileLayout
@@ -70,7 +435,7 @@ class PdebenchReader(GridReader):
         first = layouts[0][2]
         names = tuple(first.parameters)
         self._files = tuple(
-            _File(key, survey, layout, np.array([layout.parameters[n] for n in names], np.float32))
+            _ReadFile(key, survey, layout, np.array([layout.parameters[n] for n in names], np.float32))
             for key, survey, layout in layouts
         )
         counts = [f.layout.num_trajectories for f in self._files]
@@ -115,19 +480,19 @@ class PdebenchReader(GridReader):
     def _source_identity(self) -> str:
         return files_identity("pdebench", [file.key for file in self._files])
 
-    def _locate(self, split: str, trajectory: int) -> tuple[_File, int]:
+    def _locate(self, split: str, trajectory: int) -> tuple[_ReadFile, int]:
         """File of a trajectory, and its row in there."""
         number, row = self._rows.locate(split, trajectory)
         return self._files[number], row
 
 
-def _assemble(file: _File, row: int, role: Role, frames: slice) -> Array:
+def _assemble(file: _ReadFile, row: int, role: Role, frames: slice) -> Array:
     """(T, C, *S) of one role: each source read, its axes brought into order, channels put together."""
     parts = [_read_source(file, row, source, frames) for source in file.layout.sources if source.role == role]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-def _region_of(file: _File, row: int, source: FieldSource, frames: slice) -> tuple[ArraySurvey, Region]:
+def _region_of(file: _ReadFile, row: int, source: FieldSource, frames: slice) -> tuple[ArraySurvey, Region]:
     """The array of a source, and what of it a trajectory needs."""
     if "{}" in source.dataset:
         array = member_of(file.survey, source.dataset, row)
@@ -140,7 +505,7 @@ def _region_of(file: _File, row: int, source: FieldSource, frames: slice) -> tup
     return array, region
 
 
-def _read_source(file: _File, row: int, source: FieldSource, frames: slice) -> Array:
+def _read_source(file: _ReadFile, row: int, source: FieldSource, frames: slice) -> Array:
     values = read_region(file.key, *_region_of(file, row, source, frames))
     axes = source.axes
     if "N" in axes:

@@ -32,7 +32,7 @@ _HOW = frozenset(
 class Problem:
     """What is known about a problem beyond its file.
 
-    form: the arrangement of datasets (`pdebench_layouts`). published: pattern of its file names.
+    form: the arrangement of datasets (`pdebench._Form`). published: pattern of its file names.
     extents: lengths of its axes, empty where they are not checked.
     """
 

@@ -23,8 +23,7 @@ import numpy.typing as npt
 import ups
 from ups.errors import DataError, MachineError
 from ups.formats.base import FLOAT32_HINT, SPLITS
-from ups.formats.shards import encode_index
-from ups.formats.zarr_metadata import MAX_CHUNK_BYTES, ArrayLayout, array_json, group_json
+from ups.formats.shards import MAX_CHUNK_BYTES, ArrayLayout, array_json, encode_index, group_json
 from ups.formats.zarr_store import DIFFERING, DIFFERING_VERSION, FORMAT, VERSION
 from ups.record.manifest import Manifest, check_replaceable, commit_directory, make_temporary
 from ups.spec.task import Role, TaskSpec

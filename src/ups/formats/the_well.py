@@ -1,6 +1,6 @@
 """Reader of The Well: the HDF5 files of one data set, as trajectories of one task.
 
-Files are surveyed by `hdf5_guard`, understood by `the_well_layout`, read by `hdf5_arrays`. Memory grows with the number
+Files are surveyed by `hdf5_survey`, understood by `the_well_layout`, read by `hdf5`. Memory grows with the number
 of files and trajectories, never with windows. Files that lie in folders called train, valid and test are those splits.
 """
 
@@ -16,18 +16,89 @@ import numpy as np
 from ups.buckets.address import is_address
 from ups.buckets.path import data_path
 from ups.errors import DataError
-from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, Subsampling
-from ups.formats.hdf5_arrays import Region, bring_region, drop_hdf5, read_region
-from ups.formats.hdf5_guard import HDF5_MAGIC, FileKey, file_key, survey_well_files
-from ups.formats.hdf5_identity import files_identity
-from ups.formats.split_rows import SplitRows, split_counts
-from ups.formats.the_well_fields import SPACE, WellField
-from ups.formats.the_well_layout import WellLayout, understand
-from ups.formats.the_well_survey import GROUPS
-from ups.formats.the_well_task import assumptions_of, check_same, task_of
+from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, SplitRows, Subsampling, split_counts
+from ups.formats.described import same_points
+from ups.formats.hdf5 import (
+    HDF5_MAGIC,
+    FileKey,
+    Region,
+    bring_region,
+    drop_hdf5,
+    file_key,
+    files_identity,
+    read_region,
+    survey_well_files,
+)
+from ups.formats.hdf5_survey import GROUPS
+from ups.formats.the_well_layout import SPACE, WellField, WellLayout, plain, understand
 from ups.record.untrusted_files import open_regular
 from ups.spec.batch import Float32
-from ups.spec.task import Role
+from ups.spec.task import AxisSpec, Boundary, FieldSpec, ParameterSpec, Role, Scale, TaskSpec
+
+# A parameter whose values spread further than this is told to a model on a logarithmic scale.
+LOG_RATIO = 20.0
+
+
+def check_same(layouts: list[tuple[FileKey, WellLayout]]) -> None:
+    """Raises DataError for files that cannot be one task."""
+    first_key, first = layouts[0]
+    for key, layout in layouts[1:]:
+        if layout.axes != first.axes or [len(c) for c in layout.coordinates] != [len(c) for c in first.coordinates]:
+            what = "grid"
+        elif _specs(layout) != _specs(first):
+            what = "fields"
+        else:
+            continue
+        raise DataError(
+            f"{key[0]} and {first_key[0]} have different {what}",
+            hint="files of one task may differ in parameters, length and time step; make them two tasks",
+        )
+
+
+def _specs(layout: WellLayout) -> list[FieldSpec]:
+    return [spec for field in layout.fields for spec in field.specs]
+
+
+def task_of(layouts: list[WellLayout], names: list[str], dt: float) -> TaskSpec:
+    """The task of files with the same fields and grid. names: of parameters that every file has."""
+    first = layouts[0]
+    fields = tuple(_specs(first))
+    axes = []
+    for number, axis in enumerate(first.axes):
+        points = first.coordinates[number]
+        ends = {layout.ends[number] for layout in layouts}
+        boundary: tuple[Boundary, Boundary] = ends.pop() if len(ends) == 1 else ("unknown", "unknown")
+        axes.append(AxisSpec(axis, boundary, float((points[-1] - points[0]) * len(points) / (len(points) - 1))))
+    # Fields, axes and parameters stand next to each other in results, so a name is given once.
+    taken = {"time", *(field.name for field in fields), *first.axes}
+    parameters = []
+    for name in names:
+        values = np.concatenate([layout.parameters[name] for layout in layouts])
+        low, high = float(values.min()), float(values.max())
+        free = plain(name, "parameter")
+        while free in taken:
+            free = f"{free[:50]}_parameter"
+        taken.add(free)
+        scale: Scale = "log" if low > 0 and high / low >= LOG_RATIO else "linear"
+        parameters.append(ParameterSpec(free, minimum=low, maximum=high, scale=scale))
+    return TaskSpec(first.name, fields, tuple(axes), tuple(parameters), dt)
+
+
+def assumptions_of(layouts: list[WellLayout], names: list[str]) -> tuple[str, ...]:
+    """What is taken for granted about the files, each sentence once."""
+    first = layouts[0]
+    found = list(dict.fromkeys(text for layout in layouts for text in layout.assumptions))
+    for number, axis in enumerate(first.axes):
+        points = first.coordinates[number]
+        if any(not same_points(layout.coordinates[number], points) for layout in layouts):
+            found.append(f"the points along {axis} differ between files: those of the first file are taken")
+        if len({layout.ends[number] for layout in layouts}) > 1:
+            found.append(f"files differ in what happens at the ends of {axis}: taken as unknown")
+    lost = sorted({n for layout in layouts for n in layout.parameters} - set(names))
+    if lost:
+        found.append(f"not used, because not every file has it: {', '.join(lost)[:200]}")
+    return tuple(found)
+
 
 MAX_FILES = 10_000
 # Names of groups stand near the beginning or the end of a file, wherever its writer left room.

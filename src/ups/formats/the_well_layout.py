@@ -1,27 +1,240 @@
 """A surveyed file of The Well, understood: its fields, grid, times, parameters and boundaries.
 
-Every attribute may be missing, and the file is believed over its attributes. What is taken for granted, and what of the
-file is not used, is written down in words.
+Every attribute may be missing, and the file is believed over its attributes. The flags of a dataset (`sample_varying`,
+`time_varying`, `dim_varying`) say which axes it has. Where they are missing the shape decides; where both speak they
+must agree. The format has a group for each boundary condition, with a mask over the axes that it belongs to. A face of
+the domain is a wall if all of it is, open or periodic if any of it is, and open where nothing is said. A mask that also
+holds points inside the domain is a static field: an obstacle. What is assumed, and what of the file is not used, is
+written down in words. Letters: N trajectory, T time, X Y Z space, C component.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ups.errors import DataError
 from ups.formats.base import Array, Int64
-from ups.formats.described_layout import equal_steps
-from ups.formats.hdf5_arrays import read_region
-from ups.formats.hdf5_guard import FileKey
-from ups.formats.hdf5_survey import ArraySurvey
-from ups.formats.the_well_boundaries import MAX_MASK_POINTS, boundaries_of
-from ups.formats.the_well_fields import Sizes, WellField, fields_of, flag, plain
-from ups.formats.the_well_survey import FIELD_GROUPS, WellSurvey
+from ups.formats.described import equal_steps
+from ups.formats.hdf5 import FileKey, read_region
+from ups.formats.hdf5_survey import BOUNDARIES, FIELD_GROUPS, ArraySurvey, WellSurvey
 from ups.record.untrusted_files import printable
 from ups.spec.batch import Float64
-from ups.spec.task import Boundary
+from ups.spec.task import Boundary, FieldSpec, Role
+
+SPACE = "XYZ"
+MAX_COMPONENTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WellField:
+    """A dataset, what its axes are, and the number of channels it gives. mask: of a boundary, true and false."""
+
+    role: Role
+    array: ArraySurvey
+    axes: str
+    channels: int
+    specs: tuple[FieldSpec, ...]
+    mask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a file: trajectories, frames, and points along each axis."""
+
+    trajectories: int
+    frames: int
+    space: tuple[int, ...]
+
+
+def flag(attributes: Mapping[str, Sequence[float | str]], name: str) -> bool | None:
+    """A truth value among attributes; None where it is missing or something else."""
+    values = attributes.get(name)
+    if not values or isinstance(values[0], str):
+        return None
+    return bool(values[0])
+
+
+def plain(text: str, fallback: str) -> str:
+    """A name that a task may have."""
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", text.strip())[:60]
+    return name if re.match(r"[A-Za-z_]", name) else f"{fallback}_{name}" if name else fallback
+
+
+def fields_of(path: str, survey: WellSurvey, sizes: Sizes) -> list[WellField]:
+    """All fields in the order of the format: scalars, vectors, tensors, each as `field_names` lists them."""
+    found: list[WellField] = []
+    for rank, group in enumerate(FIELD_GROUPS):
+        listed = survey.attributes.get(group, {}).get("field_names")
+        present = [name.split("/")[1] for name in survey.arrays if name.startswith(f"{group}/")]
+        names = [str(name) for name in listed] if listed is not None else sorted(present)
+        for name in names:
+            if name not in present:
+                raise DataError(f"{path}: '{group}' lists a field '{name[:80]}' that it does not have")
+            found.append(_field(path, survey, f"{group}/{name}", rank, sizes))
+        survey.left_out.extend(f"'{group}/{n}', which is not listed" for n in sorted(set(present) - set(names)))
+    return found
+
+
+def _field(path: str, survey: WellSurvey, key: str, rank: int, sizes: Sizes) -> WellField:
+    array, attributes = survey.arrays[key], survey.attributes.get(key, {})
+    axes = axes_of(path, array, attributes, rank, sizes)
+    counts = [n for letter, n in zip(axes, array.shape, strict=True) if letter == "C"]
+    channels = 1
+    for count in counts:
+        channels *= count
+    if channels > MAX_COMPONENTS:
+        raise DataError(f"{path}: '{key}' has {channels} components, more than {MAX_COMPONENTS}")
+    role: Role = "state" if "T" in axes else "static"
+    name = plain(key.split("/")[1], "field")
+    if channels == len(sizes.space) ** rank:
+        specs: tuple[FieldSpec, ...] = (FieldSpec(name, role, tensor_rank=rank),)
+    else:  # as of a flow in the plane with three components
+        specs = tuple(FieldSpec(f"{name}_{i}", role) for i in range(channels))
+    return WellField(role, array, axes, channels, specs)
+
+
+def axes_of(
+    path: str, array: ArraySurvey, attributes: Mapping[str, Sequence[float | str]], rank: int, sizes: Sizes
+) -> str:
+    """The letters of the axes of a dataset; an axis of space of length 1 has a small letter, and is broadcast."""
+    varying = [bool(v) for v in attributes.get("dim_varying", ()) if not isinstance(v, str)]
+    if len(varying) != len(sizes.space):
+        varying = [True] * len(sizes.space)
+    sample, time = flag(attributes, "sample_varying"), flag(attributes, "time_varying")
+    for letters in _possible(rank, len(sizes.space), varying, sample, time):
+        if len(letters) == len(array.shape) and _fits(letters, array.shape, sizes):
+            return "".join(
+                letter.lower() if letter in SPACE and n == 1 != sizes.space[SPACE.index(letter)] else letter
+                for letter, n in zip(letters, array.shape, strict=True)
+            )
+    raise DataError(
+        f"{path}: dataset '{array.name}' of shape {array.shape} does not fit {sizes.trajectories} trajectories of "
+        f"{sizes.frames} frames on {' x '.join(map(str, sizes.space))} points, and what its attributes say of its axes"
+    )
+
+
+def _possible(rank: int, dims: int, varying: list[bool], sample: bool | None, time: bool | None) -> list[str]:
+    """Arrangements of axes from the likeliest on: an axis along which nothing varies is absent, or has length 1."""
+    leads = [
+        ("N" if has_sample else "") + ("T" if has_time else "")
+        for has_time in ((True, False) if time is None else (time,))
+        for has_sample in ((True, False) if sample is None else (sample,))
+    ]
+    there = "".join(letter for letter, varies in zip(SPACE, varying, strict=False) if varies)
+    spaces = list(dict.fromkeys((there, SPACE[:dims])))
+    tails = ([""], ["C"], ["CC", "C"])[rank]  # a tensor has rows and columns, or lies flat
+    return [lead + space + tail for space in spaces for lead in leads for tail in tails]
+
+
+def _fits(letters: str, shape: tuple[int, ...], sizes: Sizes) -> bool:
+    for letter, n in zip(letters, shape, strict=True):
+        if letter == "N" and n != sizes.trajectories:
+            return False
+        if letter == "T" and n != sizes.frames:
+            return False
+        if letter in SPACE and n not in (1, sizes.space[SPACE.index(letter)]):
+            return False
+    return True
+
+
+MAX_MASK_POINTS = 1 << 26
+_WORDS: tuple[tuple[str, Boundary], ...] = (
+    ("PERIODIC", "periodic"),
+    ("DIRICHLET", "dirichlet"),
+    ("NEUMANN", "neumann"),
+    ("WALL", "wall"),
+    ("OPEN", "open"),
+)
+
+
+@dataclass
+class Boundaries:
+    """ends: of each axis, at its first and last point. masks: obstacles. assumptions: in words."""
+
+    ends: list[list[Boundary]]
+    masks: list[WellField]
+    assumptions: list[str]
+
+
+def boundaries_of(
+    path: str, survey: WellSurvey, axes: list[str], sizes: Sizes, read: Callable[[ArraySurvey], Array]
+) -> Boundaries:
+    """The boundaries of a file. read: the values of a small dataset."""
+    groups = sorted(name for name in survey.attributes if name.startswith(f"{BOUNDARIES}/") and name.count("/") == 1)
+    if not groups:
+        unknown: list[list[Boundary]] = [["unknown", "unknown"] for _ in axes]
+        return Boundaries(unknown, [], ["the boundary is unknown: no axis is taken as periodic"])
+    found = Boundaries([["open", "open"] for _ in axes], [], [])
+    said: set[int] = set()
+    for group in groups:
+        said |= _take_condition(path, survey, group, axes, sizes, read, found)
+    # An axis wraps around or has two ends.
+    found.ends = [["periodic", "periodic"] if "periodic" in both else both for both in found.ends]
+    left = [axis for number, axis in enumerate(axes) if number not in said]
+    if left:
+        found.assumptions.append(f"nothing is said about the ends of {', '.join(left)}: taken as open")
+    return found
+
+
+def _take_condition(
+    path: str,
+    survey: WellSurvey,
+    group: str,
+    axes: list[str],
+    sizes: Sizes,
+    read: Callable[[ArraySurvey], Array],
+    found: Boundaries,
+) -> set[int]:
+    """Add one condition to what is found; the numbers of the axes it speaks of."""
+    attributes, name = survey.attributes[group], group.split("/")[1]
+    kind = _kind(" ".join(map(str, attributes.get("bc_type", []))) or name)
+    dims = [str(dim) for dim in attributes.get("associated_dims", [])]
+    numbers = [axes.index(dim) for dim in dims if dim in axes]
+    mask = survey.arrays.get(f"{group}/mask")
+    if not numbers or len(numbers) != len(dims) or numbers != sorted(set(numbers)) or mask is None:
+        found.assumptions.append(f"boundary condition '{name}' is not used: it has no mask over axes of the grid")
+        return set()
+    if f"{group}/values" in survey.arrays:
+        found.assumptions.append(f"the values of boundary condition '{name}' are not used")
+    space = tuple(sizes.space[n] for n in numbers)
+    lead = "N" if len(mask.shape) == len(space) + 1 and flag(attributes, "sample_varying") else ""
+    expected = (sizes.trajectories, *space) if lead else space
+    if flag(attributes, "time_varying") or mask.shape != expected or int(np.prod(expected)) > MAX_MASK_POINTS:
+        found.assumptions.append(f"boundary condition '{name}' is not used: its mask has shape {mask.shape}")
+        return set()
+    values = read(mask).reshape(-1, *space) != 0  # (N or 1, *axes of the mask)
+    if kind == "periodic" and not values.any():
+        # Files are about that forget to set the mask of a periodic axis, and nothing else can be meant.
+        found.assumptions.append(f"the mask of '{name}' is empty: its axis is taken as periodic")
+        values = np.ones_like(values)
+    every = kind in ("wall", "dirichlet", "neumann")
+    for place, number in enumerate(numbers):
+        for end, index in ((0, 0), (1, -1)):
+            face = values.take(index, axis=1 + place)
+            if face.all() if every else face.any():
+                found.ends[number][end] = kind
+    inside = values[(slice(None), *(slice(1, -1) for _ in space))]
+    if every and inside.any():
+        letters = lead + "".join(SPACE[n] for n in numbers)
+        label = plain(f"{name}_mask", "mask")
+        flags = {
+            "dim_varying": [float(n in numbers) for n in range(len(axes))],
+            "sample_varying": [float(bool(lead))],
+            "time_varying": [0.0],
+        }
+        if axes_of(path, mask, flags, 0, sizes) == letters:
+            found.masks.append(WellField("static", mask, letters, 1, (FieldSpec(label, "static"),), mask=True))
+    return set(numbers)
+
+
+def _kind(text: str) -> Boundary:
+    upper = text.upper()
+    return next((kind for word, kind in _WORDS if word in upper), "unknown")
+
 
 MAX_POINTS = 1 << 20
 # Root attributes that are no parameters of the equation.

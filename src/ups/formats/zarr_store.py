@@ -1,6 +1,6 @@
 """Reader of our own store: a Zarr v3 group per task, local files that are mapped, or objects (docs/store-format.md).
 
-Leaves the bytes of files to `shards`, the suspicion about JSON to `zarr_metadata`, the writing to `store_writer`.
+Leaves metadata and bytes of arrays to `shards`, the writing to `store_writer`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from ups.buckets.cached_objects import forget
 from ups.buckets.path import BucketPath, data_path
 from ups.errors import DataError, IntegrityError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Int64, Source, Subsampling
-from ups.formats.shards import ShardFile, drop_files, open_shard
-from ups.formats.zarr_metadata import MAX_JSON_BYTES, ArrayLayout, read_array, read_group
+from ups.formats.shards import MAX_JSON_BYTES, ArrayLayout, ShardFile, drop_files, open_shard, read_array, read_group
 from ups.record.manifest import read_manifest
 from ups.record.untrusted_files import open_regular, printable
 from ups.spec.batch import Float64

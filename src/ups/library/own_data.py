@@ -18,12 +18,10 @@ from ups.data.guess import Guess, guess_description
 from ups.data.guess_page import description_page, guess_lines
 from ups.data.pack import pack
 from ups.errors import ConfigError, DataError
-from ups.formats.base import GridReader
-from ups.formats.container import Container
-from ups.formats.container_memory import MemoryContainer
+from ups.formats.base import LEAST_TEST, LEAST_TO_SPLIT, GridReader
+from ups.formats.container import Container, MemoryContainer
 from ups.formats.described import DescribedReader, task_name
 from ups.formats.open_container import open_containers
-from ups.formats.split_rows import LEAST_TEST, LEAST_TO_SPLIT
 from ups.formats.zarr_store import is_own_store
 from ups.library.data import Dataset, PathLike, open_data
 from ups.record.atomic import write_file_atomically

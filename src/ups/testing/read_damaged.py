@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from ups.errors import UpsError
-from ups.formats import hdf5_guard
+from ups.formats import hdf5
 from ups.formats.base import Reader
 from ups.formats.pdebench import PdebenchReader
 from ups.formats.the_well import WellReader
@@ -46,10 +46,10 @@ def read_everything(path: str, *, well: bool) -> str:
 def main() -> None:
     paths = sys.stdin.read().split("\n")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    hdf5_guard.TIMEOUT_SECONDS = 10.0
+    hdf5.TIMEOUT_SECONDS = 10.0
     # One guard for all of them; a reader of its own would start one each.
     well = "--well" in sys.argv
-    survey = hdf5_guard.survey_well_files if well else hdf5_guard.survey_files
+    survey = hdf5.survey_well_files if well else hdf5.survey_files
     survey([p for p in paths if Path(p).is_file()])
     for path in paths:
         started = time.monotonic()

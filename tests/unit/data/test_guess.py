@@ -13,7 +13,7 @@ from ups.config.description import read_description
 from ups.data.guess import Guess, guess_description
 from ups.data.guess_page import description_page
 from ups.errors import ConfigError, DataError
-from ups.formats.container_memory import MemoryContainer
+from ups.formats.container import MemoryContainer
 from ups.formats.described import DescribedReader
 from ups.formats.open_container import open_container
 

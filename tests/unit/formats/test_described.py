@@ -19,8 +19,7 @@ from ups.data.normalize import ensure_statistics
 from ups.data.open import open_paths
 from ups.errors import ConfigError, DataError
 from ups.formats.base import Subsampling
-from ups.formats.container import Container
-from ups.formats.container_memory import MemoryContainer
+from ups.formats.container import Container, MemoryContainer
 from ups.formats.described import DescribedReader, open_described
 from ups.formats.open_container import open_container
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ups.errors import DataError
-from ups.formats import hdf5_guard
+from ups.formats import hdf5
 from ups.formats.pdebench import PdebenchReader
 from ups.formats.store_writer import StoreWriter
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
@@ -134,7 +134,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         with h5py.File(path, "r+") as file:
             attack(file, folder)
         found[attack.__name__] = path
-    hdf5_guard.survey_files(list(found.values()))
+    hdf5.survey_files(list(found.values()))
     return found
 
 
@@ -192,9 +192,9 @@ def test_a_guard_that_is_killed_or_hangs_blames_the_file_and_goes_on(
         answers, problem = original(names[:1])
         return list(answers), problem or ("crashed (signal 11)" if len(names) > 1 else "")
 
-    original = hdf5_guard._ask_child
-    monkeypatch.setattr(hdf5_guard, "_ask_child", ask)
-    first, second, third = hdf5_guard.survey_files(paths)
+    original = hdf5._ask_child
+    monkeypatch.setattr(hdf5, "_ask_child", ask)
+    first, second, third = hdf5.survey_files(paths)
     assert not isinstance(first, DataError)
     assert isinstance(second, DataError)
     assert "crashed" in second.message

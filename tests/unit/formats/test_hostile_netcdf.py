@@ -19,7 +19,7 @@ import xarray
 from tests.unit.inference.bundles.make import HERE as BUNDLES
 from ups.cli.main import run
 from ups.errors import DataError
-from ups.formats.netcdf import read_netcdf
+from ups.formats.hdf5 import read_netcdf
 from ups.formats.pdebench import PdebenchReader
 
 X = np.arange(16) / 16

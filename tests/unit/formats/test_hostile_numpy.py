@@ -55,7 +55,7 @@ def test_a_header_that_makes_no_sense_is_refused(tmp_path: Path, header: str) ->
 
 
 def test_compressed_arrays_are_limited_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.formats.container_numpy.MAX_UNPACKED_BYTES", 2 * U.nbytes)
+    monkeypatch.setattr("ups.formats.container.MAX_UNPACKED_BYTES", 2 * U.nbytes)
     np.savez_compressed(tmp_path / "a.npz", u=U, v=U, x=np.arange(32.0))
     container = open_container(tmp_path / "a.npz")
     assert set(container.variables) == {"u", "x"}

@@ -21,7 +21,7 @@ from ups.data.open import open_task
 from ups.data.pack import pack
 from ups.data.validate import validate_paths
 from ups.errors import DataError
-from ups.formats.hdf5_guard import survey_files
+from ups.formats.hdf5 import survey_files
 from ups.formats.pdebench import PdebenchReader
 from ups.formats.pdebench_problems import PROBLEMS
 from ups.formats.zarr_store import StoreReader

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ups.errors import DataError
-from ups.formats.hdf5_guard import survey_well_files
+from ups.formats.hdf5 import survey_well_files
 from ups.formats.the_well import WellReader
 from ups.testing import damaged_files
 from ups.testing import the_well_files as files

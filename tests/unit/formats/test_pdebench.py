@@ -16,7 +16,7 @@ from ups.config.schema import TaskConfig
 from ups.data.open import open_task
 from ups.errors import DataError
 from ups.formats.base import Reader, Subsampling
-from ups.formats.hdf5_guard import survey_files
+from ups.formats.hdf5 import survey_files
 from ups.formats.pdebench import PdebenchReader
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
