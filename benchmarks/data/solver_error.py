@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-from ups.solvers import darcy, diffreact, euler, shallow_water, spectral
+from ups.solvers import darcy, diffreact, finite_volume, spectral
 from ups.solvers.problem import Draws
 from ups.solvers.tasks import TASKS
 
@@ -27,9 +27,9 @@ GRIDS = {
     "burgers1d": (spectral, "BURGERS_MIN_POINTS", (), 0.002),
     "ks1d": (spectral, "KS_MIN_POINTS", ("KS_STEP",), 0.002),
     "reacdiff1d": (spectral, "REACDIFF_MIN_POINTS", ("REACDIFF_STEP",), 0.002),
-    "euler1d": (euler, "MIN_CELLS", (), 0.1),
+    "euler1d": (finite_volume, "EULER_MIN_CELLS", (), 0.1),
     "ns2d": (spectral, "NS_MIN_POINTS", (), 0.002),
-    "swe2d": (shallow_water, "MIN_CELLS", (), 0.1),
+    "swe2d": (finite_volume, "SWE_MIN_CELLS", (), 0.1),
     "diffreact2d": (diffreact, "MIN_POINTS", ("SPIN_UP_STEP", "STEP"), 0.002),
     "darcy2d": (darcy, "MIN_CELLS", (), 0.02),
 }

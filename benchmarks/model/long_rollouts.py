@@ -36,7 +36,7 @@ from ups.inference.bundle import load_bundle
 from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
 from ups.record.places import find_bundle
-from ups.solvers.restart import Given, Setting, own_task, require_solvers, restart_of
+from ups.solvers.coarse_solver import Given, Setting, own_task, require_solvers, restart_of
 
 BAR = 0.2
 # The solver must repeat the first stored frame, or what it makes is not the truth of these data.

@@ -45,7 +45,7 @@ def rollouts(asked: argparse.Namespace) -> int:
     import ups
     from ups.errors import BundleError
     from ups.inference.bundle import load_bundle
-    from ups.solvers.reduce import average_periodic_1d
+    from ups.solvers.problem import average_periodic_1d
 
     torch.set_num_threads(1)
     simulator, bundle = ups.Simulator.load(asked.bundle, device="cpu"), load_bundle(asked.bundle)

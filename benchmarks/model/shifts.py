@@ -34,7 +34,7 @@ from ups.formats.base import Reader
 from ups.inference.bundle import load_bundle
 from ups.record.places import find_bundle
 from ups.solvers import spectral
-from ups.solvers.reduce import average_periodic_1d
+from ups.solvers.problem import average_periodic_1d
 from ups.solvers.request import make_request
 from ups.spec.descriptors import describe
 

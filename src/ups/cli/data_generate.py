@@ -108,8 +108,8 @@ def _requests(
     ranges: list[str],
     format: str,
 ) -> list[Request]:
-    from ups.solvers.pdebench_files import with_given_parameters
     from ups.solvers.request import make_request
+    from ups.solvers.sweep import with_given_parameters
     from ups.solvers.tasks import BENCH_TASKS
 
     if format not in ("store", "pdebench"):

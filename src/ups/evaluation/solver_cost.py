@@ -21,8 +21,8 @@ from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.formats.base import Reader
 from ups.models.one_thread import one_thread
 from ups.models.rollout import Predictor
+from ups.solvers.coarse_solver import Given, Restart, Setting, own_task, restart_of
 from ups.solvers.problem import Float64
-from ups.solvers.restart import Given, Restart, Setting, own_task, restart_of
 
 CPU = torch.device("cpu")
 # Grids finer than the first that is so many times more accurate than the model only cost more.

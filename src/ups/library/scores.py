@@ -154,7 +154,7 @@ def evaluate(
     if split not in HELD_OUT:
         raise ConfigError(f"'{split}' is not a held-out split", hint="use test or valid")
     if solver_cost:
-        from ups.solvers.restart import require_solvers
+        from ups.solvers.coarse_solver import require_solvers
 
         require_solvers()
     name = _name_of(model)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ups.errors import MissingExtraError
-from ups.solvers.problem import Draws, Float64, Solution, cell_centers, solver_points, stored
-from ups.solvers.reduce import block_mean
+from ups.solvers.problem import Draws, Float64, Solution, block_mean, cell_centers, solver_points, stored
 from ups.spec.task import TaskSpec
 
 LOW, HIGH = 3.0, 12.0

@@ -27,13 +27,15 @@ Reduction = Literal["exact values", "spectral truncation", "cell averages"]
 MIN_RESOLUTION = 16
 MAX_RESOLUTION = {1: 65_536, 2: 2_048}
 MAX_FRAMES = 100_000
+# Solvers whose name in stored data is not that of their module.
+_MODULES = {"euler": "finite_volume", "shallow_water": "finite_volume", "fisher_3d": "spectral"}
 
 
 @dataclass(frozen=True, slots=True)
 class SolverTask:
     """One task and what solves it.
 
-    solver: a function, or for ours its name under `ups.solvers`, so that the table is read without JAX.
+    solver: a function, or for ours its name, so that the table is read without JAX. The name is stored with the data.
 
     resolution, num_frames: the stored size unless another one is asked for (num_frames 0: steady).
     trajectories_per_chunk: solved together and committed together; part of the generator version, since the time
@@ -57,8 +59,9 @@ class SolverTask:
         """Solved trajectories, one per row of `draws`. Raises MissingExtraError without the `generate` extra."""
         solver = self.solver
         if isinstance(solver, str):
-            module, function = solver.split(":")
-            solver = cast(Solver, getattr(importlib.import_module(f"ups.solvers.{module}"), function))
+            name, function = solver.split(":")
+            module = importlib.import_module(f"ups.solvers.{_MODULES.get(name, name)}")
+            solver = cast(Solver, getattr(module, function))
         return solver(self.spec, draws, resolution, num_frames)
 
     @property

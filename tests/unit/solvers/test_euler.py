@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ups.solvers import euler
+from ups.solvers import finite_volume
 from ups.solvers.problem import Draws
 from ups.solvers.tasks import TASKS
 
-GAMMA = euler.GAMMA
+GAMMA = finite_volume.GAMMA
 
 
 def exact_riemann(left, right, speed):
@@ -56,7 +56,7 @@ def exact_riemann(left, right, speed):
 def two_states(left, right, cells):
     x = (np.arange(cells) + 0.5) / cells
     w = np.where(x < 0.5, np.array(left)[:, None], np.array(right)[:, None])
-    return x, euler.conserved(w[:, :, None])
+    return x, finite_volume.conserved(w[:, :, None])
 
 
 SOD = ((1.0, 0.0, 1.0), (0.125, 0.0, 0.1))
@@ -79,7 +79,7 @@ class TestRiemann:
         errors = []
         for cells in (100, 200, 400, 800):
             x, u = two_states(*SOD, cells)
-            w = euler.primitive(euler.evolve(u, 1 / cells, 0.2, 2, "open")[-1])[:, :, 0]
+            w = finite_volume.primitive(finite_volume.evolve_gas(u, 1 / cells, 0.2, 2, "open")[-1])[:, :, 0]
             errors.append(np.abs(w - exact_riemann(*SOD, (x - 0.5) / 0.2)).mean(axis=1))
         assert (errors[-1] < 0.002).all()
         orders = np.log2(np.array(errors[:-1]) / np.array(errors[1:]))
@@ -90,12 +90,12 @@ class TestRiemann:
     def test_other_fans_agree_too(self, left, right):
         cells, time = 400, 0.1
         x, u = two_states(left, right, cells)
-        w = euler.primitive(euler.evolve(u, 1 / cells, time, 2, "open")[-1])[:, :, 0]
+        w = finite_volume.primitive(finite_volume.evolve_gas(u, 1 / cells, time, 2, "open")[-1])[:, :, 0]
         assert (np.abs(w - exact_riemann(left, right, (x - 0.5) / time)).mean(axis=1) < 0.006).all()
 
     def test_a_contact_at_rest_stays_as_it_is(self):
         _, u = two_states((1.0, 0.0, 1.0), (0.25, 0.0, 1.0), 64)
-        assert np.array_equal(euler.evolve(u, 1 / 64, 0.1, 3, "open")[-1], u)
+        assert np.array_equal(finite_volume.evolve_gas(u, 1 / 64, 0.1, 3, "open")[-1], u)
 
 
 def test_a_smooth_density_wave_converges_with_second_order():
@@ -104,28 +104,30 @@ def test_a_smooth_density_wave_converges_with_second_order():
         edges = np.arange(cells + 1) / cells
         density = 1 + 0.2 * np.diff(-np.cos(2 * np.pi * edges) / (2 * np.pi)) * cells
         one = np.ones_like(density)
-        u = euler.conserved(np.stack([density, one, one])[:, :, None])
-        errors.append(np.abs(euler.evolve(u, 1 / cells, 1.0, 2, "periodic")[-1][0, :, 0] - density).mean())
+        u = finite_volume.conserved(np.stack([density, one, one])[:, :, None])
+        errors.append(np.abs(finite_volume.evolve_gas(u, 1 / cells, 1.0, 2, "periodic")[-1][0, :, 0] - density).mean())
     assert np.log2(np.array(errors[:-1]) / np.array(errors[1:])).min() > 1.8
 
 
 def test_mass_momentum_and_energy_are_kept_to_round_off_on_a_ring():
-    u = euler.conserved(euler.random_pieces(Draws(0, "euler1d", "train", (0, 1, 2, 3)), 128))
-    frames = np.stack(euler.evolve(u, 1 / 128, 0.1, 4, "periodic"))
+    u = finite_volume.conserved(finite_volume.random_pieces(Draws(0, "euler1d", "train", (0, 1, 2, 3)), 128))
+    frames = np.stack(finite_volume.evolve_gas(u, 1 / 128, 0.1, 4, "periodic"))
     assert np.abs(frames.mean(axis=2) - frames[:1].mean(axis=2)).max() < 1e-13
 
 
 def test_walls_keep_mass_and_energy():
-    u = euler.conserved(euler.random_pieces(Draws(0, "euler1d", "train", (0, 1, 2, 3)), 128))
-    frames = np.stack(euler.evolve(u, 1 / 128, 0.3, 4, "wall"))[:, [0, 2]]
+    u = finite_volume.conserved(finite_volume.random_pieces(Draws(0, "euler1d", "train", (0, 1, 2, 3)), 128))
+    frames = np.stack(finite_volume.evolve_gas(u, 1 / 128, 0.3, 4, "wall"))[:, [0, 2]]
     assert np.abs(frames.mean(axis=2) - frames[:1].mean(axis=2)).max() < 1e-13
 
 
 def test_a_mirrored_gas_gives_the_mirrored_flow():
-    w = euler.random_pieces(Draws(0, "euler1d", "train", (5,)), 128)
+    w = finite_volume.random_pieces(Draws(0, "euler1d", "train", (5,)), 128)
     mirrored = w[:, ::-1] * np.array([1, -1, 1])[:, None, None]
-    one = euler.primitive(euler.evolve(euler.conserved(w), 1 / 128, 0.1, 2, "open")[-1])
-    two = euler.primitive(euler.evolve(euler.conserved(mirrored), 1 / 128, 0.1, 2, "open")[-1])
+    one = finite_volume.primitive(finite_volume.evolve_gas(finite_volume.conserved(w), 1 / 128, 0.1, 2, "open")[-1])
+    two = finite_volume.primitive(
+        finite_volume.evolve_gas(finite_volume.conserved(mirrored), 1 / 128, 0.1, 2, "open")[-1]
+    )
     assert np.abs(two[:, ::-1] * np.array([1, -1, 1])[:, None, None] - one).max() < 1e-12
 
 
@@ -134,5 +136,5 @@ def test_stored_frames_are_positive_and_their_averages_are_those_of_the_solver()
     density, pressure = solution.state[:, :, 0], solution.state[:, :, 1]
     assert density.min() > 0
     assert pressure.min() > 0
-    start = euler.random_pieces(Draws(0, "euler1d", "train", tuple(range(8))), 512)
+    start = finite_volume.random_pieces(Draws(0, "euler1d", "train", tuple(range(8))), 512)
     assert np.allclose(density[:, 0].mean(axis=-1), start[0].mean(axis=0), rtol=1e-6)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ups.solvers.fisher_3d import fisher_kpp_3d, reacdiff3d
 from ups.solvers.problem import Draws
+from ups.solvers.spectral import fisher_kpp_3d, reacdiff3d
 from ups.solvers.tasks import BENCH_TASKS, find_task
 
 PARAMETERS = np.array([3e-3, 2.0])

@@ -8,7 +8,7 @@ import pytest
 from ups.errors import ConfigError, DataError
 from ups.solvers.problem import Draws, Solution
 from ups.solvers.request import Chunk, make_request
-from ups.solvers.summary import Summary, differences
+from ups.solvers.sweep import Summary, differences
 from ups.solvers.tasks import TASKS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ups.solvers import shallow_water
+from ups.solvers import finite_volume
 from ups.solvers.problem import Draws
 from ups.solvers.tasks import TASKS
 
@@ -21,7 +21,7 @@ def standing_wave_error(cells, amplitude=1e-5, periods=0.5):
     shape = np.cos(2 * np.pi * x)[:, None] * np.cos(np.pi * x)[None, :]
     frequency = np.pi * np.sqrt(5.0)
     time = periods * 2 * np.pi / frequency
-    depth = shallow_water.evolve(at_rest(1 + amplitude * shape), 1 / cells, time, 2)[-1][0, :, :, 0]
+    depth = finite_volume.evolve_water(at_rest(1 + amplitude * shape), 1 / cells, time, 2)[-1][0, :, :, 0]
     return np.abs((depth - 1) / amplitude - np.cos(frequency * time) * shape).mean()
 
 
@@ -44,7 +44,7 @@ def test_a_plane_dam_break_has_the_exact_middle_state(axis):
     x = (np.arange(cells) + 0.5) / cells
     depth = np.repeat(np.where(x < 0.5, 2.0, 1.0)[:, None], 8, axis=1)
     u = at_rest(depth if axis == 0 else depth.T.copy())
-    frame = shallow_water.evolve(u, 1 / cells, time, 2)[-1][..., 0]
+    frame = finite_volume.evolve_water(u, 1 / cells, time, 2)[-1][..., 0]
     frame = frame if axis == 0 else np.swapaxes(frame, 1, 2)[[0, 2, 1]]
     between = int((0.5 + 0.5 * time * behind_fan) * cells)
     assert frame[0, between] == pytest.approx(middle, rel=0.003)
@@ -53,8 +53,8 @@ def test_a_plane_dam_break_has_the_exact_middle_state(axis):
 
 
 def test_mass_is_kept_to_round_off_and_energy_never_rises():
-    u = shallow_water.dam_break(Draws(0, "swe2d", "train", (0, 1, 2)), 32, 1.0)
-    frames = np.stack(shallow_water.evolve(u, 1 / 32, 0.2, 6))
+    u = finite_volume.dam_break(Draws(0, "swe2d", "train", (0, 1, 2)), 32, 1.0)
+    frames = np.stack(finite_volume.evolve_water(u, 1 / 32, 0.2, 6))
     mass = frames[:, 0].mean(axis=(1, 2))
     assert np.abs(mass - mass[0]).max() < 1e-13
     energy = (0.5 * (frames[:, 1] ** 2 + frames[:, 2] ** 2) / frames[:, 0] + 0.5 * frames[:, 0] ** 2).mean(axis=(1, 2))
@@ -63,13 +63,13 @@ def test_mass_is_kept_to_round_off_and_energy_never_rises():
 
 def test_still_water_stays_still():
     u = at_rest(np.full((16, 16), 1.5))
-    assert np.array_equal(shallow_water.evolve(u, 1 / 16, 0.5, 2)[-1], u)
+    assert np.array_equal(finite_volume.evolve_water(u, 1 / 16, 0.5, 2)[-1], u)
 
 
 def test_a_centerd_drop_stays_symmetric():
     x = (np.arange(32) + 0.5) / 32 - 0.5
     depth = 1 + (x[:, None] ** 2 + x[None, :] ** 2 < 0.04)
-    depth, mx, my = shallow_water.evolve(at_rest(depth.astype(float)), 1 / 32, 0.4, 2)[-1][..., 0]
+    depth, mx, my = finite_volume.evolve_water(at_rest(depth.astype(float)), 1 / 32, 0.4, 2)[-1][..., 0]
     assert np.abs(depth - depth.T).max() < 1e-12
     assert np.abs(depth - depth[::-1]).max() < 1e-12
     assert np.abs(mx - my.T).max() < 1e-12

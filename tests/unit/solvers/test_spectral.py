@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from ups.solvers import spectral
-from ups.solvers.problem import Draws
-from ups.solvers.reduce import average_periodic_1d, truncate_periodic_1d, truncate_periodic_2d
+from ups.solvers.problem import Draws, average_periodic_1d, truncate_periodic_1d, truncate_periodic_2d
 from ups.solvers.tasks import TASKS
 
 pytest.importorskip("exponax")

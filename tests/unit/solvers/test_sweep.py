@@ -21,9 +21,8 @@ from ups.data.open import open_task
 from ups.errors import ConfigError, MachineError, MissingExtraError
 from ups.formats.zarr_store import read_store_attributes
 from ups.record.manifest import read_manifest
-from ups.solvers.pdebench_files import PdebenchFile, pdebench_name, with_given_parameters
 from ups.solvers.request import make_request
-from ups.solvers.sweep import generate
+from ups.solvers.sweep import PdebenchFile, generate, pdebench_name, with_given_parameters
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 

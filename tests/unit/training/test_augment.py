@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from ups.solvers.coarse_solver import Given, Setting, restart_of
 from ups.solvers.problem import Draws
-from ups.solvers.restart import Given, Setting, restart_of
 from ups.solvers.tasks import BENCH_TASKS, find_task
 from ups.spec.batch import Batch
 from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, TaskSpec

@@ -1,6 +1,6 @@
 """The reference solvers started from stored frames, on any grid and with any step: what accuracy costs without a model.
 
-A stored frame is taken back to the solver's grid by the inverse of what stored it (see `reduce`): Fourier or cosine
+A stored frame is taken back to the solver's grid by the inverse of what stored it (see `problem`): Fourier or cosine
 modes are divided by their filter and cut or padded, cell averages are averaged or reconstructed with limited slopes.
 What the stored frame has lost (modes above its grid, digits beyond float32) the solver does not know either.
 
@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from ups.errors import MissingExtraError
 from ups.formats.base import GridReader, Reader
-from ups.solvers import darcy, diffreact, euler, shallow_water, spectral
-from ups.solvers.finite_volume import limited_slope
-from ups.solvers.problem import Float64
-from ups.solvers.reduce import (
+from ups.solvers import darcy, diffreact, spectral
+from ups.solvers.finite_volume import conserved, evolve_gas, evolve_water, limited_slope, primitive
+from ups.solvers.problem import (
     Complex128,
+    Float64,
     average_periodic_1d,
     block_mean,
     half_cell_shift,
@@ -194,14 +194,14 @@ def _diffusion_reaction(spec: TaskSpec, given: Given, dt: float, num_frames: int
 
 def _euler(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
     density, pressure, velocity = np.moveaxis(given.frame, 1, 0)
-    start = _regrid(euler.conserved(np.stack([density, velocity, pressure])), setting.points, 1)
+    start = _regrid(conserved(np.stack([density, velocity, pressure])), setting.points, 1)
     dx = spec.axes[0].extent / setting.points
     try:
-        found = np.stack(euler.evolve(np.moveaxis(start, 1, -1), dx, dt, num_frames + 1, "open")[1:])  # (T, 3, N, n)
+        found = np.stack(evolve_gas(np.moveaxis(start, 1, -1), dx, dt, num_frames + 1, "open")[1:])  # (T, 3, N, n)
     except ValueError:  # no stable step exists anymore
         return np.full((len(given.frame), num_frames, *given.frame.shape[1:]), np.inf)
     stored = _regrid(np.moveaxis(found, -1, 0), given.frame.shape[-1], 1)  # (n, T, 3, R)
-    density, velocity, pressure = euler.primitive(np.moveaxis(stored, 2, 0))
+    density, velocity, pressure = primitive(np.moveaxis(stored, 2, 0))
     return np.stack([density, pressure, velocity], axis=2)
 
 
@@ -209,7 +209,7 @@ def _shallow_water(spec: TaskSpec, given: Given, dt: float, num_frames: int, set
     start = np.moveaxis(_regrid(given.frame, setting.points, 2), 0, -1)  # (3, N, N, n)
     dx = spec.axes[0].extent / setting.points
     try:
-        found = np.stack(shallow_water.evolve(start, dx, dt, num_frames + 1)[1:])  # (T, 3, N, N, n)
+        found = np.stack(evolve_water(start, dx, dt, num_frames + 1)[1:])  # (T, 3, N, N, n)
     except ValueError:  # no stable step exists anymore
         return np.full((len(given.frame), num_frames, *given.frame.shape[1:]), np.inf)
     return _regrid(np.moveaxis(found, -1, 0), given.frame.shape[-1], 2)
