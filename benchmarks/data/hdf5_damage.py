@@ -2,7 +2,7 @@
 
     python benchmarks/data/hdf5_damage.py [--files 2100]
 
-Copies of small files of seven PDEBench layouts are damaged (by src/ups/testing/damaged_files.py, with fixed seeds)
+Copies of small files of seven PDEBench layouts are damaged (by tests/support/damaged_files.py, with fixed seeds)
 and read completely in child processes: once with plain h5py, once with `PdebenchReader`. Counted: children that
 died, children that stood still for 10 s, the largest resident size. The bar: none of the three for our reader, and no
 allocation above 1 GiB. The last line is one JSON object; exit code 1 below the bar.
@@ -20,7 +20,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ups.testing import damaged_files, pdebench_files
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support import damaged_files, pdebench_files
+from tests.support.checkout import path_with
 
 DEADLINE_SECONDS = 10.0
 PLAIN = """
@@ -76,7 +79,13 @@ def read_all(command: list[str], paths: list[Path], patience: float) -> dict[str
         with tempfile.TemporaryFile() as names:
             names.write("\n".join(map(str, paths[done:])).encode())
             names.seek(0)
-            child = subprocess.Popen(command, stdin=names, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            child = subprocess.Popen(
+                command,
+                stdin=names,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **path_with()},
+            )
             outcome = ""
             for row in _rows(child, patience):
                 done += 1
@@ -118,7 +127,7 @@ def main() -> int:
         plain = read_all([sys.executable, "-c", PLAIN], paths, DEADLINE_SECONDS)
         print("plain h5py", plain, flush=True)
         # Our child surveys all files first, through one guard, and answers afterwards.
-        ours = read_all([sys.executable, "-m", "ups.testing.read_damaged"], paths, 600.0)
+        ours = read_all([sys.executable, "-m", "tests.support.read_damaged"], paths, 600.0)
         print("our reader", ours, flush=True)
     good = set(ours["outcomes"]) <= {"read", "data"} and ours["peak_mib"] < 1024
     result = {"benchmark": "hdf5_damage", "files": arguments.files, "hdf5": h5py.version.hdf5_version}

@@ -32,8 +32,11 @@ from ups.data.open import open_task
 from ups.formats.store_writer import StoreWriter
 from ups.spec.place import Place
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
-from ups.testing.seaweed_server import Seaweed
-from ups.testing.slow_proxy import SlowProxy, slow_proxy
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support.seaweed_server import Seaweed
+from tests.support.slow_proxy import SlowProxy, slow_proxy
 
 BATCH, FRAMES, WINDOW, POINTS, CHANNELS, PREFETCH = 32, 21, 4, 32, 3, 8
 BARS = {"cache_holds_all": 0.9, "cache_holds_a_quarter": 0.7}

@@ -24,8 +24,11 @@ from ups.config.schema import DataConfig
 from ups.data.loader import Loader, build_loader
 from ups.data.open import open_task
 from ups.spec.place import Place
-from ups.testing.seaweed_server import Seaweed
-from ups.testing.slow_proxy import slow_proxy
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support.seaweed_server import Seaweed
+from tests.support.slow_proxy import slow_proxy
 
 BAR = 1.1
 

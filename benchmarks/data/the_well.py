@@ -24,9 +24,12 @@ from typing import Any
 import numpy as np
 
 from ups.formats.the_well import WellReader
-from ups.testing import the_well_files as files
-from ups.testing import the_well_program
-from ups.testing.pdebench_files import numbers
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support import the_well_files as files
+from tests.support import the_well_program
+from tests.support.pdebench_files import numbers
 
 FRAMES, WINDOW, COUNT = 21, 5, 8
 STORAGE: dict[str, dict[str, Any]] = {

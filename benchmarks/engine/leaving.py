@@ -23,8 +23,11 @@ from pathlib import Path
 
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Phase, ring_path
-from ups.testing.faults.small_run import rank_is_at_step, write_recipe
-from ups.testing.mixture import write_mixture
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support.faults.small_run import rank_is_at_step, write_recipe
+from tests.support.mixture import write_mixture
 
 BAR_SECONDS = 20.0
 START_SECONDS = 300.0

@@ -39,11 +39,14 @@ from ups.run.assemble import Assembled, assemble, open_data
 from ups.supervise.options import Options
 from ups.supervise.run_file import read_run
 from ups.supervise.supervisor import supervise
-from ups.testing.mixture import mixture_recipe, write_mixture
 from ups.tracking.metrics_file import MetricsWriter
 from ups.training.engine import Engine
 from ups.training.hooks import LogHook
 from ups.training.progress import Progress
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support.mixture import mixture_recipe, write_mixture
 
 BARS = {"single": 0.97, "ddp": 0.95}
 MINIMUM_STEP_SECONDS = 0.05

@@ -17,10 +17,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ups.testing.mixture import write_mixture
-from ups.testing.parity import LIMITS, Arrangement, distance, global_windows, run_variants
 from ups.testing.ranks import Launched, launch
-from ups.testing.toy_training import train
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support.mixture import write_mixture
+from tests.support.parity import LIMITS, Arrangement, distance, global_windows, run_variants
+from tests.support.toy_training import train
 
 STEPS = 20
 REFERENCE = Arrangement(1, "single", 1)

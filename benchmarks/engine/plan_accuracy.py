@@ -28,8 +28,11 @@ from ups.plan.rehearsal import BESIDES_TENSORS, Rehearsal
 from ups.run.assemble import open_data
 from ups.run.planning import kinds_of, rehearse_stage, step_seconds
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
-from ups.testing.measured_steps import measured_on_rank
 from ups.testing.ranks import launch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support.measured_steps import measured_on_rank
 
 MIB = 2**20
 FRAMES, BLOCK = 4, 8

@@ -24,7 +24,9 @@ from typing import Any
 
 import yaml
 
-from ups.testing.mixture import mixture_recipe, write_mixture
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support.mixture import mixture_recipe, write_mixture
 
 BAR = 0.97
 

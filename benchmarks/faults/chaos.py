@@ -34,10 +34,13 @@ from ups.record.blackbox import BlackBoxReader, Phase, ring_path
 from ups.supervise.checkpoints import committed_steps
 from ups.supervise.restart import MICRO_BATCH
 from ups.supervise.run_file import read_run
-from ups.testing.faults.damage import damage_newest
-from ups.testing.faults.small_run import rows, weights, write_recipe
-from ups.testing.faults.supervised import Result, Started, start
-from ups.testing.mixture import write_mixture
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support.faults.damage import damage_newest
+from tests.support.faults.small_run import rows, weights, write_recipe
+from tests.support.faults.supervised import Result, Started, start
+from tests.support.mixture import write_mixture
 
 RANKS = 2
 # kind -> (signal, cause that must be reported)

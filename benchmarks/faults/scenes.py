@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ups.testing.faults.doctor_data import write_data
-from ups.testing.faults.doctor_data import write_recipe as write_doctor_recipe
-from ups.testing.faults.planted import SILENT_BUGS, run_checks, write_assignment
-from ups.testing.faults.small_run import rank_is_at_step, weights
-from ups.testing.faults.supervised import Result, run, start, usual_port_taken
+from tests.support.faults.doctor_data import write_data
+from tests.support.faults.doctor_data import write_recipe as write_doctor_recipe
+from tests.support.faults.planted import SILENT_BUGS, run_checks, write_assignment
+from tests.support.faults.small_run import rank_is_at_step, weights
+from tests.support.faults.supervised import Result, run, start, usual_port_taken
 
 # Returns (rank that was hit or -1, the run, what did not hold).
 Scene = Callable[[Path, Path, int, random.Random], tuple[int, Result, list[str]]]

@@ -18,14 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
 
-from benchmarks.faults.scenes import SCENES  # noqa: E402
-from ups.supervise.deadlines import Deadlines  # noqa: E402
-from ups.testing.faults.small_run import weights, write_recipe  # noqa: E402
-from ups.testing.faults.supervised import Result, run  # noqa: E402
-from ups.testing.mixture import write_mixture  # noqa: E402
+from benchmarks.faults.scenes import SCENES
+from tests.support.checkout import ROOT
+from tests.support.faults.small_run import weights, write_recipe
+from tests.support.faults.supervised import Result, run
+from tests.support.mixture import write_mixture
+from ups.supervise.deadlines import Deadlines
 
 STEPS, INTERVAL, CELLS_PER_RUN = 40, 5, 8
 LOOP = ("data", "forward", "backward", "sync", "optimizer")

@@ -39,7 +39,10 @@ from ups.models.stepper import Stepper
 from ups.solvers.tasks import BENCH_TASKS, TASKS
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
-from ups.testing.small_bundle import statistics_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
+from tests.support.small_bundle import statistics_of
 
 WINDOWS = {1: 20, 2: 5}
 POINTS = {1: 128, 2: 32}

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.toy_training import train
 from ups.record.checkpoints import latest_verified, list_checkpoints, read_progress
 from ups.testing.ranks import Launched, launch
-from ups.testing.toy_training import train
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 

@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 import ups
+from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.config.recipe import resolve
 from ups.errors import ConfigError
 from ups.library.stage_alone import stage_alone
 from ups.models.ensemble import has_members
 from ups.run.scoring import score
 from ups.run.trained import load_trained
-from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import ups
+from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.config.recipe import resolve
 from ups.errors import BundleError
 from ups.library.stage_alone import stage_alone
 from ups.models.flow import STUDENT, trained_flow
 from ups.run.scoring import score
 from ups.run.trained import load_trained
-from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 from ups.training.engine import Engine
 from ups.training.export import read_weights
 

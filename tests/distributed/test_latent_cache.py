@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 import ups
+from tests.support.latents import latent_recipe
+from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.errors import ConfigError, DataChangedError, DataError
 from ups.record.manifest import read_manifest
-from ups.testing.latents import latent_recipe
-from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -14,14 +14,15 @@ import pytest
 import yaml
 
 import ups
+from tests.support.checkout import path_with
+from tests.support.mixture import MODELS, mixture_recipe, write_mixture
+from tests.support.parity import whole_weights
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.distributed.agreement import Status
 from ups.distributed.runtime import Runtime
 from ups.errors import ConfigError
 from ups.run.assemble import assemble, open_data
-from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
-from ups.testing.parity import whole_weights
 from ups.training.engine import Engine
 from ups.training.progress import Progress
 
@@ -100,8 +101,10 @@ def trained(recipe: Recipe) -> tuple[list[list[float]], Any]:
 
 
 def under_lightning(recipe: Path, out: Path, *words: str) -> tuple[list[list[float]], Any]:
-    command = [sys.executable, "-m", "ups.testing.lightning_program", str(recipe), str(out), *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+    command = [sys.executable, "-m", "tests.support.lightning_program", str(recipe), str(out), *words]
+    environment = (
+        os.environ | path_with() | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
+    )
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.with_suffix(".json").read_text()), np.load(out.with_suffix(".npy"))

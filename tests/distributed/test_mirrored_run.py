@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.mixture import mixture_recipe, write_mixture
+from tests.support.seaweed_server import KEY, SECRET, Seaweed, serve_s3
 from ups.buckets.client import open_bucket
 from ups.buckets.run_copy import step_folder, steps_in
 from ups.record.manifest import read_manifest, verify
 from ups.supervise.run_file import read_run
-from ups.testing.mixture import mixture_recipe, write_mixture
-from ups.testing.seaweed_server import KEY, SECRET, Seaweed, serve_s3
 
 obstore = pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.toy import ToyStage
+from tests.support.toy_training import Trial, engine_config, train
 from ups.config.stage import OptimConfig
 from ups.distributed.runtime import SHARD, Runtime
 from ups.distributed.strategies import local, spread
 from ups.testing.ranks import Launched, launch
-from ups.testing.toy import ToyStage
-from ups.testing.toy_training import Trial, engine_config, train
 from ups.training.optim import build_optimizer, matrices_of, set_learning_rate, trainable
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

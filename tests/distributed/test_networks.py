@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tests.support.small_model import LINE, SMALL, awake, batch_of, statistics_of
 from ups.config.model import LatentOperatorConfig
 from ups.config.schema import EngineConfig
 from ups.config.stage import OperatorStageConfig
@@ -18,7 +19,6 @@ from ups.distributed.strategies import spread
 from ups.models.build import build_model
 from ups.spec.batch import Batch
 from ups.testing.ranks import launch
-from ups.testing.small_model import LINE, SMALL, awake, batch_of, statistics_of
 from ups.training.stages import OperatorStage
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ups.testing.latents import prepare_latents
-from ups.testing.mixture import write_mixture
-from ups.testing.parity import BLOCK_SIZE, LIMITS, Arrangement, distance, global_windows, run_variants
+from tests.support.latents import prepare_latents
+from tests.support.mixture import write_mixture
+from tests.support.parity import BLOCK_SIZE, LIMITS, Arrangement, distance, global_windows, run_variants
 from ups.testing.ranks import launch
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(2400)]

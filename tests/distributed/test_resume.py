@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.toy_training import train
 from ups.testing.ranks import Launched, launch
-from ups.testing.toy_training import train
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

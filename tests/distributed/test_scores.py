@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.mixture import COUNTS, mixture_recipe, write_mixture
 from ups.config.schema import Recipe
 from ups.data.normalize import compute_statistics
 from ups.data.open import open_task
@@ -16,7 +17,6 @@ from ups.evaluation.accumulate import Accumulator
 from ups.evaluation.references import references
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.models.build import build_model
-from ups.testing.mixture import COUNTS, mixture_recipe, write_mixture
 from ups.testing.ranks import launch
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

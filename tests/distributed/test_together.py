@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.toy_training import Trial, engine_config, train, train_on
 from ups.distributed.runtime import Runtime
 from ups.record.checkpoints import latest_verified, read_progress
 from ups.testing.ranks import Launched, launch
-from ups.testing.toy_training import Trial, engine_config, train, train_on
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 

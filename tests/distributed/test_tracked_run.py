@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.support.mixture import mixture_recipe, write_mixture
 from tests.unit.tracking import wandb_log
 from ups.supervise.run_file import read_run
 from ups.supervise.status import rank_statuses
-from ups.testing.mixture import mixture_recipe, write_mixture
 
 pytest.importorskip("tensorboard", reason="needs TensorBoard, to read its files back (extra: tensorboard)")
 pytest.importorskip("wandb", reason="needs the client of Weights & Biases (extra: wandb)")

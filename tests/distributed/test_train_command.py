@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.mixture import mixture_recipe, write_mixture
 from ups.record.checkpoints import latest_verified, read_progress
-from ups.testing.mixture import mixture_recipe, write_mixture
 from ups.training.export import read_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]

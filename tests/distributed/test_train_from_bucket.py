@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults.small_run import rank_is_at_step, write_recipe
+from tests.support.seaweed_server import SECRET, Seaweed, require_weed
 from ups.record.manifest import read_manifest
-from ups.testing.faults.small_run import rank_is_at_step, write_recipe
-from ups.testing.seaweed_server import SECRET, Seaweed, require_weed
 
 # A start takes seconds, and minutes where many others want the processors: limits are against standing still.
 START_SECONDS = 600

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import ups
+from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.errors import DataChangedError
-from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

@@ -18,14 +18,14 @@ import pytest
 import yaml
 import zarr
 
+from tests.support.faults.doctor_data import write_data, write_recipe
+from tests.support.faults.planted import planted, run_forked
+from tests.support.faults.supervised import PATIENCE
 from ups.config.recipe import resolve
 from ups.doctor import examine
 from ups.doctor.bisect import Bisection, Finding, place_of
 from ups.doctor.bisect_words import located, next_step, to_json, verdict
 from ups.doctor.rehearsal import Trials, Variant
-from ups.testing.faults.doctor_data import write_data, write_recipe
-from ups.testing.faults.planted import PLANTS, run_forked
-from ups.testing.faults.supervised import PATIENCE
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 
@@ -53,8 +53,7 @@ def recipe_of(data: Path, folder: Path, **engine: Any) -> Path:
 def search(recipe: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, plant: str = "", **options: Any) -> Finding:
     """The whole search; its processes are forked from one that has imported torch, which saves minutes."""
     monkeypatch.setattr(examine, "run_program", run_forked)
-    environment = {"UPS_PROBE_PLANT": str(PLANTS / f"{plant}.py")} if plant else {}
-    trials = Trials(folder / "trials", folder / "run", environment, **options)
+    trials = Trials(folder / "trials", folder / "run", planted(plant), **options)
     return Bisection(trials, Variant(resolve(recipe).recipe, 2, steps=2), 500.0).run()
 
 
@@ -170,7 +169,7 @@ def test_a_recipe_that_does_not_fail_is_said_to_be_so(
 def test_the_command_finds_a_dead_worker_with_processes_of_its_own(prepared: Path, tmp_path: Path) -> None:
     recipe = recipe_of(prepared, tmp_path)
     command = [sys.executable, "-m", "ups.cli.main", "doctor", str(recipe), "--ranks", "2", "--bisect", "--json"]
-    environment = {**os.environ, "UPS_PROBE_PLANT": str(PLANTS / "dying_worker.py"), "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, **planted("dying_worker"), "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=1700, cwd=tmp_path, env=environment)
     found = json.loads(done.stdout)
     assert done.returncode == 6, done.stdout + done.stderr

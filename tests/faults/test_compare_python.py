@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ups.testing.faults.doctor_data import write_data, write_recipe
-from ups.testing.faults.planted import PLANTS
+from tests.support.faults.doctor_data import write_data, write_recipe
+from tests.support.faults.planted import planted
 
 # A Python of another environment that has ups; these tests need one, and making one takes minutes.
 VARIABLE = "UPS_TEST_OTHER_PYTHON"
@@ -56,7 +57,8 @@ def test_another_environment_gives_the_same_numbers(recipe: Path, tmp_path: Path
 
 def test_a_planted_difference_is_found_at_its_step(recipe: Path, tmp_path: Path) -> None:
     wrapped = tmp_path / "python"
-    wrapped.write_text(f'#!/bin/sh\nUPS_PROBE_PLANT={PLANTS}/other_arithmetic.py exec {OTHER} "$@"\n')
+    words = [f"{name}={value}" for name, value in planted("other_arithmetic").items()]
+    wrapped.write_text(f'#!/bin/sh\nexec env {shlex.join(words)} {OTHER} "$@"\n')
     wrapped.chmod(0o755)
     code, found = compared(recipe, str(wrapped), tmp_path)
     first = found["first_difference"]

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults.doctor_data import write_data, write_recipe
+from tests.support.faults.planted import PLANTS, SILENT_BUGS, planted, run_checks, write_assignment
 from ups.cli.doctor import show
 from ups.cli.main import run
 from ups.config.recipe import resolve
@@ -27,8 +29,6 @@ from ups.doctor.checks import CHECK_PROGRAMS, names
 from ups.doctor.judge import Verdict, judge
 from ups.doctor.processes import Examination, Processes
 from ups.record import process_tree
-from ups.testing.faults.doctor_data import write_data, write_recipe
-from ups.testing.faults.planted import PLANTS, SILENT_BUGS, run_checks, write_assignment
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
 
@@ -97,7 +97,7 @@ def test_a_crash_in_native_code_is_named_by_rank_signal_and_line(
         2,
         prepared / "run",
         resolve(prepared / "recipe.yaml").text,
-        environment={"UPS_PROBE_PLANT": str(plant)},
+        environment=planted("segfault_in_wrap"),
         only=("wrap",),
     )
     (verdict,) = examine.examine(examination)
@@ -112,7 +112,7 @@ def test_a_check_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) 
     plant = tmp_path / "plant.py"
     plant.write_text("import time\n\n\ndef wait_for_ever():\n    time.sleep(10_000)\n\n\nwait_for_ever()\n")
     program = replace(CHECK_PROGRAMS[0], seconds=9.0)
-    examination = Examination(1, tmp_path / "run", environment={"UPS_PROBE_PLANT": str(plant)})
+    examination = Examination(1, tmp_path / "run", environment=planted("plant", tmp_path))
     work = tmp_path / "work"
     work.mkdir()
     examine.write_assignment(examination, work)

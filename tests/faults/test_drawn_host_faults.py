@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.record import process_tree
-from ups.testing.faults.hosts import (
+from tests.support.faults.hosts import (
     HostsResult,
     Network,
     StartedHosts,
@@ -26,6 +25,7 @@ from ups.testing.faults.hosts import (
     why_no_network,
     without_space,
 )
+from ups.record import process_tree
 
 pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(400)]
 

@@ -16,13 +16,13 @@ import pytest
 import yaml
 
 from tests.faults.test_matrix import check_every_fault_was_printed_once_and_handled_in_time, fault, reported
+from tests.support.faults.small_disk import small_disk
+from tests.support.faults.small_run import prepare_real, rank_is_at_step, rows, weights, write_recipe
+from tests.support.faults.supervised import PROGRAMS, Result, run, start
+from tests.support.mixture import write_mixture
 from ups.record.manifest import read_manifest
 from ups.supervise.tracker_note import notes_of
 from ups.supervise.why import explain
-from ups.testing.faults.small_disk import small_disk
-from ups.testing.faults.small_run import prepare_real, rank_is_at_step, rows, weights, write_recipe
-from ups.testing.faults.supervised import PROGRAMS, Result, run, start
-from ups.testing.mixture import write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 

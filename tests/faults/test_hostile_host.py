@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.faults.hosts import StartedHosts, started_hosts
 from ups.record import process_tree
 from ups.supervise.link import LinkClosed, Session, read_secret
 from ups.supervise.run_file import read_run
-from ups.testing.faults.hosts import StartedHosts, started_hosts
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 

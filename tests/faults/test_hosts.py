@@ -15,15 +15,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults import supervised
+from tests.support.faults.hosts import (
+    HostsResult,
+    Network,
+    apart,
+    network,
+    started_hosts,
+    why_no_network,
+    without_space,
+)
+from tests.support.faults.small_run import write_recipe
+from tests.support.mixture import write_mixture
 from ups.record import process_tree
 from ups.record.manifest import read_manifest
 from ups.supervise.host_file import rows_of_hosts
 from ups.supervise.host_notes import head_was_lost
 from ups.supervise.run_file import read_run
-from ups.testing.faults import supervised
-from ups.testing.faults.hosts import HostsResult, Network, apart, network, started_hosts, why_no_network, without_space
-from ups.testing.faults.small_run import write_recipe
-from ups.testing.mixture import write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_matrix import fault, reported
+from tests.support.faults.small_run import rows, weights, write_recipe
+from tests.support.faults.supervised import Result, run
+from tests.support.latents import prepare_latents
+from tests.support.mixture import MODELS, write_mixture
 from ups.config.recipe import resolve
 from ups.doctor.examine import examine
 from ups.doctor.processes import Examination
-from ups.testing.faults.small_run import rows, weights, write_recipe
-from ups.testing.faults.supervised import Result, run
-from ups.testing.latents import prepare_latents
-from ups.testing.mixture import MODELS, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 

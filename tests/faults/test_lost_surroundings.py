@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ups.testing.faults.small_run import rank_is_at_step
-from ups.testing.faults.supervised import start
-from ups.testing.mixture import mixture_recipe, write_mixture
+from tests.support.faults.small_run import rank_is_at_step
+from tests.support.faults.supervised import start
+from tests.support.mixture import mixture_recipe, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 

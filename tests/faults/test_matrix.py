@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.faults.small_run import rank_is_at_step
+from tests.support.faults.supervised import PATIENCE, PROGRAMS, Result, run, start, usual_port_taken
 from ups.record.blackbox import BlackBoxReader, Mark, ring_path
-from ups.testing.faults.small_run import rank_is_at_step
-from ups.testing.faults.supervised import PATIENCE, PROGRAMS, Result, run, start, usual_port_taken
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
+from tests.support.faults.small_run import rank_is_at_step, write_recipe
+from tests.support.faults.supervised import MARK, Started, start
 from tests.support.listening import Listening, listening_sockets
+from tests.support.mixture import write_mixture
 from ups.record import process_tree
-from ups.testing.faults.small_run import rank_is_at_step, write_recipe
-from ups.testing.faults.supervised import MARK, Started, start
-from ups.testing.mixture import write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

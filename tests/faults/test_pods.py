@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults.hosts import Network, network, why_no_network
+from tests.support.faults.small_run import write_recipe
+from tests.support.mixture import write_mixture
 from ups.cli.launch_options import command
 from ups.launch.kubernetes import KubernetesJob, manifests
-from ups.testing.faults.hosts import Network, network, why_no_network
-from ups.testing.faults.small_run import write_recipe
-from ups.testing.mixture import write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 NEEDS_SECONDS = 400

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.faults.slurm_cluster import Cluster, slurm_cluster, why_no_slurm
+from tests.support.mixture import mixture_recipe, write_mixture
 from ups.launch.slurm import SlurmJob, submit
 from ups.record.checkpoints import latest_verified
 from ups.record.manifest import read_manifest
 from ups.supervise.run_file import read_run, was_started
-from ups.testing.faults.slurm_cluster import Cluster, slurm_cluster, why_no_slurm
-from ups.testing.mixture import mixture_recipe, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_matrix import fault, reported
-from ups.testing.faults.small_run import rank_is_at_step, write_recipe
-from ups.testing.faults.supervised import PATIENCE, run, start
-from ups.testing.mixture import write_mixture
+from tests.support.faults.small_run import rank_is_at_step, write_recipe
+from tests.support.faults.supervised import PATIENCE, run, start
+from tests.support.mixture import write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

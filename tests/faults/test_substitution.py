@@ -22,9 +22,9 @@ import pytest
 import yaml
 
 import ups
+from tests.support.mixture import mixture_recipe, write_mixture
 from ups.record.checkpoints import list_checkpoints
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
-from ups.testing.mixture import mixture_recipe, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_matrix import check_every_fault_was_printed_once_and_handled_in_time, fault, reported
-from ups.testing.faults.small_run import rank_is_at_step
-from ups.testing.faults.supervised import PATIENCE, Started, run, start
+from tests.support.faults.small_run import rank_is_at_step
+from tests.support.faults.supervised import PATIENCE, Started, run, start
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 

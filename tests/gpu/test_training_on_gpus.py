@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from ups.testing.mixture import MODELS, write_mixture
-from ups.testing.parity import LIMITS, distance, global_windows, run_variants
+from tests.support.mixture import MODELS, write_mixture
+from tests.support.parity import LIMITS, distance, global_windows, run_variants
+from tests.support.toy_training import train
 from ups.testing.ranks import Launched, launch
-from ups.testing.toy_training import train
 
 NUM_GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 one_gpu = pytest.mark.skipif(NUM_GPUS < 1, reason="needs a CUDA device")

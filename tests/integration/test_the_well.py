@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from ups.testing import the_well_files as files
+from tests.support import the_well_files as files
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 

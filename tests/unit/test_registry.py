@@ -13,6 +13,8 @@ import pytest
 import torch
 
 import ups.registry as registry
+from tests.support.small_bundle import make_bundle
+from tests.support.small_model import LINE, PLANE, statistics_of
 from ups.config.json_schema import own_schema, recipe_schema
 from ups.config.model import FnoConfig, ModelConfig
 from ups.config.recipe import resolve
@@ -26,8 +28,6 @@ from ups.registry import METRICS, MODELS, OURS, READERS, REGISTRIES, STAGES, TAS
 from ups.run.software import parts
 from ups.solvers.request import make_request
 from ups.solvers.tasks import BENCH_TASKS, find_task
-from ups.testing.small_bundle import make_bundle
-from ups.testing.small_model import LINE, PLANE, statistics_of
 
 SMALLEST = """
 run: {name: r}

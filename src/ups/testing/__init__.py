@@ -1,1 +1,1 @@
-"""What a test of a model, a stage, a reader or a launcher needs; for our tests, benchmarks and plugins."""
+"""For tests of plugins: `ranks` runs a check on real ranks, `tracked_run` a run without training for a tracker."""

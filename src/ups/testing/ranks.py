@@ -23,7 +23,7 @@ from typing import Any, Self
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["ups.testing.toy_training", "ups.testing.parity", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(["ups.run.assemble", "torch._dynamo"])
 Check = Callable[[dict[str, Any]], Any]
 
 

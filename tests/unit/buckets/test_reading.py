@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import pdebench_files, the_well_files
+from tests.support.seaweed_server import BUCKET, SECRET, Seaweed, require_weed
+from tests.support.slow_proxy import slow_proxy
 from ups.buckets import cached_objects
 from ups.buckets.cache_place import DIRECTORY
 from ups.buckets.cached_objects import forget, object_info, read_range
@@ -26,9 +29,6 @@ from ups.data.validate import validate_paths
 from ups.errors import ConfigError, DataChangedError, DataError, StoreRefusedError, StoreUnavailableError
 from ups.formats.base import GridReader
 from ups.spec.place import Place
-from ups.testing import pdebench_files, the_well_files
-from ups.testing.seaweed_server import BUCKET, SECRET, Seaweed, require_weed
-from ups.testing.slow_proxy import slow_proxy
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.seaweed_server import Seaweed, serve_s3
 from ups.buckets.client import Bucket, open_bucket
 from ups.buckets.mirror_note import LATE, REFUSED, read_note
 from ups.buckets.mirror_process import ALONE_SECONDS
@@ -27,7 +28,6 @@ from ups.record.identity import RunIdentity
 from ups.record.manifest import Manifest, commit_directory, make_temporary, remove_directory, verify
 from ups.supervise.bucket_mirror import BucketMirror
 from ups.supervise.run_file import RunFile
-from ups.testing.seaweed_server import Seaweed, serve_s3
 
 pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [

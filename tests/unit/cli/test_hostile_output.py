@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mixture import write_mixture
 from tests.unit.inference.test_bundle import recommit
 from ups.cli import output
 from ups.cli.main import run
 from ups.errors import DataError
 from ups.record.manifest import COMMITTED_NAME
-from ups.testing.mixture import write_mixture
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x7f\x1b[1;31mred"
 

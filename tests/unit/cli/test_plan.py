@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.mixture import mixture_recipe, write_mixture
 from ups.cli.main import run
-from ups.testing.mixture import mixture_recipe, write_mixture
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -13,11 +13,11 @@ import pytest
 import xarray
 
 import ups
+from tests.support.small_bundle import ADVECTION, DARCY, FLOW, grid, make_bundle
 from tests.unit.inference.bundles.make import HERE
 from ups.cli.main import run
 from ups.formats.store_writer import StoreWriter
 from ups.inference.bundle import load_bundle, write_bundle
-from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, grid, make_bundle
 
 FRAMES = 7
 

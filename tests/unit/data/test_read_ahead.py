@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.seaweed_server import serve_s3
+from tests.support.slow_proxy import slow_proxy
 from ups.buckets import cache_place, cached_objects
 from ups.buckets.block_file import BLOCK_BYTES
 from ups.buckets.cache_place import DIRECTORY, LIMIT, the_cache
@@ -20,8 +22,6 @@ from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
 from ups.spec.place import Place
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
-from ups.testing.seaweed_server import serve_s3
-from ups.testing.slow_proxy import slow_proxy
 
 FRAMES, WINDOW, POINTS, CHANNELS, TRAJECTORIES, BATCH, NUM_BATCHES = 21, 4, 32, 3, 32, 8, 25
 WINDOW_BYTES = 4 * WINDOW * CHANNELS * POINTS**2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -13,13 +14,14 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.support import damaged_files
+from tests.support import pdebench_files as files
+from tests.support.checkout import path_with
 from ups.errors import DataError
 from ups.formats import hdf5
 from ups.formats.pdebench import PdebenchReader
 from ups.formats.store_writer import StoreWriter
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
-from ups.testing import damaged_files
-from ups.testing import pdebench_files as files
 
 NAME = "1D_Advection_Sols_beta0.4.hdf5"
 
@@ -261,7 +263,8 @@ def _mutated_stores(folder: Path, count: int) -> list[Path]:
 def test_300_damaged_files_are_read_or_refused_without_crash_hang_or_a_gigabyte(tmp_path: Path) -> None:
     paths = [*_mutated_hdf5(tmp_path, 200), *_mutated_stores(tmp_path, 100)]
     result = subprocess.run(
-        [sys.executable, "-m", "ups.testing.read_damaged"],
+        [sys.executable, "-m", "tests.support.read_damaged"],
+        env={**os.environ, **path_with()},
         input="\n".join(map(str, paths)),
         capture_output=True,
         text=True,

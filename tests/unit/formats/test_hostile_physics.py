@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support import pdebench_files as files
+from tests.support.small_bundle import statistics_of
 from ups.cli.main import run
 from ups.config.model import LatentOperatorConfig
 from ups.config.schema import TaskConfig
@@ -29,8 +31,6 @@ from ups.inference.bundle import BundleInfo
 from ups.inference.card import write_card
 from ups.models.build import build_model
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
-from ups.testing import pdebench_files as files
-from ups.testing.small_bundle import statistics_of
 
 # equation -> (shape of its file, numbers it has)
 OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,11 +13,12 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.support import damaged_files
+from tests.support import the_well_files as files
+from tests.support.checkout import path_with
 from ups.errors import DataError
 from ups.formats.hdf5 import survey_well_files
 from ups.formats.the_well import WellReader
-from ups.testing import damaged_files
-from ups.testing import the_well_files as files
 
 FIELD = "t0_fields/density"
 
@@ -150,7 +152,8 @@ def test_300_damaged_files_are_read_or_refused_without_crash_hang_or_a_gigabyte(
         data, other = bases[i % len(bases)], bases[(i + 1 + i // len(bases)) % len(bases)]
         path.write_bytes(damaged_files.mutate(data, other, i))
     result = subprocess.run(
-        [sys.executable, "-m", "ups.testing.read_damaged", "--well"],
+        [sys.executable, "-m", "tests.support.read_damaged", "--well"],
+        env={**os.environ, **path_with()},
         input="\n".join(map(str, paths)),
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.support import pdebench_files as files
 from ups.config.schema import TaskConfig
 from ups.data.open import open_task
 from ups.errors import DataError
@@ -20,7 +21,6 @@ from ups.formats.hdf5 import survey_files
 from ups.formats.pdebench import PdebenchReader
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
-from ups.testing import pdebench_files as files
 
 STORAGE: dict[str, dict[str, Any]] = {
     "contiguous": {},

@@ -10,12 +10,12 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.support import pdebench_files
+from tests.support import the_well_files as files
 from ups.data.open import open_paths
 from ups.errors import DataError
 from ups.formats.base import Subsampling
 from ups.formats.the_well import THE_WELL, WellReader
-from ups.testing import pdebench_files
-from ups.testing import the_well_files as files
 
 Change = Callable[[h5py.File], None]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support import the_well_files as files
+from tests.support import the_well_program
 from ups.formats.the_well import WellReader
-from ups.testing import the_well_files as files
-from ups.testing import the_well_program
 
 OTHER = os.environ.get("UPS_THE_WELL_PYTHON", "")
 FRAMES = 3

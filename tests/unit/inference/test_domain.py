@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import xarray
 
+from tests.support.small_bundle import ADVECTION, make_bundle
 from ups import Simulator
 from ups.errors import BundleError
 from ups.inference.domain import fit_domain
 from ups.spec.task import AxisSpec
-from ups.testing.small_bundle import ADVECTION, make_bundle
 
 X = np.arange(16) / 16
 U = np.sin(2 * np.pi * X)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.small_bundle import make_bundle
 from ups import Simulator
 from ups.errors import BundleError
-from ups.testing.small_bundle import make_bundle
 
 RNG = np.random.default_rng(0)
 U = RNG.normal(size=(1, 16))

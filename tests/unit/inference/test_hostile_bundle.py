@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.small_bundle import make_bundle
 from tests.unit.inference.test_bundle import recommit
 from ups.errors import BundleError, DataError
 from ups.inference.bundle import load_bundle, read_info
 from ups.inference.card import write_card
 from ups.spec.task import TaskSpec
-from ups.testing.small_bundle import make_bundle
 
 HUGE = 10**400
 NAN = float("nan")

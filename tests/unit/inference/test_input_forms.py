@@ -13,12 +13,12 @@ import pytest
 import torch
 import xarray
 
+from tests.support.small_bundle import make_bundle
+from tests.support.small_model import awake
 from ups import Simulator
 from ups.errors import BundleError
 from ups.inference.bundle import load_bundle
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
-from ups.testing.small_bundle import make_bundle
-from ups.testing.small_model import awake
 
 PLANE = TaskSpec(
     "plane",

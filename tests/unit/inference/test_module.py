@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.small_bundle import make_bundle
+from tests.support.small_model import awake
 from ups import Simulator
 from ups.errors import BundleError
-from ups.testing.small_bundle import make_bundle
-from ups.testing.small_model import awake
 
 DRAW = torch.Generator().manual_seed(0)
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import xarray
 
+from tests.support.small_bundle import ADVECTION, FLOW, grid, make_bundle
 from ups.errors import BundleError
 from ups.inference import streamed
 from ups.inference.simulator import Simulator
-from ups.testing.small_bundle import ADVECTION, FLOW, grid, make_bundle
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import torch
 import xarray
 
+from tests.support.small_bundle import ADVECTION, grid, make_bundle
 from ups import Simulator
 from ups.errors import BundleError
-from ups.testing.small_bundle import ADVECTION, grid, make_bundle
 
 RNG = np.random.default_rng(0)
 U = RNG.normal(size=(1, 16))

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import xarray
 
+from tests.support.small_bundle import make_bundle
 from ups import Simulator
 from ups.inference.bundle import load_bundle, write_bundle
 from ups.inference.simulator import BundleWarning
 from ups.inference.trust import KINDS, kinds_of, scored_steps
 from ups.models.rollout import rollout
-from ups.testing.small_bundle import make_bundle
 
 X = np.arange(16) / 16
 U = np.sin(2 * np.pi * X)[None]

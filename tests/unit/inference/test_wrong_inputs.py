@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import xarray
 
+from tests.support.small_bundle import make_bundle
 from ups import Simulator
 from ups.errors import BundleError
-from ups.testing.small_bundle import make_bundle
 
 ONES = np.ones((1, 16))
 FLOW = {"velocity": np.ones((2, 16, 16)), "density": np.ones((16, 16))}

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 import ups
+from tests.support.mixture import mixture_recipe
 from ups.config.recipe import resolve
 from ups.errors import ConfigError
 from ups.library.recipe import resolve_recipe
-from ups.testing.mixture import mixture_recipe
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.small_bundle import ADVECTION, DARCY, FLOW, statistics_of
 from ups.config.model import FnoConfig, UnetConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.unet import pad
 from ups.spec.batch import Batch
-from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, statistics_of
 
 CONFIGS = [UnetConfig(width=8, levels=2, blocks=1)]
 try:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.small_model import LINE, PLANE, SMALL, awake, batch_of, statistics_of
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.errors import DataError
 from ups.models.build import build_model
@@ -16,7 +17,6 @@ from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, TaskSpec
-from ups.testing.small_model import LINE, PLANE, SMALL, awake, batch_of, statistics_of
 
 FLOW = TaskSpec(
     "plane",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.support.small_model import CUBE, DEEP, LINE, PLANE, TASKS, awake, batch_of, small_model
 from ups.config.model import LatentOperatorConfig
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
-from ups.testing.small_model import CUBE, DEEP, LINE, PLANE, TASKS, awake, batch_of, small_model
 
 
 def latent_of(stepper: Stepper, batch: Batch) -> torch.Tensor:

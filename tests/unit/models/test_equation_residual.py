@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.small_model import statistics_of
 from ups.config.model import MultiscaleConfig
 from ups.errors import DataError
 from ups.models.build import build_model
@@ -16,7 +17,6 @@ from ups.solvers.darcy import MIN_CELLS, solve
 from ups.solvers.tasks import darcy2d
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
-from ups.testing.small_model import statistics_of
 
 CELLS = 32
 SPEC = darcy2d.spec

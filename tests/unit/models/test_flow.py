@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.small_model import LINE, PLANE, STEADY, batch_of, statistics_of
+from tests.support.small_model import SMALL as SMALL_LATENT
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.models.build import build_model
 from ups.models.ensemble import by_member, has_members, members_of, repeated
@@ -16,8 +18,6 @@ from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
 from ups.spec.task import TaskSpec
-from ups.testing.small_model import LINE, PLANE, STEADY, batch_of, statistics_of
-from ups.testing.small_model import SMALL as SMALL_LATENT
 
 TASKS = (LINE, PLANE, STEADY)
 CONFIGS: dict[str, ModelConfig] = {

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.small_model import CUBE, LINE, PLANE, awake, batch_of, loss_of, small_model, statistics_of, step
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig, UnetConfig
 from ups.models.build import build_model
 from ups.models.grid_fit import GridFit, Resampling
 from ups.models.stepper import Stepper
 from ups.spec.task import AxisSpec, TaskSpec
-from ups.testing.small_model import CUBE, LINE, PLANE, awake, batch_of, loss_of, small_model, statistics_of, step
 from ups.training.stages import build_stage
 
 TORUS = replace(PLANE, name="torus", axes=(AxisSpec("x"), AxisSpec("y")), symmetries=("translation",))

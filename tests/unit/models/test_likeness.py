@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tests.support.small_model import LINE, PLANE, STEADY
 from ups.models.likeness import most_alike
-from ups.testing.small_model import LINE, PLANE, STEADY
 
 
 def test_dimensions_count_most() -> None:

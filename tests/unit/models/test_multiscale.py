@@ -13,6 +13,7 @@ from safetensors.torch import load, save
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.small_model import CUBE, LINE, PLANE, SPACE, STEADY, TASKS, batch_of, statistics_of, step
 from ups.config.model import MultiscaleConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
@@ -22,7 +23,6 @@ from ups.solvers.tasks import BENCH_TASKS
 from ups.solvers.tasks import TASKS as BENCH
 from ups.spec.batch import Batch
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
-from ups.testing.small_model import CUBE, LINE, PLANE, SPACE, STEADY, TASKS, batch_of, statistics_of, step
 
 SMALL = {"widths": [8, 16, 16], "blocks": [1, 1, 1], "num_heads": 2}
 OPEN_LINE = replace(LINE, name="open_line", axes=(AxisSpec("x", "open"),), symmetries=())

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.small_model import LINE, SMALL, awake, batch_of, loss_of, small_model, statistics_of, step
 from ups.config.model import LatentOperatorConfig, ModelConfig
 from ups.config.stage import OperatorStageConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.former_names import former_name, present_name
 from ups.models.stepper import Stepper
-from ups.testing.small_model import LINE, SMALL, awake, batch_of, loss_of, small_model, statistics_of, step
 from ups.training.stages import OperatorStage
 
 OPERATOR: ModelConfig = LatentOperatorConfig.model_validate(SMALL)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.small_model import LINE, PLANE, STEADY, TASKS, batch_of, statistics_of
 from ups.errors import DataError
 from ups.models.normalization import Normalization
 from ups.models.vocabulary import Vocabulary
 from ups.spec.statistics import Statistics
-from ups.testing.small_model import LINE, PLANE, STEADY, TASKS, batch_of, statistics_of
 
 
 def normalization(**changed: Statistics) -> Normalization:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from tests.support.small_model import LINE, STEADY, batch_of
 from ups.models.references import linear_extrapolation
 from ups.models.rollout import rollout
 from ups.spec.batch import Batch
-from ups.testing.small_model import LINE, STEADY, batch_of
 
 
 def test_predictions_push_out_the_oldest_frames() -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
+from tests.support.small_model import CUBE, LINE, PLANE, SPACE, STEADY, TASKS, awake, batch_of, small_model, step
 from ups.errors import ConfigError, DataError
 from ups.models.build import build_model
 from ups.spec.task import AxisSpec, TaskSpec
-from ups.testing.small_model import CUBE, LINE, PLANE, SPACE, STEADY, TASKS, awake, batch_of, small_model, step
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda t: t.name)
 

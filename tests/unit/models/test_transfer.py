@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.small_model import LINE, PLANE, STEADY, awake, batch_of, statistics_of
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig, UnetConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
@@ -19,7 +20,6 @@ from ups.models.transfer import transfer
 from ups.models.unit_change import unit_change
 from ups.spec.statistics import Statistics
 from ups.spec.task import FieldSpec, ParameterSpec, TaskSpec
-from ups.testing.small_model import LINE, PLANE, STEADY, awake, batch_of, statistics_of
 
 LATENT = LatentOperatorConfig(width=16, depth=1, num_heads=2, patch_size=4)
 DEEP = LatentOperatorConfig(width=16, depth=1, num_heads=2, patch_size=4, encoder_blocks=2, latent_channels=3)

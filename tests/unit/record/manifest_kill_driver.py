@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.killed_child import in_child
 from ups.errors import UpsError
 from ups.record import atomic, manifest
-from ups.testing.killed_child import in_child
 
 WATCHED_EVENTS = ("open", "os.", "shutil.", "ctypes.")
 

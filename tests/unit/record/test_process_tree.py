@@ -21,10 +21,6 @@ ALLOWED = {
     ("launch/empty_machine.py", "-c"),
     ("launch/empty_machine.py", "-m"),
     ("launch/kubernetes.py", "-c"),  # bash
-    ("testing/faults/hosts.py", "-c"),  # sh
-    ("testing/faults/hosts.py", "-m"),  # unshare
-    ("testing/faults/slurm_cluster.py", "-c"),  # bash
-    ("testing/faults/slurm_cluster.py", "-m"),  # nsenter, unshare
 }
 
 

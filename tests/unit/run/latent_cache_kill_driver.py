@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
+from tests.support.killed_child import in_child
+from tests.support.latents import latent_recipe, write_encoder, write_latents
+from tests.support.mixture import write_mixture
 from ups.config.schema import Recipe
 from ups.data import latent_cache
 from ups.data.latent_cache import partial_path, read_document
 from ups.errors import DataError
 from ups.run.assemble import OpenData, open_data
-from ups.testing.killed_child import in_child
-from ups.testing.latents import latent_recipe, write_encoder, write_latents
-from ups.testing.mixture import write_mixture
 
 WATCHED_EVENTS = ("open", "os.", "shutil.", "ctypes.", "fcntl.")
 

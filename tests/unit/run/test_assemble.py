@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.mixture import mixture_recipe, write_mixture
 from ups.config.schema import Recipe
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.run.assemble import assemble, open_data
-from ups.testing.mixture import mixture_recipe, write_mixture
 from ups.training.progress import Progress
 from ups.training.stages import AutoencodeStage, Stage
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.config.recipe import resolve_data
 from ups.config.schema import Recipe
 from ups.errors import MachineError
@@ -16,7 +17,6 @@ from ups.plan.devices import OF_FREE_MEMORY
 from ups.run.assemble import open_data
 from ups.run.auto_micro_batch import _PROCESS_BYTES, auto_micro_batch
 from ups.run.planning import kinds_of, rehearse_stage
-from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

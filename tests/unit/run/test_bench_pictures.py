@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.mixture import write_mixture
 from ups.config.model import MultiscaleConfig
 from ups.data.normalize import ensure_statistics
 from ups.data.open import open_paths
@@ -19,7 +20,6 @@ from ups.run.bench_measure import machine
 from ups.run.bench_pictures import median_seed
 from ups.run.progress_line import ProgressLine
 from ups.supervise.run_lock import hold_bench
-from ups.testing.mixture import write_mixture
 
 pytest.importorskip("matplotlib")
 # Names of the benchmark for the small tasks of the tests; only names count here.

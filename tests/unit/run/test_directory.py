@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.mixture import mixture_recipe, write_mixture
 from ups.config.recipe import recipe_file, resolve
 from ups.config.schema import Recipe
 from ups.data.open import open_tasks
 from ups.errors import ConfigError, DataError
 from ups.run.directory import check_ranks, ensure_run_statistics, prepare, read_statistics, run_dir_of
 from ups.run.environment_record import kept_variables
-from ups.testing.mixture import mixture_recipe, write_mixture
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import yaml
 
 import ups.data.open
 import ups.run.identity
+from tests.support.mixture import mixture_recipe, write_mixture
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.errors import DataChangedError, RecipeChangedError, StatisticsChangedError
 from ups.library.train import prepared
 from ups.record.identity import RunIdentity
 from ups.run.identity import check_inputs
-from ups.testing.mixture import mixture_recipe, write_mixture
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.latents import latent_recipe, write_encoder, write_latents
+from tests.support.mixture import MODELS, write_mixture
 from ups.config.schema import Recipe
 from ups.data import latent_cache, latent_writer
 from ups.data.latent_cache import CACHE_NAME, LatentCache, as_float32, as_stored, open_cache, partial_path
@@ -24,8 +26,6 @@ from ups.run.cache_gain import measure_gain, rounding_error
 from ups.run.latent_caching import encoder_hash, frozen_stepper, stage_to_cache, write_cache, writer_for
 from ups.spec.batch import Batch
 from ups.spec.place import Place
-from ups.testing.latents import latent_recipe, write_encoder, write_latents
-from ups.testing.mixture import MODELS, write_mixture
 from ups.training.stages import LatentOperatorStage
 
 ALONE = Place(0, 1)

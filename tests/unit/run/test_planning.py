@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.config.schema import Recipe
 from ups.distributed.runtime import Runtime
 from ups.plan.operations import Watch
 from ups.plan.rehearsal import Rehearsal
 from ups.run.assemble import OpenData, assemble, open_data
 from ups.run.planning import kinds_of, largest_micro_batch, rehearse_stage
-from ups.testing.mixture import MODELS, mixture_recipe, write_mixture
 from ups.training.progress import Progress
 
 pytestmark = pytest.mark.timeout(400)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.seaweed_server import Seaweed, serve_s3
 from ups.buckets.client import Bucket, open_bucket
 from ups.buckets.objects import put
 from ups.buckets.run_copy import RunCopy
@@ -19,7 +20,6 @@ from ups.record.manifest import commit_directory, make_temporary
 from ups.record.untrusted_files import MAX_RUN_BYTES
 from ups.run.restoring import restore_run
 from ups.supervise.run_file import RunFile, read_run
-from ups.testing.seaweed_server import Seaweed, serve_s3
 
 pytest.importorskip("obstore", reason="needs obstore (extra: buckets)")
 pytestmark = [

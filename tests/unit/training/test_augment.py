@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.small_model import LINE, PLANE, STEADY, batch_of
 from ups.solvers.coarse_solver import Given, Setting, restart_of
 from ups.solvers.problem import Draws
 from ups.solvers.tasks import BENCH_TASKS, find_task
 from ups.spec.batch import Batch
 from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, TaskSpec
-from ups.testing.small_model import LINE, PLANE, STEADY, batch_of
 from ups.training.augment import Augmentation, moves_of, point_group
 
 COPIES = 24

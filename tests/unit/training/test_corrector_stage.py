@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.small_model import LINE, PLANE, STEADY, awake, batch_of, loss_of, small_model, statistics_of
 from ups.config.model import MultiscaleConfig
 from ups.config.stage import CorrectorStageConfig, OperatorStageConfig
 from ups.errors import ConfigError
@@ -17,7 +18,6 @@ from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
 from ups.spec.task import TaskSpec
-from ups.testing.small_model import LINE, PLANE, STEADY, awake, batch_of, loss_of, small_model, statistics_of
 from ups.training.corrector_stage import EnsembleStage
 from ups.training.losses import almost_fair_crps
 from ups.training.stages import build_stage

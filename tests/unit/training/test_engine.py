@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.toy import ToyLoader, ToyStage
 from ups.config.schema import EngineConfig
 from ups.config.stage import OperatorStageConfig
 from ups.distributed.agreement import Status
@@ -18,7 +19,6 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
 from ups.errors import TrainingError
 from ups.record.blackbox import BlackBox, Phase
-from ups.testing.toy import ToyLoader, ToyStage
 from ups.training.engine import Engine
 from ups.training.progress import Budget, Progress
 

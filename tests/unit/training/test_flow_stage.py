@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.small_model import LINE, PLANE, STEADY, batch_of, loss_of, statistics_of
 from ups.config.model import MultiscaleConfig
 from ups.config.stage import CorrectorStageConfig, DistillStageConfig, OperatorStageConfig, SteadyStageConfig
 from ups.errors import ConfigError
@@ -17,7 +18,6 @@ from ups.models.flow import FLOW, STUDENT, Step, endpoints, flow_of, noise_of, t
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
-from ups.testing.small_model import LINE, PLANE, STEADY, batch_of, loss_of, statistics_of
 from ups.training.distill_stage import DistillStage
 from ups.training.flow_stage import FlowStage
 from ups.training.stages import Stage, build_stage

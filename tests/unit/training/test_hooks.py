@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.toy import ToyLoader, ToyStage
 from ups.config.schema import CheckpointConfig, EngineConfig
 from ups.config.stage import OperatorStageConfig
 from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
 from ups.record.checkpoints import list_checkpoints, read_progress
-from ups.testing.toy import ToyLoader, ToyStage
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.small_model import LINE, STEADY, batch_of, loss_of, small_model, statistics_of
 from ups.config.model import MultiscaleConfig
 from ups.config.stage import LinearStageConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
-from ups.testing.small_model import LINE, STEADY, batch_of, loss_of, small_model, statistics_of
 from ups.training.linear_stage import LinearStage
 from ups.training.stages import build_stage
 

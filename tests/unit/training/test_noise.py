@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.small_model import CUBE, LINE, PLANE, batch_of, small_model
 from ups.models.keyed_normal import keyed_normal
 from ups.spec.batch import Batch
 from ups.spec.keyed import keyed_uniform
-from ups.testing.small_model import CUBE, LINE, PLANE, batch_of, small_model
 from ups.training.noise import noisy
 
 NORMALIZATION = small_model().normalization

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.support.small_model import LINE, PLANE, STEADY, awake, batch_of, loss_of, small_model
 from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig
-from ups.testing.small_model import LINE, PLANE, STEADY, awake, batch_of, loss_of, small_model
 from ups.training.stages import OperatorStage, build_stage, conservation_errors
 
 HEIGHT = replace(PLANE, conserved=("height",))

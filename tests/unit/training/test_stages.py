@@ -7,12 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig
-from ups.errors import DataError
-from ups.models.build import build_model
-from ups.models.stepper import Stepper
-from ups.spec.task import TaskSpec
-from ups.testing.small_model import (
+from tests.support.small_model import (
     DEEP,
     LINE,
     PLANE,
@@ -24,6 +19,11 @@ from ups.testing.small_model import (
     small_model,
     statistics_of,
 )
+from ups.config.stage import AutoencodeStageConfig, OperatorStageConfig
+from ups.errors import DataError
+from ups.models.build import build_model
+from ups.models.stepper import Stepper
+from ups.spec.task import TaskSpec
 from ups.training.stages import Stage, build_stage
 
 each_encoder = pytest.mark.parametrize("encoder", [{}, DEEP], ids=["linear", "deep"])

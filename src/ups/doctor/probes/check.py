@@ -1,18 +1,14 @@
-"""What every check shares: the assignment it reads, the verdict it prints, and the plant that tests may set.
+"""What every check shares: the assignment it reads and the verdict it prints.
 
 A check prints one JSON object when it begins and one when it ends, as the last line of its output. Between the two it
 may crash: the doctor, which reads the output (`ups.doctor.examine`), then knows which check did. For the same reason
 nothing heavy is imported before a check has begun.
-
-UPS_PROBE_PLANT exists for tests alone: a Python file that is run before the check and breaks a part of the product, to
-show that the check notices. Unset, it does nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import importlib.util
 import json
 import logging
 import os
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
     from ups.config.schema import Recipe
 
 ASSIGNMENT_NAME = "assignment.json"
-PLANT_VARIABLE = "UPS_PROBE_PLANT"
 SECONDS_VARIABLE = "UPS_PROBE_SECONDS"
 # Of a collective: a check that hangs must end before a person gives up.
 TIMEOUT_SECONDS = 60.0
@@ -95,7 +90,7 @@ class Report:
 
 
 def start(arguments: list[str]) -> Assignment:
-    """Begin a probe: stacks on fatal signals and shortly before its deadline, the plant if there is one."""
+    """Begin a probe: stacks on fatal signals and shortly before its deadline."""
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     seconds = float(os.environ.get(SECONDS_VARIABLE) or 0)
@@ -120,7 +115,6 @@ def begin_check(name: str) -> Iterator[Report]:
         _print({"rung": name, "begins": True, "time_ns": time.monotonic_ns()})
     started = time.monotonic()
     try:
-        _run_plant()
         yield report
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the check found
         traceback.print_exc()
@@ -151,18 +145,6 @@ def _print(document: dict[str, Any]) -> None:
     # One write: lines of several ranks may share a file.
     sys.stdout.write(json.dumps(document) + "\n")
     sys.stdout.flush()
-
-
-def _run_plant() -> None:
-    path = os.environ.get(PLANT_VARIABLE)
-    if not path or "ups_probe_plant" in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location("ups_probe_plant", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{PLANT_VARIABLE}={path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["ups_probe_plant"] = module
-    spec.loader.exec_module(module)
 
 
 def counted(number: int, thing: str) -> str:

@@ -18,12 +18,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 import numpy as np
 import torch
 
+from tests.support.small_bundle import ADVECTION, DARCY, FLOW, grid, statistics_of
 from ups import Simulator
 from ups.config.model import LatentOperatorConfig, ModelConfig, UnetConfig
 from ups.inference.bundle import VERSION, BundleInfo, write_bundle
 from ups.models.build import build_model
 from ups.spec.task import TaskSpec
-from ups.testing.small_bundle import ADVECTION, DARCY, FLOW, grid, statistics_of
 
 HERE = Path(__file__).resolve().parent
 STEPS = 8

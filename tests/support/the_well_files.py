@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from ups.testing.pdebench_files import numbers
+from tests.support.pdebench_files import numbers
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.support.mixture import MODELS, mixture_recipe
 from ups.config.schema import Recipe
 from ups.data.loader import Loader
 from ups.distributed.runtime import Runtime
@@ -20,7 +21,6 @@ from ups.distributed.strategies import gathered
 from ups.doctor.probes.parts import move_weights
 from ups.run.assemble import assemble, open_data
 from ups.spec.batch import Batch
-from ups.testing.mixture import MODELS, mixture_recipe
 from ups.training.engine import Engine
 from ups.training.progress import Progress
 

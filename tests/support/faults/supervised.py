@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.checkout import path_with
 from ups.record import process_tree
 from ups.supervise.why import faults_as_json
 
@@ -161,6 +162,7 @@ def start(
     mark = f"{os.getpid()}-{run_dir}"
     environment = {
         **os.environ,
+        **path_with(),
         "OMP_NUM_THREADS": "1",
         "TOY_FAULTS": json.dumps(faults),
         **{f"TOY_{name.upper()}": str(value) for name, value in variables.items()},

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.support.faults.programs.faults_to_plant import FLAGS, OutOfMemoryError, person_code, plant_fault
 from ups.record.blackbox import BlackBox, Phase
-from ups.testing.faults.programs.faults_to_plant import FLAGS, OutOfMemoryError, person_code, plant_fault
 
 RANK = int(os.environ.get("RANK", "0"))
 MICRO_BATCH = int(json.loads(os.environ.get("UPS_OVERRIDES", "{}")).get("engine.micro_batch", 8))
@@ -43,7 +43,7 @@ if __name__ == "__main__":
     _train = rank_main.train
 
     def _train_surrounded(*arguments: Any) -> int:
-        from ups.testing.faults.programs.surroundings import surround  # after the recorder is in place
+        from tests.support.faults.programs.surroundings import surround  # after the recorder is in place
 
         surround(Path(sys.argv[1]), RANK)
         return _train(*arguments)

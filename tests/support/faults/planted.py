@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.support.checkout import path_with
+from tests.support.faults.plants.at_check import VARIABLE, plant_at_check
 from ups.doctor.checks import CHECK_PROGRAMS, CheckProgram
 from ups.doctor.judge import Verdict, judge
 from ups.doctor.processes import Examination, Processes
@@ -20,10 +22,16 @@ from ups.testing.ranks import Launched
 PLANTS = Path(__file__).with_name("plants")
 
 
+def planted(plant: str, folder: Path = PLANTS) -> dict[str, str]:
+    """Variables by which every probe of the doctor plants a fault, a file of the folder; '' is none."""
+    return {VARIABLE: plant, **path_with(folder, PLANTS)} if plant else {}
+
+
 def run_probe(arguments: dict[str, Any]) -> None:
     """What a rank does: the main function of a probe."""
     if arguments["plant"]:
-        os.environ["UPS_PROBE_PLANT"] = arguments["plant"]
+        sys.path.insert(0, str(PLANTS))
+        plant_at_check(arguments["plant"])
     if not arguments["ranks"]:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             del os.environ[name]
@@ -35,15 +43,14 @@ def run_probe(arguments: dict[str, Any]) -> None:
 def run_checks(module: str, work_dir: Path, plant: str = "", ranks: int = 2) -> list[Verdict]:
     """The verdicts of one check program."""
     program = next(program for program in CHECK_PROGRAMS if program.module == module)
-    environment = {"UPS_PROBE_PLANT": str(PLANTS / f"{plant}.py")} if plant else {}
-    examination = Examination(ranks, work_dir / "run", environment=environment)
+    examination = Examination(ranks, work_dir / "run", environment=planted(plant))
     return list(judge(program, run_forked(program, examination, work_dir), 0.0))
 
 
 def run_forked(program: CheckProgram, examination: Examination, work_dir: Path) -> Processes:
     """`ups.doctor.processes.run_program` with processes that are forked from one that has imported torch."""
     count = examination.ranks if program.ranks else 1
-    plant = examination.environment.get("UPS_PROBE_PLANT", "")
+    plant = examination.environment.get(VARIABLE, "")
     arguments = {"module": program.module, "work_dir": str(work_dir), "plant": plant, "ranks": program.ranks}
     before: set[int] = set()
     with Launched(run_probe, count, arguments) as launched:

@@ -5,13 +5,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from tests.support.faults.small_run import prepare_real
 from ups.config.recipe import resolve
 from ups.supervise.deadlines import Deadlines
 from ups.supervise.options import Options
 from ups.supervise.rendezvous import Rendezvous
 from ups.supervise.supervisor import supervise
 from ups.supervise.trackers import Trackers
-from ups.testing.faults.small_run import prepare_real
 
 if __name__ == "__main__":
     settings = json.loads(sys.argv[1])

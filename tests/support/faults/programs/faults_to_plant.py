@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ups.testing.faults.damage import damage_newest
+from tests.support.faults.damage import damage_newest
 
 ATTEMPT = int(os.environ.get("UPS_ATTEMPT", "0"))
 FAULT: dict[str, Any] = dict(enumerate(json.loads(os.environ.get("TOY_FAULTS", "[]")))).get(ATTEMPT, {})

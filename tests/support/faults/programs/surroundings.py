@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ups.testing.faults.programs.faults_to_plant import FAULT, FLAGS
+from tests.support.faults.programs.faults_to_plant import FAULT, FLAGS
 
 
 class LateFiles:
@@ -66,7 +66,7 @@ def surround(run_dir: Path, rank: int) -> None:
 
 def _plant_reader() -> None:
     import ups.data.open as module
-    from ups.testing.faults.programs.planted_reader import PlantedReader
+    from tests.support.faults.programs.planted_reader import PlantedReader
 
     real = module.open_task
 

@@ -22,9 +22,9 @@ RECORDER = install_from_environment(RUN_DIR)
 BOX = RECORDER.box
 assert BOX is not None
 
+from tests.support.faults.programs.faults_to_plant import FAULT, FLAGS, plant_fault  # noqa: E402
 from ups.record import manifest  # noqa: E402
 from ups.record.blackbox import Phase  # noqa: E402
-from ups.testing.faults.programs.faults_to_plant import FAULT, FLAGS, plant_fault  # noqa: E402
 
 STEPS = int(os.environ.get("TOY_STEPS", "20"))
 INTERVAL = int(os.environ.get("TOY_INTERVAL", "5"))

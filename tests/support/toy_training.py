@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from tests.support.toy import ToyLoader, ToyStage
 from ups.config.schema import CheckpointConfig, EngineConfig
 from ups.config.stage import OperatorStageConfig
 from ups.distributed.agreement import Status
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import gathered, spread
-from ups.testing.toy import ToyLoader, ToyStage
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine
 from ups.training.hooks import SaveHook

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.support.mixture import MODELS, mixture_recipe
 from ups.config.recipe import resolve_data
 from ups.config.schema import Recipe
 from ups.inference.bundle import BundleInfo, write_bundle
 from ups.models.build import build_model
 from ups.run.assemble import OpenData, cache_key, open_data
 from ups.run.latent_caching import Written, encoder_hash, frozen_stepper, write_cache, writer_for
-from ups.testing.mixture import MODELS, mixture_recipe
 
 
 def latent_recipe(folder: Path, tasks: list[dict[str, Any]], *, name: str = "mixture", **stage: Any) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
+from tests.support.faults.supervised import Result
 from ups.record.identity import RunIdentity
 from ups.record.manifest import read_manifest
-from ups.testing.faults.supervised import Result
 
 
 def write_recipe(

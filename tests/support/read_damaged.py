@@ -1,6 +1,6 @@
 """A child that reads the files named on standard input as untrusted data would be read: one JSON line each.
 
-python -m ups.testing.read_damaged [--well]    files are of PDEBench, or of The Well; directories are stores
+python -m tests.support.read_damaged [--well]    files are of PDEBench, or of The Well; directories are stores
 """
 
 from __future__ import annotations

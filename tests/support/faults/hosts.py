@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.checkout import path_with
+from tests.support.faults.supervised import MARK, PROGRAMS, TOY
 from ups.record import process_tree
-from ups.testing.faults.supervised import MARK, PROGRAMS, TOY
 
 HOST_RUNNER = PROGRAMS / "run_host.py"
 SLOW_CABLE = PROGRAMS / "slow_cable.py"
@@ -240,6 +241,7 @@ def started_hosts(
     mark = f"{os.getpid()}-{run_dir}"
     environment = {
         **os.environ,
+        **path_with(),
         "OMP_NUM_THREADS": "1",
         "TOY_FAULTS": json.dumps(faults),
         **{f"TOY_{name.upper()}": str(value) for name, value in variables.items()},

@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Any
 
+from tests.support.faults.programs.faults_to_plant import FAULT
 from ups.formats.zarr_store import StoreReader
-from ups.testing.faults.programs.faults_to_plant import FAULT
 
 
 class PlantedReader(StoreReader):
