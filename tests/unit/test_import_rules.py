@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -122,12 +123,20 @@ def test_no_module_holds_more_than_a_fifth_of_the_code() -> None:
     assert max(lines.values()) <= sum(lines.values()) / 5, lines
 
 
-def test_benchmarks_and_the_package_import_nothing_from_tests() -> None:
-    for path in [*(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "src").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not [name for name in names if name.split(".")[0] == "tests"], path
+def imported_by(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_the_package_imports_neither_tests_nor_benchmarks_and_benchmarks_only_what_they_share_with_tests() -> None:
+    for path in (ROOT / "src").rglob("*.py"):
+        assert not [name for name in imported_by(path) if name.split(".")[0] in ("tests", "benchmarks")], path
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        outside = [name for name in imported_by(path) if name.split(".")[0] == "tests"]
+        assert not [name for name in outside if name.split(".")[:2] != ["tests", "support"]], path
 
 
 def test_unit_tests_lie_where_the_code_they_test_lies() -> None:
