@@ -30,7 +30,7 @@ from ups.formats.base import Reader
 from ups.inference.bundle import load_bundle
 from ups.models.build import build_model
 from ups.models.stepper import OPERATOR, Stepper
-from ups.record.places import find_bundle
+from ups.record.run_dir import find_bundle
 from ups.spec.place import Place
 
 BAR = 1.02

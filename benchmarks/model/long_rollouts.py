@@ -35,7 +35,7 @@ from ups.formats.base import Reader
 from ups.inference.bundle import load_bundle
 from ups.models.rollout import rollout
 from ups.models.stepper import Stepper
-from ups.record.places import find_bundle
+from ups.record.run_dir import find_bundle
 from ups.solvers.coarse_solver import Given, Setting, own_task, require_solvers, restart_of
 
 BAR = 0.2

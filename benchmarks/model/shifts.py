@@ -32,7 +32,7 @@ from ups.data.normalize import compute_statistics
 from ups.data.open import open_task
 from ups.formats.base import Reader
 from ups.inference.bundle import load_bundle
-from ups.record.places import find_bundle
+from ups.record.run_dir import find_bundle
 from ups.solvers import spectral
 from ups.solvers.problem import average_periodic_1d
 from ups.solvers.request import make_request

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ups.record.atomic import write_file_atomically
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import is_number, is_whole, read_object
 
-NOTE_NAME = "mirror.json"
 # Exit codes of the process that copies.
 REFUSED = 3
 LATE = 12
@@ -31,7 +31,7 @@ class MirrorNote:
     def save(self, run_dir: Path) -> None:
         """Write the note; raises OSError or a MachineError where that is not possible."""
         self.updated = time.time()
-        write_file_atomically(run_dir / NOTE_NAME, (json.dumps(asdict(self), indent=1) + "\n").encode())
+        write_file_atomically(RunDir(run_dir).mirror_note, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
     def gap(self, committed: int | None) -> str:
         """How far the bucket is behind, for a person; '' if it is not. committed: the newest step of the run."""
@@ -44,7 +44,7 @@ class MirrorNote:
 
 def read_note(run_dir: Path) -> MirrorNote | None:
     """The note of a run, None if it has none that can be read."""
-    found = read_object(run_dir / NOTE_NAME)
+    found = read_object(RunDir(run_dir).mirror_note)
     if (
         found is None
         or found.keys() != MirrorNote.__dataclass_fields__.keys()

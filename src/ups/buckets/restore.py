@@ -18,7 +18,7 @@ from ups.buckets.client import Bucket
 from ups.buckets.objects import delete, get, get_file, names
 from ups.buckets.run_copy import MAX_MARKER_BYTES, RECORD, step_folder, steps_in
 from ups.errors import BucketError, CheckpointError, ForeignCheckpointError, IntegrityError, MachineError
-from ups.record.checkpoints import PROGRESS_NAME, checkpoint_path
+from ups.record.checkpoints import PROGRESS_NAME
 from ups.record.identity import RunIdentity
 from ups.record.manifest import (
     COMMITTED_NAME,
@@ -30,6 +30,7 @@ from ups.record.manifest import (
     read_manifest,
     write_file_atomically,
 )
+from ups.record.run_dir import RunDir
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def restore_checkpoints(bucket: Bucket, run_dir: Path, identity: RunIdentity) ->
         if newest is not None and not _ends_stage(bucket, step):
             continue
         try:
-            _restore(bucket, step_folder(step), checkpoint_path(run_dir, step), partial(_belongs, identity, step))
+            _restore(bucket, step_folder(step), RunDir(run_dir).checkpoint(step), partial(_belongs, identity, step))
         except (IntegrityError, CheckpointError, ForeignCheckpointError) as error:
             logger.warning("checkpoint %d in the bucket is not used: %s", step, error.message)
             _unmark(bucket, step)

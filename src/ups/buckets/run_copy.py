@@ -28,13 +28,12 @@ from ups.buckets.client import Bucket
 from ups.buckets.objects import delete, get, names, put
 from ups.errors import BucketError, ConfigError, IntegrityError, UpsError
 from ups.record.atomic import TEMPORARY_PREFIX
-from ups.record.checkpoints import checkpoint_path, list_checkpoints
+from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, Manifest, is_committed, read_manifest
-from ups.record.places import BUNDLE_NAME, CONFIG_NAME
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import MAX_RUN_BYTES, read_object, read_whole
 
-RUN_NAME = "run.json"
 MAX_RECORD_BYTES = 2**30
 MAX_MARKER_BYTES = 4096
 # What of the run directory is the record, and nothing else is ever written there from a bucket. run.json goes last.
@@ -43,7 +42,7 @@ RECORD = re.compile(
     r"config\.yaml|statistics\.json|env\.json|metrics\.jsonl"
     r"|start/[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+){0,3}|failures/attempt_\d+/[A-Za-z0-9_.-]+"
 )
-_FOLDERS = ("start", "failures")
+_FOLDERS = (RunDir.starts.name, RunDir.failures.name)
 _CHECKPOINT = re.compile(r"checkpoints/(step_(\d{8,12}))/(.+)")
 
 
@@ -72,7 +71,7 @@ def steps_in(bucket: Bucket) -> dict[int, str]:
 
 def identity_in(bucket: Bucket) -> RunIdentity | None:
     """The identity of the run whose copy is in the bucket, None if there is none."""
-    content = get(bucket, RUN_NAME, MAX_RUN_BYTES)
+    content = get(bucket, RunDir.run_json.name, MAX_RUN_BYTES)
     try:
         document = json.loads(content) if content is not None else None
     except (ValueError, RecursionError):
@@ -112,7 +111,7 @@ class RunCopy:
             return True
         sha256 = self._bundle_here()
         if sha256 and sha256 != self._bundle:
-            self._send(self._run_dir / BUNDLE_NAME, BUNDLE_NAME, read_manifest(self._run_dir / BUNDLE_NAME))
+            self._send(RunDir(self._run_dir).bundle, RunDir.bundle.name, read_manifest(RunDir(self._run_dir).bundle))
             self._bundle = sha256
             return True
         return False
@@ -123,16 +122,16 @@ class RunCopy:
         paths += [path for folder in _FOLDERS for path in (self._run_dir / folder).rglob("*") if path.is_file()]
         found = {path.relative_to(self._run_dir).as_posix(): path for path in sorted(paths)}
         wanted = [name for name in found if RECORD.fullmatch(name)]
-        document = read_object(self._run_dir / RUN_NAME)
+        document = read_object(RunDir(self._run_dir).run_json)
         identity = RunIdentity.from_json((document or {}).get("identity"))
-        if document is None or identity is None or CONFIG_NAME not in wanted:
+        if document is None or identity is None or RunDir.config.name not in wanted:
             return  # the run has not begun
-        for name in [*wanted, RUN_NAME]:
+        for name in [*wanted, RunDir.run_json.name]:
             content = self._content(found.get(name, self._run_dir / name))
             sha256 = hashlib.sha256(content).hexdigest()
             if self._record.get(name) == sha256:
                 continue
-            if name == RUN_NAME:
+            if name == RunDir.run_json.name:
                 self._unmark_contradicted(content)
             put(self._bucket, name, content)
             self._record[name] = sha256
@@ -146,15 +145,15 @@ class RunCopy:
     def _open(self) -> None:
         steps = steps_in(self._bucket)
         other = identity_in(self._bucket)
-        mine = RunIdentity.from_json((read_object(self._run_dir / RUN_NAME) or {}).get("identity"))
+        mine = RunIdentity.from_json((read_object(RunDir(self._run_dir).run_json) or {}).get("identity"))
         if mine is None:
-            raise BucketError(f"{self._run_dir / RUN_NAME} does not say which run this is")
+            raise BucketError(f"{RunDir(self._run_dir).run_json} does not say which run this is")
         if steps and (other is None or other.run_id != mine.run_id):
             raise ConfigError(
                 f"{self._bucket.url} holds the copy of another run, and is left alone",
                 hint="give each run a place of its own: --set checkpoint.mirror=s3://BUCKET/OTHER-PREFIX",
             )
-        self._bundle = committed_in(self._bucket, BUNDLE_NAME)
+        self._bundle = committed_in(self._bucket, RunDir.bundle.name)
         self._steps = steps
 
     def _local(self) -> dict[int, str]:
@@ -168,12 +167,12 @@ class RunCopy:
 
     def _bundle_here(self) -> str:
         with contextlib.suppress(UpsError, OSError):
-            return read_manifest(self._run_dir / BUNDLE_NAME).sha256
+            return read_manifest(RunDir(self._run_dir).bundle).sha256
         return ""
 
     def _send_checkpoint(self, step: int) -> None:
         assert self._steps is not None
-        path = checkpoint_path(self._run_dir, step)
+        path = RunDir(self._run_dir).checkpoint(step)
         manifest = read_manifest(path)
         if step in self._steps:
             del self._steps[step]

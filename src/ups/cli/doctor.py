@@ -10,7 +10,7 @@ import typer
 from ups.cli.options import JsonOption, SetOption, new_app
 from ups.cli.output import report, say, styled
 from ups.errors import ConfigError
-from ups.record.places import RUNS
+from ups.record.run_dir import RUNS
 
 if TYPE_CHECKING:
     from ups.doctor.judge import Verdict

@@ -59,8 +59,8 @@ def skypilot(
 
     One host does what `ups run` does, several do what `ups train` does. The task is RUN/launch/skypilot.yaml.
     """
-    from ups.launch.folder import FOLDER
     from ups.launch.skypilot import TASK_NAME, SkyPilotJob, command, submit, task, text
+    from ups.record.run_dir import RunDir
     from ups.record.text import path_text
 
     machine, run_dir, cpus = empty_machine(
@@ -79,7 +79,7 @@ def skypilot(
         has_data=bool(volume),
     )
     job = SkyPilotJob(machine, run_dir, nodes, cpus, gpus, spot, infra, volume, disk)
-    path = run_dir / FOLDER / TASK_NAME
+    path = RunDir(run_dir).launch / TASK_NAME
     if dry_run:
         report({"task": task(job), "command": command(sky, job, path)}) if json else say(text(job).rstrip("\n"))
         return

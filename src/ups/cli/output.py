@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from ups.errors import MachineError, UpsError
 from ups.record.log import short_line
-from ups.record.places import home_directory
+from ups.record.run_dir import home_directory
 from ups.record.untrusted_files import printable
 from ups.run.table import table as table
 

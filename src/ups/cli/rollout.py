@@ -11,7 +11,7 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import note, report, say
-from ups.record.places import find_bundle
+from ups.record.run_dir import find_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

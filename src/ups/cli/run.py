@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+from ups.record.run_dir import RunDir
 
 app = new_app()
 
@@ -65,11 +66,11 @@ def _facts(run_dir: Path, code: int) -> dict[str, Any]:
     from dataclasses import asdict
 
     from ups.record.manifest import read_manifest
-    from ups.record.places import BUNDLE_NAME, is_bundle
+    from ups.record.run_dir import is_bundle
     from ups.run.steps_file import read_steps
     from ups.supervise.run_file import read_run
 
-    document, bundle = read_run(run_dir), run_dir / BUNDLE_NAME
+    document, bundle = read_run(run_dir), RunDir(run_dir).bundle
     there = code == 0 and is_bundle(bundle)
     return {
         "name": run_dir.name,

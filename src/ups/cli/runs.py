@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import note, report, say, table
-from ups.record.places import RUNS
+from ups.record.run_dir import RUNS
 
 app = new_app()
 
@@ -35,7 +35,7 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""
-    from ups.record.places import BUNDLE_NAME, is_bundle
+    from ups.record.run_dir import RunDir, is_bundle
     from ups.record.text import duration_text
     from ups.run.tags import tags_of
     from ups.supervise.checkpoints import last_commit
@@ -56,7 +56,7 @@ def list_(
                 "faults": len(faults_of(d)),
                 "gate": d.get("gate"),
                 "tags": tags_of(p),
-                "bundle": str(p / BUNDLE_NAME) if is_bundle(p / BUNDLE_NAME) else None,
+                "bundle": str(RunDir(p).bundle) if is_bundle(RunDir(p).bundle) else None,
                 "path": str(p),
             }
             for p, d in known

@@ -52,10 +52,10 @@ def _names(run_dir: Path) -> list[str]:
     from ups.config.recipe import resolve
     from ups.config.tracker import by_name
     from ups.errors import ConfigError
-    from ups.record.places import CONFIG_NAME
+    from ups.record.run_dir import RunDir
     from ups.supervise.trackers import check_trackers
 
-    trackers = resolve(run_dir / CONFIG_NAME).recipe.tracking.trackers
+    trackers = resolve(RunDir(run_dir).config).recipe.tracking.trackers
     if not trackers:
         raise ConfigError(f"the recipe of {run_dir} names no tracker", hint="see tracking.trackers in docs/trackers.md")
     check_trackers(trackers)

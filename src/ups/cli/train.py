@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+from ups.record.run_dir import RunDir
 
 if TYPE_CHECKING:
     from ups.supervise.host_place import HostPlace
@@ -128,7 +129,7 @@ def _facts(
 ) -> dict[str, Any]:
     """A run that has ended, for programs. results: None where nothing was scored."""
     from ups.inference.stored_scores import stored_warnings
-    from ups.record.places import BUNDLE_NAME, is_bundle
+    from ups.record.run_dir import is_bundle
     from ups.supervise.run_file import TRAINED, read_run
     from ups.supervise.why import faults_as_json
 
@@ -138,7 +139,7 @@ def _facts(
         from ups.evaluation.results import to_json
 
         scores = to_json(results)
-    bundle = run_dir / BUNDLE_NAME
+    bundle = RunDir(run_dir).bundle
     bundled = document["state"] in TRAINED and is_bundle(bundle)
     return {
         "name": run_dir.name,

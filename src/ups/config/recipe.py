@@ -33,7 +33,7 @@ from ups.config.yaml_subset import (
     paths_in,
 )
 from ups.errors import ConfigError
-from ups.record.places import CONFIG_NAME
+from ups.record.run_dir import CONFIG_NAME
 
 MAX_INCLUDE_DEPTH = 8
 MAX_FILES = 64

@@ -27,7 +27,7 @@ from ups.data.shortest_waves import ShortestWaves
 from ups.errors import DataError, MachineError
 from ups.formats.base import Reader, WindowBlock
 from ups.record.atomic import write_file_atomically
-from ups.record.places import home_directory
+from ups.record.run_dir import home_directory
 from ups.record.untrusted_files import open_regular, parse_object
 from ups.spec.descriptors import RangeFinder
 from ups.spec.keyed import key_of

@@ -31,7 +31,7 @@ from ups.models.former_names import former_name
 from ups.models.stepper import OPERATOR, Stepper
 from ups.record.atomic import mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
-from ups.record.places import BUNDLE_FILE, BUNDLE_NAME, CONFIG_NAME, is_bundle
+from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir, is_bundle
 from ups.record.untrusted_files import is_whole, load_object, printable
 from ups.registry import MODELS
 from ups.spec.batch import Float64
@@ -153,9 +153,9 @@ def load_bundle(path: str | Path, device: torch.device | None = None) -> Bundle:
 
 
 def _hint_for(directory: Path) -> str:
-    if is_bundle(directory / BUNDLE_NAME):
-        return f"this is a run; its bundle is '{directory / BUNDLE_NAME}'"
-    if (directory / "checkpoints").is_dir():
+    if is_bundle(RunDir(directory).bundle):
+        return f"this is a run; its bundle is '{RunDir(directory).bundle}'"
+    if RunDir(directory).checkpoints.is_dir():
         return f"this is a run without a bundle; make one with: ups export bundle {directory}"
     return "give the directory that holds bundle.json"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ups.record.places import BUNDLE_FILE
+from ups.record.run_dir import BUNDLE_FILE
 from ups.record.text import path_text
 from ups.record.untrusted_files import is_number, printable, read_object
 

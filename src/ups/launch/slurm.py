@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ups.errors import ConfigError, MachineError
-from ups.launch.folder import FOLDER, write_script
+from ups.launch.folder import write_script
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import printable
 
 SCRIPT_NAME = "job.sh"
@@ -77,12 +78,12 @@ class SlurmJob:
 
     @property
     def script_path(self) -> Path:
-        return self.run_dir / FOLDER / SCRIPT_NAME
+        return RunDir(self.run_dir).launch / SCRIPT_NAME
 
 
 def script(job: SlurmJob) -> str:
     """The text for sbatch."""
-    output = f"{job.run_dir / FOLDER}/slurm_{'%A_%a' if job.is_array else '%j'}.out"
+    output = f"{RunDir(job.run_dir).launch}/slurm_{'%A_%a' if job.is_array else '%j'}.out"
     options = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes}",

@@ -19,13 +19,12 @@ from typing import Any
 
 from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError, exit_code_of_signal
 from ups.launch.empty_machine import PLACE, EmptyMachine, num_gpus
-from ups.launch.folder import FOLDER, write_script
+from ups.launch.folder import write_script
 from ups.launch.vast_client import VastClient, VastError, VastSilent
 from ups.launch.vast_script import ended, onstart
+from ups.record.run_dir import RunDir
 
 SCRIPT_NAME = "vast.sh"
-# By which a run directory is known.
-RUN_NAME = "run.json"
 NUM_OFFERS = 5
 # With a driver for an older CUDA torch sees no GPU. This one is of torch from PyPI (2.11 and newer), which pip installs
 # where the image has none, or an older one.
@@ -57,7 +56,7 @@ class VastJob:
 
     @property
     def script_path(self) -> Path:
-        return self.run_dir / FOLDER / SCRIPT_NAME
+        return RunDir(self.run_dir).launch / SCRIPT_NAME
 
 
 @dataclass(frozen=True)
@@ -280,13 +279,13 @@ class _Life:
     def _collected(self, number: int, code: int, uploaded: bool) -> Outcome:
         """The results, copied next to what is here already; without them here or in the bucket the run was in vain."""
         to = self._job.run_dir
-        if (to / RUN_NAME).exists():
+        if RunDir(to).run_json.exists():
             to = to.with_name(f"{to.name}-vast-{number}")
         try:
             self._client.copy(copy_words(self._job, number, to), self._patience.copy)
         except VastError as error:
             self._tell(error.message)
-        copied = to if (to / RUN_NAME).is_file() else None
+        copied = to if RunDir(to).run_json.is_file() else None
         if copied is None and not uploaded:
             raise MachineError(
                 f"the run on machine {number} ended with {code}, but its results could be brought nowhere",

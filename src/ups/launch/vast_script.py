@@ -13,8 +13,8 @@ import zlib
 
 from ups.errors import ConfigError
 from ups.launch.empty_machine import PLACE, RECIPE_NAME, EmptyMachine, changes, fetch, leave_results, run, setup
-from ups.launch.folder import FOLDER
 from ups.record.process_tree import module_command
+from ups.record.run_dir import RunDir
 
 # What Vast takes as a start script.
 MAX_CHARACTERS = 4048
@@ -51,7 +51,7 @@ def watch(machine: EmptyMachine) -> str:
 def job(machine: EmptyMachine) -> str:
     """What is run, next to the watchdog."""
     words = ["run", RECIPE_NAME, "--ranks", str(machine.ranks), *changes(machine)]
-    log = f'{machine.run_dir}/{FOLDER}/vast_"$CONTAINER_ID".log'
+    log = f'{machine.run_dir}/{RunDir.launch.name}/vast_"$CONTAINER_ID".log'
     lines = [
         f"output={OUTPUT}; [ -w $output ] || output=/dev/null",
         "exec > >(tee -a launch.log >> $output) 2>&1",
@@ -68,7 +68,7 @@ def job(machine: EmptyMachine) -> str:
         'echo "UPS-LAUNCH run"',
         *fetch(machine),
         *run(machine, shlex.join(module_command("ups", *words, python="python3"))),
-        f"mkdir -p {machine.run_dir}/{FOLDER} && cp launch.log {log}",
+        f"mkdir -p {machine.run_dir}/{RunDir.launch.name} && cp launch.log {log}",
         *leave_results(machine),
         'exit "$code"',
     ]

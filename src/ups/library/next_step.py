@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ups.library.recipe_steps import PAGE_NAME, REPORT, Job
+from ups.library.recipe_steps import Job
+from ups.record.run_dir import RunDir
 from ups.record.text import path_text
 
 
@@ -15,7 +16,7 @@ def next_words(job: Job, *, stopped: bool = False) -> str:
         # A run that was told to stop has a checkpoint and no fault.
         goes_on = read_run(job.run_dir)["state"] in ("stopped", "preempted")
         return "next: the same command goes on from the last checkpoint" if goes_on else f"next: ups why {run}"
-    report = f"the report is {path_text(job.run_dir / REPORT / PAGE_NAME)}"
+    report = f"the report is {path_text(RunDir(job.run_dir).report_page)}"
     if job.gate_failed:
         return f"next: ups why {run} says what does not hold; {report}"
     tasks = job.resolved.recipe.data.tasks

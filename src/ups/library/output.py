@@ -11,7 +11,7 @@ from typing import Any
 
 from ups.config.schema import Recipe
 from ups.record.log import log_shown_by, short_line
-from ups.record.places import BUNDLE_NAME
+from ups.record.run_dir import RunDir
 from ups.record.text import path_text
 from ups.record.untrusted_files import printable
 
@@ -62,7 +62,7 @@ class Printed(Output):
         from ups.run.progress_line import ProgressLine
 
         stages = [stage.type for stage in recipe.stages]
-        with ProgressLine() as line, MetricsFollower(run_dir / "metrics.jsonl", stages, line) as rows:
+        with ProgressLine() as line, MetricsFollower(RunDir(run_dir).metrics, stages, line) as rows:
             line.show("starting", in_log=False)  # a rank needs some seconds for its imports
             yield rows.say
 
@@ -86,7 +86,7 @@ def completed_words(run_dir: Path, step: int, more_steps: str) -> str:
     stages = read_run_recipe(run_dir).recipe.stages
     length = "steps" if stages[-1].steps is not None else "budget_seconds"
     way = more_steps.format(len(stages) - 1, length)
-    bundle = run_dir / BUNDLE_NAME
+    bundle = RunDir(run_dir).bundle
     head = f"{path_text(run_dir)} is completed: step {step}, verified; its bundle is {path_text(bundle)}"
     warnings = [f"WARNING: {text}" for text in stored_warnings(bundle)[1]]
     return "\n".join([head, f"to train it longer: {way}", *warnings])

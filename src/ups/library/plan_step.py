@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ups.record.manifest import write_file_atomically
-from ups.record.places import CONFIG_NAME
 from ups.record.process_tree import module_command
+from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.record.text import duration_text, last_line, size_text
-from ups.run.steps_file import PLAN_NAME
 
 
 def make_plan(recipe: str, ranks: int, run_dir: Path) -> str:
@@ -41,4 +40,4 @@ def make_plan(recipe: str, ranks: int, run_dir: Path) -> str:
 
 
 def _write(run_dir: Path, found: dict[str, Any]) -> None:
-    write_file_atomically(run_dir / PLAN_NAME, (json.dumps(found, indent=1) + "\n").encode())
+    write_file_atomically(RunDir(run_dir).plan, (json.dumps(found, indent=1) + "\n").encode())

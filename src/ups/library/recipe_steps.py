@@ -23,15 +23,12 @@ from ups.library.data_step import make_data, source_facts
 from ups.library.output import Output
 from ups.library.plan_step import make_plan
 from ups.record.identity import file_sha256
-from ups.record.places import BUNDLE_NAME, CONFIG_NAME
+from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.record.text import counted, path_text
-from ups.run.steps_file import PLAN_NAME, StepRecord, digest, read_steps
+from ups.run.steps_file import StepRecord, digest, read_steps
 
 logger = logging.getLogger(__name__)
 
-REPORT = "report"
-SCORES_NAME = "scores.json"
-PAGE_NAME = "index.html"
 # Of a step that leaves nothing on the disk that could be looked at.
 NOTHING = "-"
 
@@ -100,7 +97,6 @@ class Job:
     @property
     def checkpoint(self) -> str:
         """Hash of the checkpoint with which the training ended; '' if there is none that is whole."""
-        from ups.record.checkpoints import checkpoint_path
         from ups.supervise.run_file import TRAINED, read_run, was_started
 
         if not was_started(self.run_dir):
@@ -108,7 +104,7 @@ class Job:
         document = read_run(self.run_dir)
         if document["state"] not in TRAINED or document["checkpoint"] is None:
             return ""
-        return self.committed(checkpoint_path(self.run_dir, document["checkpoint"]))
+        return self.committed(RunDir(self.run_dir).checkpoint(document["checkpoint"]))
 
     def committed(self, directory: Path) -> str:
         """Hash of the manifest of a committed directory; '' if it is not there, or a byte of it has changed."""
@@ -129,7 +125,7 @@ class Job:
 
     def scores(self) -> str:
         """Hash of the scores of the run, '' if there are none."""
-        return self.file(REPORT, SCORES_NAME)
+        return self.file(RunDir.scores.name)
 
 
 @dataclass(frozen=True)
@@ -294,12 +290,12 @@ def _judge(job: Job) -> str:
     from ups.supervise.run_file import note_gate
     from ups.supervise.run_lock import hold_run
 
-    judged = judge(job.resolved.recipe.gate, read_results(job.run_dir / REPORT / SCORES_NAME))
+    judged = judge(job.resolved.recipe.gate, read_results(RunDir(job.run_dir).scores))
     job.gate_failed = gate_words(judged)
     with hold_run(job.run_dir):
         # The recipe learns the same as the run has (the training is done); its gate may be a new one.
         if job.file(CONFIG_NAME) != job.resolved.hash:
-            write_file_atomically(job.run_dir / CONFIG_NAME, job.resolved.text.encode())
+            write_file_atomically(RunDir(job.run_dir).config, job.resolved.text.encode())
         verdict = note_gate(job.run_dir, [one.to_json() for one in judged], job.gate_failed)
     if judged:
         job.output.pronounced(verdict)
@@ -311,7 +307,7 @@ def _bundle_inputs(job: Job) -> Any:
 
 
 def _bundle_outputs(job: Job) -> str:
-    return job.committed(job.run_dir / BUNDLE_NAME)
+    return job.committed(RunDir(job.run_dir).bundle)
 
 
 def _bundle(job: Job) -> str:
@@ -323,9 +319,9 @@ def _bundle(job: Job) -> str:
     from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.run_lock import hold_run
 
-    results = from_json(read_results(job.run_dir / REPORT / SCORES_NAME))
+    results = from_json(read_results(RunDir(job.run_dir).scores))
     with hold_run(job.run_dir), BucketMirror(job.run_dir, job.resolved.recipe.checkpoint):
-        path = make_bundle(job.run_dir / BUNDLE_NAME, load_trained(str(job.run_dir)), results)
+        path = make_bundle(RunDir(job.run_dir).bundle, load_trained(str(job.run_dir)), results)
     step, texts = stored_warnings(path)
     return "; WARNING: ".join([f"{path_text(path)} {_bundle_outputs(job)[:12]} after {step} steps", *texts])
 
@@ -337,20 +333,20 @@ def _report(job: Job) -> str:
     from ups.run.trained import load_trained
     from ups.supervise.run_lock import hold_run
 
-    results = from_json(read_results(job.run_dir / REPORT / SCORES_NAME))
+    results = from_json(read_results(RunDir(job.run_dir).scores))
     with hold_run(job.run_dir):
         scoring = next((step.seconds for step in read_steps(job.run_dir) if step.name == "evaluate"), 0.0)
-        return path_text(write_page(job.run_dir / REPORT, load_trained(str(job.run_dir)), results, scoring))
+        return path_text(write_page(RunDir(job.run_dir).report, load_trained(str(job.run_dir)), results, scoring))
 
 
 STEPS: Sequence[Step] = (
     Step("data", "making the data that is missing", _data_inputs, _data_outputs, _make_data),
     Step("validate", "reading all data once", _validate_inputs, lambda job: NOTHING, _validate),
     Step("doctor", "trying machine, libraries and ranks", _doctor_inputs, lambda job: NOTHING, _examine),
-    Step("plan", "estimating memory and time", _plan_inputs, lambda job: job.file(PLAN_NAME), _plan),
+    Step("plan", "estimating memory and time", _plan_inputs, lambda job: job.file(RunDir.plan.name), _plan),
     Step("train", "training the stages", _train_inputs, lambda job: job.checkpoint, _train),
     Step("evaluate", "scoring on the test split", _evaluate_inputs, lambda job: job.scores(), _evaluate),
     Step("gate", "holding the scores against the gate", _gate_inputs, _gate_outputs, _judge),
     Step("bundle", "writing the bundle", _bundle_inputs, _bundle_outputs, _bundle, after_failed_gate=False),
-    Step("report", "drawing the worst cases", _bundle_inputs, lambda job: job.file(REPORT, PAGE_NAME), _report),
+    Step("report", "drawing the worst cases", _bundle_inputs, lambda job: job.file(RunDir.report_page.name), _report),
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.config.schema import Recipe
 from ups.errors import BundleError
-from ups.record.places import BUNDLE_NAME, is_bundle
+from ups.record.run_dir import RunDir, is_bundle
 from ups.supervise.run_file import find_run, read_run
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Run:
     @property
     def bundle(self) -> Path | None:
         """The bundle that a completed run leaves; None if there is none."""
-        path = self.path / BUNDLE_NAME
+        path = RunDir(self.path).bundle
         return path if is_bundle(path) else None
 
     def simulator(self, device: str = "auto") -> Simulator:

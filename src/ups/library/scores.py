@@ -145,7 +145,7 @@ def evaluate(
     max_trajectories: at most so many of each task. solver_cost: also measure what the same error costs the solver that
     made the data (takes minutes). With `progress` a line shows how far it is. Writes nothing.
     """
-    from ups.record.places import find_model
+    from ups.record.run_dir import find_model
     from ups.run.progress_line import ProgressLine
     from ups.run.reporting import report_folder
     from ups.run.scoring import score

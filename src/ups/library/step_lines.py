@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ups.config.schema import Recipe
 from ups.library.recipe_steps import STEPS, StepOutput, before_gate
+from ups.record.run_dir import RunDir
 from ups.record.text import duration_text
 from ups.record.untrusted_files import printable
 from ups.run.steps_file import DONE, StepRecord
@@ -59,7 +60,7 @@ class StepLines(StepOutput):
 
         stages = [stage.type for stage in recipe.stages]
         line = self._progress or ProgressLine(quiet=True)
-        with MetricsFollower(run_dir / "metrics.jsonl", stages, line) as rows:
+        with MetricsFollower(RunDir(run_dir).metrics, stages, line) as rows:
             yield before_gate(rows.say, recipe)
 
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:

@@ -21,6 +21,7 @@ from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
 from ups.record.identity import RunIdentity
 from ups.record.process_tree import module_command
+from ups.record.run_dir import RunDir
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
@@ -122,7 +123,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
         # Held first: what follows writes files that a living run reads.
         with hold_run(run_dir):
             before = [name for name in INPUTS if (run_dir / name).exists()]
-            known = any(run_dir.glob("run*.json"))
+            known = any(RunDir(run_dir).all_run_json())
             try:
                 restore_run(run_dir, recipe)
                 prepare(run_dir, resolved, ranks)

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Self
 
 from ups.errors import IntegrityError, MachineError
+from ups.record.run_dir import rank_name
 from ups.record.untrusted_files import open_regular
 
 MAGIC = b"UPSBBX01"
@@ -118,7 +119,7 @@ class Record:
 
 def ring_path(directory: Path, rank: int) -> Path:
     """Where the ring of a rank lies inside `directory`."""
-    return directory / f"rank_{rank:05d}.ring"
+    return directory / f"{rank_name(rank)}.ring"
 
 
 class BlackBox:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ups.errors import CheckpointError, IntegrityError, UpsError
 from ups.record.manifest import FileHash, is_committed, read_manifest, remove_directory, verify
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import load_object
 
 logger = logging.getLogger(__name__)
@@ -26,19 +27,9 @@ VISIBLE_SECONDS = 120.0
 _NAME = re.compile(r"step_(\d{8,12})")
 
 
-def checkpoints_dir(run_dir: Path) -> Path:
-    """Where the checkpoints of a run lie."""
-    return run_dir / "checkpoints"
-
-
-def checkpoint_path(run_dir: Path, step: int) -> Path:
-    """The directory of the checkpoint after `step` steps of the run."""
-    return checkpoints_dir(run_dir) / f"step_{step:08d}"
-
-
 def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     """(step, directory) of everything named like a checkpoint, newest first; nothing is verified."""
-    folder = checkpoints_dir(run_dir)
+    folder = RunDir(run_dir).checkpoints
     if not folder.is_dir():
         return []
     found = [(int(m.group(1)), path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
@@ -96,7 +87,7 @@ def latest_verified(
         return path
     if passed_over:
         raise CheckpointError(
-            f"none of the {passed_over} checkpoints in {checkpoints_dir(run_dir)} can be trusted",
+            f"none of the {passed_over} checkpoints in {RunDir(run_dir).checkpoints} can be trusted",
             hint="restore one from a copy, or start again in another directory with --set run.dir=PATH",
         )
     return None

@@ -34,17 +34,13 @@ from ups.record import causes
 from ups.record.blackbox import BlackBox, Phase, ring_path
 from ups.record.location import Frame, location_of_error
 from ups.record.manifest import write_file_atomically
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import read_object
 
 FORMAT_VERSION = 1
 _MAX_TEXT = 20_000
 _RESERVED_DESCRIPTORS = 4
 _STEM_VARIABLE = "UPS_FAILURE_STEM"
-
-
-def failure_stem(run_dir: Path, attempt: int, rank: int) -> Path:
-    """The common beginning of the failure files of a rank in one attempt."""
-    return run_dir / "failures" / f"attempt_{attempt}" / f"rank_{rank:05d}"
 
 
 class Recorder:
@@ -174,7 +170,7 @@ class Recorder:
 
 def install(run_dir: Path, *, rank: int, world_size: int, attempt: int = 0, box: BlackBox | None = None) -> Recorder:
     """Make this process record its own failure; call it before torch is imported."""
-    recorder = Recorder(failure_stem(run_dir.resolve(), attempt, rank), rank, world_size, attempt, box)
+    recorder = Recorder(RunDir(run_dir.resolve()).failure_stem(attempt, rank), rank, world_size, attempt, box)
     os.environ[_STEM_VARIABLE] = str(recorder.stem)
     recorder.open_dumps()
     sys.excepthook = recorder._hook
@@ -190,7 +186,7 @@ def install_from_environment(run_dir: Path) -> Recorder:
     """
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     attempt = int(os.environ.get("UPS_ATTEMPT", "0"))
-    directory = Path(os.environ.get("UPS_BLACKBOX_DIR") or run_dir / "blackbox")
+    directory = Path(os.environ.get("UPS_BLACKBOX_DIR") or RunDir(run_dir).blackbox)
     recorder = install(run_dir, rank=rank, world_size=world_size, attempt=attempt)
     recorder.box = BlackBox.create(ring_path(directory, rank), rank=rank, world_size=world_size, attempt=attempt)
     return recorder

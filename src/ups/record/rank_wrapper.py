@@ -24,6 +24,7 @@ from typing import Any
 
 from ups.errors import exit_code_of_signal
 from ups.record import process_tree
+from ups.record.run_dir import RunDir, rank_name
 
 # The kernel's word for "your parent is gone". SIGCONT, because it is the only signal that also wakes a wrapper that
 # somebody has stopped; one that comes from elsewhere is distinguished by the parent, which is then still there.
@@ -36,9 +37,9 @@ def main(arguments: list[str]) -> int:
     """Run COMMAND as the rank named by RANK; returns only if it could not be started."""
     run_dir, command = Path(arguments[0]).resolve(), arguments[1:]
     rank, attempt = int(os.environ["RANK"]), int(os.environ.get("UPS_ATTEMPT", "0"))
-    name = f"rank_{rank:05d}"
-    failures, logs = run_dir / "failures" / f"attempt_{attempt}", run_dir / "logs" / f"attempt_{attempt}"
-    box_dir = Path(os.environ.get("UPS_BLACKBOX_DIR") or run_dir / "blackbox")
+    run, name = RunDir(run_dir), rank_name(rank)
+    failures, logs = run.failures_of(attempt), [run.log(attempt, rank, stream) for stream in ("out", "err")]
+    box_dir = Path(os.environ.get("UPS_BLACKBOX_DIR") or run.blackbox)
 
     state = _State(os.getppid())
     signal.signal(_PARENT_GONE, state.parent_gone)
@@ -52,9 +53,9 @@ def main(arguments: list[str]) -> int:
 
     known: dict[str, Any] = {"format": 1, "rank": rank, "attempt": attempt, "host": os.uname().nodename}
     try:
-        for directory in (failures, logs, box_dir):
+        for directory in (failures, logs[0].parent, box_dir):
             directory.mkdir(parents=True, exist_ok=True)
-        child = _start(command, logs / f"{name}.out", logs / f"{name}.err")
+        child = _start(command, *logs)
         started_ns = time.monotonic_ns()
         write_json(box_dir / f"{name}.pid", {"rank_pid": child.pid, "wrapper_pid": os.getpid(), "time_ns": started_ns})
     except OSError as error:

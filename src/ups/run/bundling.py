@@ -22,13 +22,13 @@ def bundle_of_run(
     progress: Progress | None = None,
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Score a run on its test split and write its bundle, by default into the run; returns its place and the scores."""
-    from ups.record.places import BUNDLE_NAME, find_model
+    from ups.record.run_dir import RunDir, find_model
     from ups.run.scoring import score
     from ups.run.trained import load_trained
 
     trained = load_trained(run)
     results = score(trained, max_trajectories=max_trajectories, progress=progress)
-    return make_bundle(out or find_model(run) / BUNDLE_NAME, trained, results), results
+    return make_bundle(out or RunDir(find_model(run)).bundle, trained, results), results
 
 
 def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str, Any]]) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ups.record.places import BUNDLE_NAME, is_bundle
+from ups.record.run_dir import RunDir, is_bundle
 from ups.run.removal import is_ours
 from ups.run.tags import tags_of
 from ups.supervise.run_file import list_runs, list_unreadable_runs
@@ -50,7 +50,7 @@ def _kept(path: Path, state: str, *, completed: bool) -> str:
         return "running"
     if path.is_symlink() or not is_ours(path):
         return "not made here"
-    if is_bundle(path / BUNDLE_NAME) and not completed:
+    if is_bundle(RunDir(path).bundle) and not completed:
         return "has a bundle"
     return ""
 

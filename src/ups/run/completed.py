@@ -8,7 +8,7 @@ from ups.config.schema import Recipe
 from ups.errors import UpsError
 from ups.record.identity import RunIdentity
 from ups.record.manifest import verify
-from ups.record.places import BUNDLE_FILE, BUNDLE_NAME
+from ups.record.run_dir import BUNDLE_FILE, RunDir
 from ups.record.untrusted_files import load_object
 from ups.run.directory import last_step_of
 from ups.run.identity import check_inputs
@@ -36,7 +36,7 @@ def completed_step(run_dir: Path, recipe: Recipe, identity: RunIdentity, *, bund
 
 
 def _has_bundle_of(run_dir: Path, step: int) -> bool:
-    bundle = run_dir / BUNDLE_NAME
+    bundle = RunDir(run_dir).bundle
     try:
         verify(bundle)
         provenance = load_object(bundle / BUNDLE_FILE).get("provenance")

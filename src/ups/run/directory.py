@@ -19,12 +19,12 @@ from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
 from ups.record.manifest import write_file_atomically
-from ups.record.places import CONFIG_NAME, RUNS
+from ups.record.run_dir import CONFIG_NAME, RUNS, RunDir
 from ups.record.text import path_text
 from ups.record.untrusted_files import load_object
 from ups.run.environment_record import environment_record
-from ups.run.identity import STATISTICS_NAME, check_recipe, known_identity, never_stepped
-from ups.run.removal import ENVIRONMENT_NAME, is_ours, remove_records
+from ups.run.identity import check_recipe, known_identity, never_stepped
+from ups.run.removal import is_ours, remove_records
 from ups.spec.statistics import Statistics
 from ups.supervise.run_file import TRAINED, note_extension, read_run, was_started
 
@@ -100,7 +100,7 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
     A run that never took a step is replaced: there is nothing that two recipes could mix. For who holds the run
     (`ups.supervise.run_lock`): it writes what a living run reads.
     """
-    config = run_dir / CONFIG_NAME
+    config = RunDir(run_dir).config
     run_dir.mkdir(parents=True, exist_ok=True)
     if config.exists():
         difference = _difference(run_dir, resolved.recipe)
@@ -114,8 +114,8 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
                 f"ups runs remove {path_text(run_dir)}",
             )
         elif not difference and is_ours(run_dir) and never_stepped(run_dir):
-            (run_dir / STATISTICS_NAME).unlink(missing_ok=True)  # of data that may have been corrected since
-    elif (run_dir / "checkpoints").exists():
+            RunDir(run_dir).statistics.unlink(missing_ok=True)  # of data that may have been corrected since
+    elif RunDir(run_dir).checkpoints.exists():
         raise ConfigError(
             f"{run_dir} has checkpoints but no {CONFIG_NAME}", hint="choose another place: --set run.dir=PATH"
         )
@@ -126,7 +126,7 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
         "ranks": ranks,
         **environment_record(),
     }
-    write_file_atomically(run_dir / ENVIRONMENT_NAME, (json.dumps(description, indent=1) + "\n").encode())
+    write_file_atomically(RunDir(run_dir).environment, (json.dumps(description, indent=1) + "\n").encode())
 
 
 def _extended(run_dir: Path, recipe: Recipe) -> bool:
@@ -165,7 +165,7 @@ def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reade
     """Compute (or find) the statistics of every task, once and before any rank starts, and keep them in the run."""
     from ups.data.normalize import ensure_statistics
 
-    path = run_dir / STATISTICS_NAME
+    path = RunDir(run_dir).statistics
     if path.exists():
         read_statistics(run_dir, readers)
         return
@@ -186,7 +186,7 @@ def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reade
 
 def read_statistics(run_dir: Path, readers: Sequence[Reader]) -> dict[str, Statistics]:
     """The statistics of the run by task. Raises DataError if the data is not what it was when the run started."""
-    path = run_dir / STATISTICS_NAME
+    path = RunDir(run_dir).statistics
     try:
         document = load_object(path)
     except (OSError, ValueError) as error:

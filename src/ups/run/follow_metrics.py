@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeGuard
 
+from ups.record.run_dir import RunDir
 from ups.record.text import duration_text
 from ups.record.untrusted_files import open_regular
 from ups.run.progress_line import ProgressLine, bar
@@ -138,7 +139,7 @@ def _beyond_chance(won: float, total: float) -> bool:
 def read_rows(run_dir: Path) -> list[dict[str, Any]]:
     """All rows that a run has written; none if it has no metrics yet."""
     try:
-        with open_regular(run_dir / "metrics.jsonl") as file:  # a pipe would never answer
+        with open_regular(RunDir(run_dir).metrics) as file:  # a pipe would never answer
             return [] if file is None else rows_of(file)
     except OSError:
         return []

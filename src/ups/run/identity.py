@@ -15,12 +15,11 @@ from ups.config.schema import Recipe, TaskConfig
 from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedError, StatisticsChangedError
 from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity, file_sha256
-from ups.record.places import CONFIG_NAME
+from ups.record.run_dir import RunDir
 from ups.run.follow_metrics import read_rows
 from ups.run.stage_starts import check_caches, check_starts
 from ups.supervise.run_file import is_unreadable, read_run, run_identity, was_started
 
-STATISTICS_NAME = "statistics.json"
 _NEW_RUN = "or start a new run: --set run.dir=PATH"
 
 
@@ -67,8 +66,8 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
     return replace(
         identity,
         recipes=(*(known for known in identity.recipes if known != found), found),
-        config=file_sha256(run_dir / CONFIG_NAME),
-        statistics=file_sha256(run_dir / STATISTICS_NAME),
+        config=file_sha256(RunDir(run_dir).config),
+        statistics=file_sha256(RunDir(run_dir).statistics),
         data=data,
         data_changed_ns=times,
     )
@@ -79,8 +78,8 @@ def check_inputs(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
 
     recipe: what the run was started with. A config.yaml whose bytes are those of the start needs no second reading.
     """
-    if not identity.config or file_sha256(run_dir / CONFIG_NAME) != identity.config:
-        recipe = resolve(run_dir / CONFIG_NAME).recipe
+    if not identity.config or file_sha256(RunDir(run_dir).config) != identity.config:
+        recipe = resolve(RunDir(run_dir).config).recipe
         _check_recipe(run_dir, recipe, identity)
     check_statistics(run_dir, identity)
     check_starts(run_dir, recipe, identity.data)
@@ -98,19 +97,19 @@ def check_recipe(run_dir: Path, recipe: Recipe) -> None:
 
 def _check_recipe(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
     # Another version of ups may give the same file another identity: then its bytes must be the same.
-    if recipe_identity(recipe) in identity.recipes or file_sha256(run_dir / CONFIG_NAME) == identity.config:
+    if recipe_identity(recipe) in identity.recipes or file_sha256(RunDir(run_dir).config) == identity.config:
         return
     raise RecipeChangedError(
-        f"{run_dir / CONFIG_NAME} was edited: it would learn something else than the run has learned so far",
+        f"{RunDir(run_dir).config} was edited: it would learn something else than the run has learned so far",
         hint=f"bring the old file back, {_NEW_RUN}",
     )
 
 
 def check_statistics(run_dir: Path, identity: RunIdentity) -> None:
     """Raise StatisticsChangedError if the run's statistics are not those that it was started with."""
-    if identity.statistics and file_sha256(run_dir / STATISTICS_NAME) != identity.statistics:
+    if identity.statistics and file_sha256(RunDir(run_dir).statistics) != identity.statistics:
         raise StatisticsChangedError(
-            f"{run_dir / STATISTICS_NAME} is not what the run was started with",
+            f"{RunDir(run_dir).statistics} is not what the run was started with",
             hint=f"bring the old file back, {_NEW_RUN}",
         )
 

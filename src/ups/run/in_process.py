@@ -26,8 +26,9 @@ from ups.distributed.environment import RankEnvironment
 from ups.errors import CheckpointError, UpsError, exit_code_of_cause
 from ups.record.blackbox import BlackBox, ring_path
 from ups.record.causes import base_name, cause_of_error
-from ups.record.failure import Recorder, failure_stem, read_failure
+from ups.record.failure import Recorder, read_failure
 from ups.record.identity import RunIdentity
+from ups.record.run_dir import RunDir
 from ups.record.text import path_text
 from ups.run.directory import last_step_of
 from ups.run.identity import check_inputs
@@ -81,7 +82,7 @@ class _InProcess:
         document["attempts"].append(self._entry)
         box_dir = self._root / f"attempt_{number}"
         document["blackbox_dir"] = str(box_dir)
-        recorder = Recorder(failure_stem(self._run_dir, number, 0), 0, 1, number, None)
+        recorder = Recorder(RunDir(self._run_dir).failure_stem(number, 0), 0, 1, number, None)
         try:
             # Micro-batch sizes that a supervisor has found to fit are kept.
             changes = [f"{name}={value}" for name, value in document["overrides"].items()]
@@ -197,7 +198,7 @@ class _InProcess:
         return exit_code
 
     def _keep_ring(self, box_dir: Path) -> None:
-        target = self._run_dir / "blackbox"
+        target = RunDir(self._run_dir).blackbox
         with contextlib.suppress(OSError):
             target.mkdir(exist_ok=True)
             shutil.copy2(ring_path(box_dir, 0), target)

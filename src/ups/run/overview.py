@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ups.inference.stored_scores import ScoreRow, score_rows
-from ups.record.places import BUNDLE_FILE, BUNDLE_NAME
+from ups.record.run_dir import BUNDLE_FILE, RunDir
 from ups.record.untrusted_files import is_number, read_end, read_object
 from ups.run.follow_metrics import rows_of
 from ups.run.tags import read_tags
 from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
-from ups.tracking.metrics_file import METRICS_NAME
 
 MAX_METRICS_BYTES = 8 << 20
 MAX_SCORES_BYTES = 32 << 20
 MAX_POINTS = 240
 MAX_TASKS = 64
-REPORT = "report"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def cards(directory: Path) -> list[RunCard]:
                 gate=tuple(document.get("gate", {}).get("conditions", ())),
                 scores=tuple(scores_of(path)),
                 loss=tuple(loss_of(path)),
-                report=page if (page := path / REPORT / "index.html").is_file() else None,
+                report=page if (page := RunDir(path).report_page).is_file() else None,
             )
         )
     return found + [RunCard(path.name, path, "unreadable", cause) for path, cause in list_unreadable_runs(directory)]
@@ -78,12 +76,12 @@ def cards(directory: Path) -> list[RunCard]:
 
 def scores_of(run_dir: Path) -> list[ScoreRow]:
     """Scores by the report of the run, or else by its bundle."""
-    report = read_object(run_dir / REPORT / "scores.json", MAX_SCORES_BYTES) or {}
+    report = read_object(RunDir(run_dir).scores, MAX_SCORES_BYTES) or {}
     results = report.get("results")
     if isinstance(results, list) and results:
         named = [(one.get("task"), one) for one in results if isinstance(one, dict)]
     else:
-        bundle = read_object(run_dir / BUNDLE_NAME / BUNDLE_FILE, MAX_SCORES_BYTES) or {}
+        bundle = read_object(RunDir(run_dir).bundle / BUNDLE_FILE, MAX_SCORES_BYTES) or {}
         by_task = bundle.get("scores")
         items = by_task.items() if isinstance(by_task, dict) else ()
         named = list(items)
@@ -95,7 +93,7 @@ def loss_of(run_dir: Path) -> list[tuple[float, float]]:
 
     Steps that were repeated after a restart as they were computed last.
     """
-    lines = (read_end(run_dir / METRICS_NAME, MAX_METRICS_BYTES) or b"").splitlines()
+    lines = (read_end(RunDir(run_dir).metrics, MAX_METRICS_BYTES) or b"").splitlines()
     rows = [row for row in rows_of(lines) if is_number(row.get("step")) and is_number(row.get("loss"))]
     by_step = {float(row["step"]): float(row["loss"]) for row in rows if row.get("stage") == rows[-1].get("stage")}
     return thinned(sorted(by_step.items()))

@@ -17,15 +17,16 @@ from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.errors import CheckpointError
 from ups.record.blackbox import BlackBox
-from ups.record.checkpoints import checkpoint_path, read_progress
+from ups.record.checkpoints import read_progress
 from ups.record.failure import Recorder
 from ups.record.identity import RunIdentity
+from ups.record.run_dir import RunDir
 from ups.run.assemble import OpenData, assemble
 from ups.run.directory import read_statistics
 from ups.run.stage_starts import check_start, earlier_stage, stages_to_keep
 from ups.run.validation import build_validation
 from ups.run.warm_start import take_weights
-from ups.tracking.metrics_file import METRICS_NAME, MetricsWriter
+from ups.tracking.metrics_file import MetricsWriter
 from ups.training.checkpoint import Checkpointer
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
 from ups.training.progress import Progress
@@ -57,7 +58,7 @@ def run_stages(
         opened = OpenData(readers, read_statistics(run_dir, readers))
         metrics = None
         if runtime.is_first:
-            metrics = MetricsWriter(run_dir / METRICS_NAME)
+            metrics = MetricsWriter(RunDir(run_dir).metrics)
             stack.callback(metrics.close)
         checkpointer = Checkpointer(
             runtime,
@@ -160,7 +161,7 @@ class _Stages:
             if progress.stage_step == 0:
                 parts.stage.check_start()
             stopped = engine.run()
-        return stopped, engine.progress, checkpoint_path(self.checkpointer.run_dir, engine.progress.step)
+        return stopped, engine.progress, RunDir(self.checkpointer.run_dir).checkpoint(engine.progress.step)
 
     def _end_of(self, index: int) -> Path:
         """The checkpoint with which an earlier stage ended. Collective: all ranks."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from ups.errors import ConfigError, RecipeChangedError, UpsError, exit_code_of_signal
 from ups.record.failure import install_from_environment
 from ups.record.log import show_log, write_to_stderr
+from ups.record.run_dir import RunDir
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
@@ -49,18 +50,17 @@ def read_recipe(run_dir: Path) -> Recipe:
     from ups.config.identity import recipe_identity
     from ups.config.recipe import resolve
     from ups.record.identity import RunIdentity
-    from ups.record.places import CONFIG_NAME
 
     try:
         changes = json.loads(os.environ.get("UPS_OVERRIDES") or "{}")
         overrides = [f"{name}={json.dumps(value)}" for name, value in changes.items()]
     except (ValueError, AttributeError) as error:
         raise ConfigError(f"UPS_OVERRIDES is not a JSON object: {error}") from error
-    recipe = resolve(run_dir / CONFIG_NAME, overrides).recipe
+    recipe = resolve(RunDir(run_dir).config, overrides).recipe
     identity = RunIdentity.from_environment()
     if identity is not None and recipe_identity(recipe) not in identity.recipes:
         raise RecipeChangedError(
-            f"{run_dir / CONFIG_NAME} is not the recipe that the supervisor started this run with",
+            f"{RunDir(run_dir).config} is not the recipe that the supervisor started this run with",
             hint="bring the old file back, or start a new run: --set run.dir=PATH",
         )
     return recipe

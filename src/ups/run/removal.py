@@ -11,37 +11,31 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from ups.buckets.mirror_note import NOTE_NAME
 from ups.errors import ConfigError, RunHeldError
-from ups.launch.folder import FOLDER as LAUNCH_FOLDER
 from ups.launch.folder import NAMES as LAUNCH_NAMES
 from ups.record.atomic import TEMPORARY_PREFIX, machine_error
-from ups.record.places import BUNDLE_NAME, CONFIG_NAME, is_bundle, meant_by
+from ups.record.run_dir import RunDir, is_bundle, meant_by
 from ups.record.untrusted_files import read_object
-from ups.run.identity import STATISTICS_NAME
-from ups.run.stage_starts import FOLDER
-from ups.run.steps_file import PLAN_NAME, STEPS_NAME
 from ups.run.tags import tags_of
-from ups.supervise.host_notes import FOLDER as HOSTS_FOLDER
-from ups.supervise.link import SECRET_NAME
-from ups.supervise.run_file import STEPS_LOCK_NAME, find_run, read_run, was_started
-from ups.supervise.run_lock import LOCK_NAME, hold_run, hold_steps
+from ups.supervise.run_file import find_run, read_run, was_started
+from ups.supervise.run_lock import hold_run, hold_steps
 
-ENVIRONMENT_NAME = "env.json"
 # What is written before a rank starts.
-INPUTS = (CONFIG_NAME, STATISTICS_NAME, FOLDER, ENVIRONMENT_NAME)
+INPUTS = (RunDir.config.name, RunDir.statistics.name, RunDir.starts.name, RunDir.environment.name)
+# Files of a run besides these, and run.json, which goes last.
+_FILES = (RunDir.metrics, RunDir.mirror_note, RunDir.steps, RunDir.plan, RunDir.link_secret)
 # What comes later, folder -> names that a run puts into it: a run may live in a directory that is used for more.
 _IN_FOLDERS = {
-    "checkpoints": re.compile(rf"(broken_)?step_\d+|{re.escape(TEMPORARY_PREFIX)}.*"),
-    "logs": re.compile(r"attempt_\d+"),
-    "failures": re.compile(r"attempt_\d+"),
-    "blackbox": re.compile(r"live(_\d+)?|rank_\d+.*"),
-    HOSTS_FOLDER: re.compile(r"\.?\d+\.json.*"),
-    LAUNCH_FOLDER: LAUNCH_NAMES,
-    "report": re.compile(r"index\.html|scores\.json"),
-    "report-other-data": re.compile(r"index\.html|scores\.json"),
-    "tensorboard": re.compile(r"events\.out\.tfevents\..*"),
-    "tracking": re.compile(r".*"),
+    RunDir.checkpoints.name: re.compile(rf"(broken_)?step_\d+|{re.escape(TEMPORARY_PREFIX)}.*"),
+    RunDir.logs.name: re.compile(r"attempt_\d+"),
+    RunDir.failures.name: re.compile(r"attempt_\d+"),
+    RunDir.blackbox.name: re.compile(r"live(_\d+)?|rank_\d+.*"),
+    RunDir.hosts.name: re.compile(r"\.?\d+\.json.*"),
+    RunDir.launch.name: LAUNCH_NAMES,
+    RunDir.report.name: re.compile(r"index\.html|scores\.json"),
+    f"{RunDir.report.name}-other-data": re.compile(r"index\.html|scores\.json"),
+    RunDir.tensorboard.name: re.compile(r"events\.out\.tfevents\..*"),
+    RunDir.tracking.name: re.compile(r".*"),
 }
 
 
@@ -53,12 +47,12 @@ def remove_records(run_dir: Path) -> None:
     try:
         for folder, names in _IN_FOLDERS.items():
             _remove_from(run_dir / folder, names)
-        if is_bundle(run_dir / BUNDLE_NAME):
-            _remove(run_dir / BUNDLE_NAME)
+        if is_bundle(RunDir(run_dir).bundle):
+            _remove(RunDir(run_dir).bundle)
         for pattern in (f"{TEMPORARY_PREFIX}*", ".doctor-*"):
             for path in run_dir.glob(pattern):
                 _remove(path)
-        for name in ("metrics.jsonl", NOTE_NAME, STEPS_NAME, PLAN_NAME, SECRET_NAME, *INPUTS, "run.json"):
+        for name in (*(entry.name for entry in _FILES), *INPUTS, RunDir.run_json.name):
             _remove(run_dir / name)
     except OSError as error:
         raise machine_error(f"cannot remove {error.filename or run_dir}", error) from error
@@ -80,7 +74,7 @@ def is_ours(run_dir: Path) -> bool:
     """Whether a run was started or prepared here; a directory may have a config.yaml of somebody else."""
     if was_started(run_dir):
         return True
-    described = read_object(run_dir / ENVIRONMENT_NAME)
+    described = read_object(RunDir(run_dir).environment)
     return not is_bundle(run_dir) and described is not None and "config_sha256" in described
 
 
@@ -118,7 +112,7 @@ def remove_run(name: str) -> tuple[Path, list[str]]:
             )
     with hold_steps(run_dir), hold_run(run_dir):
         remove_records(run_dir)
-        left = _remove_if_empty(run_dir, (LOCK_NAME, STEPS_LOCK_NAME))
+        left = _remove_if_empty(run_dir, (RunDir.supervisor_lock.name, RunDir.steps_lock.name))
     return run_dir, left
 
 
@@ -144,7 +138,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_if_empty(run_dir: Path, locks: Collection[str] = (LOCK_NAME,)) -> list[str]:
+def _remove_if_empty(run_dir: Path, locks: Collection[str] = (RunDir.supervisor_lock.name,)) -> list[str]:
     """Remove the directory if only the locks that the caller holds are left in it; returns what else is."""
     left = sorted(name for name in os.listdir(run_dir) if name not in locks)
     for name in locks:

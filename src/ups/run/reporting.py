@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.record.places import is_bundle
+from ups.record.run_dir import RunDir, is_bundle
 from ups.run.scoring import MODEL, worst_examples
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LEAST_DRAWING_SECONDS = 20.0
 def report_folder(model: Path) -> Path:
     """Where the report of a run or bundle goes: RUN/report, or next to a bundle, in which any new file is damage."""
     if not is_bundle(model):
-        return model / "report"
+        return RunDir(model).report
     named = model.resolve() if model.name in ("", "..") else model
     return named.with_name(f"{named.name}-report")
 

@@ -16,16 +16,15 @@ from typing import Any
 from ups.buckets.client import Bucket, open_bucket
 from ups.buckets.objects import get
 from ups.buckets.restore import restore_bundle, restore_checkpoints, restore_record
-from ups.buckets.run_copy import MAX_RECORD_BYTES, RUN_NAME, steps_in
+from ups.buckets.run_copy import MAX_RECORD_BYTES, steps_in
 from ups.config.identity import first_difference, other_length
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.errors import CheckpointError, ConfigError, IntegrityError
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.manifest import clean_temporaries, write_file_atomically
-from ups.record.places import BUNDLE_NAME, CONFIG_NAME
+from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.record.untrusted_files import MAX_RUN_BYTES
-from ups.run.identity import STATISTICS_NAME
 from ups.supervise.restart import MICRO_BATCH
 from ups.supervise.run_file import parse_run
 
@@ -42,26 +41,26 @@ def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
     recipe, CheckpointError if nothing in it can be trusted, BucketError if it cannot be asked.
     """
     url = recipe.checkpoint.mirror
-    if url is None or any(run_dir.glob("run*.json")):
+    if url is None or any(RunDir(run_dir).all_run_json()):
         return None
     bucket = open_bucket(url)
     try:
-        content = get(bucket, RUN_NAME, MAX_RUN_BYTES)
+        content = get(bucket, RunDir.run_json.name, MAX_RUN_BYTES)
     except IntegrityError as error:
         raise CheckpointError(error.message, hint=_OTHER_PLACE) from error
     if content is None or not steps_in(bucket):
         return None
     document, identity = _believed(bucket, content)
     config = _same_recipe(bucket, recipe)
-    clean_temporaries(run_dir / "checkpoints")
+    clean_temporaries(RunDir(run_dir).checkpoints)
     step = restore_checkpoints(bucket, run_dir, identity)
-    write_file_atomically(run_dir / CONFIG_NAME, config)
+    write_file_atomically(RunDir(run_dir).config, config)
     restore_record(bucket, run_dir, MAX_RECORD_BYTES)
-    if identity.statistics and file_sha256(run_dir / STATISTICS_NAME) != identity.statistics:
-        (run_dir / STATISTICS_NAME).unlink(missing_ok=True)  # measured again, and compared with the identity
-    restore_bundle(bucket, run_dir / BUNDLE_NAME)
+    if identity.statistics and file_sha256(RunDir(run_dir).statistics) != identity.statistics:
+        RunDir(run_dir).statistics.unlink(missing_ok=True)  # measured again, and compared with the identity
+    restore_bundle(bucket, RunDir(run_dir).bundle)
     document["name"] = run_dir.name
-    write_file_atomically(run_dir / RUN_NAME, (json.dumps(document, indent=1) + "\n").encode())
+    write_file_atomically(RunDir(run_dir).run_json, (json.dumps(document, indent=1) + "\n").encode())
     # A warning: nobody would expect a new run directory to begin in the middle.
     logger.warning("%s was empty: the run goes on from checkpoint %s of %s", run_dir, step, bucket.url)
     return step
@@ -72,10 +71,12 @@ def _believed(bucket: Bucket, content: bytes) -> tuple[dict[str, Any], RunIdenti
     try:
         document = parse_run(content)
     except ValueError as error:
-        raise CheckpointError(f"{bucket.url}/{RUN_NAME} cannot be used: {error}", hint=_OTHER_PLACE) from error
+        raise CheckpointError(
+            f"{bucket.url}/{RunDir.run_json.name} cannot be used: {error}", hint=_OTHER_PLACE
+        ) from error
     identity = RunIdentity.from_json(document.get("identity"))
     if identity is None:
-        raise CheckpointError(f"{bucket.url}/{RUN_NAME} does not say which run this is", hint=_OTHER_PLACE)
+        raise CheckpointError(f"{bucket.url}/{RunDir.run_json.name} does not say which run this is", hint=_OTHER_PLACE)
     for name in ("hosts", "machine", "mirror", "trackers"):
         document.pop(name, None)
     micro_batch = document.get("overrides", {}).get(MICRO_BATCH)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ups.config.schema import Recipe
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import open_regular
-from ups.tracking.metrics_file import METRICS_NAME
 
 _ONE_STEP = "one step"
 
@@ -80,7 +80,7 @@ def _figures(
 def _last_validations(run_dir: Path) -> dict[int, dict[str, Any]]:
     """Stage -> the last row of its validations."""
     found: dict[int, dict[str, Any]] = {}
-    with contextlib.suppress(OSError), open_regular(run_dir / METRICS_NAME, follow_link=True) as lines:
+    with contextlib.suppress(OSError), open_regular(RunDir(run_dir).metrics, follow_link=True) as lines:
         for line in lines or ():
             with contextlib.suppress(ValueError):  # a line that was cut off
                 row = json.loads(line)

@@ -13,8 +13,7 @@ from ups.config.schema import Recipe
 from ups.errors import DataChangedError
 from ups.record.identity import file_sha256
 from ups.record.manifest import MANIFEST_NAME
-
-FOLDER = "start"
+from ups.record.run_dir import RunDir
 
 
 def earlier_stage(recipe: Recipe, index: int) -> int | None:
@@ -37,7 +36,7 @@ def from_outside(recipe: Recipe) -> list[int]:
 
 def start_path(run_dir: Path, index: int) -> Path:
     """Where a run keeps the weights that stage `index` starts from."""
-    return run_dir / FOLDER / str(index)
+    return RunDir(run_dir).start(index)
 
 
 def start_hash(run_dir: Path, index: int) -> str:

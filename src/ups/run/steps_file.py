@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ups.record.atomic import write_file_atomically
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import is_number, read_object
 
-STEPS_NAME = "steps.json"
-# What the step `plan` leaves.
-PLAN_NAME = "plan.json"
 FORMAT_VERSION = 1
 STARTED, DONE, FAILED, INTERRUPTED = "started", "done", "failed", "interrupted"
 
@@ -47,7 +45,7 @@ class StepsFile:
     """The steps of a run, for who holds them (`ups.supervise.run_lock.hold_steps`)."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / STEPS_NAME
+        self._path = RunDir(run_dir).steps
         self._records = {record.name: record for record in read_steps(run_dir)}
 
     def last(self, name: str) -> StepRecord | None:
@@ -74,7 +72,7 @@ class StepsFile:
 
 def read_steps(run_dir: Path) -> list[StepRecord]:
     """What a steps.json says; nothing if there is none that this version reads."""
-    document = read_object(run_dir / STEPS_NAME) or {}
+    document = read_object(RunDir(run_dir).steps) or {}
     listed = document.get("steps")
     if document.get("format") != FORMAT_VERSION or not isinstance(listed, list):
         return []

@@ -18,7 +18,7 @@ from typing import Any
 from ups.errors import ConfigError, IntegrityError
 from ups.record.atomic import machine_error, write_file_atomically
 from ups.record.manifest import verify
-from ups.record.places import BUNDLE_NAME
+from ups.record.run_dir import RunDir
 from ups.record.text import path_text
 from ups.record.untrusted_files import read_object
 from ups.supervise.run_file import find_run, read_run
@@ -63,7 +63,7 @@ def promote(run: str, tag: str) -> dict[str, Any]:
             hint=f"see why with: ups why {path_text(run_dir)}",
         )
     try:
-        digest = verify(run_dir / BUNDLE_NAME).sha256
+        digest = verify(RunDir(run_dir).bundle).sha256
     except IntegrityError as error:
         raise IntegrityError(
             f"the bundle of {path_text(run_dir)} is not whole: {error.message}",
@@ -72,7 +72,7 @@ def promote(run: str, tag: str) -> dict[str, Any]:
     with _changed(run_dir.parent) as tags:
         before = tags.get(tag, {}).get("run", "")
         tags[tag] = {"run": run_dir.name, "bundle_sha256": digest, "time": time.time()}
-    return {"tag": tag, "run": str(run_dir), "bundle": str(run_dir / BUNDLE_NAME), "bundle_sha256": digest} | {
+    return {"tag": tag, "run": str(run_dir), "bundle": str(RunDir(run_dir).bundle), "bundle_sha256": digest} | {
         "before": before if before != run_dir.name else ""
     }
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ups.config.schema import Recipe
 from ups.errors import ConfigError
 from ups.record.manifest import MANIFEST_NAME, write_file_atomically
-from ups.record.places import BUNDLE_NAME, CONFIG_NAME, find_model, is_bundle
+from ups.record.run_dir import CONFIG_NAME, RunDir, find_model, is_bundle
 from ups.run.stage_starts import from_outside, start_path
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _find(name: str) -> Path:
             f"start_from '{name}' is no earlier stage, run, bundle or checkpoint",
             hint="give the type of an earlier stage, a run such as runs/NAME, a bundle, or runs/NAME/checkpoints/STEP",
         ) from error
-    return found / BUNDLE_NAME if is_bundle(found / BUNDLE_NAME) else found
+    return RunDir(found).bundle if is_bundle(RunDir(found).bundle) else found
 
 
 def _trained(source: Path) -> Trained:

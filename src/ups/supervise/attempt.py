@@ -17,6 +17,7 @@ from typing import Any
 from ups.record import process_tree
 from ups.record.blackbox import Phase, Record
 from ups.record.causes import cause_of_exit, signal_name
+from ups.record.run_dir import RunDir
 from ups.supervise import evidence, stacks
 from ups.supervise.collectives import CollectiveLog, Mismatch
 from ups.supervise.deadlines import SECTIONS, PhaseTimes
@@ -418,7 +419,7 @@ class Attempt:
             time_wall=time.time() - (time.monotonic_ns() - first.time_ns) / 1e9,
             noticed_after_seconds=round(noticed, 3),
             down_after_seconds=round(down, 3),
-            evidence=f"failures/attempt_{self.number}/{self.options.evidence_name}",
+            evidence=f"{RunDir.failures.name}/attempt_{self.number}/{self.options.evidence_name}",
             consequences=[s.document() for s in found if s.rank != first.rank],
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ups.record import process_tree
+from ups.record.run_dir import RunDir
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory with a random name is made inside
 _PREFIX = "ups-box"
@@ -34,7 +35,7 @@ def box_root(run_dir: Path, ranks: int, name: str = "live") -> Iterator[Path]:
     if enough:
         root, descriptor = _make_held()
     else:
-        root = run_dir / "blackbox" / name
+        root = RunDir(run_dir).blackbox / name
         root.mkdir(parents=True, mode=0o700, exist_ok=True)
         root.chmod(0o700)
     try:

@@ -16,11 +16,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from ups.buckets.client import parse_bucket_url, s3_options
-from ups.buckets.mirror_note import NOTE_NAME, REFUSED, MirrorNote, read_note
+from ups.buckets.mirror_note import REFUSED, MirrorNote, read_note
 from ups.config.schema import CheckpointConfig
 from ups.errors import MissingExtraError
 from ups.record.checkpoints import list_checkpoints
 from ups.record.process_tree import module_command
+from ups.record.run_dir import RunDir
 from ups.supervise.run_file import note_mirror
 from ups.supervise.tracker_process import end_tracker
 
@@ -56,7 +57,7 @@ class BucketMirror:
 
     def __enter__(self) -> Self:
         with contextlib.suppress(OSError):
-            (self._run_dir / NOTE_NAME).unlink(missing_ok=True)  # of an earlier start
+            RunDir(self._run_dir).mirror_note.unlink(missing_ok=True)  # of an earlier start
         if self._url is not None:
             self._start()
         return self

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import HostLostError
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import is_whole
 from ups.supervise.attempt import Outcome, StopRequest
 from ups.supervise.fault import Fault
@@ -260,7 +261,7 @@ class Head:
             step=step,
             phase=phase[:20],
             cause=cause,
-            log=f"logs/attempt_{self._number}/rank_{rank:05d}.err",
+            log=RunDir.log_name(self._number, rank),
             message=f"{lost.why}; rank {rank} was last seen there",
             exit_code=exit_code_for("host_lost"),
             time_wall=time.time() - seconds,

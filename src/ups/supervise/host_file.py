@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ups.record.rank_wrapper import write_json
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import is_number, is_whole, read_object
-from ups.supervise.host_notes import FOLDER, MAX_BYTES, host_files
+from ups.supervise.host_notes import MAX_BYTES
 from ups.supervise.host_place import HostPlace
 from ups.supervise.status import RankStatus, rows_of_rings
 
@@ -27,7 +28,7 @@ class HostFile:
     """The writer, for one supervisor. A full disk must not end what it watches."""
 
     def __init__(self, run_dir: Path, place: HostPlace, ranks: range) -> None:
-        self._path = run_dir / FOLDER / f"{place.number:05d}.json"
+        self._path = RunDir(run_dir).host_note(place.number)
         self._label, self._ranks = place.label, ranks
         self._next = 0.0
 
@@ -50,7 +51,7 @@ class HostFile:
 
 def rows_of_hosts(run_dir: Path) -> list[RankStatus]:
     """The rows that other hosts have left; what is not one is left out."""
-    return [row for path in host_files(run_dir) for row in _rows(read_object(path, MAX_BYTES) or {})]
+    return [row for path in RunDir(run_dir).host_notes() for row in _rows(read_object(path, MAX_BYTES) or {})]
 
 
 def _rows(document: dict[str, Any]) -> list[RankStatus]:

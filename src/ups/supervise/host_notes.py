@@ -6,9 +6,9 @@ import contextlib
 import os
 from pathlib import Path
 
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import read_object
 
-FOLDER = "hosts"
 MAX_BYTES = 2**22
 
 
@@ -20,16 +20,11 @@ def machine_mark() -> str:
     return ""
 
 
-def host_files(run_dir: Path) -> list[Path]:
-    """The notes of all hosts, in their order."""
-    return sorted((run_dir / FOLDER).glob("[0-9]*.json"))
-
-
 def head_was_lost(run_dir: Path) -> bool:
     """Whether a host has left because the head was gone, after the head has last written its file."""
     with contextlib.suppress(OSError):
-        written = (run_dir / "run.json").stat().st_mtime_ns
-        for path in host_files(run_dir):
+        written = RunDir(run_dir).run_json.stat().st_mtime_ns
+        for path in RunDir(run_dir).host_notes():
             # Both times are the file server's: clocks of hosts do not count.
             if path.stat().st_mtime_ns > written and (read_object(path, MAX_BYTES) or {}).get("left") == "head_lost":
                 return True

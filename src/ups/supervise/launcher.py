@@ -7,6 +7,7 @@ process stands between the supervisor and the wrappers; how ranks find each othe
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -18,6 +19,7 @@ from typing import IO
 
 from ups.errors import MachineError
 from ups.record import process_tree
+from ups.record.run_dir import RunDir
 from ups.supervise.link import SECRET_VARIABLE
 from ups.supervise.options import Options
 
@@ -37,9 +39,9 @@ class Launcher:
         # Why a wrapper could not be started, by rank; the ranks after it were not tried.
         self.not_started: dict[int, str] = {}
         self._wrappers: dict[int, subprocess.Popen[bytes]] = {}
-        logs = options.run_dir / "logs" / f"attempt_{attempt}"
+        log_of_rank = functools.partial(RunDir(options.run_dir).log, attempt)
         try:
-            logs.mkdir(parents=True, exist_ok=True)
+            log_of_rank(0).parent.mkdir(parents=True, exist_ok=True)
             rendezvous = options.rendezvous.variables(box_dir)
         except OSError as error:
             raise MachineError(
@@ -62,7 +64,7 @@ class Launcher:
         for local_rank, rank in enumerate(options.local_ranks):
             try:
                 place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-                with (logs / f"rank_{rank:05d}.err").open("ab") as log:
+                with log_of_rank(rank).open("ab") as log:
                     self._wrappers[rank] = _start(command, {**environment, **place}, log)
             except (OSError, subprocess.SubprocessError) as error:
                 self.not_started[rank] = f"rank {rank} could not be started: {error}"
@@ -130,7 +132,7 @@ def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
 
     It is not turned on here: on NCCL nothing of it has been tried, and the black box does the same for every backend.
     """
-    prefix = str((run_dir / "failures" / f"attempt_{attempt}" / FLIGHT_PREFIX).absolute())
+    prefix = str((RunDir(run_dir).failures_of(attempt) / FLIGHT_PREFIX).absolute())
     if not any(os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")):
         return {}
     names = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -139,7 +141,7 @@ def _flight_recorder(run_dir: Path, attempt: int) -> dict[str, str]:
 
 def keep_rings(run_dir: Path, box_dir: Path) -> None:
     """Copy the rings of an attempt into the run: shared memory goes with the supervisor."""
-    target = run_dir / "blackbox"
+    target = RunDir(run_dir).blackbox
     with contextlib.suppress(OSError):
         target.mkdir(exist_ok=True)
         for ring in box_dir.glob("rank_*.ring"):

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import MachineError
+from ups.record.run_dir import RunDir
 
 SECRET_VARIABLE = "UPS_LINK_SECRET"  # noqa: S105 - the name of a variable
-SECRET_NAME = ".link-secret"  # noqa: S105 - the name of a file
 PROTOCOL = "ups-link-1"
 HANDSHAKE_SECONDS = 5.0
 _HANDSHAKE_BYTES = 2048
@@ -43,7 +43,7 @@ def make_secret(run_dir: Path) -> bytes:
     given = _given()
     if given is not None:
         return given
-    path = run_dir / SECRET_NAME
+    path = RunDir(run_dir).link_secret
     text = secrets.token_hex(32)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -61,7 +61,7 @@ def read_secret(run_dir: Path) -> bytes | None:
     given = _given()
     if given is not None:
         return given
-    path = run_dir / SECRET_NAME
+    path = RunDir(run_dir).link_secret
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -80,7 +80,7 @@ def read_secret(run_dir: Path) -> bytes | None:
 def remove_secret(run_dir: Path) -> None:
     """After the verdict nobody needs it any more."""
     with contextlib.suppress(OSError):
-        (run_dir / SECRET_NAME).unlink()
+        RunDir(run_dir).link_secret.unlink()
 
 
 def _given() -> bytes | None:

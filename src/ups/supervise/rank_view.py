@@ -16,8 +16,9 @@ from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Mark, Record, ring_path
 from ups.record.causes import signal_name
-from ups.record.failure import failure_stem, read_failure
+from ups.record.failure import read_failure
 from ups.record.location import Frame, location_of_dump
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import read_end, read_object
 
 _TAIL_BYTES = 16_384
@@ -35,9 +36,9 @@ class RankView:
         self.attempt = attempt
         self.run_dir = run_dir
         self._box_dir = box_dir
-        self.stem = failure_stem(run_dir, attempt, rank)
+        self.stem = RunDir(run_dir).failure_stem(attempt, rank)
         self.name = self.stem.name
-        self.log = f"logs/attempt_{attempt}/{self.name}.err"
+        self.log = RunDir.log_name(attempt, rank)
         self.reader: BlackBoxReader | None = None
         self.last: Record | None = None
         self.step_began_at = 0  # number of the first record of the current step

@@ -20,7 +20,7 @@ from ups.errors import ConfigError, GateError, MachineError, UpsError, exit_code
 from ups.record import process_tree
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
-from ups.record.places import RUNS, meant_by
+from ups.record.run_dir import RUNS, RunDir, meant_by
 from ups.record.untrusted_files import MAX_RUN_BYTES, is_number, is_whole, load_object, parse_object
 from ups.supervise.fault import Fault
 from ups.supervise.host_notes import head_was_lost, machine_mark
@@ -33,8 +33,6 @@ MAX_NOTICES = 100
 MAX_CONSEQUENCE_BYTES = 2 << 20
 MAX_RANKS = 100_000
 _MAX_TIME = 1e11  # seconds since 1970: a date that calendars still have
-# Held by `ups run` from its first step on, long before there is a record of the training.
-STEPS_LOCK_NAME = ".steps.lock"
 GATE_FAILED = "gate_failed"
 # Trained to the end, and that is proven; whether the scores are good enough is another question.
 TRAINED = ("completed", GATE_FAILED)
@@ -142,7 +140,7 @@ def _bound_consequences(attempts: list[dict[str, Any]]) -> None:
 def read_run(run_dir: Path) -> dict[str, Any]:
     """The state of a run, merged over hosts; `died` if it says running but its supervisor is gone from this host."""
     documents, problems = [], []
-    for path in sorted(run_dir.glob("run*.json")):
+    for path in RunDir(run_dir).all_run_json():
         try:
             documents.append(_read(path))
         except (OSError, ValueError) as error:
@@ -164,13 +162,13 @@ def read_run(run_dir: Path) -> dict[str, Any]:
 
 def run_identity(run_dir: Path) -> RunIdentity | None:
     """The identity of a run; None if it has none: it never started, or was started by a version without identities."""
-    document = _read_or_none(run_dir / "run.json")
+    document = _read_or_none(RunDir(run_dir).run_json)
     return None if document is None else RunIdentity.from_json(document.get("identity"))
 
 
 def was_started(run_dir: Path) -> bool:
     """Whether the directory has the record of a run that was started, by whatever version."""
-    return _read_or_none(run_dir / "run.json") is not None
+    return _read_or_none(RunDir(run_dir).run_json) is not None
 
 
 def note_extension(run_dir: Path, field: str, before: float, now: float, recipe: str) -> None:
@@ -194,7 +192,7 @@ def note_extension(run_dir: Path, field: str, before: float, now: float, recipe:
 
 def note_trackers(run_dir: Path, trackers: list[dict[str, str]]) -> None:
     """Write down where the trackers of a run are; for who holds the run. Must not raise: it has its verdict."""
-    document = _read_or_none(run_dir / "run.json")
+    document = _read_or_none(RunDir(run_dir).run_json)
     if document is not None and document.get("trackers") != trackers:
         file = RunFile(run_dir)
         file.document = {**document, "trackers": trackers}
@@ -203,7 +201,7 @@ def note_trackers(run_dir: Path, trackers: list[dict[str, str]]) -> None:
 
 def note_mirror(run_dir: Path, mirror: dict[str, Any]) -> None:
     """Write down what the bucket has of a run; for who holds the run. Must not raise: it has its verdict."""
-    document = _read_or_none(run_dir / "run.json")
+    document = _read_or_none(RunDir(run_dir).run_json)
     if document is not None and document.get("mirror") != mirror:
         file = RunFile(run_dir)
         file.document = {**document, "mirror": mirror}
@@ -237,12 +235,13 @@ def note_gate(run_dir: Path, conditions: list[dict[str, Any]], failed: str) -> s
 
 def is_unreadable(run_dir: Path) -> bool:
     """Whether the directory has the record of a run, and not one of its files can be read."""
-    return any(run_dir.glob("run*.json")) and all(_read_or_none(path) is None for path in run_dir.glob("run*.json"))
+    paths = RunDir(run_dir).all_run_json()
+    return bool(paths) and all(_read_or_none(path) is None for path in paths)
 
 
 def living_supervisor(run_dir: Path) -> int:
     """The process that supervises this run on this host, 0 if there is none."""
-    document = _read_or_none(run_dir / "run.json")
+    document = _read_or_none(RunDir(run_dir).run_json)
     if document is None or document["state"] != "running" or document.get("host") != os.uname().nodename:
         return 0
     return 0 if _supervisor_is_gone(document) else int(document["supervisor_pid"])
@@ -252,9 +251,9 @@ def find_run(name: str, base: Path | None = None) -> Path:
     """The directory of a run given by path or by its name under runs/."""
     base = base or Path.cwd()
     for candidate in meant_by(name, base):
-        if any(candidate.glob("run*.json")):
+        if RunDir(candidate).all_run_json():
             return candidate.resolve()
-        if (candidate / STEPS_LOCK_NAME).is_file():
+        if RunDir(candidate).steps_lock.is_file():
             raise ConfigError(
                 f"run '{name}' has not begun to train: `ups run` prepares it, or was interrupted while it did",
                 hint="wait for it, or start the same `ups run` again",
@@ -290,7 +289,7 @@ def list_unreadable_runs(directory: Path) -> list[tuple[Path, str]]:
     found = []
     for path in _directories(directory):
         try:
-            if any(path.glob("run*.json")):
+            if RunDir(path).all_run_json():
                 read_run(path)
         except UpsError as error:
             found.append((path, error.message.removeprefix(f"{path} has no readable ")))

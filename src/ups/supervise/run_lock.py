@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import IO
 
 from ups.errors import MachineError, RunHeldError
-from ups.supervise.run_file import STEPS_LOCK_NAME, living_supervisor
-
-LOCK_NAME = ".supervisor.lock"
+from ups.record.run_dir import RunDir
+from ups.supervise.run_file import living_supervisor
 
 
 @contextlib.contextmanager
@@ -23,7 +22,7 @@ def hold_run(run_dir: Path) -> Iterator[None]:
     the second one holds where the file was deleted or the file system has no locks.
     """
     who = "another supervisor already runs"
-    with _locked(run_dir, LOCK_NAME, who):
+    with _locked(RunDir(run_dir).supervisor_lock, who):
         if living_supervisor(run_dir) not in (0, os.getpid()):
             raise _taken(run_dir, who)
         yield
@@ -35,24 +34,23 @@ def hold_steps(run_dir: Path) -> Iterator[None]:
 
     Raises RunHeldError if another process has them.
     """
-    with _locked(run_dir, STEPS_LOCK_NAME, "another `ups run` is at work on"):
+    with _locked(RunDir(run_dir).steps_lock, "another `ups run` is at work on"):
         yield
 
 
 @contextlib.contextmanager
 def hold_bench(directory: Path) -> Iterator[None]:
     """Hold a directory of `ups bench` for this process: two of them would train the same rows by other costs."""
-    with _locked(
-        directory, ".bench.lock", "another `ups bench` is at work in", hint="wait for it, or choose another --out"
-    ):
+    hint = "wait for it, or choose another --out"
+    with _locked(directory / ".bench.lock", "another `ups bench` is at work in", hint):
         yield
 
 
 def is_held(run_dir: Path) -> bool:
     """Whether a process of this host is at work on the run, between two steps of `ups run` included. Writes nothing."""
-    for name in (STEPS_LOCK_NAME, LOCK_NAME):
+    for path in (RunDir(run_dir).steps_lock, RunDir(run_dir).supervisor_lock):
         try:
-            with (run_dir / name).open() as file:
+            with path.open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -65,10 +63,11 @@ _HINT = "look at it with `ups status`, or choose another run.name"
 
 
 @contextlib.contextmanager
-def _locked(run_dir: Path, name: str, who: str, hint: str = _HINT) -> Iterator[None]:
+def _locked(path: Path, who: str, hint: str = _HINT) -> Iterator[None]:
+    run_dir = path.parent
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        file = (run_dir / name).open("w")
+        file = path.open("w")
     except OSError as error:
         raise MachineError(
             f"the run directory {run_dir} cannot be made or written: {error.strerror}",
@@ -81,7 +80,7 @@ def _locked(run_dir: Path, name: str, who: str, hint: str = _HINT) -> Iterator[N
             raise _taken(run_dir, who, hint) from error
         except OSError:
             pass  # a file system without locks
-        if not _in_place(run_dir / name, file):  # its last holder has just removed the run
+        if not _in_place(path, file):  # its last holder has just removed the run
             raise _taken(run_dir, who, hint)
         yield
 

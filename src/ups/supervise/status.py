@@ -16,6 +16,7 @@ from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Phase, Record, ring_path
 from ups.record.failure import memory_of_process
+from ups.record.run_dir import RunDir
 from ups.record.text import counted, duration_text
 from ups.supervise.checkpoints import last_commit
 from ups.supervise.run_file import faults_of
@@ -50,7 +51,7 @@ class RankStatus:
 def rank_statuses(run_dir: Path, document: dict[str, Any]) -> list[RankStatus]:
     """One row per rank whose ring can be read."""
     live = document["state"] == "running" and document["blackbox_dir"]
-    directory = Path(document["blackbox_dir"]) if live else run_dir / "blackbox"
+    directory = Path(document["blackbox_dir"]) if live else RunDir(run_dir).blackbox
     return rows_of_rings(directory, range(int(document["ranks"])), live=bool(live))
 
 

@@ -9,6 +9,7 @@ No process of a run outlives it, on any path: an attempt ends them, and if the s
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import shutil
 import signal
@@ -24,6 +25,7 @@ from ups.record import process_tree
 from ups.record.held_directory import HeldDirectory
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.open_files import raise_open_files
+from ups.record.run_dir import RunDir
 from ups.record.text import path_text
 from ups.record.untrusted_files import printable
 from ups.supervise.attempt import Attempt, Outcome, StopRequest
@@ -326,7 +328,7 @@ class _Supervision:
             cause=cause,
             checkpoint=commit,
             lost_steps=max(0, outcome.last_step - (commit or 0)),
-            log=f"logs/attempt_{number}/rank_{outcome.behind or 0:05d}.err",
+            log=RunDir.log_name(number, outcome.behind or 0),
             message=problem,
             exit_code=exit_code_for(cause),
             time_wall=time.time(),
@@ -374,8 +376,8 @@ class _ShownOutput:
         rank = self._options.show_rank
         if rank is None:
             return
-        stem = self._options.run_dir / "logs" / f"attempt_{attempt}" / f"rank_{rank:05d}"
-        self._places = [(stem.with_suffix(".out"), sys.stdout), (stem.with_suffix(".err"), sys.stderr)]
+        log = functools.partial(RunDir(self._options.run_dir).log, attempt, rank)
+        self._places = [(log("out"), sys.stdout), (log("err"), sys.stderr)]
 
     def look(self) -> None:
         for path, stream in self._places:

@@ -33,15 +33,15 @@ from ups.errors import ConfigError, UpsError
 from ups.record import process_tree
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.log import show_log, write_to_stderr
-from ups.record.places import CONFIG_NAME
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import printable, read_object
 from ups.registry import TRACKERS
 from ups.supervise.run_file import read_run
-from ups.supervise.tracker_note import BUSY, FOLDER, LATE, TrackerNote, read_note
-from ups.tracking.metrics_file import METRICS_NAME, new_rows
+from ups.supervise.tracker_note import BUSY, LATE, TrackerNote, read_note
+from ups.tracking.metrics_file import new_rows
 from ups.tracking.tracker import Ending, TrackedRun, Tracker
 
-ATTACHED = ("report/index.html", "report/scores.json")
+ATTACHED = (RunDir.report_page.name, RunDir.scores.name)
 # An address that a client has from the environment may hold a password.
 _USER_INFORMATION = re.compile(r"(?<=//)[^\s/]*@")
 _LOOK_SECONDS = 1.0
@@ -61,7 +61,7 @@ class Feed:
         """Feed until told to end, then tell the ending. Raises whatever the client does."""
         if not self._begun():
             return
-        recipe = resolve(self._run_dir / CONFIG_NAME).recipe
+        recipe = resolve(RunDir(self._run_dir).config).recipe
         config = config_of(recipe, self._name)
         tracker: Tracker = TRACKERS.factory(config.type)(config, self._described(recipe))
         note = self._note
@@ -107,7 +107,7 @@ class Feed:
     def _described(self, recipe: Recipe) -> TrackedRun:
         document = self._document
         identity = RunIdentity.from_json(document.get("identity"))
-        environment = read_object(self._run_dir / "env.json") or {}
+        environment = read_object(RunDir(self._run_dir).environment) or {}
         facts = {
             "stages": ", ".join(stage.type for stage in recipe.stages),
             "git_commit": str(environment.get("git_commit") or "unknown"),
@@ -125,7 +125,7 @@ class Feed:
     def _go_to(self, row: int) -> None:
         """Go on with this row: the service knows which ones it has."""
         self._note.rows = self._note.offset = 0
-        path = self._run_dir / METRICS_NAME
+        path = RunDir(self._run_dir).metrics
         while self._note.rows < row:
             # In short steps: the offset of a row is not known before the ones in front of it were read.
             rows, offset = new_rows(path, self._note.offset, row - self._note.rows)
@@ -137,7 +137,7 @@ class Feed:
         """All rows that are there and were not sent."""
         note = self._note
         while True:
-            rows, offset = new_rows(self._run_dir / METRICS_NAME, note.offset)
+            rows, offset = new_rows(RunDir(self._run_dir).metrics, note.offset)
             if not rows:
                 return
             for number, row in enumerate(rows, note.rows):
@@ -205,8 +205,8 @@ def without_secrets(text: str, secrets: Sequence[str]) -> str:
 @contextlib.contextmanager
 def _holding(run_dir: Path, name: str, told: threading.Event) -> Iterator[bool]:
     """Hold the tracker against a second process; False if another one has it and will not leave soon."""
-    (run_dir / FOLDER).mkdir(exist_ok=True)
-    with (run_dir / FOLDER / f".{name}.lock").open("w") as file:
+    RunDir(run_dir).tracking.mkdir(exist_ok=True)
+    with (RunDir(run_dir).tracking / f".{name}.lock").open("w") as file:
         while True:
             last = told.is_set()
             try:
@@ -266,8 +266,8 @@ def main(arguments: Sequence[str]) -> None:
     run_dir, name, seconds = Path(arguments[0]), arguments[1], float(arguments[2])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it leaves with the supervisor, who is asked too
-    (run_dir / FOLDER).mkdir(exist_ok=True)
-    log = _Scrubbed(run_dir / FOLDER / f"{name}.log", [])
+    RunDir(run_dir).tracking.mkdir(exist_ok=True)
+    log = _Scrubbed(RunDir(run_dir).tracking / f"{name}.log", [])
     sys.stdout = sys.stderr = log
     show_log(write_to_stderr)
     told = threading.Event()
@@ -281,7 +281,7 @@ def main(arguments: Sequence[str]) -> None:
             if not held:
                 _leave(BUSY)
             with contextlib.suppress(UpsError):
-                log.secrets = secrets_of(config_of(resolve(run_dir / CONFIG_NAME).recipe, name))
+                log.secrets = secrets_of(config_of(resolve(RunDir(run_dir).config).recipe, name))
             feed.run()
     except BaseException as error:  # noqa: BLE001 - whatever a client does, it is written down and tried again
         wait = feed.failed(error, log.secrets)

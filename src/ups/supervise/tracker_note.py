@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ups.record.atomic import write_file_atomically
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import is_number, is_whole, read_object
 
-FOLDER = "tracking"
 # Exit codes of the process that feeds a tracker.
 BUSY = 11
 LATE = 12
@@ -47,7 +47,7 @@ class TrackerNote:
 
 
 def note_path(run_dir: Path, name: str) -> Path:
-    return run_dir / FOLDER / f"{name}.json"
+    return RunDir(run_dir).tracker_note(name)
 
 
 def read_note(run_dir: Path, name: str, run_id: str = "") -> TrackerNote:
@@ -72,4 +72,4 @@ def read_note(run_dir: Path, name: str, run_id: str = "") -> TrackerNote:
 
 def notes_of(run_dir: Path) -> dict[str, TrackerNote]:
     """The notes of all trackers that a run has had, by name."""
-    return {path.stem: read_note(run_dir, path.stem) for path in sorted((run_dir / FOLDER).glob("*.json"))}
+    return {path.stem: read_note(run_dir, path.stem) for path in sorted(RunDir(run_dir).tracking.glob("*.json"))}

@@ -17,9 +17,9 @@ from typing import Any
 
 from ups.record import process_tree
 from ups.record.identity import file_sha256
-from ups.record.places import CONFIG_NAME, home_directory
+from ups.record.run_dir import RunDir, home_directory
 from ups.supervise.tracker_note import BUSY, LATE, TrackerNote, note_path, notes_of, read_note
-from ups.tracking.metrics_file import METRICS_NAME, size_of
+from ups.tracking.metrics_file import size_of
 
 ALONE_SECONDS = 60.0  # what a tracker gets to tell that its supervisor was killed
 SYNC_SECONDS = 600.0
@@ -29,7 +29,7 @@ _MAX_CAUGHT_UP = 4
 def is_complete(run_dir: Path, document: Mapping[str, Any], note: TrackerNote) -> bool:
     """Whether a tracker has every row of a run that has ended, and knows how."""
     told = note.state == document["state"] and note.ended == document["ended"]
-    return told and note.offset >= size_of(run_dir / METRICS_NAME)
+    return told and note.offset >= size_of(RunDir(run_dir).metrics)
 
 
 def sync(run_dir: Path, names: Sequence[str], seconds: float = SYNC_SECONDS) -> dict[str, str]:
@@ -107,7 +107,7 @@ def _memory() -> Path | None:
 
 def _mark(run_dir: Path) -> Path | None:
     """A file whose name stands for this directory and the recipe in it."""
-    folder, config = _memory(), file_sha256(run_dir / CONFIG_NAME)
+    folder, config = _memory(), file_sha256(RunDir(run_dir).config)
     return folder / hashlib.sha256(f"{run_dir.resolve()}\0{config}".encode()).hexdigest() if folder and config else None
 
 

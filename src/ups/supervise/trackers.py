@@ -20,12 +20,13 @@ from ups.config.secret import reveal
 from ups.config.setting import is_secret
 from ups.config.tracker import TrackerConfig, by_name
 from ups.errors import MissingExtraError, UpsError
+from ups.record.run_dir import RunDir
 from ups.record.text import path_text
 from ups.registry import TRACKERS
 from ups.supervise.run_file import note_trackers
 from ups.supervise.tracker_note import read_note
 from ups.supervise.tracker_process import ALONE_SECONDS, end_tracker, forget, remember, start_tracker
-from ups.tracking.metrics_file import METRICS_NAME, size_of
+from ups.tracking.metrics_file import size_of
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Trackers:
         self._starts = dict.fromkeys(self._names, 0)
         self._said: dict[str, str] = {}
         self._began = self._looked = time.monotonic()
-        self._size = self._grown_to = size_of(run_dir / METRICS_NAME)
+        self._size = self._grown_to = size_of(RunDir(run_dir).metrics)
         self._grown_at = self._began
 
     def __enter__(self) -> Self:
@@ -104,7 +105,7 @@ class Trackers:
         if now - self._looked < _LOOK_SECONDS:
             return None
         self._looked = now
-        size = size_of(self._run_dir / METRICS_NAME)
+        size = size_of(RunDir(self._run_dir).metrics)
         if size != self._grown_to:
             self._grown_to, self._grown_at = size, now
         warnings = []

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ups.record.failure import failure_stem
 from ups.record.location import frames_of_text
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import inside, printable, read_object
 from ups.supervise.advice import meaning, what_to_do
 from ups.supervise.fault import KEYS, Fault
@@ -160,7 +160,7 @@ def _memory_text(entry: dict[str, Any]) -> str:
 
 def _stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
     """The most telling stack there is: the traceback, the crash dump, or the answer to SIGUSR1."""
-    stem = failure_stem(run_dir, fault.attempt, fault.rank)
+    stem = RunDir(run_dir).failure_stem(fault.attempt, fault.rank)
     record = read_object(stem.with_name(stem.name + ".json"))
     if record is not None and isinstance(record.get("traceback"), str):
         yield from ("", f"Traceback of rank {fault.rank}:")
@@ -177,7 +177,7 @@ def _stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
 
 def _worker_stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
     """The crash of a loader worker of the rank, if one left a dump."""
-    stem = failure_stem(run_dir, fault.attempt, fault.rank)
+    stem = RunDir(run_dir).failure_stem(fault.attempt, fault.rank)
     for path in sorted(stem.parent.glob(f"{stem.name}.worker_*.crash.txt")):
         text = tail(path)
         if "Fatal Python error" in text:
@@ -188,7 +188,7 @@ def _worker_stacks(run_dir: Path, fault: Fault) -> Iterator[str]:
 
 def _flight_dumps(run_dir: Path, fault: Fault) -> Iterator[str]:
     """Dumps of torch's flight recorder are pickles: listed here, opened only by torch's own program."""
-    folder = failure_stem(run_dir, fault.attempt, fault.rank).parent
+    folder = RunDir(run_dir).failures_of(fault.attempt)
     dumps = sorted(path for path in folder.glob(f"{FLIGHT_PREFIX}*") if path.is_file())
     if not dumps:
         return

@@ -21,8 +21,8 @@ import yaml
 from ups.config.recipe import resolve_data
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
-from ups.record.places import CONFIG_NAME
 from ups.record.process_tree import module_command
+from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.supervise.run_file import note_gate
 from ups.supervise.trackers import CLOSE_SECONDS
 
@@ -101,7 +101,7 @@ def _main(run_dir: Path, first: int, stop: int, ending: str, seconds: float, clo
     from ups.supervise.run_file import RunFile
     from ups.supervise.run_lock import hold_run
     from ups.supervise.trackers import Trackers, check_trackers
-    from ups.tracking.metrics_file import METRICS_NAME, MetricsWriter
+    from ups.tracking.metrics_file import MetricsWriter
 
     end_of_trackers.CLOSE_SECONDS = close_seconds
     show_log(write_to_stderr)
@@ -112,7 +112,7 @@ def _main(run_dir: Path, first: int, stop: int, ending: str, seconds: float, clo
     with hold_run(run_dir), Trackers(run_dir, trackers) as tracked:
         file.begin(ranks=2, max_restarts=0, box_root=run_dir, identity=identity)
         file.document["attempts"].append({"number": len(file.document["attempts"]), "faults": []})
-        writer = MetricsWriter(run_dir / METRICS_NAME)
+        writer = MetricsWriter(RunDir(run_dir).metrics)
         for step in range(first, stop):
             writer.log(row(step))
             tracked.look()

@@ -13,7 +13,6 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 Row = Mapping[str, object]
-METRICS_NAME = "metrics.jsonl"
 _MAX_READ_BYTES = 16 * 2**20
 
 

@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ups.config.tracker import TensorBoardConfig
+from ups.record.run_dir import RunDir
 from ups.tracking.event_file import EventFile
-from ups.tracking.metrics_file import METRICS_NAME, Row, all_rows, numbers_of
+from ups.tracking.metrics_file import Row, all_rows, numbers_of
 from ups.tracking.tracker import Ending, TrackedRun, Tracker
-
-FOLDER = "tensorboard"
 
 
 class TensorBoardTracker(Tracker):
     """Each process writes a file of its own: what an earlier one left may end in the middle of a record."""
 
     def __init__(self, config: TensorBoardConfig, run: TrackedRun) -> None:
-        self._folder = run.dir / FOLDER
+        self._folder = RunDir(run.dir).tensorboard
         self._file = EventFile(self._folder)
-        self._metrics = run.dir / METRICS_NAME
+        self._metrics = RunDir(run.dir).metrics
         self._step: int | None = None
         self._file.text("run/facts", _table(run.facts), 0)
         self.id, self.url = run.id, str(self._folder)

@@ -15,11 +15,10 @@ from typing import Any
 
 from ups.config.secret import reveal
 from ups.config.tracker import WandbConfig
+from ups.record.run_dir import RunDir
 from ups.tracking.metrics_file import Row, numbers_of
 from ups.tracking.tracker import Ending, TrackedRun, Tracker
 
-# Its folder is the one of the notes of our trackers, where it makes one called `wandb`.
-_FOLDER = "tracking"
 _ANSWER_SECONDS = 20.0
 
 
@@ -34,9 +33,10 @@ class WandbTracker(Tracker):
         with contextlib.chdir("/"):
             wandb.setup()
         offline = config.mode == "offline"
+        folder = RunDir(run.dir).tracking  # in which it makes one called `wandb`
         if offline:
             # One whole log, and not a piece from each process: the rows are all there to be written again.
-            for earlier in (run.dir / _FOLDER / "wandb").glob(f"offline-run-*-{run.id}"):
+            for earlier in (folder / "wandb").glob(f"offline-run-*-{run.id}"):
                 shutil.rmtree(earlier)
         self._run: Any = wandb.init(
             id=run.id,
@@ -47,7 +47,7 @@ class WandbTracker(Tracker):
             tags=config.tags,
             name=run.name,
             config={"recipe": dict(run.recipe), **{f"ups/{name}": value for name, value in run.facts.items()}},
-            dir=str(run.dir / _FOLDER),
+            dir=str(folder),
             mode=config.mode,
             settings=wandb.Settings(**_settings(config)),
         )

@@ -40,8 +40,6 @@ from ups.errors import CheckpointError, DiskFullError, MachineError, UpsError
 from ups.models.former_names import former_name
 from ups.record.checkpoints import (
     PROGRESS_NAME,
-    checkpoint_path,
-    checkpoints_dir,
     clear_link,
     latest_verified,
     list_checkpoints,
@@ -52,6 +50,7 @@ from ups.record.checkpoints import (
 from ups.record.held_directory import HeldDirectory
 from ups.record.identity import RunIdentity
 from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary, verify
+from ups.record.run_dir import RunDir
 from ups.training.background import BackgroundThread
 from ups.training.checkpoint_metadata import CheckpointReader
 from ups.training.progress import Progress
@@ -180,7 +179,7 @@ class Checkpointer:
         answer: tuple[str, UpsError | None] = ("", None)
         if self._runtime.is_first:
             try:
-                clean_temporaries(checkpoints_dir(self.run_dir))
+                clean_temporaries(RunDir(self.run_dir).checkpoints)
                 belongs = self._identity.check if self._identity is not None else None
                 found = latest_verified(
                     self.run_dir, belongs=belongs, hashed=self._hashed, set_aside=True, on_damage=self._on_damage
@@ -287,7 +286,7 @@ class Checkpointer:
     def _write(self, staged: dict[str, Tensor], document: dict[str, Any], step: int) -> None:
         """Write, hash and commit. Collective: all ranks, on the checkpoint group only."""
         started = time.monotonic()
-        final = checkpoint_path(self.run_dir, step)
+        final = RunDir(self.run_dir).checkpoint(step)
         try:
             error = self._commit(staged, document, final)
         except Exception as problem:

@@ -23,9 +23,10 @@ from ups.buckets.restore import restore_bundle, restore_checkpoints, restore_rec
 from ups.buckets.run_copy import RunCopy, identity_in, step_folder, steps_in
 from ups.config.schema import CheckpointConfig
 from ups.errors import BucketError, CheckpointError, ConfigError
-from ups.record.checkpoints import checkpoint_path, list_checkpoints
+from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity
 from ups.record.manifest import Manifest, commit_directory, make_temporary, remove_directory, verify
+from ups.record.run_dir import RunDir
 from ups.supervise.bucket_mirror import BucketMirror
 from ups.supervise.run_file import RunFile
 
@@ -70,7 +71,7 @@ def note(run_dir: Path, identity: RunIdentity) -> None:
 
 def save(run_dir: Path, identity: RunIdentity, step: int, content: bytes = b"", *, ends: bool = False) -> Manifest:
     """Commit a checkpoint as a rank does."""
-    final = checkpoint_path(run_dir, step)
+    final = RunDir(run_dir).checkpoint(step)
     temporary = make_temporary(final)
     (temporary / "__0_0.distcp").write_bytes(content or f"tensors of {step}".encode() * 1000)
     for number in range(1, 9):
@@ -106,7 +107,7 @@ def test_a_copy_has_checkpoints_bundle_and_record_and_comes_back(bucket: Bucket,
     assert restore_checkpoints(bucket, back, identity) == 6
     # The newest, and the one that a later stage may begin from; not what nobody reads.
     assert [step for step, _ in list_checkpoints(back)] == [6, 2]
-    assert verify(checkpoint_path(back, 6)).sha256 == hashes[6]
+    assert verify(RunDir(back).checkpoint(6)).sha256 == hashes[6]
     assert restore_bundle(bucket, back / "bundle")
     restore_record(bucket, back, 2**20)
     assert (back / "statistics.json").read_bytes() == STATISTICS
@@ -120,7 +121,7 @@ def test_old_checkpoints_leave_the_bucket_after_the_newer_one_came(bucket: Bucke
         save(run_dir, identity, step)
         copied(bucket, run_dir, keep=1)
         if step > 2:
-            remove_directory(checkpoint_path(run_dir, step - 2))
+            remove_directory(RunDir(run_dir).checkpoint(step - 2))
     save(run_dir, identity, 8)
     copied(bucket, run_dir, keep=1)
     assert sorted(steps_in(bucket)) == [6, 8]  # 6 is still in the run directory
@@ -164,7 +165,7 @@ def test_what_is_not_whole_or_not_of_this_run_is_refused_and_the_older_one_used(
         other = tmp_path / "other"
         whose = RunIdentity("4567" * 8) if damage == "foreign" else identity
         wrong = save(other, whose, 4 if damage == "foreign" else 6)
-        source = checkpoint_path(other, 4 if damage == "foreign" else 6)
+        source = RunDir(other).checkpoint(4 if damage == "foreign" else 6)
         for file in (*wrong.files, "MANIFEST", "COMMITTED"):
             put(bucket, f"{step_folder(4)}/{file}", (source / file).read_bytes())
     back = tmp_path / "back"
@@ -223,8 +224,8 @@ def test_a_checkpoint_that_is_removed_while_it_is_copied_comes_whole(
     save(run_dir, identity, 2)
 
     def put_slowly(bucket: Bucket, name: str, content: bytes | Path) -> None:
-        if checkpoint_path(run_dir, 2).exists():
-            remove_directory(checkpoint_path(run_dir, 2))  # as the retention of a run that is faster than the bucket
+        if RunDir(run_dir).checkpoint(2).exists():
+            remove_directory(RunDir(run_dir).checkpoint(2))  # as the retention of a run that is faster than the bucket
         put(bucket, name, content)
 
     monkeypatch.setattr("ups.buckets.run_copy.put", put_slowly)

@@ -19,7 +19,7 @@ import torch
 
 import ups
 from ups.errors import ConfigError, RunHeldError, UpsError
-from ups.record.checkpoints import checkpoint_path
+from ups.record.run_dir import RunDir
 from ups.run import in_process
 from ups.supervise.run_lock import hold_run
 from ups.training.export import read_weights
@@ -43,7 +43,7 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ups.Recipe:
 
 
 def weights(run: ups.Run) -> dict[str, torch.Tensor]:
-    return read_weights(checkpoint_path(run.path, run.checkpoints[-1]))
+    return read_weights(RunDir(run.path).checkpoint(run.checkpoints[-1]))
 
 
 def same(one: ups.Run, other: ups.Run) -> bool:
@@ -154,7 +154,7 @@ def test_a_run_that_cannot_be_proven_is_not_completed(recipe: ups.Recipe, monkey
 
     def damage(run_dir: Path, *rest: Any, **more: Any) -> tuple[int, int]:
         done = stages(run_dir, *rest, **more)
-        (checkpoint_path(run_dir, done[1]) / "progress.json").write_text("{}")
+        (RunDir(run_dir).checkpoint(done[1]) / "progress.json").write_text("{}")
         return done
 
     monkeypatch.setattr(in_process, "run_stages", damage)

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from ups.record.failure import failure_stem, memory_of_process, read_failure
+from ups.record.failure import memory_of_process, read_failure
 from ups.record.location import Frame, innermost, location_of_dump, location_of_error
+from ups.record.run_dir import RunDir
 
 pytestmark = pytest.mark.processes
 
@@ -44,7 +45,7 @@ def start(run_dir: Path, body: str, **variables: str) -> subprocess.Popen[str]:
 def run(run_dir: Path, body: str, **variables: str) -> tuple[int, str, dict[str, Any] | None]:
     process = start(run_dir, body, **variables)
     _, err = process.communicate(timeout=30)
-    return process.returncode, err, read_failure(failure_stem(run_dir, 2, 1))
+    return process.returncode, err, read_failure(RunDir(run_dir).failure_stem(2, 1))
 
 
 def line_of(run_dir: Path, text: str) -> int:
@@ -82,7 +83,7 @@ def test_the_record_is_written_before_a_finally_can_mislead_the_peers(tmp_path: 
     process = start(tmp_path, body)
     out, _ = process.communicate(timeout=30)
     assert out.strip() == "exception(KeyError)"
-    record = read_failure(failure_stem(tmp_path, 2, 1))
+    record = read_failure(RunDir(tmp_path).failure_stem(2, 1))
     assert record is not None
     assert record["cause"] == "exception(KeyError)"
 
@@ -167,7 +168,7 @@ def test_a_full_disk_does_not_lose_the_record_because_it_also_lies_next_to_the_b
     """
     _, _, record = run(tmp_path, body, UPS_BLACKBOX_DIR=str(shared))
     assert record is None
-    record = read_failure(failure_stem(tmp_path, 2, 1), shared)
+    record = read_failure(RunDir(tmp_path).failure_stem(2, 1), shared)
     assert record is not None
     assert record["cause"] == "exception(ValueError)"
 

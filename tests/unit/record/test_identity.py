@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from ups.errors import CheckpointError, DataChangedError, ForeignCheckpointError, RecipeChangedError
-from ups.record.checkpoints import checkpoint_path
 from ups.record.identity import MAX_COMMITS, RunIdentity, note_commit, note_damage, read_commits
 from ups.record.manifest import commit_directory, make_temporary
+from ups.record.run_dir import RunDir
 
 RUN = replace(RunIdentity.new(), recipes=("old", "now"), statistics="s", data={"wave": "d"})
 
 
 def checkpoint(run_dir: Path, step: int, mark: Any, **progress: Any) -> Path:
-    final = checkpoint_path(run_dir, step)
+    final = RunDir(run_dir).checkpoint(step)
     temporary = make_temporary(final)
     document: dict[str, Any] = {"progress": {"step": step, **progress}}
     if mark is not None:
@@ -58,9 +58,9 @@ def test_no_mark_is_accepted_only_in_a_run_that_is_older_than_marks(tmp_path: Pa
 
 def test_the_step_is_the_one_of_the_name(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, 5, RUN.mark())
-    path.rename(checkpoint_path(tmp_path, 9))
+    path.rename(RunDir(tmp_path).checkpoint(9))
     with pytest.raises(ForeignCheckpointError, match="named as step 9, but holds the state after 5"):
-        RUN.check(checkpoint_path(tmp_path, 9), 9)
+        RUN.check(RunDir(tmp_path).checkpoint(9), 9)
 
 
 def test_a_checkpoint_that_was_replaced_after_its_commit_is_noticed(tmp_path: Path) -> None:

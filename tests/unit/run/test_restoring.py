@@ -14,9 +14,9 @@ from ups.buckets.objects import put
 from ups.buckets.run_copy import RunCopy
 from ups.config.recipe import ResolvedRecipe, resolve_data
 from ups.errors import BucketError, CheckpointError, ConfigError
-from ups.record.checkpoints import checkpoint_path
 from ups.record.identity import RunIdentity
 from ups.record.manifest import commit_directory, make_temporary
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import MAX_RUN_BYTES
 from ups.run.restoring import restore_run
 from ups.supervise.run_file import RunFile, read_run
@@ -54,10 +54,10 @@ def copy_of_a_run(bucket: Bucket, run_dir: Path, resolved: ResolvedRecipe) -> No
     (run_dir / "config.yaml").write_text(resolved.text)
     identity = RunIdentity.new()
     RunFile(run_dir).begin(ranks=1, max_restarts=0, box_root=run_dir, identity=identity)
-    temporary = make_temporary(checkpoint_path(run_dir, 5))
+    temporary = make_temporary(RunDir(run_dir).checkpoint(5))
     progress = {"format": 1, "progress": {"step": 5, "stage_finished": False}, "identity": identity.mark()}
     (temporary / "progress.json").write_text(json.dumps(progress))
-    commit_directory(temporary, checkpoint_path(run_dir, 5))
+    commit_directory(temporary, RunDir(run_dir).checkpoint(5))
     copy = RunCopy(bucket, run_dir, 1)
     while copy.update():
         pass

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.record.blackbox import BlackBox, Phase, ring_path
-from ups.record.failure import failure_stem
+from ups.record.run_dir import RunDir
 from ups.supervise.first_cause import RankEnd, first_cause, rank_ends
 from ups.supervise.rank_view import RankView, least_advanced
 
@@ -23,7 +23,7 @@ def rank(root: Path, number: int, *, code: int | None = None, at_ns: int = 0, **
         document = {"code": code, "time_monotonic_ns": at_ns, "peak_resident_bytes": 0}
         (root / "box" / f"rank_{number:05d}.exit.json").write_text(json.dumps(document))
     if failure:
-        stem = failure_stem(root, 0, number)
+        stem = RunDir(root).failure_stem(0, number)
         stem.parent.mkdir(parents=True, exist_ok=True)
         base = {"format": 1, "step": 7, "phase": "forward", "at": "x.py:1", "message": "", "hint": "", "cascade": False}
         Path(f"{stem}.json").write_text(json.dumps({**base, "time_monotonic_ns": at_ns, **failure}))
@@ -92,7 +92,7 @@ def test_deaths_that_the_supervisor_caused_are_not_seen(tmp_path: Path) -> None:
 
 def test_a_crash_is_placed_by_its_dump(tmp_path: Path) -> None:
     view = rank(tmp_path, 1, code=-11, at_ns=100)
-    stem = failure_stem(tmp_path, 0, 1)
+    stem = RunDir(tmp_path).failure_stem(0, 1)
     stem.parent.mkdir(parents=True)
     dump = (
         "Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n"

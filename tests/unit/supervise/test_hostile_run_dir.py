@@ -17,7 +17,7 @@ import pytest
 from ups.cli.main import run
 from ups.record import blackbox
 from ups.record.blackbox import BlackBox, BlackBoxReader, Phase, ring_path
-from ups.record.failure import failure_stem
+from ups.record.run_dir import RunDir
 from ups.record.untrusted_files import load_object, read_object
 from ups.supervise.fault import Fault
 from ups.supervise.run_file import RunFile, list_runs, list_unreadable_runs, read_run
@@ -130,7 +130,7 @@ def test_special_files_in_every_place_do_not_hang_or_break(
     bad = runs / "bad"
     for rank in (0, 1):
         special(ring_path(bad / "blackbox", rank), kind)
-    stem = failure_stem(bad, 0, 1)
+    stem = RunDir(bad).failure_stem(0, 1)
     stem.parent.mkdir(parents=True)
     for suffix in (".json", ".crash.txt", ".stacks.txt", ".worker_00.crash.txt"):
         special(stem.with_name(stem.name + suffix), kind)
@@ -164,7 +164,7 @@ def test_a_directory_that_leads_to_itself_is_passed(runs: Path, capsys: pytest.C
 def test_a_failure_record_without_traceback_does_not_break_why(
     runs: Path, capsys: pytest.CaptureFixture[str], record: dict[str, Any]
 ) -> None:
-    stem = failure_stem(runs / "bad", 0, 1)
+    stem = RunDir(runs / "bad").failure_stem(0, 1)
     stem.parent.mkdir(parents=True)
     stem.with_name(stem.name + ".json").write_text(json.dumps(record))
     assert answers("why", "bad") == 0
@@ -176,7 +176,7 @@ def test_escape_sequences_in_a_run_are_shown_and_not_sent(runs: Path, capsys: py
     fault = {**FAULT, "cause": evil, "message": evil, "hint": evil, "log": evil, "host": evil}
     change = {"name": evil, "cause": evil, "verdict": evil, "state": evil, "notices": [{"line": evil}]}
     edit(runs / "bad", {**change, "attempts": [{"number": 0, "faults": [fault]}]})
-    stem = failure_stem(runs / "bad", 0, 1)
+    stem = RunDir(runs / "bad").failure_stem(0, 1)
     stem.parent.mkdir(parents=True)
     stem.with_name(stem.name + ".json").write_text(json.dumps({"traceback": evil}))
     (runs / f"x{chr(27)}[31m").mkdir()

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from ups.errors import ConfigError, MachineError
+from ups.record.run_dir import RunDir
 from ups.supervise.host_place import HostPlace
 from ups.supervise.link import (
     HANDSHAKE_SECONDS,
-    SECRET_NAME,
     SECRET_VARIABLE,
     LinkClosed,
     Session,
@@ -143,7 +143,7 @@ def test_a_stranger_cannot_fill_the_memory_or_keep_a_thread() -> None:
 
 def test_the_secret_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     secret = make_secret(tmp_path)
-    path = tmp_path / SECRET_NAME
+    path = RunDir(tmp_path).link_secret
     assert path.stat().st_mode & 0o777 == 0o600
     assert read_secret(tmp_path) == secret
     assert make_secret(tmp_path) != secret
@@ -190,7 +190,7 @@ def test_orders_and_reports_arrive_also_after_the_connection_was_cut(tmp_path: P
         assert head.peers()[1].report == {"state": "running", "attempt": 0}
         assert follower.silent_seconds < 5
         assert head.take_notes() == []
-    assert not (tmp_path / SECRET_NAME).exists()
+    assert not RunDir(tmp_path).link_secret.exists()
 
 
 def test_clocks_that_differ_are_compared_over_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +317,7 @@ def test_an_address_that_is_taken_leaves_no_secret(tmp_path: Path) -> None:
         place = HostPlace(0, 2, "n0", "127.0.0.1", int(taken.getsockname()[1]), "lo")
         with pytest.raises(MachineError, match="cannot listen"), head_link(place, 2, "1.0", tmp_path):
             pass
-    assert not (tmp_path / SECRET_NAME).exists()
+    assert not RunDir(tmp_path).link_secret.exists()
     for _ in range(2):  # and an address is free again at once
         with head_link(place, 2, "1.0", tmp_path):
             pass

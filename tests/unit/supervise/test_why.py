@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from ups.record.causes import CAUSES
-from ups.record.failure import failure_stem
+from ups.record.run_dir import RunDir
 from ups.supervise.advice import ADVICE, meaning, what_to_do
 from ups.supervise.fault import KEYS, Fault
 from ups.supervise.run_file import RunFile, read_run
@@ -47,7 +47,7 @@ def test_dumps_of_the_flight_recorder_are_listed_and_never_opened(tmp_path: Path
     file.begin(ranks=2, max_restarts=1, box_root=tmp_path)
     fault = Fault(0, 1, 2, "h", 7, "sync", "stalled", log="logs/attempt_0/rank_00001.err")
     file.document["attempts"].append({"number": 0, "faults": [fault.document()]})
-    dump = failure_stem(tmp_path, 0, 0).parent / "nccl_trace_rank_0"
+    dump = RunDir(tmp_path).failure_stem(0, 0).parent / "nccl_trace_rank_0"
     dump.parent.mkdir(parents=True)
     dump.write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
     text = explain(tmp_path, file.document)

@@ -16,13 +16,13 @@ from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.errors import CheckpointError, DiskFullError, MachineError, RunDirectoryLostError
 from ups.record.checkpoints import (
-    checkpoint_path,
     latest_verified,
     list_checkpoints,
     read_progress,
     retain,
     wait_until_visible,
 )
+from ups.record.run_dir import RunDir
 from ups.training import checkpoint as module
 from ups.training.checkpoint import Checkpointer
 from ups.training.export import export_safetensors, read_weights
@@ -85,7 +85,7 @@ def test_the_loop_goes_on_while_a_save_is_written(
     assert latest_verified(tmp_path) is None
     release.set()
     checkpointer.wait()
-    assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 1)
+    assert latest_verified(tmp_path) == RunDir(tmp_path).checkpoint(1)
 
 
 def test_saves_need_no_new_thread(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_saves_need_no_new_thread(runtime: Runtime, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(threading.Thread, "start", refuse)
     save(checkpointer, 1)
     save(checkpointer, 2)
-    assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 2)
+    assert latest_verified(tmp_path) == RunDir(tmp_path).checkpoint(2)
     with pytest.raises(MachineError, match="cannot start the thread 'ups-checkpoint'"):
         Checkpointer(runtime, tmp_path)
 
@@ -149,7 +149,7 @@ def test_failed_saves_are_counted_reported_and_forgiven_after_a_good_one(
     save(checkpointer, 5)
     with pytest.raises(DiskFullError, match="3 saves in a row failed, the last at step 6"):
         save(checkpointer, 6)
-    assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 3)
+    assert latest_verified(tmp_path) == RunDir(tmp_path).checkpoint(3)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
 
 
@@ -180,7 +180,7 @@ def test_damage_is_never_loaded_and_the_older_one_is_used_with_a_warning(  # typ
     checkpointer = Checkpointer(runtime, tmp_path)
     save(checkpointer, 4)
     save(checkpointer, 8)
-    damage(checkpoint_path(tmp_path, 8) / name)
+    damage(RunDir(tmp_path).checkpoint(8) / name)
     found = checkpointer.find()
     assert found is not None
     assert found[1].step == 4
@@ -188,14 +188,14 @@ def test_damage_is_never_loaded_and_the_older_one_is_used_with_a_warning(  # typ
     assert "checkpoint step_00000008 is not used" in reported
     assert "falling back to the older checkpoint step_00000004" in reported
     save(checkpointer, 8)  # the same step can be saved again; the broken one is kept aside
-    assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 8)
+    assert latest_verified(tmp_path) == RunDir(tmp_path).checkpoint(8)
     assert (tmp_path / "checkpoints" / "broken_step_00000008").is_dir()
 
 
 def test_a_run_whose_checkpoints_are_all_broken_is_not_silently_started_again(runtime: Runtime, tmp_path: Path) -> None:
     checkpointer = Checkpointer(runtime, tmp_path)
     save(checkpointer, 4)
-    damage_byte(checkpoint_path(tmp_path, 4) / "__0_0.distcp")
+    damage_byte(RunDir(tmp_path).checkpoint(4) / "__0_0.distcp")
     with pytest.raises(CheckpointError, match="none of the 1 checkpoints"):
         checkpointer.find()
 
@@ -204,8 +204,8 @@ def test_looking_changes_nothing(runtime: Runtime, tmp_path: Path, caplog: pytes
     checkpointer = Checkpointer(runtime, tmp_path)
     save(checkpointer, 4)
     save(checkpointer, 8)
-    damage_byte(checkpoint_path(tmp_path, 8) / "__0_0.distcp")
-    assert latest_verified(tmp_path) == checkpoint_path(tmp_path, 4)
+    damage_byte(RunDir(tmp_path).checkpoint(8) / "__0_0.distcp")
+    assert latest_verified(tmp_path) == RunDir(tmp_path).checkpoint(4)
     assert [record.levelname for record in caplog.records if record.name.startswith("ups")] == ["WARNING"] * 2
     assert len(list_checkpoints(tmp_path)) == 2
 
@@ -214,16 +214,16 @@ def test_another_recipe_is_refused_by_name(runtime: Runtime, tmp_path: Path) -> 
     checkpointer = Checkpointer(runtime, tmp_path)
     save(checkpointer, 4)
     with pytest.raises(CheckpointError, match="has no entry 'model/more'"):
-        checkpointer.load(checkpoint_path(tmp_path, 4), tensors() | {"model/more": torch.zeros(1)})
+        checkpointer.load(RunDir(tmp_path).checkpoint(4), tensors() | {"model/more": torch.zeros(1)})
     with pytest.raises(CheckpointError, match=r"'model/w' has the shape \[3, 2\], the model has \[3, 99\]"):
-        checkpointer.load(checkpoint_path(tmp_path, 4), {"model/w": torch.zeros(3, 99)})
+        checkpointer.load(RunDir(tmp_path).checkpoint(4), {"model/w": torch.zeros(3, 99)})
 
 
 def test_a_new_stage_takes_over_the_weights_and_nothing_else(runtime: Runtime, tmp_path: Path) -> None:
     checkpointer = Checkpointer(runtime, tmp_path)
     save(checkpointer, 4)
     state = tensors(0.0) | {"model/new": torch.full((1,), 7.0)}
-    checkpointer.load(checkpoint_path(tmp_path, 4), state, only_model=True)
+    checkpointer.load(RunDir(tmp_path).checkpoint(4), state, only_model=True)
     assert float(state["model/w"][0, 0]) == 4.0
     assert float(state["model/new"]) == 7.0
     assert float(state["optimizer/w/step"]) == 0.0
@@ -233,7 +233,7 @@ def test_files_that_come_into_sight_late_are_waited_for(tmp_path: Path, runtime:
     checkpointer = Checkpointer(runtime, tmp_path / "here")
     save(checkpointer, 4)
     late = tmp_path / "late"
-    timer = threading.Timer(0.5, lambda: shutil.copytree(checkpoint_path(tmp_path / "here", 4), late))
+    timer = threading.Timer(0.5, lambda: shutil.copytree(RunDir(tmp_path / "here").checkpoint(4), late))
     timer.start()
     wait_until_visible(late, seconds=20)
     timer.join()
@@ -246,7 +246,7 @@ def test_weights_can_be_read_and_exported_without_a_process_group(runtime: Runti
 
     checkpointer = Checkpointer(runtime, tmp_path)
     save(checkpointer, 4)
-    path = checkpoint_path(tmp_path, 4)
+    path = RunDir(tmp_path).checkpoint(4)
     assert {n: float(t.flatten()[0]) for n, t in read_weights(path).items()} == {"w": 2.0, "frozen": 40.0}
     assert float(read_weights(path, averaged=False)["w"][0, 0]) == 4.0
     export_safetensors(path, tmp_path / "model.safetensors")
@@ -261,8 +261,8 @@ def test_weights_can_be_read_and_exported_without_a_process_group(runtime: Runti
 
 def test_progress_of_a_checkpoint_is_plain_json(runtime: Runtime, tmp_path: Path) -> None:
     save(Checkpointer(runtime, tmp_path), 4)
-    document = json.loads((checkpoint_path(tmp_path, 4) / "progress.json").read_text())
-    assert document == read_progress(checkpoint_path(tmp_path, 4))
+    document = json.loads((RunDir(tmp_path).checkpoint(4) / "progress.json").read_text())
+    assert document == read_progress(RunDir(tmp_path).checkpoint(4))
     assert document["world_size"] == 1
 
 
@@ -272,22 +272,22 @@ def test_a_link_in_place_of_a_checkpoint_is_neither_followed_nor_a_failed_save(
     run_dir, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     checkpointer = Checkpointer(runtime, run_dir, keep=1)
     save(checkpointer, 4)
-    checkpoint_path(run_dir, 4).rename(elsewhere)
-    checkpoint_path(run_dir, 4).symlink_to(elsewhere)
+    RunDir(run_dir).checkpoint(4).rename(elsewhere)
+    RunDir(run_dir).checkpoint(4).symlink_to(elsewhere)
     before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
     save(checkpointer, 8)  # retention meets the link
     save(checkpointer, 12)
-    checkpoint_path(run_dir, 16).symlink_to(elsewhere)
+    RunDir(run_dir).checkpoint(16).symlink_to(elsewhere)
     save(checkpointer, 16)  # commits where a link stands
     assert checkpointer.failed_in_row == 0
     assert "save of step" not in (reported := caplog.text)
     assert "step_00000016 is a symbolic link and is set aside" in reported
-    checkpoint_path(run_dir, 20).symlink_to(elsewhere)
+    RunDir(run_dir).checkpoint(20).symlink_to(elsewhere)
     found = checkpointer.find()
     assert found is not None
-    assert (found[0], found[1].step) == (checkpoint_path(run_dir, 16), 16)
+    assert (found[0], found[1].step) == (RunDir(run_dir).checkpoint(16), 16)
     assert "step_00000020 is a symbolic link" in caplog.text
-    assert not checkpoint_path(run_dir, 16).is_symlink()
+    assert not RunDir(run_dir).checkpoint(16).is_symlink()
     assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
 
 
@@ -323,7 +323,7 @@ def test_equal_weights_give_equal_files(runtime: Runtime, tmp_path: Path) -> Non
     save(checkpointer, 4, value=1.0)
     save(checkpointer, 8, value=1.0)
     for number in range(12):
-        export_safetensors(checkpoint_path(tmp_path, 4 + number % 2 * 4), tmp_path / f"{number}.safetensors")
+        export_safetensors(RunDir(tmp_path).checkpoint(4 + number % 2 * 4), tmp_path / f"{number}.safetensors")
     assert len({path.read_bytes() for path in tmp_path.glob("*.safetensors")}) == 1
 
 
@@ -333,7 +333,7 @@ def test_a_checkpoint_of_a_stepper_with_a_single_network_loads(runtime: Runtime,
     former["model/stepper.normalization.scale"] = torch.randn(4)
     checkpointer = Checkpointer(runtime, tmp_path, asynchronous=False)
     checkpointer.save(former, Progress(step=2))
-    path = checkpoint_path(tmp_path, 2)
+    path = RunDir(tmp_path).checkpoint(2)
 
     def empty() -> dict[str, Tensor]:
         return {name.replace("network.", "networks.operator."): torch.zeros_like(t) for name, t in former.items()}

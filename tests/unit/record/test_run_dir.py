@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ups.errors import ConfigError
-from ups.record.places import find_bundle, find_model, is_bundle
+from ups.record.run_dir import find_bundle, find_model, is_bundle
 
 
 @pytest.fixture

@@ -1,0 +1,152 @@
+"""The run directory: every name in it and the paths below it; and which run or bundle a name means.
+
+The only module that knows where a run keeps what. Formats belong to those who write the files. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, overload
+
+from ups.errors import ConfigError
+
+# Below the working directory: a run without `run.dir` is RUNS/NAME.
+RUNS = "runs"
+# A run and a bundle both hold their resolved recipe under this name.
+CONFIG_NAME = "config.yaml"
+# By this file a bundle is recognized.
+BUNDLE_FILE = "bundle.json"
+
+
+class Entry:
+    """A file or folder with a fixed name: `RunDir(path).metrics` is its path, `RunDir.metrics.name` its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, run: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, run: RunDir, owner: type) -> Path: ...
+    def __get__(self, run: RunDir | None, owner: type) -> Any:
+        return self if run is None else run.path / self.name
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run directory, on a disk or in a bucket (`ups.buckets.path`). Building a path touches no file."""
+
+    path: Path
+
+    # Written before a rank starts.
+    config = Entry(CONFIG_NAME)
+    environment = Entry("env.json")
+    statistics = Entry("statistics.json")
+    starts = Entry("start")
+    # Written by the supervisor: state and verdict; locks; the secret of a run over several hosts and their notes.
+    run_json = Entry("run.json")
+    supervisor_lock = Entry(".supervisor.lock")
+    link_secret = Entry(".link-secret")
+    hosts = Entry("hosts")
+    # Written by ranks.
+    checkpoints = Entry("checkpoints")
+    metrics = Entry("metrics.jsonl")
+    logs = Entry("logs")
+    failures = Entry("failures")
+    blackbox = Entry("blackbox")
+    # Written by processes that copy or forward what ranks wrote.
+    mirror_note = Entry("mirror.json")
+    tracking = Entry("tracking")
+    tensorboard = Entry("tensorboard")
+    # Written by `ups run` and its steps. Its lock is held from the first step on, long before there is a run.json.
+    steps_lock = Entry(".steps.lock")
+    steps = Entry("steps.json")
+    plan = Entry("plan.json")
+    report = Entry("report")
+    scores = Entry("report/scores.json")
+    report_page = Entry("report/index.html")
+    bundle = Entry("bundle")
+    # Written by launchers on the host that started a run elsewhere.
+    launch = Entry("launch")
+
+    def all_run_json(self) -> list[Path]:
+        """All records of supervisors: `run.json`, and `run.NAME.json` of older versions."""
+        return sorted(self.path.glob("run*.json"))
+
+    def start(self, stage: int) -> Path:
+        """The copy of the weights from outside that a stage starts from."""
+        return self.starts / str(stage)
+
+    def checkpoint(self, step: int) -> Path:
+        """The checkpoint after `step` steps of the run."""
+        return self.checkpoints / f"step_{step:08d}"
+
+    @staticmethod
+    def log_name(attempt: int, rank: int, stream: str = "err") -> str:
+        """The log of a rank relative to the run directory, as it stands in records; stream: err or out."""
+        return f"{RunDir.logs.name}/attempt_{attempt}/{rank_name(rank)}.{stream}"
+
+    def log(self, attempt: int, rank: int, stream: str = "err") -> Path:
+        """The log of a rank in one attempt."""
+        return self.path / self.log_name(attempt, rank, stream)
+
+    def failures_of(self, attempt: int) -> Path:
+        """The folder of failure records and evidence of one attempt."""
+        return self.failures / f"attempt_{attempt}"
+
+    def failure_stem(self, attempt: int, rank: int) -> Path:
+        """The common beginning of the failure files of a rank in one attempt."""
+        return self.failures_of(attempt) / rank_name(rank)
+
+    def host_note(self, number: int) -> Path:
+        """What the supervisor of a host notes for readers on other hosts."""
+        return self.hosts / f"{number:05d}.json"
+
+    def host_notes(self) -> list[Path]:
+        """The notes of all hosts, in their order."""
+        return sorted(self.hosts.glob("[0-9]*.json"))
+
+    def tracker_note(self, name: str) -> Path:
+        """How far a tracker has come."""
+        return self.tracking / f"{name}.json"
+
+
+def rank_name(rank: int) -> str:
+    """The beginning of the names of all files of a rank."""
+    return f"rank_{rank:05d}"
+
+
+def home_directory() -> Path | None:
+    """The user's home; None where there is none: a container may run under a user number without a name."""
+    home = os.path.expanduser("~")
+    return Path(home) if os.path.isabs(home) else None
+
+
+def meant_by(name: str, base: Path | None = None) -> tuple[Path, Path]:
+    """What a name on the command line may mean: a path, or a run under runs/."""
+    base = base or Path()
+    return base / name, base / RUNS / name
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a directory is a bundle; a run with a bundle inside is not."""
+    return (path / BUNDLE_FILE).is_file()
+
+
+def find_model(name: str) -> Path:
+    """A run or bundle by path, or a run by its name under runs/."""
+    for path in meant_by(name):
+        if (path / CONFIG_NAME).is_file():
+            return path
+    raise ConfigError(
+        f"there is no run or bundle '{name}'", hint="give a run directory such as runs/NAME, or a bundle directory"
+    )
+
+
+def find_bundle(name: str) -> Path:
+    """A bundle by path, or the bundle of a run by path or name; the path itself where there is none."""
+    by_path, by_name = meant_by(name)
+    candidates = (by_path, RunDir(by_path).bundle, RunDir(by_name).bundle)
+    return next((path for path in candidates if is_bundle(path)), by_path)
