@@ -68,7 +68,7 @@ def recipe_of(folder: Path, options: argparse.Namespace, stage: dict[str, Any]) 
     return Recipe.model_validate(
         {
             "run": {"name": "latent_cache", "dir": str(folder / "run")},
-            "data": {"tasks": [{"name": TASK.name, "path": str(folder / "waves2d.zarr")}], "block_size": options.block},
+            "data": {"tasks": [{"name": TASK.name, "path": str(folder / "waves2d.zarr")}], "batch_size": options.block},
             "model": {
                 "type": "latent_operator",
                 "width": options.width,

@@ -60,7 +60,7 @@ def loader_of(path: str, workers: int, cache: Path | None, cache_bytes: int | No
     config = DataConfig.model_validate(
         {
             "tasks": [{"name": "t", "path": path}],
-            "block_size": BATCH,
+            "batch_size": BATCH,
             "loader": {"workers": workers, "prefetch": PREFETCH},
         }
     )

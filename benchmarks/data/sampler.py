@@ -22,14 +22,14 @@ MIN_NUMBERS_PER_SECOND = 200_000
 MAX_BYTES_PER_RANK = 1_000_000
 
 
-def recipe(num_windows: int, num_tasks: int, block_size: int) -> tuple[DataConfig, list[int]]:
+def recipe(num_windows: int, num_tasks: int, batch_size: int) -> tuple[DataConfig, list[int]]:
     """Tasks of unequal size that together have about `num_windows` windows, mixed by temperature."""
     sizes = [max(1, num_windows * 2 * (i + 1) // (num_tasks * (num_tasks + 1))) for i in range(num_tasks)]
     names = [f"task{i}" for i in range(num_tasks)]
     data = DataConfig.model_validate(
         {
             "tasks": [{"name": n, "path": f"{n}.zarr"} for n in names],
-            "block_size": block_size,
+            "batch_size": batch_size,
             "mixture": "temperature",
         }
     )
@@ -40,9 +40,9 @@ def build(data: DataConfig, sizes: list[int]) -> Sampler:
     return build_sampler(data, [task.name for task in data.tasks], sizes, seed=17)
 
 
-def draw(sampler: Sampler, place: Place, micro_batch: int, seconds: float) -> tuple[int, float]:
+def draw(sampler: Sampler, place: Place, micro_batch_size: int, seconds: float) -> tuple[int, float]:
     """(window numbers, CPU seconds) of one rank going through consecutive steps, micro-batch by micro-batch."""
-    cut = Cut.of(sampler.block_sizes[0], place, micro_batch)
+    cut = Cut.of(sampler.batch_sizes[0], place, micro_batch_size)
     total, step, start = 0, 10**6, time.process_time()
     while (elapsed := time.process_time() - start) < seconds:
         for slot in range(sampler.blocks_per_step):

@@ -39,7 +39,7 @@ def loader_of(address: str, place: Place, cache: Path, cache_bytes: int) -> Load
     config = DataConfig.model_validate(
         {
             "tasks": [{"name": "t", "path": address}],
-            "block_size": BATCH,
+            "batch_size": BATCH,
             "loader": {"workers": 1, "prefetch": 2},
         }
     )

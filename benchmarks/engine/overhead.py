@@ -148,7 +148,7 @@ def measure(run_dir: Path) -> None:
         mixture_recipe(
             folder,
             arguments["tasks"],
-            data={"tasks": arguments["tasks"], "block_size": arguments["block_size"]},
+            data={"tasks": arguments["tasks"], "batch_size": arguments["batch_size"]},
             model={"type": "latent_operator", "width": 64, "depth": 4, "num_heads": 4, "patch_size": 2},
             stages=[{"type": "operator", "steps": steps * blocks, "augment": False}],
             engine={"device": "cpu", "threads": 1, "strategy": strategy},
@@ -222,7 +222,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=30)
     parser.add_argument("--steps", type=int, default=5, help="steps of a block")
-    parser.add_argument("--block-size", type=int, default=16, help="windows of a task in a step; sets the step time")
+    parser.add_argument("--batch-size", type=int, default=16, help="windows of a task in a step; sets the step time")
     parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank_of:
@@ -238,7 +238,7 @@ def main() -> int:
                 "strategy": strategy,
                 "steps": options.steps,
                 "blocks": options.blocks,
-                "block_size": options.block_size,
+                "batch_size": options.batch_size,
             }
             found = supervised(Path(name), ranks, arguments)
         long_enough = found["bare_step_seconds"] >= MINIMUM_STEP_SECONDS

@@ -49,7 +49,9 @@ def parity(full: bool) -> tuple[list[dict[str, Any]], bool]:
         tasks = write_mixture(folder)
 
         def run(arrangement: Arrangement) -> list[Any]:
-            variants = [{"precision": p, "optimizer": o, "micro_batch": arrangement.micro_batch} for p, o in kinds]
+            variants = [
+                {"precision": p, "optimizer": o, "micro_batch_size": arrangement.micro_batch_size} for p, o in kinds
+            ]
             label = f"{arrangement.strategy}_{arrangement.ranks}_{arrangement.accumulation}"
             common = {"tasks": tasks, "folder": name, "strategy": arrangement.strategy, "steps": STEPS}
             arguments = common | {"label": label, "variants": variants}
@@ -89,7 +91,7 @@ def resume(full: bool) -> tuple[list[dict[str, Any]], bool]:
     rows, good = [], True
     for strategy, ranks in (("single", 1), ("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4)):
         draw = random.Random(f"{strategy} {ranks}")
-        base = {"strategy": strategy, "steps": 24, "block_size": 8, "interval": 3}
+        base = {"strategy": strategy, "steps": 24, "batch_size": 8, "interval": 3}
         with tempfile.TemporaryDirectory(prefix="ups-resume-") as name:
             whole = launch(train, ranks, deadline=300, arguments=base | {"run_dir": f"{name}/whole"})
             equal = 0

@@ -75,7 +75,7 @@ def recipe_of(case: dict[str, Any], folder: Path, steps: int) -> dict[str, Any]:
     return {
         "version": 1,
         "run": {"name": "plan", "dir": str(folder / "run")},
-        "data": {"tasks": [{"name": "flow2d", "path": str(path)}], "block_size": BLOCK},
+        "data": {"tasks": [{"name": "flow2d", "path": str(path)}], "batch_size": BLOCK},
         "model": case["model"],
         "stages": [{"type": "operator", "steps": steps, "optim": {"type": case["optimizer"]}}],
         "engine": {

@@ -32,7 +32,7 @@ from ups.errors import UpsError
 from ups.record import process_tree
 from ups.record.blackbox import BlackBoxReader, Phase, ring_path
 from ups.supervise.checkpoints import committed_steps
-from ups.supervise.restart import MICRO_BATCH
+from ups.supervise.restart import MICRO_BATCH_SIZE
 from ups.supervise.run_file import read_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
@@ -54,7 +54,7 @@ KINDS = {
 # What --harsh adds. A NaN is no fault: its cause is empty.
 HARSH = {"nan": (signal.SIGRTMIN + 4, ""), "memory": (signal.SIGRTMIN + 5, "out_of_memory")}
 # Of windows: halved at each lack of memory, 1 being the last that can be.
-BLOCK_SIZE, HARSH_BLOCK_SIZE = 4, 16
+BATCH_SIZE, HARSH_BATCH_SIZE = 4, 16
 LAST_STEPS = 100
 
 
@@ -90,7 +90,7 @@ def chaos(run: Started, dice: random.Random, mean_seconds: float, every_kind: di
         kinds = set(every_kind)
         if len(committed_steps(run.run_dir)) < 2:
             kinds.discard("damage")  # needs an older one to fall back to
-        if document["overrides"].get(MICRO_BATCH) == 1:
+        if document["overrides"].get(MICRO_BATCH_SIZE) == 1:
             kinds.discard("memory")  # a single window that does not fit ends a run, rightly
         kind, rank = dice.choice(sorted(kinds)), dice.randrange(RANKS)
         attempt = len(document["attempts"]) - 1
@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--harsh", action="store_true", help="NaN and lack of memory, too; compares the final loss")
     arguments = parser.parse_args()
     kinds = {**KINDS, **(HARSH if arguments.harsh else {})}
-    block_size = HARSH_BLOCK_SIZE if arguments.harsh else BLOCK_SIZE
+    batch_size = HARSH_BATCH_SIZE if arguments.harsh else BATCH_SIZE
     with tempfile.TemporaryDirectory(prefix="ups-chaos-") as name:
         folder = Path(name)
         tasks = write_mixture(folder)
@@ -146,11 +146,11 @@ def main() -> int:
             "ranks": RANKS,
             "restarts": 10,
             "deadlines": {"name_floor_seconds": 10.0, "kill_floor_seconds": 60.0},
-            "micro_batch": block_size // RANKS,
+            "micro_batch_size": batch_size // RANKS,
         }
-        rate = calibrate(folder, tasks, arguments.interval, block_size, options)
+        rate = calibrate(folder, tasks, arguments.interval, batch_size, options)
         steps = max(100, int(rate * 60 * arguments.minutes) // 10 * 10)
-        recipe = write_recipe(folder, tasks, steps=steps, save_every=arguments.interval, block_size=block_size)
+        recipe = write_recipe(folder, tasks, steps=steps, save_every=arguments.interval, batch_size=batch_size)
         print(f"seed {arguments.seed}: {rate:.1f} steps/s, {steps} steps", flush=True)
         free = start(folder / "free", recipe=recipe, **options).finish(arguments.minutes * 180 + 600)
         assert free.code == 0, free.output
@@ -229,17 +229,17 @@ def compare(free: Result, result: Result) -> dict[str, Any]:
         "loss_fault_free": round(one / len(last), 8),
         "loss_difference": round(abs(other - one) / one, 8),
         "loss_difference_absolute": round(abs(other - one) / len(last), 10),
-        "micro_batch": result.document["overrides"].get(MICRO_BATCH, 0),
+        "micro_batch_size": result.document["overrides"].get(MICRO_BATCH_SIZE, 0),
         # Steps that a later fault took back are repeated without the NaN.
         "skipped_steps_kept": rows(result)[-1]["skipped"],
     }
 
 
 def calibrate(
-    folder: Path, tasks: list[dict[str, Any]], interval: int, block_size: int, options: dict[str, Any]
+    folder: Path, tasks: list[dict[str, Any]], interval: int, batch_size: int, options: dict[str, Any]
 ) -> float:
     """Steps per second in the loop of a short fault-free run."""
-    recipe = write_recipe(folder, tasks, steps=300, save_every=interval, block_size=block_size)
+    recipe = write_recipe(folder, tasks, steps=300, save_every=interval, batch_size=batch_size)
     run = start(folder / "calibrate", recipe=recipe, **options)
     result = run.finish(600)
     assert result.code == 0, result.output

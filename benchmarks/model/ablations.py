@@ -45,7 +45,7 @@ def optim(**changes: Any) -> Callable[[Recipe], None]:
 def windows(line: int, plane: int) -> Callable[[Recipe], None]:
     def change(recipe: Recipe) -> None:
         for task in recipe["data"]["tasks"]:
-            task["block_size"] = line if task["name"].endswith("1d") else plane
+            task["batch_size"] = line if task["name"].endswith("1d") else plane
 
     return change
 
@@ -53,7 +53,7 @@ def windows(line: int, plane: int) -> Callable[[Recipe], None]:
 def windows_of(**numbers: int) -> Callable[[Recipe], None]:
     def change(recipe: Recipe) -> None:
         for task in recipe["data"]["tasks"]:
-            task["block_size"] = numbers.get(task["name"], task["block_size"])
+            task["batch_size"] = numbers.get(task["name"], task["batch_size"])
 
     return change
 

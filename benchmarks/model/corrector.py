@@ -178,8 +178,8 @@ class Study:
         operator = recipe["stages"][-1]
         if self.kind == ENSEMBLE:
             recipe["model"]["noise_size"] = NOISE_SIZE
-            windows = recipe["data"]["tasks"][0]["block_size"] // FEWER_WINDOWS
-            recipe["stages"] = [stage(1.0, RATE, type="corrector", kind=ENSEMBLE, block_size=windows)]
+            windows = recipe["data"]["tasks"][0]["batch_size"] // FEWER_WINDOWS
+            recipe["stages"] = [stage(1.0, RATE, type="corrector", kind=ENSEMBLE, batch_size=windows)]
             return
         widths = recipe["model"].get("widths", [32, 64, 128])
         recipe["networks"] = {"flow": recipe["model"] | SMALL | {"widths": [width // 2 for width in widths]}}

@@ -61,7 +61,7 @@ def recipe_of(path: Path, name: str, seconds: float, seed: int) -> ups.Recipe:
         {
             "version": 1,
             "run": {"name": name, "dir": str(path.parent.parent / "runs" / name), "seed": seed},
-            "data": {"tasks": [{"name": "burgers1d", "path": str(path)}], "block_size": 20},
+            "data": {"tasks": [{"name": "burgers1d", "path": str(path)}], "batch_size": 20},
             "model": {"type": "multiscale"},
             "stages": [
                 {"type": "linear", "budget_seconds": seconds / 8, **clock},

@@ -43,8 +43,8 @@ def job_of(options: argparse.Namespace, model: str, task: str, factor: float, wi
     if windows != OF_BENCH:
         line, plane = (int(number) for number in windows.split(","))
         for data in recipe["data"]["tasks"]:
-            data["block_size"] = line if task.endswith("1d") else plane
-        cost = f"{entry.name}, {recipe['data']['tasks'][0]['block_size']} windows"
+            data["batch_size"] = line if task.endswith("1d") else plane
+        cost = f"{entry.name}, {recipe['data']['tasks'][0]['batch_size']} windows"
     title = f"{cost}, rates x {factor:g}" + ("" if decay is None else f", weight decay {decay:g}")
     return Job(
         title, options.out / f"{file_name(title)}.json", recipe, options.trajectories, options.out / "costs", cost

@@ -63,10 +63,10 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     plain = mixture_recipe(
         folder / "run",
         tasks,
-        data={"tasks": tasks, "block_size": 8},
+        data={"tasks": tasks, "batch_size": 8},
         model=MODELS["multiscale"],
         stages=[BALANCED, FLOW],
-        engine={"device": "cpu", "threads": 1, "precision": "float64", "micro_batch": 2},
+        engine={"device": "cpu", "threads": 1, "precision": "float64", "micro_batch_size": 2},
     )
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(json.loads(json.dumps(plain))))

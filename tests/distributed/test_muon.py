@@ -79,7 +79,7 @@ def test_many_ranks_train_like_one() -> None:
     base = {"optimizer": "muon", "precision": "float64", "steps": 4, "learning_rate": 1e-3, "width": 6}
     alone = launch(train, 1, arguments=base | {"strategy": "single"})[0]
     for strategy in ("ddp", "fsdp"):
-        for result in launch(train, 2, arguments=base | {"strategy": strategy, "micro_batch": 2}):
+        for result in launch(train, 2, arguments=base | {"strategy": strategy, "micro_batch_size": 2}):
             assert result["parameters"] == pytest.approx(alone["parameters"], rel=1e-6, abs=1e-8)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.latents import prepare_latents
 from tests.support.mixture import write_mixture
-from tests.support.parity import BLOCK_SIZE, LIMITS, Arrangement, distance, global_windows, run_variants
+from tests.support.parity import BATCH_SIZE, LIMITS, Arrangement, distance, global_windows, run_variants
 from ups.testing.ranks import launch
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(2400)]
@@ -41,7 +41,7 @@ PLAIN = [0, 1, 2]
 
 def variants(latents: dict[str, Any], *micro_batches: int) -> list[dict[str, Any]]:
     kinds = [kind | ({"settings": latents} if kind.get("latents") else {}) for kind in KINDS]
-    return [kind | {"micro_batch": m} for m in micro_batches for kind in kinds]
+    return [kind | {"micro_batch_size": m} for m in micro_batches for kind in kinds]
 
 
 def limit_of(kind: dict[str, Any]) -> float:
@@ -115,7 +115,7 @@ def test_many_ranks_train_like_one(
     tasks: list[dict[str, Any]],
     latents: dict[str, Any],
 ) -> None:
-    every = variants(latents, arrangement.micro_batch)
+    every = variants(latents, arrangement.micro_batch_size)
     label = f"{arrangement.strategy}_{arrangement.ranks}_{arrangement.accumulation}_{numbers[0]}"
     chosen = [every[number] for number in numbers]
     results = trained(folder, tasks, arrangement.ranks, arrangement.strategy, label, chosen)
@@ -138,7 +138,7 @@ def test_other_ways_to_spread_a_model_change_nothing(
     arrangement: Arrangement, engine: dict[str, Any], alone: list[Any], folder: Path, tasks: list[dict[str, Any]]
 ) -> None:
     numbers = [0, 2]
-    chosen = [KINDS[number] | {"micro_batch": arrangement.micro_batch} for number in numbers]
+    chosen = [KINDS[number] | {"micro_batch_size": arrangement.micro_batch_size} for number in numbers]
     label = "other_" + "_".join(engine)
     results = trained(folder, tasks, arrangement.ranks, arrangement.strategy, label, chosen, engine)
     for found, number in enumerate(numbers):
@@ -148,7 +148,7 @@ def test_other_ways_to_spread_a_model_change_nothing(
 @pytest.mark.long
 def test_compiled_blocks_train_alike(alone: list[Any], folder: Path, tasks: list[dict[str, Any]]) -> None:
     numbers = [0, 2]
-    chosen = [KINDS[number] | {"micro_batch": BLOCK_SIZE, "compile": True} for number in numbers]
+    chosen = [KINDS[number] | {"micro_batch_size": BATCH_SIZE, "compile": True} for number in numbers]
     results = trained(folder, tasks, 1, "single", "compiled", chosen)
     for found, number in enumerate(numbers):
         assert distance(alone[0][number]["weights"], results[0][found]["weights"]) <= limit_of(KINDS[number])
@@ -156,7 +156,7 @@ def test_compiled_blocks_train_alike(alone: list[Any], folder: Path, tasks: list
 
 # SGD moves weights by the gradients themselves, where AdamW hides their scale; 12 windows can be cut in three.
 GRADIENTS: list[dict[str, Any]] = [
-    {"precision": "float64", "optimizer": "sgd", "joint": True, "steps": 3, "block_size": 12} | settings
+    {"precision": "float64", "optimizer": "sgd", "joint": True, "steps": 3, "batch_size": 12} | settings
     for settings in ({}, {"settings": {"balance": 0.0}})
 ]
 
@@ -164,7 +164,9 @@ GRADIENTS: list[dict[str, Any]] = [
 def gradients(folder: Path, tasks: list[dict[str, Any]], *arrangements: Arrangement) -> list[Any]:
     """Joint trainings in arrangements of equal ranks and strategy: with and without balance in each."""
     first = arrangements[0]
-    chosen = [kind | {"micro_batch": a.micro_batch_of(kind["block_size"])} for a in arrangements for kind in GRADIENTS]
+    chosen = [
+        kind | {"micro_batch_size": a.micro_batch_of(kind["batch_size"])} for a in arrangements for kind in GRADIENTS
+    ]
     label = f"gradients_{first.strategy}_{first.ranks}_{first.accumulation}"
     return list(trained(folder, tasks, first.ranks, first.strategy, label, chosen)[0])
 

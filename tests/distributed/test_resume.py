@@ -31,7 +31,7 @@ def windows(results: list[Any]) -> dict[int, list[tuple[str, int]]]:
 
 @pytest.mark.parametrize(("strategy", "ranks"), SETUPS)
 def test_a_run_killed_with_sigkill_resumes_bitwise(strategy: str, ranks: int, tmp_path: Path) -> None:
-    base = {"strategy": strategy, "steps": 9, "block_size": 12, "interval": 2, "asynchronous": True}
+    base = {"strategy": strategy, "steps": 9, "batch_size": 12, "interval": 2, "asynchronous": True}
     whole = launch(train, ranks, arguments=base | {"run_dir": str(tmp_path / "whole")})
     dice = random.Random(f"{SEED}/{strategy}/{ranks}")
     drawn = (dice.randint(1, 8), dice.randrange(ranks))
@@ -50,7 +50,7 @@ def test_a_run_killed_with_sigkill_resumes_bitwise(strategy: str, ranks: int, tm
 
 
 def test_another_number_of_ranks_continues_with_exactly_the_next_windows(tmp_path: Path) -> None:
-    base = {"precision": "float64", "block_size": 8, "asynchronous": False, "interval": 100}
+    base = {"precision": "float64", "batch_size": 8, "asynchronous": False, "interval": 100}
     straight = launch(train, 1, arguments=base | {"steps": 9, "strategy": "single"})
     seen: dict[int, list[tuple[str, int]]] = {}
     losses: list[float] = []

@@ -271,10 +271,10 @@ def test_m9_a_loss_that_is_no_number_on_one_rank_is_a_skipped_step_and_no_fault(
 
 def test_lack_of_memory_halves_the_micro_batch_and_learns_the_same(tmp_path: Path, recipe: Path, clean: Result) -> None:
     memory = fault("out_of_memory", 1, 9, "forward", fits=1)
-    result = run(tmp_path / "run", memory, restarts=2, micro_batch=2, recipe=recipe)
+    result = run(tmp_path / "run", memory, restarts=2, micro_batch_size=2, recipe=recipe)
     assert result.code == 0, result.output
     assert reported(result) == [(1, "forward", "out_of_memory")]
-    assert result.document["overrides"] == {"engine.micro_batch": 1}
+    assert result.document["overrides"] == {"engine.micro_batch_size": 1}
     assert last_loss(result) == pytest.approx(last_loss(clean), abs=1e-4)
 
 

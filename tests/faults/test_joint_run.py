@@ -41,7 +41,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.long) for name in ("sharded", "la
 @pytest.fixture(scope="module", params=["joint", *OTHERS])
 def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    tasks = [task | {"block_size": 4 if number else 8} for number, task in enumerate(write_mixture(folder))]
+    tasks = [task | {"batch_size": 4 if number else 8} for number, task in enumerate(write_mixture(folder))]
     if request.param == "latents":
         stages = [{"type": "operator", "steps": 28, "unroll_steps": 2, **prepare_latents(folder, tasks)}]
         return write_recipe(folder, tasks, save_every=4, model=MODELS["deep_encoder"], stages=stages)
@@ -82,10 +82,10 @@ def test_a_step_that_is_no_number_on_one_rank_is_skipped_by_all(tmp_path: Path, 
 @pytest.mark.long
 def test_lack_of_memory_halves_the_micro_batch_and_learns_the_same(tmp_path: Path, recipe: Path, clean: Result) -> None:
     memory = [fault("out_of_memory", 1, 9, "forward", fits=2), fault("out_of_memory", 0, 23, "forward", fits=1)]
-    result = run(tmp_path / "run", *memory, restarts=3, micro_batch=4, recipe=recipe)
+    result = run(tmp_path / "run", *memory, restarts=3, micro_batch_size=4, recipe=recipe)
     assert result.code == 0, result.output
     assert reported(result) == [(1, "forward", "out_of_memory"), (0, "forward", "out_of_memory")]
-    assert result.document["overrides"] == {"engine.micro_batch": 1}
+    assert result.document["overrides"] == {"engine.micro_batch_size": 1}
     assert rows(result)[-1]["loss"] == pytest.approx(rows(clean)[-1]["loss"], rel=0.02)
 
 

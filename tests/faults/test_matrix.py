@@ -135,14 +135,14 @@ def test_m5_m6_m7_who_stands_still_or_leaves_the_pattern_is_named_with_its_place
 
 def test_m9b_lack_of_memory_is_cured_by_half_the_micro_batch(tmp_path: Path, clean: Result) -> None:
     memory = fault("out_of_memory", 1, 7, "forward", fits=2)
-    result = run(tmp_path / "run", memory, memory, memory, restarts=3, micro_batch=8, timeout_seconds=600)
+    result = run(tmp_path / "run", memory, memory, memory, restarts=3, micro_batch_size=8, timeout_seconds=600)
     assert result.code == 0
     assert [found["cause"] for found in result.faults] == ["out_of_memory", "out_of_memory"]
     assert [found["action"] for found in result.faults] == [
-        "restart 1/3(engine.micro_batch=4)",
-        "restart 2/3(engine.micro_batch=2)",
+        "restart 1/3(engine.micro_batch_size=4)",
+        "restart 2/3(engine.micro_batch_size=2)",
     ]
-    assert result.document["overrides"] == {"engine.micro_batch": 2}
+    assert result.document["overrides"] == {"engine.micro_batch_size": 2}
     assert result.digests == clean.digests
 
 

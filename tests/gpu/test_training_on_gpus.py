@@ -43,7 +43,7 @@ def run(
     engine: dict[str, Any] | None = None,
     **variant: Any,
 ) -> list[Any]:
-    given = {"precision": "float64", "optimizer": "adamw", "micro_batch": None, "device": "cuda"} | variant
+    given = {"precision": "float64", "optimizer": "adamw", "micro_batch_size": None, "device": "cuda"} | variant
     arguments = {"tasks": tasks, "folder": str(folder), "strategy": strategy, "steps": STEPS, "engine": engine or {}}
     return launch(run_variants, ranks, deadline=300, arguments=arguments | {"label": label, "variants": [given]})
 
@@ -70,13 +70,13 @@ def test_a_gpu_trains_like_a_cpu(folder: Path, tasks: list[dict[str, Any]], kind
 
 @two_gpus
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("micro_batch", [4, 2])
+@pytest.mark.parametrize("micro_batch_size", [4, 2])
 @each_kind
 def test_two_gpus_train_like_one(
-    folder: Path, tasks: list[dict[str, Any]], strategy: str, micro_batch: int, kind: str
+    folder: Path, tasks: list[dict[str, Any]], strategy: str, micro_batch_size: int, kind: str
 ) -> None:
     one = run(folder, tasks, 1, "single", "one", **KINDS[kind])
-    two = run(folder, tasks, 2, strategy, f"two_{strategy}", micro_batch=micro_batch, **KINDS[kind])
+    two = run(folder, tasks, 2, strategy, f"two_{strategy}", micro_batch_size=micro_batch_size, **KINDS[kind])
     assert global_windows(one, 0, STEPS) == global_windows(two, 0, STEPS)
     assert distance(one[0][0]["weights"], two[0][0]["weights"]) <= LIMITS["float64", "adamw"]
 

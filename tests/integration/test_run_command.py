@@ -32,7 +32,7 @@ data:
       path: data/waves.zarr
       source: { type: import, files: waves.npy }
       test_fraction: 0.2
-  block_size: 4
+  batch_size: 4
 model: { type: latent_operator, width: 16, depth: 1, num_heads: 2 }
 stages:
   - { type: operator, steps: 8 }

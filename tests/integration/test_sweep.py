@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 RECIPE = """
 version: 1
 run: { name: wave }
-data: { tasks: [{ name: wave1d, path: data/wave1d.zarr }], block_size: 4 }
+data: { tasks: [{ name: wave1d, path: data/wave1d.zarr }], batch_size: 4 }
 model: { type: latent_operator, width: 8, depth: 1, num_heads: 1 }
 stages: [{ type: operator, steps: 120 }]
 checkpoint: { interval_steps: 10 }

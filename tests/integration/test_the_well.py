@@ -23,7 +23,7 @@ data:
   tasks:
     - { name: waves, path: set, first_frame: 1 }
   context_frames: 2
-  block_size: 8
+  batch_size: 8
 model: { type: unet, width: 8 }
 stages:
   - { type: operator, steps: 30, optim: { learning_rate: 3e-3 } }

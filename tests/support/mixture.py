@@ -85,7 +85,7 @@ def mixture_recipe(folder: Path, tasks: list[dict[str, Any]], **sections: Any) -
     return {
         "version": 1,
         "run": {"name": "mixture", "dir": str(folder), "seed": 3},
-        "data": {"tasks": tasks, "block_size": 4},
+        "data": {"tasks": tasks, "batch_size": 4},
         "model": MODELS["latent_operator"],
         "stages": [{"type": "operator", "steps": 8, "optim": {"learning_rate": 2e-3}}],
         "engine": {"device": "cpu", "threads": 1},

@@ -24,7 +24,7 @@ from ups.spec.batch import Batch
 from ups.training.engine import Engine
 from ups.training.progress import Progress
 
-BLOCK_SIZE = 8
+BATCH_SIZE = 8
 # So that 20 steps move the weights by percents: weights that stay where they are agree for nothing.
 RATES = {"adamw": 1e-3, "sgd": 0.3}
 # Largest global relative L2 distance of all parameters after 20 steps.
@@ -45,11 +45,11 @@ class Arrangement:
     accumulation: int
 
     @property
-    def micro_batch(self) -> int:
-        return self.micro_batch_of(BLOCK_SIZE)
+    def micro_batch_size(self) -> int:
+        return self.micro_batch_of(BATCH_SIZE)
 
-    def micro_batch_of(self, block_size: int) -> int:
-        return block_size // self.ranks // self.accumulation
+    def micro_batch_of(self, batch_size: int) -> int:
+        return batch_size // self.ranks // self.accumulation
 
 
 class Watched:
@@ -103,7 +103,7 @@ def _recipe(
 ) -> Recipe:
     joint = variant.get("joint", False)
     if joint:  # tasks share a micro-batch, have blocks of unequal size, and are weighed by what they have reached
-        tasks = [task | ({"block_size": BLOCK_SIZE // 2} if number else {}) for number, task in enumerate(tasks)]
+        tasks = [task | ({"batch_size": BATCH_SIZE // 2} if number else {}) for number, task in enumerate(tasks)]
     model = MODELS["multiscale" if joint else variant.get("model", "latent_operator")]
     stage: dict[str, Any] = {
         "type": variant.get("stage", "operator"),
@@ -127,7 +127,7 @@ def _recipe(
         mixture_recipe(
             folder,
             tasks,
-            data={"tasks": tasks, "block_size": variant.get("block_size", BLOCK_SIZE)},
+            data={"tasks": tasks, "batch_size": variant.get("batch_size", BATCH_SIZE)},
             model=model,
             stages=stages,
             engine={
@@ -136,7 +136,7 @@ def _recipe(
                 "threads": 1,
                 **engine,
                 "precision": variant["precision"],
-                "micro_batch": variant["micro_batch"],
+                "micro_batch_size": variant["micro_batch_size"],
                 "activation_checkpointing": variant.get("activation_checkpointing", False),
                 "ema": {"enabled": False},
                 "timeout_seconds": 60,

@@ -104,15 +104,15 @@ class ToyStage(nn.Module):
 
 
 class ToyLoader:
-    """Blocks of `block_size` windows, one task each, cut over ranks and micro-batches."""
+    """Blocks of `batch_size` windows, one task each, cut over ranks and micro-batches."""
 
-    def __init__(self, place: Place, *, block_size: int = 8, micro_batch: int | None = None) -> None:
-        share = block_size // place.world_size
-        self.micro = micro_batch or share
-        assert block_size % place.world_size == 0
+    def __init__(self, place: Place, *, batch_size: int = 8, micro_batch_size: int | None = None) -> None:
+        share = batch_size // place.world_size
+        self.micro = micro_batch_size or share
+        assert batch_size % place.world_size == 0
         assert share % self.micro == 0
-        self.place, self.block_size, self.share = place, block_size, share
-        self.global_batch = len(SHAPES) * block_size
+        self.place, self.batch_size, self.share = place, batch_size, share
+        self.global_batch = len(SHAPES) * batch_size
         self.step = 0
         self.seen: list[tuple[int, str, list[int]]] = []
 
@@ -126,7 +126,7 @@ class ToyLoader:
         step = self.step
         while True:
             for name in SHAPES:
-                start = step * self.block_size + self.place.rank * self.share
+                start = step * self.batch_size + self.place.rank * self.share
                 for at in range(start, start + self.share, self.micro):
                     numbers = list(range(at, at + self.micro))
                     self.seen.append((step, name, numbers))

@@ -32,12 +32,12 @@ class Trial:
     precision: str = "float32"
     float32_fraction: float = 0.0
     optimizer: str = "adamw"
-    micro_batch: int | None = None
+    micro_batch_size: int | None = None
     steps: int = 6
     run_dir: str = ""
     interval: int = 2
     asynchronous: bool = True
-    block_size: int = 8
+    batch_size: int = 8
     max_skipped_steps: int = 20
     learning_rate: float = 1e-2
     ema: bool = True
@@ -108,7 +108,7 @@ def train_on(runtime: Runtime, trial: Trial) -> dict[str, Any]:
     if runtime.rank == trial.nan_rank and planted:
         stage.hurt = lambda batch: float("nan") if batch.stage_step in planted else 1.0
     strategy = spread(stage, runtime, config)
-    loader = ToyLoader(runtime.place, block_size=trial.block_size, micro_batch=trial.micro_batch)
+    loader = ToyLoader(runtime.place, batch_size=trial.batch_size, micro_batch_size=trial.micro_batch_size)
     act = Act(trial, runtime.rank)
     with StopRequests() as stop_requests:
         engine = Engine(

@@ -6,6 +6,7 @@ words for mistakes are found in `explain.py`.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import stat
@@ -18,6 +19,7 @@ from pydantic import ValidationError
 
 from ups.config.description import description_text
 from ups.config.explain import RecipeError, explain
+from ups.config.former_names import present_path, use_present_names
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import (
     MAX_BYTES,
@@ -61,7 +63,9 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Reso
 
 def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe") -> ResolvedRecipe:
     """The same for a recipe made of plain values, as `plain_data` gives it; `name` stands for its file in messages."""
+    data = copy.deepcopy(data)
     document = Document(data, dict.fromkeys(paths_in(data), Origin(name, 0)))
+    use_present_names(document, Recipe, warn=True)
     for override in overrides:
         apply_override(document, override)
     described = _take_descriptions(document)
@@ -150,6 +154,7 @@ class _Reader:
         # A recipe from an untrusted source may include a file of ours that is none, such as credentials: errors do not
         # repeat it.
         document = parse(text, file, quote=not chain)
+        use_present_names(document, Recipe, warn=os.path.basename(file) != CONFIG_NAME)
         self.files.append(file)
         if chain:
             self.included.add(file)
@@ -312,6 +317,8 @@ def apply_override(document: Document, override: str) -> None:
     if parts[0] == "include":
         raise ConfigError(f"{where}: 'include' cannot be set", hint="write it into the recipe")
     given = parse(text, where, first_line=0)
+    parts, annotation = present_path(parts, Recipe, document.value)
+    use_present_names(given, annotation, warn=True, above=tuple(parts))
     here: Any = document.value
     path: FieldPath = ()
     for part in parts[:-1]:

@@ -81,8 +81,12 @@ class TaskConfig(Section):
         "content; default the task.yaml next to the data.",
     )
     format: str = setting("auto", "Which reader opens the path; auto recognizes it by its name and first bytes.")
-    block_size: int | None = setting(
-        None, "Windows of this task in a step, over all ranks together; default data.block_size.", unit="windows", ge=1
+    batch_size: int | None = setting(
+        None,
+        "Windows of this task in a step, over all ranks together; default data.batch_size.",
+        unit="windows",
+        formerly="block_size",
+        ge=1,
     )
     weight: float = setting(1.0, "Share of this task's blocks when data.mixture is 'weights'.", gt=0, le=1e6)
     first_frame: int = setting(
@@ -167,8 +171,13 @@ class DataConfig(Section):
 
     tasks: list[TaskConfig] = setting(REQUIRED, "The data sources.", min_length=1, max_length=1000)
     context_frames: int = setting(1, "Frames that a model sees before it predicts.", unit="frames", ge=1, le=64)
-    block_size: int = setting(
-        32, "Windows of one task in a step, over all ranks together.", unit="windows", ge=1, le=10**6
+    batch_size: int = setting(
+        32,
+        "Windows of one task in a step, over all ranks together.",
+        unit="windows",
+        formerly="block_size",
+        ge=1,
+        le=10**6,
     )
     tasks_per_step: int | None = setting(
         None, "Task blocks in a step; default all tasks, at most 4.", unit="blocks", ge=1, le=1000
@@ -201,9 +210,9 @@ class DataConfig(Section):
         return self
 
     @property
-    def block_sizes(self) -> list[int]:
-        """Windows of each task in a block of it."""
-        return [task.block_size or self.block_size for task in self.tasks]
+    def batch_sizes(self) -> list[int]:
+        """Windows of each task in a step."""
+        return [task.batch_size or self.batch_size for task in self.tasks]
 
     @property
     def blocks_per_step(self) -> int:
@@ -250,12 +259,13 @@ class EngineConfig(Section):
     float32_fraction: float = setting(
         0.0, "Last part of each stage that runs in float32 when precision is 'bfloat16'.", ge=0, le=1
     )
-    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = setting(
+    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] | None = setting(
         None,
         "Most windows of a task in one forward pass of a rank, which takes equal parts; auto: as many as fit into "
-        "memory; default its share of a block.",
+        "memory; default its share of a batch.",
         unit="windows",
         may_change=True,
+        formerly="micro_batch",
     )
     activation_checkpointing: bool = setting(
         False, "Recompute blocks in the backward pass: less memory, more time.", may_change=True
@@ -285,9 +295,9 @@ class EngineConfig(Section):
     )
 
     @property
-    def windows_at_once(self) -> int | None:
-        """The micro-batch as far as the recipe says it; None is the share of a rank."""
-        return self.micro_batch if isinstance(self.micro_batch, int) else None
+    def fixed_micro_batch_size(self) -> int | None:
+        """The micro-batch size that the recipe fixes; None for `auto`, and for the whole share of a rank."""
+        return self.micro_batch_size if isinstance(self.micro_batch_size, int) else None
 
     @model_validator(mode="after")
     def _only_fsdp_has_shards(self) -> Self:
@@ -469,11 +479,11 @@ class Recipe(Section):
     def data_of(self, index: int) -> DataConfig:
         """What stage `index` trains on: its tasks in the order of `data`, with its blocks."""
         stage = self.stages[index]
-        if stage.tasks is None and stage.block_size is None:
+        if stage.tasks is None and stage.batch_size is None:
             return self.data
         tasks = [task for task in self.data.tasks if stage.trains(task.name)]
-        if stage.block_size is not None:
-            tasks = [task.model_copy(update={"block_size": stage.block_size}) for task in tasks]
+        if stage.batch_size is not None:
+            tasks = [task.model_copy(update={"batch_size": stage.batch_size}) for task in tasks]
         per_step = self.data.tasks_per_step
         return self.data.model_copy(
             update={"tasks": tasks, "tasks_per_step": None if per_step is None else min(per_step, len(tasks))}

@@ -97,10 +97,11 @@ class StageConfig(StageLength):
     tasks: list[str] | None = setting(
         None, "Tasks of the data that this stage trains on, by name; default all of them.", min_length=1
     )
-    block_size: int | None = setting(
+    batch_size: int | None = setting(
         None,
         "Windows of each task in a step of this stage, over all ranks together; default what data says.",
         unit="windows",
+        formerly="block_size",
         ge=1,
         le=10**6,
     )

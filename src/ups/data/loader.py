@@ -158,7 +158,7 @@ def build_loader(
     *,
     seed: int,
     window_frames: int,
-    micro_batch: int | None = None,
+    micro_batch_size: int | None = None,
     grouped: bool = False,
     start_step: int = 0,
     cache: LatentCache | None = None,
@@ -172,7 +172,7 @@ def build_loader(
     """
     if len(readers) != len(data.tasks):
         raise ConfigError(f"{len(data.tasks)} tasks need as many readers, not {len(readers)}")
-    cuts = tuple(Cut.of(size, place, micro_batch) for size in data.block_sizes)
+    cuts = tuple(Cut.of(size, place, micro_batch_size) for size in data.batch_sizes)
     indexes = tuple(WindowIndex.of(reader, "train", window_frames) for reader in readers)
     names = [task.name for task in data.tasks]
     for name, index in zip(names, indexes, strict=True):

@@ -95,7 +95,7 @@ class RankSource:
 
     def sample_weight(self, task: int) -> float:
         """The weight of a window of a task in the loss of a step: blocks count alike, whatever their size."""
-        return 1.0 / (self.sampler.blocks_per_step * self.sampler.block_sizes[task])
+        return 1.0 / (self.sampler.blocks_per_step * self.sampler.batch_sizes[task])
 
     def read(self, number: int) -> ArrayBatch:
         """Reads part `number`. Raises DataError that names file, trajectory and frame."""

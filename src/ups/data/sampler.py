@@ -74,7 +74,7 @@ class Block:
 class Sampler:
     """(step, slot) -> task and window numbers, for the whole world or for any rows of a block."""
 
-    __slots__ = ("_streams", "block_sizes", "blocks_per_step", "fingerprint", "mixture")
+    __slots__ = ("_streams", "batch_sizes", "blocks_per_step", "fingerprint", "mixture")
 
     def __init__(
         self,
@@ -82,13 +82,13 @@ class Sampler:
         sizes: Sequence[int],
         *,
         seed: int,
-        block_sizes: Sequence[int],
+        batch_sizes: Sequence[int],
         blocks_per_step: int,
         shares: Sequence[float] | npt.NDArray[np.float64] | None = None,
     ) -> None:
         if len(names) != len(sizes) or len(set(names)) != len(names):
             raise ConfigError(f"a sampler needs one size for each of its tasks, and distinct names: {list(names)}")
-        if len(block_sizes) != len(sizes) or min(block_sizes) < 1 or blocks_per_step < 1:
+        if len(batch_sizes) != len(sizes) or min(batch_sizes) < 1 or blocks_per_step < 1:
             raise ConfigError("a sampler needs a block size for each task and blocks_per_step, all 1 or more")
         for name, size in zip(names, sizes, strict=True):
             if not 1 <= size <= MAX_SIZE:
@@ -96,15 +96,15 @@ class Sampler:
                     f"task '{name}' has {size} windows to train on; it needs at least 1",
                     hint="check its train split, or shorten the windows (context_frames, unroll_steps, time_stride)",
                 )
-        self.block_sizes = tuple(block_sizes)
+        self.batch_sizes = tuple(batch_sizes)
         self.blocks_per_step = blocks_per_step
         self.mixture = Mixture([1.0] * len(sizes) if shares is None else shares)
         if len(self.mixture.quotas) != len(sizes):
             raise ConfigError(f"{len(sizes)} tasks need as many shares, not {len(self.mixture.quotas)}")
         self._streams = tuple(TaskStream(n, s, seed) for n, s in zip(names, sizes, strict=True))
         # What decides the order of windows; a run that resumes under another fingerprint sees another order.
-        equal = len(set(block_sizes)) == 1
-        block = block_sizes[0] if equal else self.block_sizes  # one number where one number says it
+        equal = len(set(batch_sizes)) == 1
+        block = batch_sizes[0] if equal else self.batch_sizes  # one number where one number says it
         text = repr((seed, tuple(names), tuple(sizes), block, blocks_per_step, self.mixture.quotas))
         self.fingerprint: str = hashlib.sha256(text.encode()).hexdigest()
 
@@ -113,12 +113,12 @@ class Sampler:
         if step < 0 or not 0 <= slot < self.blocks_per_step:
             raise ValueError(f"there is no slot {slot} of step {step}: a step has {self.blocks_per_step} slots")
         task, earlier = self.mixture.locate(step * self.blocks_per_step + slot)
-        return task, earlier * self.block_sizes[task]
+        return task, earlier * self.batch_sizes[task]
 
     def block(self, step: int, slot: int, start: int = 0, stop: int | None = None) -> Block:
         """Rows start..stop-1 of a block (default all): what one rank or micro-batch takes."""
         task, place = self.locate(step, slot)
-        size = self.block_sizes[task]
+        size = self.batch_sizes[task]
         rows = size if stop is None else stop
         if not 0 <= start <= rows <= size:
             raise ValueError(f"rows {start} to {rows} are not in a block of {size}")
@@ -130,7 +130,7 @@ class Sampler:
 
     def places_per_step(self, task: int) -> float:
         """How far the stream of a task goes on in a step, on average."""
-        return self.blocks_per_step * self.block_sizes[task] * self.mixture.quotas[task] / self.mixture.cycle
+        return self.blocks_per_step * self.batch_sizes[task] * self.mixture.quotas[task] / self.mixture.cycle
 
     def tasks_of_step(self, step: int) -> tuple[int, ...]:
         """The task of each slot."""
@@ -143,7 +143,7 @@ class Sampler:
         blocks = [cycles * quota for quota in self.mixture.quotas]
         for block in range(rest):
             blocks[self.mixture.task_at(block)] += 1
-        return tuple(n * b / s.size for n, b, s in zip(blocks, self.block_sizes, self._streams, strict=True))
+        return tuple(n * b / s.size for n, b, s in zip(blocks, self.batch_sizes, self._streams, strict=True))
 
 
 def build_sampler(data: DataConfig, names: Sequence[str], sizes: Sequence[int], *, seed: int) -> Sampler:
@@ -152,7 +152,7 @@ def build_sampler(data: DataConfig, names: Sequence[str], sizes: Sequence[int], 
         names,
         sizes,
         seed=seed,
-        block_sizes=data.block_sizes,
+        batch_sizes=data.batch_sizes,
         blocks_per_step=data.blocks_per_step,
         shares=shares_of(data, sizes),
     )
@@ -162,47 +162,47 @@ def build_sampler(data: DataConfig, names: Sequence[str], sizes: Sequence[int], 
 class Cut:
     """How a block is cut: a rank takes equal consecutive rows, a micro-batch takes equal consecutive rows of those."""
 
-    block_size: int
+    batch_size: int
     rank: int
     world_size: int
-    micro_batch: int
+    micro_batch_size: int
 
     @classmethod
-    def of(cls, block_size: int, place: Place, micro_batch: int | None = None) -> Cut:
+    def of(cls, batch_size: int, place: Place, micro_batch_size: int | None = None) -> Cut:
         """The cut for one rank. Raises ConfigError where ranks would be unequal.
 
-        `micro_batch` is the most windows that a rank takes at once: it takes the largest part that divides its share,
-        so that a recipe keeps running in another world, and with tasks of unequal blocks.
+        micro_batch_size: the most windows that a rank takes at once. It takes the largest part that divides its share,
+        so that a recipe runs with any number of ranks, and with tasks of unequal batches.
         """
-        if block_size % place.world_size:
-            below = block_size // place.world_size * place.world_size
+        if batch_size % place.world_size:
+            below = batch_size // place.world_size * place.world_size
             sizes = [str(n) for n in (below, below + place.world_size) if n > 0]
-            worlds = _neighbors(place.world_size, block_size)
+            worlds = _neighbors(place.world_size, batch_size)
             raise ConfigError(
-                f"a block of {block_size} windows cannot be cut into {place.world_size} equal ranks",
-                hint=f"set block_size (of data or of the task) to {' or '.join(sizes)}, or use {' or '.join(worlds)} "
+                f"a block of {batch_size} windows cannot be cut into {place.world_size} equal ranks",
+                hint=f"set batch_size (of data or of the task) to {' or '.join(sizes)}, or use {' or '.join(worlds)} "
                 "ranks",
             )
-        share = block_size // place.world_size
-        most = share if micro_batch is None else max(1, min(micro_batch, share))
+        share = batch_size // place.world_size
+        most = share if micro_batch_size is None else max(1, min(micro_batch_size, share))
         micro = next(size for size in range(most, 0, -1) if share % size == 0)
-        return cls(block_size, place.rank, place.world_size, micro)
+        return cls(batch_size, place.rank, place.world_size, micro)
 
     @property
     def share(self) -> int:
         """Rows of a block that a rank takes."""
-        return self.block_size // self.world_size
+        return self.batch_size // self.world_size
 
     @property
     def batches_per_block(self) -> int:
-        return self.share // self.micro_batch
+        return self.share // self.micro_batch_size
 
     def rows(self, batch: int) -> tuple[int, int]:
         """First and one past the last row of this rank's micro-batch `batch` of a block."""
         if not 0 <= batch < self.batches_per_block:
             raise ValueError(f"there is no micro-batch {batch}: a rank has {self.batches_per_block} in a block")
-        start = self.rank * self.share + batch * self.micro_batch
-        return start, start + self.micro_batch
+        start = self.rank * self.share + batch * self.micro_batch_size
+        return start, start + self.micro_batch_size
 
 
 def _neighbors(wanted: int, total: int) -> list[str]:

@@ -123,7 +123,7 @@ CHECK_PROGRAMS = (
             Check(
                 "memory",
                 "the ranks need more memory than there is",
-                "use a smaller engine.micro_batch",
+                "use a smaller engine.micro_batch_size",
                 OutOfMemoryError,
             ),
             Check(

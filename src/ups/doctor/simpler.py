@@ -68,11 +68,11 @@ def alone(variant: Variant) -> Variant | None:
     """One rank without any strategy, with as many windows in a pass as a rank has now."""
     if variant.ranks == 1 and strategy_of(variant) == "single":
         return None
-    share = max(variant.recipe.data.block_sizes) // variant.ranks
-    micro = variant.recipe.engine.windows_at_once or max(1, share)
+    share = max(variant.recipe.data.batch_sizes) // variant.ranks
+    micro = variant.recipe.engine.fixed_micro_batch_size or max(1, share)
 
     def change(data: dict[str, Any]) -> None:
-        data["engine"].update(strategy="single", shard_ranks=None, offload=False, micro_batch=micro)
+        data["engine"].update(strategy="single", shard_ranks=None, offload=False, micro_batch_size=micro)
 
     return changed(variant, change, ranks=1)
 
@@ -170,8 +170,8 @@ def _gloo(variant: Variant) -> Change | None:
 
 
 def _one_window(variant: Variant) -> Change | None:
-    given = variant.recipe.engine.windows_at_once or max(variant.recipe.data.block_sizes) // variant.ranks
+    given = variant.recipe.engine.fixed_micro_batch_size or max(variant.recipe.data.batch_sizes) // variant.ranks
     if given == 1:
         return None
-    found = engine(variant, micro_batch=1)
+    found = engine(variant, micro_batch_size=1)
     return None if found is None else Change(f"a micro-batch of {given} windows", "one window at a time", found)

@@ -186,7 +186,7 @@ def _recipe(model: str, tasks: tuple[str, ...], seed: int, data: str, cpu_second
     name = Entry(model, tasks, seed, {}).name
     recipe["run"] = {"name": name, "dir": f"runs/{name}", "seed": seed}
     recipe["data"]["tasks"] = [
-        {"name": task, "path": f"{data}/{task}.zarr", "block_size": training.windows_of(task)} for task in tasks
+        {"name": task, "path": f"{data}/{task}.zarr", "batch_size": training.windows_of(task)} for task in tasks
     ]
     recipe["data"]["tasks_per_step"] = len(tasks)
     recipe["model"] = dict(training.networks[max(dims.values())])

@@ -97,7 +97,7 @@ def _baseline(recipe: Recipe, name: str, number: int, seconds: float, plain: dic
     with contextlib.closing(open_task(recipe.data.tasks[number])) as reader:
         most, settings = BASELINES[name][reader.task.num_spatial_dims]
         windows = min(most, reader.splits["train"] * max(1, reader.num_frames - recipe.data.context_frames))
-    task = plain["data"]["tasks"][number] | {"block_size": windows}
+    task = plain["data"]["tasks"][number] | {"batch_size": windows}
     plain["data"] |= {"tasks": [task], "tasks_per_step": None}
     plain["model"] = {"type": name, "conserve": True} | settings
     plain["engine"]["ema"] = {"decay": 0.998}

@@ -73,7 +73,7 @@ def resolve_finetuning(
         "run": {"name": f"{name}-finetuned"},
         "data": {
             "tasks": [{"name": name, "path": os.fspath(data), **_described(described)}],
-            **{key: section[key] for key in ("block_size", "context_frames")},
+            **{key: section[key] for key in ("batch_size", "context_frames")},
         },
         # Devices, ranks and precision are of the machine that made the bundle.
         "engine": {"ema": engine["ema"]},

@@ -218,14 +218,14 @@ def _step_seconds(recipe: Recipe, reader: GridReader, most_samples: int) -> floa
     from ups.run.stage_plan import measure_stages
     from ups.spec.statistics import Statistics
 
-    size, task = recipe.data.block_size, reader.task
+    size, task = recipe.data.batch_size, reader.task
     tried = min(size, most_samples)
     counts = {role: task.num_channels(role) for role in get_args(Role)} | {"parameter": len(task.parameters)}
     counts["difference"] = counts["state"]
     # Real statistics take long to compute, and a step takes the same time with these.
     ones = {f"{name}_{moment}": (1.0,) * n for name, n in counts.items() for moment in ("mean", "std")}
     opened = OpenData([reader], {task.name: Statistics(**ones)})  # type: ignore[arg-type]
-    few = recipe.model_copy(update={"data": recipe.data.model_copy(update={"block_size": tried})})
+    few = recipe.model_copy(update={"data": recipe.data.model_copy(update={"batch_size": tried})})
     return measure_stages(few, opened, steps=3)[0]["step_seconds"] * size / tried
 
 
@@ -246,7 +246,7 @@ def _recipe_page(
         task=scalar_text(reader.task.name),
         path=path,
         description=described,
-        block_size=_block_size(reader),
+        batch_size=_batch_size(reader),
         steps=steps[0],
         why=steps[1],
         least_test=LEAST_TEST,
@@ -254,7 +254,7 @@ def _recipe_page(
     ).encode()
 
 
-def _block_size(reader: GridReader) -> int:
+def _batch_size(reader: GridReader) -> int:
     """Windows in a step: as many as a step on a laptop takes well, and no more than there are."""
     points = math.prod(reader.space)
     windows = reader.splits["train"] * max(1, reader.num_frames - 1)
@@ -284,7 +284,7 @@ data:
 {description}      valid_fraction: 0.1 # trajectories that are held out: for validation while it trains,
       test_fraction: 0.1 # and for the scores at the end, at least {least_test} where there are {least_to_split}
   context_frames: 1 # frames that are given; more, if one frame does not determine the next
-  block_size: {block_size} # windows in each step
+  batch_size: {batch_size} # windows in each step
 
 model:
   type: multiscale

@@ -177,18 +177,18 @@ def start_ranks(
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     from ups.run.directory import last_step_of
     from ups.run.identity import check_inputs
-    from ups.supervise.restart import MICRO_BATCH
+    from ups.supervise.restart import MICRO_BATCH_SIZE
     from ups.supervise.supervisor import supervise_held
 
-    share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).block_sizes) // ranks
+    share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).batch_sizes) // ranks
     options = _options(run_dir, recipe, ranks, place)
     chosen = _chosen(run_dir, recipe, ranks, len(options.local_ranks))
     options = replace(
         options,
         max_restarts=recipe.supervise.max_restarts,
-        micro_batch=chosen.get(MICRO_BATCH) or recipe.engine.windows_at_once or share,
+        micro_batch_size=chosen.get(MICRO_BATCH_SIZE) or recipe.engine.fixed_micro_batch_size or share,
         chosen=chosen,
-        block_size=share,
+        batch_size=share,
         identity=identity,
         check_inputs=lambda: check_inputs(run_dir, recipe, identity),
         last_step=last_step_of(recipe),
@@ -207,15 +207,15 @@ def start_ranks(
 
 def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict[str, int]:
     """Settings that the recipe leaves to this machine. Hosts of a run are taken to be alike."""
-    if recipe.engine.micro_batch != "auto":
+    if recipe.engine.micro_batch_size != "auto":
         return {}
     from ups.doctor.probes.ulimits import memory_available_bytes
     from ups.run.auto_micro_batch import auto_micro_batch
-    from ups.supervise.restart import MICRO_BATCH
+    from ups.supervise.restart import MICRO_BATCH_SIZE
 
     found = auto_micro_batch(run_dir, ranks, memory_available_bytes() // local_ranks)
-    logger.info("engine.micro_batch=auto: %d windows fit", found)
-    return {MICRO_BATCH: found}
+    logger.info("engine.micro_batch_size=auto: %d windows fit", found)
+    return {MICRO_BATCH_SIZE: found}
 
 
 def _send_home(run_dir: Path, ranks: int, place: HostPlace, line: str, code: int = 0) -> None:

@@ -101,7 +101,7 @@ def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, sta
         place,
         seed=key_of(recipe.run.seed, "stage", index) >> 1,
         window_frames=stage.window_frames(recipe.data.context_frames),
-        micro_batch=recipe.engine.windows_at_once,
+        micro_batch_size=recipe.engine.fixed_micro_batch_size,
         grouped=recipe.model.groups_tasks,
         cache=cache,
         fields=bool(getattr(config, "decode_weight", 1.0)),

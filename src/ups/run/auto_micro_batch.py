@@ -1,4 +1,4 @@
-"""`engine.micro_batch: auto`: the most windows in a pass with which every stage fits, before any rank starts.
+"""`engine.micro_batch_size: auto`: the most windows in a pass with which every stage fits, before any rank starts.
 
     python -m ups.run.auto_micro_batch RUN_DIR RANKS HOST_BYTES
 
@@ -40,17 +40,17 @@ def auto_micro_batch(run_dir: Path, ranks: int, host_bytes: int) -> int:
         problem = f"the rehearsal took more than {_DEADLINE_SECONDS} s"
     if problem:
         raise TrainingError(
-            f"no micro-batch could be chosen for engine.micro_batch=auto: {problem}",
-            hint="set engine.micro_batch to a number of windows; `ups plan` shows what stages need",
+            f"no micro-batch could be chosen for engine.micro_batch_size=auto: {problem}",
+            hint="set engine.micro_batch_size to a number of windows; `ups plan` shows what stages need",
         )
     found = json.loads(done.stdout.splitlines()[-1])
-    if found["micro_batch"] is None:
+    if found["micro_batch_size"] is None:
         raise MachineError(
             f"stage {found['stage']} does not fit with one window: {found['usable_bytes'] / 2**30:.1f} GiB are usable",
             hint="use engine.activation_checkpointing, engine.strategy=fsdp on more ranks, or a smaller model; "
             "`ups plan` shows what takes the memory",
         )
-    return int(found["micro_batch"])
+    return int(found["micro_batch_size"])
 
 
 def usable_bytes(recipe: Recipe, host_bytes: int) -> tuple[int, bool]:
@@ -84,7 +84,7 @@ def main() -> None:
                 smallest, at = found, index
             if found is None:
                 break
-    sys.stdout.write(json.dumps({"micro_batch": smallest, "stage": at, "usable_bytes": usable}) + "\n")
+    sys.stdout.write(json.dumps({"micro_batch_size": smallest, "stage": at, "usable_bytes": usable}) + "\n")
 
 
 if __name__ == "__main__":

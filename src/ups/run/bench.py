@@ -244,7 +244,7 @@ class Bench:
             with self._measuring:
                 rows = self._rows(entry)
             kept = {
-                "recipe": dump(entry.recipe),
+                "recipe": _former_names(dump(entry.recipe)),
                 "learned": _learned(entry),
                 "data": _only(data, entry.tasks),
                 "rows": rows,
@@ -256,7 +256,7 @@ class Bench:
         """Rows of an earlier call, by the same recipe with the same defaults on the same data."""
         try:
             found = from_json(json.loads(self._result_of(entry).read_text()))
-            same = found["recipe"] == dump(entry.recipe) and found["data"] == _only(data, entry.tasks)
+            same = found["recipe"] == _former_names(dump(entry.recipe)) and found["data"] == _only(data, entry.tasks)
             return list(found["rows"]) if same and _agree(found.get("learned"), _learned(entry)) else None
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
@@ -270,7 +270,9 @@ class Bench:
         text = dump(entry.recipe)
         if self._bundle(entry).is_dir() and recipe.is_file():
             trained_with = read_run_recipe(self._bundle(entry)).recipe
-            if recipe.read_text() == text and _agree(_plain(trained_with), _learned(entry)):
+            if _former_names(recipe.read_text()) == _former_names(text) and _agree(
+                _plain(trained_with), _learned(entry)
+            ):
                 return 0
             # Kept as it is: the next call must not take the old run for one of this recipe.
             line.note(
@@ -315,7 +317,7 @@ class Bench:
             raise DataError(f"run {entry.name} has lost its checkpoint", hint=f"remove runs/{entry.name} and go on")
         progress = read_progress(checkpoint)["progress"]
         last, used = float(progress["budget_used_seconds"]), float(progress.get("earlier_seconds", 0.0))
-        windows = sum(task["block_size"] for task in entry.recipe["data"]["tasks"])
+        windows = sum(task["batch_size"] for task in entry.recipe["data"]["tasks"])
         network, budget = bundle.stepper.network, self.cpu_seconds * len(entry.tasks)
         more = {
             "seed": entry.seed,
@@ -374,7 +376,7 @@ def _what_costs(entry: Entry) -> str:
     kept["model"] = {name: value for name, value in settings.items() if value}  # a later setting is off by default
     ends = ("budget_seconds", "steps")
     kept["stages"] = [{k: v for k, v in stage.items() if k not in ends} for stage in kept["stages"]]
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_former_names(json.dumps(kept, sort_keys=True)).encode()).hexdigest()
 
 
 def _learned(entry: Entry) -> dict[str, Any]:
@@ -384,8 +386,13 @@ def _learned(entry: Entry) -> dict[str, Any]:
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
     """What a recipe learns, as JSON would give it back."""
-    plain: dict[str, Any] = json.loads(json.dumps(learned(recipe)))
+    plain: dict[str, Any] = json.loads(_former_names(json.dumps(learned(recipe))))
     return plain
+
+
+def _former_names(text: str) -> str:
+    """A recipe under the names of version 0.1: results and costs of that version are kept under them."""
+    return text.replace("batch_size", "block_size")
 
 
 def _agree(kept: Any, now: Any) -> bool:

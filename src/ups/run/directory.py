@@ -73,12 +73,12 @@ def check_ranks(recipe: Recipe, ranks: int) -> None:
         )
     data = recipe.data
     blocks = {
-        "data.block_size" if task.block_size is None else f"data.tasks.{number}.block_size": size
-        for number, (task, size) in enumerate(zip(data.tasks, data.block_sizes, strict=True))
+        "data.batch_size" if task.batch_size is None else f"data.tasks.{number}.batch_size": size
+        for number, (task, size) in enumerate(zip(data.tasks, data.batch_sizes, strict=True))
         # of no meaning where every stage has its own
-        if any(stage.block_size is None for stage in recipe.stages)
+        if any(stage.batch_size is None for stage in recipe.stages)
     }
-    blocks |= {f"stages.{n}.block_size": s.block_size for n, s in enumerate(recipe.stages) if s.block_size}
+    blocks |= {f"stages.{n}.batch_size": s.batch_size for n, s in enumerate(recipe.stages) if s.batch_size}
     uneven = {setting: size for setting, size in blocks.items() if size % ranks}
     if uneven:
         named = ", ".join(f"{setting} ({size})" for setting, size in uneven.items())

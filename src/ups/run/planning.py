@@ -29,7 +29,7 @@ def kinds_of(recipe: Recipe, opened: OpenData, index: int, ranks: int) -> list[K
             number = source.first(step)
             for parts in source.layout(step):
                 tasks = [source.sampler.locate(step, slot)[0] for slot, _ in parts]
-                key = tuple((task, source.cuts[task].micro_batch) for task in tasks)
+                key = tuple((task, source.cuts[task].micro_batch_size) for task in tasks)
                 often[key] += 1
                 first.setdefault(key, tuple(range(number, number + len(parts))))
                 number += len(parts)
@@ -63,11 +63,11 @@ def largest_micro_batch(
     A rank never takes more than its share, whatever the memory.
     """
     place = Place(0, ranks, 0, ranks)
-    share = max(Cut.of(size, place).share for size in recipe.data_of(index).block_sizes)
+    share = max(Cut.of(size, place).share for size in recipe.data_of(index).batch_sizes)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
 
     def fits(size: int) -> bool:
-        tried = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch": size})})
+        tried = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch_size": size})})
         found = rehearse_stage(tried, opened, index, ranks, kinds_of(tried, opened, index, ranks))
         return device_bytes(found, offloaded) <= usable_bytes
 

@@ -25,7 +25,7 @@ from ups.record.identity import RunIdentity, file_sha256
 from ups.record.manifest import clean_temporaries, write_file_atomically
 from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.record.untrusted_files import MAX_RUN_BYTES
-from ups.supervise.restart import MICRO_BATCH
+from ups.supervise.restart import MICRO_BATCH_SIZE, stored_overrides
 from ups.supervise.run_file import parse_run
 
 logger = logging.getLogger(__name__)
@@ -79,8 +79,8 @@ def _believed(bucket: Bucket, content: bytes) -> tuple[dict[str, Any], RunIdenti
         raise CheckpointError(f"{bucket.url}/{RunDir.run_json.name} does not say which run this is", hint=_OTHER_PLACE)
     for name in ("hosts", "machine", "mirror", "trackers"):
         document.pop(name, None)
-    micro_batch = document.get("overrides", {}).get(MICRO_BATCH)
-    overrides = {MICRO_BATCH: micro_batch} if type(micro_batch) is int and micro_batch > 0 else {}
+    micro_batch_size = stored_overrides(document.get("overrides", {})).get(MICRO_BATCH_SIZE)
+    overrides = {MICRO_BATCH_SIZE: micro_batch_size} if type(micro_batch_size) is int and micro_batch_size > 0 else {}
     document |= {"supervisor_pid": 0, "supervisor_started": 0, "blackbox_dir": "", "host": "", "overrides": overrides}
     return document, identity
 

@@ -150,7 +150,7 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
             "usable": given.usable_bytes,
         },
         "fits": peak <= given.usable_bytes,
-        "samples_of_a_rank": max(recipe.data_of(index).block_sizes) // ranks,
+        "samples_of_a_rank": max(recipe.data_of(index).batch_sizes) // ranks,
         "largest_micro_batch": _largest(recipe, opened, index, given, kinds, peak),
         "flops": sum(
             k.per_step * op.flops
@@ -179,7 +179,7 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
 def _largest(
     recipe: Recipe, opened: OpenData, index: int, given: Circumstances, kinds: Sequence[Kind], peak: int
 ) -> int | None:
-    if recipe.engine.windows_at_once is None and peak <= given.usable_bytes:
+    if recipe.engine.fixed_micro_batch_size is None and peak <= given.usable_bytes:
         return max(n for kind in kinds for n in kind.samples)  # the whole share of a rank, which was just rehearsed
     return largest_micro_batch(
         recipe, opened, index, given.ranks, given.usable_bytes, offloaded=_offloaded(recipe, given.device)

@@ -6,8 +6,8 @@ from ups.record.causes import CAUSES, base_name
 
 ADVICE: dict[str, str] = {
     "exception": "Read the traceback below and fix the line that is named; if it lies inside ups, please report it.",
-    "out_of_memory": "The run halves engine.micro_batch by itself. If it still does not fit: engine.strategy=fsdp, "
-    "engine.activation_checkpointing=true, fewer data.loader.workers, or a smaller model.",
+    "out_of_memory": "The run halves engine.micro_batch_size by itself. If it still does not fit: "
+    "engine.strategy=fsdp, engine.activation_checkpointing=true, fewer data.loader.workers, or a smaller model.",
     "signal": "Native code crashed at the Python line that is named. Try `ups doctor RECIPE`; typical reasons are "
     "two builds of one library in a process, a file handle used across a fork, or /dev/shm that is too small.",
     "killed": "Something outside the run sent this signal: a scheduler, an administrator, a person. Look at the "

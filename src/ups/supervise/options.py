@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Options:
     """Settings of one supervised run.
 
-    `command` is what each rank runs. `micro_batch` is what a rank forwards at once and `block_size` what it must
+    `command` is what each rank runs. `micro_batch_size` is what a rank forwards at once and `batch_size` what it must
     divide; with 0 an out-of-memory fault is restarted as it is. `chosen` are settings that were found for this
     machine, by their names in the recipe; what an earlier attempt has found stays. `on_verdict` gets the final run
     document. `identity` is what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if
@@ -36,9 +36,9 @@ class Options:
     ranks: int
     command: tuple[str, ...]
     max_restarts: int = 3
-    micro_batch: int = 0
+    micro_batch_size: int = 0
     chosen: Mapping[str, int] = field(default_factory=dict)
-    block_size: int = 0
+    batch_size: int = 0
     deadlines: Deadlines = field(default_factory=Deadlines)
     environment: Mapping[str, str] = field(default_factory=dict)
     rendezvous: Rendezvous = field(default_factory=Rendezvous)

@@ -24,6 +24,7 @@ from ups.record.run_dir import RUNS, RunDir, meant_by
 from ups.record.untrusted_files import MAX_RUN_BYTES, is_number, is_whole, load_object, parse_object
 from ups.supervise.fault import Fault
 from ups.supervise.host_notes import head_was_lost, machine_mark
+from ups.supervise.restart import stored_overrides
 
 FORMAT_VERSION = 1
 MAX_NOTICES = 100
@@ -75,7 +76,7 @@ class RunFile:
             "ended": None,
             "blackbox_dir": str(box_root),
             "checkpoint": None,
-            "overrides": earlier.get("overrides", {}),
+            "overrides": stored_overrides(earlier.get("overrides", {})),
             "attempts": earlier.get("attempts", []),
             "notices": earlier.get("notices", []),
             "extensions": earlier.get("extensions", []),

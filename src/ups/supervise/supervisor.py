@@ -41,7 +41,7 @@ from ups.supervise.options import Options
 from ups.supervise.output_thread import OutputThread
 from ups.supervise.proof import missing_proof
 from ups.supervise.rank_view import RankView
-from ups.supervise.restart import MICRO_BATCH, RestartPolicy
+from ups.supervise.restart import MICRO_BATCH_SIZE, RestartPolicy
 from ups.supervise.run_file import RunFile, state_after
 from ups.supervise.run_lock import hold_run
 from ups.supervise.stop_signals import listen
@@ -89,7 +89,7 @@ class _Supervision:
         self._box_root = box_root
         self._say = say
         self._file = RunFile(options.run_dir)
-        self._policy = RestartPolicy(options.max_restarts, options.micro_batch, options.block_size)
+        self._policy = RestartPolicy(options.max_restarts, options.micro_batch_size, options.batch_size)
         self._shown = _ShownOutput(options)
         self._identity = options.identity
         self._box_dir = box_root
@@ -121,9 +121,9 @@ class _Supervision:
         )
         document = self._file.document
         document["overrides"] = {**options.chosen, **document["overrides"]}
-        remembered = document["overrides"].get(MICRO_BATCH)
+        remembered = document["overrides"].get(MICRO_BATCH_SIZE)
         if remembered:
-            self._policy.micro_batch = remembered
+            self._policy.micro_batch_size = remembered
         number = len(document["attempts"])
         first = True
         while True:

@@ -49,7 +49,7 @@ def write_recipe(folder: Path) -> Path:
     tasks = [{"name": name, "path": str(folder / f"{name}.zarr")} for name in ("wave", "still")]
     recipe = {
         "run": {"name": "examined", "dir": str(folder / "run")},
-        "data": {"tasks": tasks, "block_size": 8},
+        "data": {"tasks": tasks, "batch_size": 8},
         "model": {"type": "latent_operator", "width": 16, "depth": 1, "num_heads": 2},
         "stages": [{"type": "operator", "steps": 20}],
         "evaluate": {"max_trajectories": 64},

@@ -92,7 +92,7 @@ SILENT_BUGS = {
     "bypassed_ddp": ("parity", "parity", "different gradients"),
     "unscaled_accumulation": ("parity", "parity", "is 2 times", "micro-batches of a rank in a block"),
     "scaled_learning_rate": ("parity", "parity", "learning rates of 2 ranks"),
-    "scaled_batch": ("samples", "samples", "16 windows", "block_size is 8"),
+    "scaled_batch": ("samples", "samples", "16 windows", "batch_size is 8"),
     "padded_scores": ("parity", "evaluation", "5 trajectories to score, and 6 were", "[0] twice"),
     "unreduced_scores": ("parity", "evaluation", "valid/wave/one_step", "on one rank"),
     "local_batch_norm": ("parity", "equal", "different buffers", "stepper.norm.running_mean"),

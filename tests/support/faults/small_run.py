@@ -19,14 +19,14 @@ def write_recipe(
     steps: int = 20,
     save_every: int = 5,
     evaluate_every: int | None = None,
-    block_size: int = 4,
+    batch_size: int = 4,
     **sections: Any,
 ) -> Path:
     """A recipe file in `folder`; `sections` replace top-level sections."""
     document = {
         "version": 1,
         "run": {"name": "small"},
-        "data": {"tasks": tasks, "block_size": block_size, "loader": {"workers": 1}},
+        "data": {"tasks": tasks, "batch_size": batch_size, "loader": {"workers": 1}},
         "model": {"type": "latent_operator", "width": 16, "depth": 1, "num_heads": 2},
         "stages": [{"type": "operator", "steps": steps}],
         "engine": {"device": "cpu"},

@@ -105,7 +105,7 @@ def test_batches_of_every_rank_are_those_of_the_disk(server: Seaweed, here: Path
 def _batches(path: str, rank: int, workers: int) -> list[bytes]:
     """The windows of the first steps of a rank of two."""
     data = DataConfig.model_validate(
-        {"tasks": [{"name": "t", "path": path}], "block_size": 4, "loader": {"workers": workers}}
+        {"tasks": [{"name": "t", "path": path}], "batch_size": 4, "loader": {"workers": workers}}
     )
     reader = open_task(data.tasks[0])
     with build_loader(data, [reader], Place(rank, 2), seed=0, window_frames=3) as loader:

@@ -60,7 +60,7 @@ BY_HAND = {
 def wide(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Words of the plan of docs/plan.md: 78,876,480 weights, a batch of 1,024."""
     folder = tmp_path_factory.mktemp("wide")
-    changes = ["model.width=1024", "model.depth=4", "model.num_heads=16", "data.block_size=1024"]
+    changes = ["model.width=1024", "model.depth=4", "model.num_heads=16", "data.batch_size=1024"]
     changes += ["stages.0.steps=10000", "checkpoint.interval_steps=500"]
     recipe = yaml.safe_load((Path(__file__).parents[3] / "recipes" / "tiny.yaml").read_text())
     for task in recipe["data"]["tasks"]:
@@ -100,7 +100,7 @@ def test_a_plan_agrees_with_a_calculation_by_hand(
 
 def test_a_checkpoint_of_shards_is_as_large_as_the_whole_model(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`fully_shard` pads tensors with fewer rows than ranks: that is sent, and not saved."""
-    words = ["plan", recipe, "--gpus", "8", "--gpu", "h100", "--json", "--set", "data.block_size=8"]
+    words = ["plan", recipe, "--gpus", "8", "--gpu", "h100", "--json", "--set", "data.batch_size=8"]
     found = []
     for strategy in ("ddp", "fsdp"):
         assert run([*words, "--set", f"engine.strategy={strategy}"]) == 0

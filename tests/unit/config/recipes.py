@@ -42,7 +42,7 @@ recipes = mapping(
         ),
         "data": mapping(
             {"tasks": st.lists(tasks, min_size=1, max_size=3, unique_by=lambda task: task["name"])},
-            {"block_size": st.integers(1, 10**6), "tasks_per_step": st.none() | st.integers(1, 1000)},
+            {"batch_size": st.integers(1, 10**6), "tasks_per_step": st.none() | st.integers(1, 1000)},
         ),
         "stages": st.lists(autoencode | operator, min_size=1, max_size=3),
     },

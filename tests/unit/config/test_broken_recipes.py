@@ -85,8 +85,8 @@ CASES: dict[str, Broken] = {
         'config: r.yaml:14: engine.compile = "yes": expected true or false -> write true', SOUND + "  compile: yes\n"
     ),
     "nearly a word next to numbers": Broken(
-        "config: r.yaml:14: engine.micro_batch = \"aut\": expected a whole number or auto -> did you mean 'auto'?",
-        SOUND + "  micro_batch: aut\n",
+        "config: r.yaml:14: engine.micro_batch_size = \"aut\": expected a whole number or auto -> did you mean 'auto'?",
+        SOUND + "  micro_batch_size: aut\n",
     ),
     "number for text": Broken(
         "config: r.yaml:2: run.name = 2024: expected text -> write '2024', in quotes",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ups.config import former_names
 from ups.config.identity import first_difference, learned, recipe_identity
 from ups.config.recipe import resolve
 from ups.config.setting import REQUIRED, Section, setting
@@ -25,7 +27,7 @@ RECIPE = Path(__file__).parents[3] / "recipes" / "tiny.yaml"
         "data.loader.workers=2",
         "data.tasks.0.path=/moved/data.zarr",
         "engine.strategy=fsdp",
-        "engine.micro_batch=1",
+        "engine.micro_batch_size=1",
         "engine.compile=true",
         "engine.threads=2",
     ],
@@ -40,7 +42,7 @@ def test_how_a_run_is_done_is_free(change: str) -> None:
     "change",
     [
         "run.seed=7",
-        "data.block_size=64",
+        "data.batch_size=64",
         "model.width=24",
         "stages.0.optim.learning_rate=0.5",
         "engine.precision=float64",
@@ -80,3 +82,45 @@ def test_new_and_renamed_settings_keep_the_identity() -> None:
 def test_a_setting_under_both_names_is_refused() -> None:
     with pytest.raises(ValueError, match="rate is now called learning_rate"):
         New.model_validate({"kind": "a", "rate": 0.5, "learning_rate": 0.5})
+
+
+def test_an_old_name_is_read_with_a_warning_and_has_the_same_identity(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
+    text = RECIPE.read_text()
+    old.write_text(text.replace("batch_size:", "block_size:").replace("engine:\n", "engine:\n  micro_batch: 2\n"))
+    new.write_text(f"include: old.yaml\ndata:\n  batch_size: {resolve(RECIPE).recipe.data.batch_size}\n")
+    assert recipe_identity(resolve(old).recipe) == recipe_identity(resolve(RECIPE).recipe)
+    assert resolve(old).recipe.engine.micro_batch_size == 2
+    line = next(n for n, line in enumerate(text.splitlines(), 1) if "batch_size:" in line)
+    assert f"{old}:{line}: data.block_size is now called data.batch_size" in caplog.text
+    assert recipe_identity(resolve(new).recipe) == recipe_identity(resolve(RECIPE).recipe), "a new file over an old one"
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    [
+        ("data.block_size=6", "data.batch_size", 6),
+        ("data.tasks.0.block_size=3", "data.tasks.0.batch_size", 3),
+        ("stages.0.block_size=5", "stages.0.batch_size", 5),
+        ("engine.micro_batch=auto", "engine.micro_batch_size", "auto"),
+        ("engine={micro_batch: 3}", "engine.micro_batch_size", 3),
+    ],
+)
+def test_an_old_name_can_be_set_over_a_new_one(
+    change: str, field: str, value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    former_names._warn.cache_clear()
+    recipe: Any = resolve(RECIPE, [change]).recipe
+    for part in field.split("."):
+        recipe = recipe[int(part)] if part.isdigit() else getattr(recipe, part)
+    assert recipe == value
+    assert f"is now called {field}" in caplog.text
+
+
+def test_a_stored_recipe_has_old_names_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    stored = tmp_path / "config.yaml"
+    stored.write_text(RECIPE.read_text().replace("batch_size:", "block_size:"))
+    assert recipe_identity(resolve(stored).recipe) == recipe_identity(resolve(RECIPE).recipe)
+    assert not caplog.records

@@ -113,7 +113,7 @@ def test_every_window_of_every_trajectory_has_a_number(store: Path) -> None:
 
 def test_a_pass_of_the_loader_has_every_window_once_whatever_the_world(store: Path) -> None:
     reader = StoreReader(store)
-    data = DataConfig.model_validate({"tasks": [{"name": "wave", "path": str(store)}], "block_size": 6})
+    data = DataConfig.model_validate({"tasks": [{"name": "wave", "path": str(store)}], "batch_size": 6})
     num_windows = sum(max(0, n - 1) for n in LENGTHS["train"])
     seen = {}
     for world in (1, 2, 3):

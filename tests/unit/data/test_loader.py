@@ -43,10 +43,10 @@ def darcy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return planted.write_darcy(tmp_path_factory.mktemp("darcy") / "darcy.zarr")
 
 
-def data_config(*paths: Path, block_size: int = 8, workers: int = 0, timeout: float = 30.0) -> DataConfig:
+def data_config(*paths: Path, batch_size: int = 8, workers: int = 0, timeout: float = 30.0) -> DataConfig:
     tasks = [{"name": path.stem, "path": str(path)} for path in paths]
     loader = {"workers": workers, "prefetch": 2, "timeout_seconds": timeout}
-    return DataConfig.model_validate({"tasks": tasks, "block_size": block_size, "loader": loader})
+    return DataConfig.model_validate({"tasks": tasks, "batch_size": batch_size, "loader": loader})
 
 
 def loader_of(
@@ -54,11 +54,13 @@ def loader_of(
     place: Place = ALONE,
     workers: int = 0,
     timeout: float = 30.0,
-    micro_batch: int | None = None,
+    micro_batch_size: int | None = None,
     start_step: int = 0,
 ) -> Loader:
     data = data_config(*(r.path for r in readers), workers=workers, timeout=timeout)
-    return build_loader(data, readers, place, seed=3, window_frames=3, micro_batch=micro_batch, start_step=start_step)
+    return build_loader(
+        data, readers, place, seed=3, window_frames=3, micro_batch_size=micro_batch_size, start_step=start_step
+    )
 
 
 def take(loader: Loader, count: int) -> list[Batch]:
@@ -118,7 +120,7 @@ def test_a_steady_task_has_no_frames(darcy: Path) -> None:
 
 
 def test_steps_and_tasks_follow_the_plan(wave: Path, darcy: Path) -> None:
-    loader = loader_of(StoreReader(wave), StoreReader(darcy), micro_batch=4)
+    loader = loader_of(StoreReader(wave), StoreReader(darcy), micro_batch_size=4)
     assert [loader.batches_in_step(step) for step in range(3)] == [4, 4, 4]
     batches = take(loader, 8)
     assert [b.stage_step for b in batches] == [0] * 4 + [1] * 4
@@ -130,7 +132,7 @@ def test_ranks_and_micro_batches_only_cut_the_same_global_batch(wave: Path, darc
     readers = StoreReader(wave), StoreReader(darcy)
     whole = numbers(take(loader_of(*readers), 6))
     parts = [
-        numbers(take(loader_of(*readers, place=Place(r, world_size), micro_batch=1), 48 // world_size))
+        numbers(take(loader_of(*readers, place=Place(r, world_size), micro_batch_size=1), 48 // world_size))
         for r in range(world_size)
     ]
     per_block = 8 // world_size
@@ -141,13 +143,13 @@ def test_ranks_and_micro_batches_only_cut_the_same_global_batch(wave: Path, darc
 
 def test_tasks_of_equal_grids_share_a_micro_batch_where_the_model_takes_them_together(wave: Path, darcy: Path) -> None:
     tasks = [
-        {"name": "wave", "path": str(wave), "block_size": 4},
-        {"name": "darcy", "path": str(darcy), "block_size": 2},
+        {"name": "wave", "path": str(wave), "batch_size": 4},
+        {"name": "darcy", "path": str(darcy), "batch_size": 2},
         {"name": "other", "path": str(wave)},
     ]
-    data = DataConfig.model_validate({"tasks": tasks, "block_size": 8})
+    data = DataConfig.model_validate({"tasks": tasks, "batch_size": 8})
     readers = [StoreReader(wave), StoreReader(darcy), StoreReader(wave)]
-    loader = build_loader(data, readers, ALONE, seed=3, window_frames=3, micro_batch=4, grouped=True)
+    loader = build_loader(data, readers, ALONE, seed=3, window_frames=3, micro_batch_size=4, grouped=True)
     assert loader.batches_in_step(0) == 3
     groups = list(itertools.islice(loader, 6))
     assert [[(b.task.name, b.num_samples) for b in group] for group in groups[:3]] == [
@@ -159,7 +161,7 @@ def test_tasks_of_equal_grids_share_a_micro_batch_where_the_model_takes_them_tog
     assert sum(b.sample_weight * b.num_samples for group in groups[:3] for b in group) == pytest.approx(1.0)
     with build_loader(
         data.model_copy(update={"loader": data.loader.model_copy(update={"workers": 2})}),
-        readers, ALONE, seed=3, window_frames=3, micro_batch=4, grouped=True,
+        readers, ALONE, seed=3, window_frames=3, micro_batch_size=4, grouped=True,
     ) as workers:  # fmt: skip
         again = list(itertools.islice(workers, 6))
     assert [numbers(list(group)) for group in again] == [numbers(list(group)) for group in groups]
@@ -181,7 +183,7 @@ def test_the_position_is_the_step_and_another_world_continues_with_the_next_wind
 
 
 def test_a_step_of_which_a_batch_is_missing_is_repeated(wave: Path) -> None:
-    loader = loader_of(StoreReader(wave), micro_batch=2)
+    loader = loader_of(StoreReader(wave), micro_batch_size=2)
     take(loader, 6)
     assert loader.state_dict() == {"step": 1}
 
@@ -251,8 +253,8 @@ def test_a_tensor_on_a_device_is_refused_before_a_worker_sees_it(wave: Path) -> 
 @pytest.mark.processes
 def test_workers_deliver_what_the_loop_would_read(wave: Path, darcy: Path) -> None:
     readers: tuple[StoreReader, ...] = (StoreReader(wave), StoreReader(darcy))
-    expected = take(loader_of(*readers, micro_batch=4), 20)
-    with loader_of(*readers, workers=3, micro_batch=4) as loader:
+    expected = take(loader_of(*readers, micro_batch_size=4), 20)
+    with loader_of(*readers, workers=3, micro_batch_size=4) as loader:
         for ours, (theirs,) in zip(expected, loader, strict=False):
             assert ours.numbers.tolist() == theirs.numbers.tolist()
             assert (ours.task, ours.stage_step) == (theirs.task, theirs.stage_step)
@@ -439,7 +441,7 @@ def test_a_killed_parent_leaves_no_worker_not_even_a_stopped_or_busy_one(wave: P
         "from ups.config.schema import DataConfig\n"
         "from ups.data.loader import build_loader\n"
         "from ups.spec.place import Place\n"
-        "data = DataConfig.model_validate({'tasks': [{'name': 'wave', 'path': sys.argv[1]}], 'block_size': 8,"
+        "data = DataConfig.model_validate({'tasks': [{'name': 'wave', 'path': sys.argv[1]}], 'batch_size': 8,"
         " 'loader': {'workers': 3}})\n"
         "reader = planted.SleepingReader(sys.argv[1])\n"
         "loader = build_loader(data, [reader], Place(0, 1), seed=0, window_frames=2)\n"

@@ -19,7 +19,7 @@ TRAJECTORIES, FRAMES, WINDOW, BLOCK = 20, 12, 4, 6
 
 def _source(rank: int, world: int, host_ranks: int, steady: bool = False, **differing: Any) -> RankSource:
     index = WindowIndex(TRAJECTORIES, 0 if steady else FRAMES, 0 if steady else WINDOW, steady, **differing)
-    sampler = Sampler(["one"], [len(index)], seed=3, block_sizes=[BLOCK], blocks_per_step=1)
+    sampler = Sampler(["one"], [len(index)], seed=3, batch_sizes=[BLOCK], blocks_per_step=1)
     cut = Cut.of(BLOCK, Place(rank, world))
     return RankSource((None,), (index,), sampler, (cut,), host_ranks=host_ranks)  # type: ignore[arg-type]
 

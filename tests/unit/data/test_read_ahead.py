@@ -39,7 +39,7 @@ def _write(path: Path) -> None:
 def _settings(path: str) -> DataConfig:
     # What the loader would have ahead is three times what the cache of the test below holds.
     loading = {"workers": 0, "prefetch": 8}
-    return DataConfig.model_validate({"tasks": [{"name": "t", "path": path}], "block_size": BATCH, "loader": loading})
+    return DataConfig.model_validate({"tasks": [{"name": "t", "path": path}], "batch_size": BATCH, "loader": loading})
 
 
 def test_without_a_cache_nothing_fails_before_a_window_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,28 +19,30 @@ SIZES = st.lists(st.integers(1, 10**12) | st.integers(1, 200), min_size=1, max_s
 STEPS = st.integers(0, 10**9) | st.integers(0, 50)
 
 
-def sampler_of(sizes: list[int], block_size: int, blocks_per_step: int, seed: int = 0, **values: object) -> Sampler:
+def sampler_of(sizes: list[int], batch_size: int, blocks_per_step: int, seed: int = 0, **values: object) -> Sampler:
     names = [f"t{i}" for i in range(len(sizes))]
-    blocks = [block_size] * len(sizes)
-    return Sampler(names, sizes, seed=seed, block_sizes=blocks, blocks_per_step=blocks_per_step, **values)  # type: ignore[arg-type]
+    blocks = [batch_size] * len(sizes)
+    return Sampler(names, sizes, seed=seed, batch_sizes=blocks, blocks_per_step=blocks_per_step, **values)  # type: ignore[arg-type]
 
 
 def rank_batches(
-    sampler: Sampler, place: Place, step: int, micro_batch: int | None
+    sampler: Sampler, place: Place, step: int, micro_batch_size: int | None
 ) -> Iterator[tuple[int, np.ndarray]]:
-    cut = Cut.of(sampler.block_sizes[0], place, micro_batch)
+    cut = Cut.of(sampler.batch_sizes[0], place, micro_batch_size)
     for slot in range(sampler.blocks_per_step):
         for batch in range(cut.batches_per_block):
             block = sampler.block(step, slot, *cut.rows(batch))
             yield block.task, block.numbers
 
 
-def global_batch(sampler: Sampler, world_size: int, step: int, micro_batch: int | None = None) -> list[tuple[int, int]]:
+def global_batch(
+    sampler: Sampler, world_size: int, step: int, micro_batch_size: int | None = None
+) -> list[tuple[int, int]]:
     """(task, window) of every row, slot by slot, as the world of that size sees it."""
     slots: list[list[tuple[int, int]]] = [[] for _ in range(sampler.blocks_per_step)]
     for rank in range(world_size):
-        cut = Cut.of(sampler.block_sizes[0], Place(rank, world_size), micro_batch)
-        for i, (task, numbers) in enumerate(rank_batches(sampler, Place(rank, world_size), step, micro_batch)):
+        cut = Cut.of(sampler.batch_sizes[0], Place(rank, world_size), micro_batch_size)
+        for i, (task, numbers) in enumerate(rank_batches(sampler, Place(rank, world_size), step, micro_batch_size)):
             slots[i // cut.batches_per_block] += [(task, int(n)) for n in numbers]
     return [row for slot in slots for row in slot]
 
@@ -50,25 +52,25 @@ def global_batch(sampler: Sampler, world_size: int, step: int, micro_batch: int 
     sizes=SIZES,
     world_size=st.integers(1, 64),
     rows=st.integers(1, 3),
-    micro_batch=st.sampled_from([1, None]),
+    micro_batch_size=st.sampled_from([1, None]),
     slots=st.integers(1, 10),
     step=STEPS,
     seed=st.integers(0, 2**63 - 1),
 )
 def test_the_global_batch_is_the_same_for_every_world_size(
-    sizes: list[int], world_size: int, rows: int, micro_batch: int | None, slots: int, step: int, seed: int
+    sizes: list[int], world_size: int, rows: int, micro_batch_size: int | None, slots: int, step: int, seed: int
 ) -> None:
     sampler = sampler_of(sizes, rows * world_size, slots, seed)
     alone = global_batch(sampler, 1, step)
-    assert global_batch(sampler, world_size, step, micro_batch) == alone
+    assert global_batch(sampler, world_size, step, micro_batch_size) == alone
     assert len(alone) == slots * rows * world_size
 
 
 @settings(max_examples=40, deadline=None)
-@given(size=st.integers(1, 300), block_size=st.integers(1, 64), seed=st.integers(0, 2**63 - 1), first=st.integers(0, 9))
-def test_each_pass_visits_each_window_exactly_once(size: int, block_size: int, seed: int, first: int) -> None:
-    sampler = sampler_of([size], block_size, 1, seed)
-    num_steps = -(-(first + 2) * size // block_size)
+@given(size=st.integers(1, 300), batch_size=st.integers(1, 64), seed=st.integers(0, 2**63 - 1), first=st.integers(0, 9))
+def test_each_pass_visits_each_window_exactly_once(size: int, batch_size: int, seed: int, first: int) -> None:
+    sampler = sampler_of([size], batch_size, 1, seed)
+    num_steps = -(-(first + 2) * size // batch_size)
     stream = np.concatenate([sampler.block(step, 0).numbers for step in range(num_steps)])
     for p in range(first, first + 2):
         assert np.array_equal(np.sort(stream[p * size : (p + 1) * size]), np.arange(size))
@@ -92,14 +94,14 @@ def test_ranks_are_disjoint(sizes: list[int], world_size: int, slots: int, step:
     sampler = sampler_of(sizes, 2 * world_size, slots)
     seen: set[tuple[int, int, int]] = set()  # (task, pass, window): a task smaller than the batch is passed repeatedly
     for rank in range(world_size):
-        cut = Cut.of(sampler.block_sizes[0], Place(rank, world_size))
+        cut = Cut.of(sampler.batch_sizes[0], Place(rank, world_size))
         for slot in range(slots):
             task, place = sampler.locate(step, slot)
             start, stop = cut.rows(0)
             passes = [(place + row) // sizes[task] for row in range(start, stop)]
             windows = sampler.block(step, slot, start, stop).numbers.tolist()
             seen |= {(task, p, w) for p, w in zip(passes, windows, strict=True)}
-    assert len(seen) == slots * sampler.block_sizes[0]
+    assert len(seen) == slots * sampler.batch_sizes[0]
 
 
 @settings(max_examples=40, deadline=None)
@@ -157,8 +159,8 @@ def test_each_pass_has_its_own_order_and_so_has_each_seed_and_task() -> None:
 
 
 def test_adding_a_task_leaves_the_order_within_the_others_as_it_was() -> None:
-    one = Sampler(["a"], [500], seed=1, block_sizes=[8], blocks_per_step=1)
-    two = Sampler(["b", "a"], [90, 500], seed=1, block_sizes=[8, 8], blocks_per_step=2)
+    one = Sampler(["a"], [500], seed=1, batch_sizes=[8], blocks_per_step=1)
+    two = Sampler(["b", "a"], [90, 500], seed=1, batch_sizes=[8, 8], blocks_per_step=2)
     assert np.array_equal(one.block(5, 0).numbers, two.block(5, 1).numbers)
 
 
@@ -189,9 +191,9 @@ def test_the_fingerprint_tells_another_order_from_the_same_one() -> None:
 
 def test_a_recipe_builds_its_sampler() -> None:
     tasks = [{"name": n, "path": f"{n}.zarr"} for n in "abcde"]
-    data = DataConfig.model_validate({"tasks": tasks, "block_size": 6})
+    data = DataConfig.model_validate({"tasks": tasks, "batch_size": 6})
     sampler = build_sampler(data, list("abcde"), [10] * 5, seed=0)
-    assert (set(sampler.block_sizes), sampler.blocks_per_step) == ({6}, 4)
+    assert (set(sampler.batch_sizes), sampler.blocks_per_step) == ({6}, 4)
     assert sampler.tasks_of_step(0) == (0, 1, 2, 3)
     assert sampler.tasks_of_step(1) == (4, 0, 1, 2)
 
@@ -199,37 +201,37 @@ def test_a_recipe_builds_its_sampler() -> None:
 def test_a_block_that_ranks_cannot_share_equally_is_refused_with_the_sizes_that_work() -> None:
     with pytest.raises(ConfigError, match="a block of 32 windows cannot be cut into 12 equal ranks") as caught:
         Cut.of(32, Place(0, 12))
-    assert caught.value.hint == "set block_size (of data or of the task) to 24 or 36, or use 8 or 16 ranks"
+    assert caught.value.hint == "set batch_size (of data or of the task) to 24 or 36, or use 8 or 16 ranks"
 
 
 def test_more_ranks_than_rows_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         Cut.of(4, Place(0, 1024))
-    assert caught.value.hint == "set block_size (of data or of the task) to 1024, or use 4 ranks"
+    assert caught.value.hint == "set batch_size (of data or of the task) to 1024, or use 4 ranks"
 
 
 def test_a_micro_batch_is_the_largest_part_of_the_share_that_is_allowed() -> None:
-    assert Cut.of(32, Place(0, 2), 5).micro_batch == 4
-    assert Cut.of(5, Place(0, 1), 4).micro_batch == 1
+    assert Cut.of(32, Place(0, 2), 5).micro_batch_size == 4
+    assert Cut.of(5, Place(0, 1), 4).micro_batch_size == 1
 
 
 def test_each_task_has_blocks_of_its_own_size_and_misses_no_window() -> None:
-    sampler = Sampler(["a", "b"], [12, 10], seed=1, block_sizes=[4, 5], blocks_per_step=2)
+    sampler = Sampler(["a", "b"], [12, 10], seed=1, batch_sizes=[4, 5], blocks_per_step=2)
     seen: list[list[int]] = [[], []]
     for step in range(6):
         for slot in range(2):
             block = sampler.block(step, slot)
-            assert len(block.numbers) == sampler.block_sizes[block.task]
+            assert len(block.numbers) == sampler.batch_sizes[block.task]
             seen[block.task] += block.numbers.tolist()
     assert sorted(seen[0]) == sorted([*range(12)] * 2)
     assert sorted(seen[1]) == sorted([*range(10)] * 3)
     assert sampler.num_passes(6) == (2.0, 3.0)
-    equal = Sampler(["a", "b"], [12, 10], seed=1, block_sizes=[4, 4], blocks_per_step=2)
+    equal = Sampler(["a", "b"], [12, 10], seed=1, batch_sizes=[4, 4], blocks_per_step=2)
     assert sampler.fingerprint != equal.fingerprint
 
 
 def test_a_micro_batch_larger_than_the_share_is_the_whole_share() -> None:
-    assert Cut.of(32, Place(0, 8), 16).micro_batch == 4
+    assert Cut.of(32, Place(0, 8), 16).micro_batch_size == 4
 
 
 def test_an_empty_task_is_refused() -> None:

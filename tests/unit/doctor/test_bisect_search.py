@@ -24,7 +24,7 @@ def variant_of(ranks: int = 4, tasks: int = 5, **engine: Any) -> Variant:
     data = [{"name": f"t{n}", "path": f"t{n}.zarr"} for n in range(tasks)]
     document = {
         "run": {"name": "a"},
-        "data": {"tasks": data, "block_size": 8, "loader": {"workers": 2}},
+        "data": {"tasks": data, "batch_size": 8, "loader": {"workers": 2}},
         "stages": [{"type": "operator", "steps": 1}],
         "engine": engine,
         "gate": [{"metric": "one_step_trmse", "at_most": 1.0, "tasks": ["t0"]}],
@@ -142,6 +142,6 @@ def test_variants_are_recipes_that_mean_what_they_say() -> None:
     assert one is not None
     assert copies is not None
     assert few is not None
-    assert (one.ranks, one.recipe.engine.strategy, one.recipe.engine.micro_batch) == (1, "single", 2)
+    assert (one.ranks, one.recipe.engine.strategy, one.recipe.engine.micro_batch_size) == (1, "single", 2)
     assert (copies.ranks, copies.recipe.engine.shard_ranks, copies.recipe.engine.offload) == (4, None, False)
     assert (names(few), few.recipe.gate[0].tasks) == ({"t3"}, None)

@@ -36,7 +36,7 @@ def test_the_baselines_with_our_training_differ_from_ours_in_the_network_and_wha
         assert theirs[key] == ours[key]
     tuned = {name: 2 * rate for name, rate in OWN_RATES.items()} | {"weight_decay": 0.0}
     assert theirs["optim"] == ours["optim"] | tuned
-    assert by_name[f"{baseline}-plus-ks1d"]["data"]["tasks"][0]["block_size"] == windows
+    assert by_name[f"{baseline}-plus-ks1d"]["data"]["tasks"][0]["batch_size"] == windows
     conserving = by_name[f"{baseline}-ks1d"]["model"] | {"conserve": True}
     assert by_name[f"{baseline}-plus-ks1d"]["model"] == conserving
 

@@ -86,7 +86,7 @@ def test_a_file_is_read_as_the_run_read_its_own(tmp_path: Path, monkeypatch: pyt
     base = {
         "version": 1,
         "run": {"name": "sea"},
-        "data": {"tasks": [task], "block_size": 4},
+        "data": {"tasks": [task], "batch_size": 4},
         "model": {"type": "fno", "width": 4, "modes": 4, "depth": 1},
         "stages": [{"type": "operator", "steps": 1}],
     }

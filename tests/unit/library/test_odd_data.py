@@ -39,7 +39,7 @@ def test_such_data_are_trained_scored_and_rolled_out(store: Path, tmp_path: Path
     recipe = {
         "version": 1,
         "run": {"name": "odd", "dir": str(tmp_path / "odd")},
-        "data": {"tasks": [{"name": "layer", "path": str(store)}], "block_size": 4, "context_frames": 1},
+        "data": {"tasks": [{"name": "layer", "path": str(store)}], "batch_size": 4, "context_frames": 1},
         "model": {"type": "multiscale", "widths": [8, 8], "blocks": [1, 1], "num_heads": 1},
         "stages": [{"type": "operator", "steps": 3}],
     }

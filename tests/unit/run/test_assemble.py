@@ -46,7 +46,7 @@ def test_every_part_is_of_the_stage_at_which_the_run_stands(recipe: Recipe) -> N
 
 
 def test_a_stage_trains_on_its_own_tasks_with_its_own_blocks(recipe: Recipe) -> None:
-    own = recipe.stages[1].model_copy(update={"tasks": ["flow2d"], "block_size": 6})
+    own = recipe.stages[1].model_copy(update={"tasks": ["flow2d"], "batch_size": 6})
     changed = recipe.model_copy(update={"stages": [recipe.stages[0], own]})
     assert changed.data_of(0) is changed.data
     with Runtime.start(recipe.engine, RankEnvironment()) as runtime, open_data(recipe) as opened:

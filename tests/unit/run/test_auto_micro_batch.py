@@ -1,4 +1,4 @@
-"""`engine.micro_batch: auto` is what a rehearsal says fits, and a refusal where nothing does."""
+"""`engine.micro_batch_size: auto` is what a rehearsal says fits, and a refusal where nothing does."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def recipe(tmp_path: Path) -> RecipeLike:
     tasks = write_mixture(tmp_path)[:1]
     model = MODELS["multiscale"]
     stages = [{"type": "operator", "steps": 2}]
-    engine = {"device": "cpu", "threads": 1, "micro_batch": "auto"}
-    data = {"tasks": tasks, "block_size": 8}
+    engine = {"device": "cpu", "threads": 1, "micro_batch_size": "auto"}
+    data = {"tasks": tasks, "batch_size": 8}
     return mixture_recipe(tmp_path / "run", tasks, data=data, model=model, stages=stages, engine=engine)
 
 
 def needed(recipe: Recipe, size: int) -> int:
     """Memory of a rank with which so many windows just fit."""
-    cut = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch": size})})
+    cut = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch_size": size})})
     with open_data(cut) as opened:
         tensors = rehearse_stage(cut, opened, 0, 1, kinds_of(cut, opened, 0, 1)).needed_bytes
     return int((tensors + _PROCESS_BYTES) / OF_FREE_MEMORY) + 2
@@ -54,5 +54,5 @@ def test_a_run_notes_what_it_chose_and_trains_with_it(recipe: dict[str, object])
     run = train(recipe)
     assert run.state == "completed"
     document = json.loads((run.path / "run.json").read_text())
-    assert document["overrides"] == {"engine.micro_batch": 8}
-    assert document["attempts"][0]["overrides"] == {"engine.micro_batch": 8}
+    assert document["overrides"] == {"engine.micro_batch_size": 8}
+    assert document["attempts"][0]["overrides"] == {"engine.micro_batch_size": 8}

@@ -52,7 +52,7 @@ def test_a_recipe_that_learns_something_else_is_refused_and_named(recipe: Path) 
 
 
 @pytest.mark.parametrize(
-    "change", ["engine.strategy=ddp", "checkpoint.keep=9", "data.loader.workers=1", "engine.micro_batch=2"]
+    "change", ["engine.strategy=ddp", "checkpoint.keep=9", "data.loader.workers=1", "engine.micro_batch_size=2"]
 )
 def test_how_a_run_is_run_may_change(recipe: Path, change: str) -> None:
     run_dir = prepared(recipe)
@@ -140,14 +140,14 @@ def test_checkpoints_without_a_recipe_are_not_taken_over(recipe: Path, tmp_path:
 def test_ranks_that_cannot_share_a_block_are_refused_before_anything_starts() -> None:
     document: dict[str, Any] = {
         "run": {"name": "a"},
-        "data": {"tasks": [{"name": "a", "path": "a.zarr"}], "block_size": 12},
-        "stages": [{"type": "operator", "steps": 1}, {"type": "operator", "steps": 1, "block_size": 8}],
+        "data": {"tasks": [{"name": "a", "path": "a.zarr"}], "batch_size": 12},
+        "stages": [{"type": "operator", "steps": 1}, {"type": "operator", "steps": 1, "batch_size": 8}],
     }
     check_ranks(Recipe.model_validate(document), 4)
     with pytest.raises(ConfigError, match="cannot be cut evenly over 5 ranks") as caught:
         check_ranks(Recipe.model_validate(document), 5)
-    assert "data.block_size=15" in caught.value.hint
-    with pytest.raises(ConfigError, match=r"stages\.1\.block_size \(8\) cannot be cut evenly over 6 ranks"):
+    assert "data.batch_size=15" in caught.value.hint
+    with pytest.raises(ConfigError, match=r"stages\.1\.batch_size \(8\) cannot be cut evenly over 6 ranks"):
         check_ranks(Recipe.model_validate(document), 6)
 
 
@@ -155,25 +155,25 @@ def test_all_that_cannot_be_cut_evenly_over_the_ranks_is_named_at_once() -> None
     document: dict[str, Any] = {
         "run": {"name": "a"},
         "data": {
-            "tasks": [{"name": n, "path": f"{n}.zarr", "block_size": size} for n, size in (("a", 6), ("b", 8))],
-            "block_size": 12,
+            "tasks": [{"name": n, "path": f"{n}.zarr", "batch_size": size} for n, size in (("a", 6), ("b", 8))],
+            "batch_size": 12,
         },
-        "stages": [{"type": "operator", "steps": 1}, {"type": "operator", "steps": 1, "block_size": 10}],
+        "stages": [{"type": "operator", "steps": 1}, {"type": "operator", "steps": 1, "batch_size": 10}],
         "engine": {"strategy": "fsdp", "shard_ranks": 3},
     }
     with pytest.raises(ConfigError) as caught:
         check_ranks(Recipe.model_validate(document), 4)
-    for wrong in ("engine.shard_ranks (3)", "data.tasks.0.block_size (6)", "stages.1.block_size (10)"):
+    for wrong in ("engine.shard_ranks (3)", "data.tasks.0.batch_size (6)", "stages.1.batch_size (10)"):
         assert wrong in caught.value.message
     assert "data.tasks.1" not in caught.value.message
-    for change in ("data.tasks.0.block_size=8", "stages.1.block_size=12", "--ranks 1|2", "engine.shard_ranks=1|2|4"):
+    for change in ("data.tasks.0.batch_size=8", "stages.1.batch_size=12", "--ranks 1|2", "engine.shard_ranks=1|2|4"):
         assert change in caught.value.hint
 
 
 def test_shards_that_do_not_divide_the_ranks_are_refused_before_anything_starts() -> None:
     document: dict[str, Any] = {
         "run": {"name": "a"},
-        "data": {"tasks": [{"name": "a", "path": "a.zarr"}], "block_size": 12},
+        "data": {"tasks": [{"name": "a", "path": "a.zarr"}], "batch_size": 12},
         "stages": [{"type": "operator", "steps": 1}],
         "engine": {"strategy": "fsdp", "shard_ranks": 4},
     }

@@ -39,7 +39,7 @@ def recipe_of(folder: Path, tasks: list[dict[str, Any]], model: str = "multiscal
         mixture_recipe(
             folder,
             tasks[:2],
-            data={"tasks": tasks[:2], "block_size": 8},
+            data={"tasks": tasks[:2], "batch_size": 8},
             model=MODELS[model] | WIDER[model],
             # Without noise: how many samples get some, and so a little of the memory, is drawn anew in each step.
             stages=[{"type": "operator", "steps": 2, "noise": 0.0, "optim": {"type": optimizer}}],
@@ -106,7 +106,7 @@ def test_the_largest_micro_batch_is_the_last_that_fits(folder: Path, tasks: list
     with open_data(recipe) as opened:
 
         def needed(size: int) -> int:
-            cut = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch": size})})
+            cut = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch_size": size})})
             return rehearsed(cut, opened).needed_bytes
 
         assert largest_micro_batch(recipe, opened, 0, 1, needed(8)) == 8

@@ -73,11 +73,15 @@ def test_only_the_past_is_believed_and_only_of_the_same_recipe(server: Seaweed, 
         restore_run(empty, recipe(url, seed=2).recipe)
     assert not empty.exists()
     forged = json.loads((tmp_path / "run" / "run.json").read_text())
-    forged |= {"overrides": {"model.width": 5, "engine.micro_batch": 2}, "blackbox_dir": "/etc", "supervisor_pid": 1}
+    forged |= {
+        "overrides": {"model.width": 5, "engine.micro_batch": 2},
+        "blackbox_dir": "/etc",
+        "supervisor_pid": 1,
+    }
     put(bucket, "run.json", json.dumps(forged).encode())
     assert restore_run(empty, resolved.recipe) == 5
     found = read_run(empty)
-    assert found["overrides"] == {"engine.micro_batch": 2}
+    assert found["overrides"] == {"engine.micro_batch_size": 2}
     assert (found["blackbox_dir"], found["supervisor_pid"]) == ("", 0)
     assert found["identity"] == forged["identity"]
     assert restore_run(empty, resolved.recipe) is None  # it has a run: the bucket is not asked

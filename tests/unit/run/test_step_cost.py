@@ -22,9 +22,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.timeout(600)
 def test_a_step_of_more_windows_costs_more(recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_cost, "STEPS", 9)
-    recipe["data"]["tasks"][0]["block_size"] = 2
+    recipe["data"]["tasks"][0]["batch_size"] = 2
     few = step_cost.step_costs(recipe)
-    recipe["data"]["tasks"][0]["block_size"] = 64
+    recipe["data"]["tasks"][0]["batch_size"] = 64
     many = step_cost.step_costs(recipe)
     assert len(few) == len(recipe["stages"]) == 2
     assert few[1] > few[0] > 0  # the linear part alone is cheap

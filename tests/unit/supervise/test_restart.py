@@ -47,10 +47,10 @@ def test_what_does_not_heal_is_not_tried_again(cause: str) -> None:
 
 
 def test_lack_of_memory_halves_the_micro_batch_until_nothing_is_left() -> None:
-    policy = RestartPolicy(max_restarts=10, micro_batch=12, block_size=24)
+    policy = RestartPolicy(max_restarts=10, micro_batch_size=12, batch_size=24)
     sizes = []
     while (decision := policy.decide(fault("out_of_memory"))).restart:
-        sizes.append(decision.overrides["engine.micro_batch"])
+        sizes.append(decision.overrides["engine.micro_batch_size"])
     assert sizes == [6, 3, 1]
     assert decision.action == "stop(smallest_micro_batch)"
 

@@ -55,11 +55,11 @@ def test_the_number_of_a_dead_supervisor_may_belong_to_somebody_else_now(tmp_pat
 def test_a_second_stretch_keeps_the_attempts_and_overrides_of_the_first(tmp_path: Path) -> None:
     file = begin(tmp_path)
     file.document["attempts"].append({"number": 0, "faults": [fault(0)]})
-    file.document["overrides"]["engine.micro_batch"] = 4
+    file.document["overrides"]["engine.micro_batch_size"] = 4
     file.save()
     again = begin(tmp_path).document
     assert again["attempts"][0]["outcome"] == "supervisor_died"
-    assert again["overrides"] == {"engine.micro_batch": 4}
+    assert again["overrides"] == {"engine.micro_batch_size": 4}
 
 
 def test_hosts_are_merged_into_one_run_and_the_worse_state_wins(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ PLAIN = {"device": "cpu", "threads": 1, "ema": {"enabled": False}}
 
 
 def build(
-    runtime: Runtime, *, micro_batch: int | None = None, engine: dict[str, Any] | None = None, **length: Any
+    runtime: Runtime, *, micro_batch_size: int | None = None, engine: dict[str, Any] | None = None, **length: Any
 ) -> Engine:
     config = EngineConfig.model_validate(PLAIN | (engine or {}))
-    loader = ToyLoader(runtime.place, micro_batch=micro_batch)
+    loader = ToyLoader(runtime.place, micro_batch_size=micro_batch_size)
     stage_length = OperatorStageConfig.model_validate({"steps": 4} | length)
     strategy = spread(ToyStage(), runtime, config)
     return Engine(runtime, strategy, loader, config=config, length=stage_length)
@@ -65,7 +65,7 @@ def test_the_engine_is_a_plain_loop_with_exact_averaging(runtime: Runtime) -> No
 
 
 def test_micro_batches_do_not_change_the_result(runtime: Runtime) -> None:
-    whole, cut = build(runtime), build(runtime, micro_batch=2)
+    whole, cut = build(runtime), build(runtime, micro_batch_size=2)
     whole.run()
     cut.run()
     assert float((flat(whole) - flat(cut)).norm() / flat(whole).norm()) < 1e-6

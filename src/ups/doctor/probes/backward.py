@@ -83,7 +83,7 @@ def train_alone(assignment: Assignment, report: Report) -> None:
     from ups.run.assemble import assemble
     from ups.training.progress import Progress
 
-    recipe = quick(exact(assignment.run, assignment.ranks), strategy="single", device="cpu", micro_batch=None)
+    recipe = quick(exact(assignment.run, assignment.ranks), strategy="single", device="cpu", micro_batch_size=None)
     facts: dict[str, object] = {}
     with Runtime.start(recipe.engine, RankEnvironment()) as runtime, open_run_data(assignment) as opened:
         for index in range(len(recipe.stages)):

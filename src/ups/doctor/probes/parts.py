@@ -45,25 +45,25 @@ def exact(recipe: Recipe, ranks: int) -> Recipe:
     budget of seconds becomes a number of steps: rates that follow a clock differ between any two runs. Scores are of a
     few trajectories, and not of as many for each rank: whole rollouts in float64 can take minutes.
     """
-    share = min(4, max(1, recipe.data.block_size // ranks))
+    share = min(4, max(1, recipe.data.batch_size // ranks))
     micro = share // 2 if share % 2 == 0 else share
     unlimited = {"clip_norm": 0.0, "clip_ratio": 0.0}
     counted = {"steps": _STEPS_OF_A_BUDGET, "budget_seconds": None, "budget_clock": "wall"}
     stages = [
         s.model_copy(
-            update={"optim": s.optim.model_copy(update=unlimited), "block_size": None}
+            update={"optim": s.optim.model_copy(update=unlimited), "batch_size": None}
             | (counted if s.budget_seconds is not None else {})
         )
         for s in recipe.stages
     ]
     data = recipe.data.model_copy(
         update={
-            "tasks": [task.model_copy(update={"block_size": None}) for task in recipe.data.tasks],
-            "block_size": share * ranks,
+            "tasks": [task.model_copy(update={"batch_size": None}) for task in recipe.data.tasks],
+            "batch_size": share * ranks,
             "loader": recipe.data.loader.model_copy(update={"workers": 0}),
         }
     )
-    changed = quick(recipe, precision="float64", micro_batch=micro, compile=False)
+    changed = quick(recipe, precision="float64", micro_batch_size=micro, compile=False)
     few = recipe.evaluate.model_copy(update={"max_trajectories": min(recipe.evaluate.max_trajectories, 4 * ranks + 1)})
     return changed.model_copy(update={"data": data, "stages": stages, "evaluate": few})
 

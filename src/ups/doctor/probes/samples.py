@@ -61,10 +61,10 @@ def check(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report
             f"rank {runtime.rank} was to read windows {loader.source.plan(0).numbers}, and read {delivered}"
         )
     everyone: list[Seen] = from_all(mine, runtime.control_group)
-    check_batch(recipe.data_of(index).block_sizes, everyone, reference)
+    check_batch(recipe.data_of(index).batch_sizes, everyone, reference)
     check_draws(everyone, reference)
     check_order(sampler, names, sizes)
-    total = sum(sampler.block_sizes[task] for task in sampler.tasks_of_step(0))
+    total = sum(sampler.batch_sizes[task] for task in sampler.tasks_of_step(0))
     report.facts[f"stage_{index}"] = {"windows": sizes, "global_batch": total, "fingerprint": sampler.fingerprint}
     report.says = (
         f"{counted(runtime.world_size, 'rank')} read {total} windows a step without overlap; order and draws are "
@@ -86,11 +86,11 @@ def planned(loader: Loader, seed: int) -> Seen:
     return found
 
 
-def check_batch(block_sizes: Sequence[int], everyone: Sequence[Seen], reference: Seen) -> None:
+def check_batch(batch_sizes: Sequence[int], everyone: Sequence[Seen], reference: Seen) -> None:
     """Same task on all ranks, no overlap, and together exactly the block that one rank alone would read."""
     world = len(everyone)
     for (step, slot), (task, expected, _) in reference.items():
-        size = block_sizes[task]
+        size = batch_sizes[task]
         parts = [seen[step, slot] for seen in everyone]
         if any(part[0] != task for part in parts):
             raise CheckFailed(f"ranks have different tasks at step {step}, slot {slot}: {[part[0] for part in parts]}")
@@ -103,7 +103,7 @@ def check_batch(block_sizes: Sequence[int], everyone: Sequence[Seen], reference:
         if sum(lengths) != size or len(expected) != size:
             raise CheckFailed(
                 f"a block of step {step} has {sum(lengths)} windows over {world} ranks and {len(expected)} on one, and "
-                f"the recipe says block_size is {size}",
+                f"the recipe says batch_size is {size}",
                 means="the batch changes with the number of ranks, so results of two world sizes cannot be compared",
                 hint="the global batch stands in the recipe; ranks only cut it",
             )

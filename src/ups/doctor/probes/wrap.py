@@ -93,7 +93,7 @@ def judge_memory(needed: int, limit: int, ranks: int, report: Report) -> None:
         raise CheckFailed(
             text,
             means="the kernel would kill a rank for lack of memory (SIGKILL, no traceback)",
-            hint="use fewer ranks or loader workers, a smaller engine.micro_batch, or a machine with more memory",
+            hint="use fewer ranks or loader workers, a smaller engine.micro_batch_size, or a machine with more memory",
         )
     if needed > CLOSE * limit:
         report.warnings.append(text)

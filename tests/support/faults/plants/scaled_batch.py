@@ -1,4 +1,4 @@
-"""Row 10: block_size is taken as the share of a rank, so the global batch grows with the number of ranks."""
+"""Row 10: batch_size is taken as the share of a rank, so the global batch grows with the number of ranks."""
 
 import os
 
@@ -10,7 +10,7 @@ _build = assemble.build_loader
 class Grown:
     def __init__(self, data):
         self._data = data
-        self.block_sizes = [size * int(os.environ.get("WORLD_SIZE", "1")) for size in data.block_sizes]
+        self.batch_sizes = [size * int(os.environ.get("WORLD_SIZE", "1")) for size in data.batch_sizes]
 
     def __getattr__(self, name):
         return getattr(self._data, name)

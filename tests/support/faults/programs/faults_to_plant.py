@@ -30,7 +30,7 @@ class OutOfMemoryError(RuntimeError):
     """The name by which torch's own is known."""
 
 
-def plant_fault(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_dir: Path | None = None) -> None:
+def plant_fault(phase: str, step: int, rank: int, *, micro_batch_size: int = 8, run_dir: Path | None = None) -> None:
     """Fail now if the fault of this attempt is for this rank, step and phase."""
     if not FAULT or phase not in _several("phase") or step != FAULT["step"] or rank not in _several("rank"):
         return
@@ -38,7 +38,7 @@ def plant_fault(phase: str, step: int, rank: int, *, micro_batch: int = 8, run_d
     if kind in FLAGS_OF:
         FLAGS.add(kind)
     elif kind == "out_of_memory":
-        if micro_batch > FAULT["fits"]:
+        if micro_batch_size > FAULT["fits"]:
             raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
     elif kind == "damage":
         assert run_dir is not None

@@ -17,7 +17,7 @@ from tests.support.faults.programs.faults_to_plant import FLAGS, OutOfMemoryErro
 from ups.record.blackbox import BlackBox, Phase
 
 RANK = int(os.environ.get("RANK", "0"))
-MICRO_BATCH = int(json.loads(os.environ.get("UPS_OVERRIDES", "{}")).get("engine.micro_batch", 8))
+MICRO_BATCH_SIZE = int(json.loads(os.environ.get("UPS_OVERRIDES", "{}")).get("engine.micro_batch_size", 8))
 _write = BlackBox.record
 _asked_to_raise: list[int] = []
 _asked_for_memory: list[int] = []
@@ -29,7 +29,7 @@ def _write_and_plant(box: BlackBox, phase: Phase, step: int, *arguments: Any, **
         person_code()
     if _asked_for_memory and phase is Phase.FORWARD:
         raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-    plant_fault(phase.label, step, RANK, micro_batch=MICRO_BATCH, run_dir=Path(sys.argv[1]))
+    plant_fault(phase.label, step, RANK, micro_batch_size=MICRO_BATCH_SIZE, run_dir=Path(sys.argv[1]))
 
 
 BlackBox.record = _write_and_plant  # type: ignore[method-assign]

@@ -34,7 +34,7 @@ ONE_SAVES = os.environ.get("TOY_ONE_SAVES", "0") == "1"
 WATCHED = os.environ.get("TOY_WATCHED", "1") == "1"
 WORKERS = int(os.environ.get("TOY_WORKERS", "0"))
 OVERRIDES = json.loads(os.environ.get("UPS_OVERRIDES", "{}"))
-MICRO_BATCH = int(OVERRIDES.get("engine.micro_batch", os.environ.get("TOY_MICRO_BATCH", "8")))
+MICRO_BATCH_SIZE = int(OVERRIDES.get("engine.micro_batch_size", os.environ.get("TOY_MICRO_BATCH", "8")))
 
 
 ASKED: list[int] = []
@@ -60,7 +60,7 @@ def main() -> None:
     watched = WATCHED or rank != FAULT.get("rank")
 
     def hit(phase: str, at_step: int) -> None:
-        plant_fault(phase, at_step, rank, micro_batch=MICRO_BATCH, run_dir=RUN_DIR)
+        plant_fault(phase, at_step, rank, micro_batch_size=MICRO_BATCH_SIZE, run_dir=RUN_DIR)
 
     try:
         with RECORDER.watch() if watched else contextlib.nullcontext():

@@ -19,7 +19,7 @@ BOX = TaskSpec("box", (FieldSpec("u"),), (AxisSpec("x", boundary="wall"),), dt=0
 
 @pytest.fixture(scope="module")
 def recipe() -> Recipe:
-    return resolve("recipes/tiny.yaml", ["data.block_size=8"]).recipe
+    return resolve("recipes/tiny.yaml", ["data.batch_size=8"]).recipe
 
 
 def seen(numbers: list[int], drawn: list[int] | None = None) -> dict:
@@ -27,11 +27,11 @@ def seen(numbers: list[int], drawn: list[int] | None = None) -> dict:
 
 
 def test_a_fair_cut_is_accepted(recipe: Recipe) -> None:
-    check_batch(recipe.data.block_sizes, [seen([0, 1, 2, 3]), seen([4, 5, 6, 7])], seen(list(range(8))))
+    check_batch(recipe.data.batch_sizes, [seen([0, 1, 2, 3]), seen([4, 5, 6, 7])], seen(list(range(8))))
 
 
 def test_ranks_may_read_the_same_windows_if_there_are_no_others(recipe: Recipe) -> None:
-    check_batch(recipe.data.block_sizes, [seen([0, 0, 0, 0]), seen([0, 0, 0, 0])], seen([0] * 8))
+    check_batch(recipe.data.batch_sizes, [seen([0, 0, 0, 0]), seen([0, 0, 0, 0])], seen([0] * 8))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_ranks_may_read_the_same_windows_if_there_are_no_others(recipe: Recipe) 
 )
 def test_an_unfair_cut_is_refused(recipe: Recipe, ranks: list[list[int]], words: str) -> None:
     with pytest.raises(CheckFailed) as caught:
-        check_batch(recipe.data.block_sizes, [seen(r) for r in ranks], seen(list(range(8))))
+        check_batch(recipe.data.batch_sizes, [seen(r) for r in ranks], seen(list(range(8))))
     assert words in caught.value.message
 
 
@@ -67,7 +67,7 @@ def test_draws_are_read_as_training_draws_them(task: TaskSpec) -> None:
 
 
 def test_windows_are_found_at_any_place_of_a_stream() -> None:
-    sampler = Sampler(["a", "b"], [1000, 37], seed=5, block_sizes=[8, 8], blocks_per_step=2, shares=[3.0, 1.0])
+    sampler = Sampler(["a", "b"], [1000, 37], seed=5, batch_sizes=[8, 8], blocks_per_step=2, shares=[3.0, 1.0])
     for task, size in ((0, 1000), (1, 37)):
         one_pass = windows_at(sampler, task, size, 2 * size, size)
         assert sorted(one_pass) == list(range(size))
