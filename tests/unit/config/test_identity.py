@@ -89,7 +89,7 @@ def test_an_old_name_is_read_with_a_warning_and_has_the_same_identity(
 ) -> None:
     old, new = tmp_path / "old.yaml", tmp_path / "new.yaml"
     text = RECIPE.read_text()
-    old.write_text(text.replace("batch_size:", "block_size:").replace("engine:\n", "engine:\n  micro_batch: 2\n"))
+    old.write_text(text.replace("batch_size:", "block_size:") + "engine:\n  micro_batch: 2\n")
     new.write_text(f"include: old.yaml\ndata:\n  batch_size: {resolve(RECIPE).recipe.data.batch_size}\n")
     assert recipe_identity(resolve(old).recipe) == recipe_identity(resolve(RECIPE).recipe)
     assert resolve(old).recipe.engine.micro_batch_size == 2
