@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.blackbox import BlackBoxReader, Phase, ring_path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
@@ -50,7 +50,7 @@ def leave(folder: Path, recipe: Path, ranks: int) -> dict[str, float]:
         pids = [json.loads((box_dir / f"rank_{rank:05d}.pid").read_text())["rank_pid"] for rank in range(ranks)]
         asked = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        while any(process_tree.is_alive(pid) for pid in pids):
+        while any(processes.is_alive(pid) for pid in pids):
             time.sleep(0.01)
         gone = time.monotonic()
         said = process.communicate()[0]

@@ -29,10 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import UpsError
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.blackbox import BlackBoxReader, Phase, ring_path
 from ups.supervise.checkpoints import committed_steps
-from ups.supervise.restart import MICRO_BATCH_SIZE
+from ups.supervise.fault import MICRO_BATCH_SIZE
 from ups.supervise.run_file import read_run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
@@ -66,11 +66,7 @@ def training(run: Started) -> bool:
         for rank in range(RANKS):
             with BlackBoxReader(ring_path(directory, rank)) as reader:
                 last = reader.latest()
-            if (
-                last is None
-                or last.phase in (Phase.INIT, Phase.TEARDOWN)
-                or not process_tree.is_alive(run.rank_pid(rank))
-            ):
+            if last is None or last.phase in (Phase.INIT, Phase.TEARDOWN) or not processes.is_alive(run.rank_pid(rank)):
                 return False
     except (UpsError, OSError, ValueError, KeyError):
         return False

@@ -25,7 +25,7 @@ from tests.support.checkout import ROOT
 from tests.support.faults.small_run import weights, write_recipe
 from tests.support.faults.supervised import Result, run
 from tests.support.mixture import write_mixture
-from ups.supervise.deadlines import Deadlines
+from ups.supervise.standstill import Deadlines
 
 STEPS, INTERVAL, CELLS_PER_RUN = 40, 5, 8
 LOOP = ("data", "forward", "backward", "sync", "optimizer")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.record import process_tree
+from ups.record import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -76,7 +76,7 @@ def test_who_is_asked_to_leave_leaves_no_training_behind(tmp_path: Path) -> None
     run = json.loads((tmp_path / "bench/runs/fno-advection1d/run.json").read_text())
     assert run["state"] == "preempted"
     assert run["checkpoint"] > 0
-    assert not process_tree.is_alive(run["supervisor_pid"])
+    assert not processes.is_alive(run["supervisor_pid"])
 
 
 def test_what_the_protocol_does_not_know_is_refused_before_any_work(tmp_path: Path) -> None:

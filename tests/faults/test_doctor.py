@@ -28,7 +28,7 @@ from ups.doctor import examine
 from ups.doctor.checks import CHECK_PROGRAMS, names
 from ups.doctor.judge import Verdict, judge
 from ups.doctor.processes import Examination, Processes
-from ups.record import process_tree
+from ups.record import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
 
@@ -122,7 +122,7 @@ def test_a_check_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) 
     assert not verdict.ok
     assert "not done after 9 s" in verdict.says
     assert "plant.py:5" in verdict.says
-    assert not [p for p in process_tree.descendants(os.getpid()) if "probes.machine" in _command(p.pid)]
+    assert not [p for p in processes.descendants(os.getpid()) if "probes.machine" in _command(p.pid)]
 
 
 def test_too_low_a_limit_on_open_files_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tests.support.faults.hosts import (
     why_no_network,
     without_space,
 )
-from ups.record import process_tree
+from ups.record import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(400)]
 
@@ -110,7 +110,7 @@ def _strike(started: StartedHosts, hosts: Network, fault: Fault) -> HostsResult:
         case "kill a supervisor":
             supervisor.kill()
         case "kill a host":
-            process_tree.send(started.everything_of(host), signal.SIGKILL)
+            processes.send(started.everything_of(host), signal.SIGKILL)
         case "cut":
             hosts.plug(host, False)
         case "cut for 5 s":
@@ -122,9 +122,9 @@ def _strike(started: StartedHosts, hosts: Network, fault: Fault) -> HostsResult:
                 return started.finish(250)
         case "stop a host":
             frozen = started.everything_of(host)
-            process_tree.send(frozen, signal.SIGSTOP)
+            processes.send(frozen, signal.SIGSTOP)
             started.processes[1 - host].wait(200)
-            process_tree.send(frozen, signal.SIGCONT)
+            processes.send(frozen, signal.SIGCONT)
     return started.finish(250)
 
 

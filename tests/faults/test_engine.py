@@ -21,7 +21,7 @@ from tests.support.faults.small_run import prepare_real, rank_is_at_step, rows, 
 from tests.support.faults.supervised import PROGRAMS, Result, run, start
 from tests.support.mixture import write_mixture
 from ups.record.manifest import read_manifest
-from ups.supervise.tracker_note import notes_of
+from ups.supervise.trackers import notes_of
 from ups.supervise.why import explain
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]

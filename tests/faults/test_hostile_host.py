@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.faults.hosts import StartedHosts, started_hosts
-from ups.record import process_tree
+from ups.record import processes
 from ups.supervise.link import LinkClosed, Session, read_secret
 from ups.supervise.run_file import read_run
 
@@ -130,7 +130,7 @@ def test_a_second_request_to_leave_ends_a_head_whose_host_says_nothing(tmp_path:
         head.send_signal(signal.SIGTERM)
         code, said = host.answer_until_the_end()
     assert code in (6, 143), said
-    assert not process_tree.carriers("TOY_MARK", host.started.mark)
+    assert not processes.carriers("TOY_MARK", host.started.mark)
 
 
 @pytest.mark.parametrize(

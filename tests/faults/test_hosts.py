@@ -27,11 +27,10 @@ from tests.support.faults.hosts import (
 )
 from tests.support.faults.small_run import write_recipe
 from tests.support.mixture import write_mixture
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.manifest import read_manifest
-from ups.supervise.host_file import rows_of_hosts
-from ups.supervise.host_notes import head_was_lost
-from ups.supervise.run_file import read_run
+from ups.supervise.run_file import head_was_lost, read_run
+from ups.supervise.status import rows_of_hosts
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -96,7 +95,7 @@ def test_a_host_with_a_clock_of_its_own_is_first_if_it_was_first(tmp_path: Path,
 
 def light_rank_from_outside(mark: str, rank: int) -> int:
     """The number of a rank's process here, whatever it is in its own namespace."""
-    for process in process_tree.carriers(supervised.MARK, mark):
+    for process in processes.carriers(supervised.MARK, mark):
         words, said = (
             (Path("/proc") / str(process.pid) / name).read_bytes().split(b"\0") for name in ("cmdline", "environ")
         )
@@ -113,7 +112,7 @@ def test_a_supervisor_that_is_killed_takes_its_ranks_along_and_its_host_is_named
         rank = started.rank_pid(1)
         started.processes[1].kill()
         deadline = time.monotonic() + 20
-        while process_tree.is_alive(rank):
+        while processes.is_alive(rank):
             assert time.monotonic() < deadline, "the rank outlives its supervisor"
             time.sleep(0.1)
         result = started.finish(200)
@@ -219,9 +218,9 @@ def test_a_host_that_stands_still_as_a_whole_is_lost(tmp_path: Path, hosts: Netw
     with started_hosts(tmp_path / "run", hosts, steps=5000, step_seconds=0.1, restarts=0) as started:
         started.wait_for(lambda: started.has_commit(5))
         frozen = started.everything_of(1)
-        process_tree.send(frozen, signal.SIGSTOP)
+        processes.send(frozen, signal.SIGSTOP)
         started.processes[0].wait(200)
-        process_tree.send(frozen, signal.SIGCONT)
+        processes.send(frozen, signal.SIGCONT)
         result = started.finish(120)
     check_ended(result)
     assert result.codes[0] == 6, result.outputs
@@ -235,9 +234,9 @@ def test_a_job_that_is_frozen_as_a_whole_accuses_no_host(tmp_path: Path, hosts: 
     with started_hosts(tmp_path / "run", hosts, steps=60, step_seconds=0.1) as started:
         started.wait_for(lambda: started.has_commit(5))
         frozen = [*started.everything_of(0), *started.everything_of(1)]
-        process_tree.send(frozen, signal.SIGSTOP)
+        processes.send(frozen, signal.SIGSTOP)
         time.sleep(20)  # longer than a host may be silent
-        process_tree.send(reversed(frozen), signal.SIGCONT)
+        processes.send(reversed(frozen), signal.SIGCONT)
         result = started.finish(120)
     check_ended(result)
     assert result.codes == [0, 0], result.outputs

@@ -22,7 +22,7 @@ from tests.support.faults.small_run import rank_is_at_step, write_recipe
 from tests.support.faults.supervised import MARK, Started, start
 from tests.support.listening import Listening, listening_sockets
 from tests.support.mixture import write_mixture
-from ups.record import process_tree
+from ups.record import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -51,7 +51,7 @@ def running(tmp_path: Path, endless: Path) -> Iterator[Callable[..., Started]]:
 
 def sockets_of(started: Started) -> list[Listening]:
     """What the supervisor, its ranks and all that they started listen on."""
-    ranks = [process.pid for process in process_tree.carriers(MARK, started.mark)]
+    ranks = [process.pid for process in processes.carriers(MARK, started.mark)]
     assert len(ranks) >= 6  # two wrappers, two ranks, their loader workers
     return listening_sockets([started.process.pid, *ranks])
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.environments import ROOT
 from ups.record.manifest import verify
-from ups.supervise.run_lock import hold_steps
+from ups.supervise.run_file import hold_steps
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ups.record.process_tree import bound_to
+from ups.record.processes import bound_to
 
 BUCKET = "data"
 KEY, SECRET = "test-key-id", "test-secret-canary"

@@ -73,7 +73,7 @@ def test_the_import_rules_hold() -> None:
         ("ups.doctor.planted", "from ups.library import run", "Modules from the top"),
         ("ups.library.planted", "from ups.cli import output", "Modules from the top"),
         ("ups.cli.planted", "from ups.testing import ranks", "Modules from the top"),
-        ("ups.record.atomic", "import ups.record.manifest", "No import circle"),
+        ("ups.record.files", "import ups.record.manifest", "No import circle"),
         ("ups.shed.planted", "", "Modules from the top"),
     ],
 )

@@ -7,9 +7,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ups.record.atomic import write_file_atomically
+from ups.record.files import is_number, is_whole, read_object, write_file_atomically
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import is_number, is_whole, read_object
 
 # Exit codes of the process that copies.
 REFUSED = 3

@@ -20,7 +20,7 @@ from ups.buckets.client import open_bucket
 from ups.buckets.mirror_note import LATE, REFUSED, MirrorNote
 from ups.buckets.run_copy import RunCopy
 from ups.errors import ConfigError, UpsError
-from ups.record.held_directory import HeldDirectory
+from ups.record.files import HeldDirectory
 
 POLL_SECONDS = 0.5
 MAX_WAIT_SECONDS = 15.0

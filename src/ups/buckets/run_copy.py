@@ -27,12 +27,11 @@ from pathlib import Path
 from ups.buckets.client import Bucket
 from ups.buckets.objects import delete, get, names, put
 from ups.errors import BucketError, ConfigError, IntegrityError, UpsError
-from ups.record.atomic import TEMPORARY_PREFIX
 from ups.record.checkpoints import list_checkpoints
+from ups.record.files import MAX_RUN_BYTES, TEMPORARY_PREFIX, read_object, read_whole
 from ups.record.identity import RunIdentity
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, Manifest, is_committed, read_manifest
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import MAX_RUN_BYTES, read_object, read_whole
 
 MAX_RECORD_BYTES = 2**30
 MAX_MARKER_BYTES = 4096

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups.record.process_tree import module_command
+from ups.record.processes import module_command
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
-    from ups.launch.empty_machine import EmptyMachine
+    from ups.launch.job import EmptyMachine
 
 MaxPriceOption = Annotated[
     float, typer.Option("--max-price", metavar="DOLLARS", help="Most that all hosts together may cost in an hour.")
@@ -99,7 +99,7 @@ def empty_machine(
     import time
 
     from ups.config.recipe import dump_brief_recipe, recipe_file, resolve
-    from ups.launch.empty_machine import EmptyMachine, num_gpus, require_data, secret_names
+    from ups.launch.job import EmptyMachine, num_gpus, require_data, secret_names
     from ups.run.directory import run_dir_of
 
     resolved = resolve(recipe_file(recipe), changes)

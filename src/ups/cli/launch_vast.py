@@ -99,9 +99,8 @@ def _show(job: VastJob, program: str, json: bool) -> None:
     """All calls of the client, the start script, and the job that is packed into it."""
     import shlex
 
-    from ups.launch.vast import copy_words, create_words, search_words
-    from ups.launch.vast_script import job as job_script
-    from ups.launch.vast_script import onstart, watch
+    from ups.launch.vast import copy_words, create_words, onstart, search_words, watch
+    from ups.launch.vast import job as job_script
 
     calls = [
         [program, "show", "env-vars", "--raw"],

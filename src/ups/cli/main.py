@@ -42,7 +42,7 @@ from ups.cli.output import (
     table,
 )
 from ups.errors import EXIT_CODES, MachineError, UpsError, exit_code_of_signal
-from ups.record.atomic import NOT_ALLOWED, not_allowed
+from ups.record.files import NOT_ALLOWED, not_allowed
 from ups.record.log import show_log
 
 INTERRUPTED = exit_code_of_signal(signal.SIGINT)

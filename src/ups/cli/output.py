@@ -23,7 +23,7 @@ from typing import Any, TextIO
 from ups.errors import MachineError, UpsError
 from ups.record.log import short_line
 from ups.record.run_dir import home_directory
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 from ups.run.table import table as table
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}

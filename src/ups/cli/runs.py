@@ -40,7 +40,7 @@ def list_(
     from ups.run.tags import tags_of
     from ups.supervise.checkpoints import last_commit
     from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
-    from ups.supervise.tracker_process import catch_up
+    from ups.supervise.trackers import catch_up
 
     known, unreadable = list_runs(directory), list_unreadable_runs(directory)
     catch_up(known)
@@ -180,7 +180,7 @@ def page(
     json: JsonOption = False,
 ) -> None:
     """Write one HTML page about all runs of a directory: verdicts, gates, scores, small loss curves."""
-    from ups.record.atomic import write_file_atomically
+    from ups.record.files import write_file_atomically
     from ups.run.overview import cards
     from ups.run.overview_page import overview_page
 

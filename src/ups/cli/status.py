@@ -9,7 +9,7 @@ import typer
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import report, say, table
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 
 _MAX_ROWS = 64
 
@@ -27,9 +27,9 @@ def status(
 ) -> None:
     """Show step, loss, rate, time left, and what each rank is doing."""
     from ups.supervise import status as live
-    from ups.supervise.host_file import rows_of_hosts
     from ups.supervise.run_file import read_run, run_or_newest
-    from ups.supervise.tracker_process import catch_up
+    from ups.supervise.status import rows_of_hosts
+    from ups.supervise.trackers import catch_up
 
     run_dir = run_or_newest(run)
     catch_up([(run_dir, read_run(run_dir))])

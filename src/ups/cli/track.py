@@ -30,7 +30,7 @@ def sync(
     """
     from ups.errors import RunHeldError, TrackerError
     from ups.supervise.run_file import find_run, read_run
-    from ups.supervise.tracker_process import sync as sync_trackers
+    from ups.supervise.trackers import sync as sync_trackers
 
     run_dir = find_run(run)
     if read_run(run_dir)["state"] == "running":
@@ -53,7 +53,7 @@ def _names(run_dir: Path) -> list[str]:
     from ups.config.tracker import by_name
     from ups.errors import ConfigError
     from ups.record.run_dir import RunDir
-    from ups.supervise.trackers import check_trackers
+    from ups.supervise.tracker_feed import check_trackers
 
     trackers = resolve(RunDir(run_dir).config).recipe.tracking.trackers
     if not trackers:
@@ -63,7 +63,7 @@ def _names(run_dir: Path) -> list[str]:
 
 
 def _rows(run_dir: Path, problems: dict[str, str]) -> list[dict[str, Any]]:
-    from ups.supervise.tracker_note import read_note
+    from ups.supervise.trackers import read_note
 
     notes = {name: read_note(run_dir, name) for name in problems}
     return [

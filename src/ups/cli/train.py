@@ -12,7 +12,7 @@ from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
 from ups.record.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from ups.supervise.host_place import HostPlace
+    from ups.supervise.options import HostPlace
 
 app = new_app()
 
@@ -68,7 +68,7 @@ def train(
 def _place(hosts: int, ranks: int, host: int | None, address: str, interface: str) -> HostPlace | None:
     """Where this process stands among several hosts; None on one."""
     from ups.errors import ConfigError
-    from ups.supervise.host_place import find_place
+    from ups.supervise.options import find_place
 
     if hosts > 1:
         return find_place(hosts, ranks, host, address, interface)

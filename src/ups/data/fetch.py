@@ -25,10 +25,8 @@ from ups.data.fetch_file import SPARE_BYTES, Fetch
 from ups.data.fetch_request import BeginAgainError, TryAgainError, request, shown
 from ups.data.hdf5_header import check_size
 from ups.errors import DataError, DiskFullError, FetchContentError, UpsError
-from ups.record.atomic import machine_error, write_file_atomically
-from ups.record.partial_directory import hold_partial
+from ups.record.files import hold_partial, machine_error, read_object, write_file_atomically
 from ups.record.text import size_text
-from ups.record.untrusted_files import read_object
 
 JOBS = 4
 PARTIAL = ".fetch"

@@ -24,9 +24,8 @@ from ups.data.fetch_catalog import RemoteFile
 from ups.data.fetch_request import Answer, BeginAgainError, TryAgainError, request, shown
 from ups.data.hdf5_header import HEADER_BYTES, check_header, check_size
 from ups.errors import DiskFullError, FetchChangedError, FetchContentError, FetchUnavailableError, MachineError
-from ups.record.atomic import machine_error, write_file_atomically
+from ups.record.files import load_object, machine_error, write_file_atomically
 from ups.record.text import size_text
-from ups.record.untrusted_files import load_object
 
 # Failures in a row without any progress before a file is given up, and how long to wait between two.
 ATTEMPTS = 6

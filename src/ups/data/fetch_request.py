@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from ups.data.fetch_connection import Watch, handlers
 from ups.errors import FetchContentError, FetchRefusedError
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 
 # For a connection, for a whole header, and for the next bytes of a file with all that HTTP may put before them.
 STALL_SECONDS = 30.0

@@ -6,7 +6,7 @@ from typing import Any
 
 from ups.config.yaml_subset import scalar_text
 from ups.data.guess import Guess
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 
 _HEAD = """\
 # What the arrays of {source} mean. Written by `ups init`; what stands here overrides what the file says.

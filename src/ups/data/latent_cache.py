@@ -25,8 +25,8 @@ import numpy.typing as npt
 from ups.errors import DataError, IntegrityError, UpsError
 from ups.formats.base import Int64, Reader
 from ups.formats.shards import ProcessCache, map_file
+from ups.record.files import load_object
 from ups.record.manifest import COMMITTED_NAME, is_committed, verify
-from ups.record.untrusted_files import load_object
 from ups.spec.batch import Float32
 from ups.spec.statistics import Statistics
 

@@ -31,10 +31,8 @@ from ups.data.latent_cache import (
 )
 from ups.errors import ConfigError, DataError, DiskFullError
 from ups.formats.base import Reader
-from ups.record.atomic import machine_error, write_file_atomically
+from ups.record.files import hold_partial, machine_error, read_object, write_file_atomically
 from ups.record.manifest import Manifest, clean_temporaries, commit_directory, is_committed
-from ups.record.partial_directory import hold_partial
-from ups.record.untrusted_files import read_object
 from ups.spec.batch import Float32
 
 Job = tuple[int, int]  # number of a task, number of a file

@@ -26,9 +26,8 @@ from ups.data.permutation import Permutation
 from ups.data.shortest_waves import ShortestWaves
 from ups.errors import DataError, MachineError
 from ups.formats.base import Reader, WindowBlock
-from ups.record.atomic import write_file_atomically
+from ups.record.files import open_regular, parse_object, write_file_atomically
 from ups.record.run_dir import home_directory
-from ups.record.untrusted_files import open_regular, parse_object
 from ups.spec.descriptors import RangeFinder
 from ups.spec.keyed import key_of
 from ups.spec.moments import Moments, by_channel

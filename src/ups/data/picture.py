@@ -14,7 +14,7 @@ import numpy as np
 
 from ups.errors import DataError, MissingExtraError
 from ups.formats.base import GridReader
-from ups.record.atomic import machine_error
+from ups.record.files import machine_error
 from ups.spec.batch import Window
 
 MAX_CHANNELS = 6

@@ -31,10 +31,9 @@ from ups.data.rank_source import ArrayBatch, RankSource
 from ups.data.read_ahead import ReadAhead
 from ups.data.worker_protocol import REQUEST, ArrayPlace, BatchReply, ErrorReply, fault_file
 from ups.errors import DataError, UpsError
-from ups.record.failure import Recorder, install_in_worker
-from ups.record.location import location_of_error
+from ups.record.failure import Recorder, install_in_worker, location_of_error
 from ups.record.log import show_log, write_to_stderr
-from ups.record.process_tree import bound_to
+from ups.record.processes import bound_to
 
 _ALIGNMENT = 64
 _MAX_TEXT = 8_000

@@ -35,8 +35,8 @@ from ups.data.rank_source import ArrayBatch, RankSource
 from ups.data.worker_protocol import MAX_MESSAGE, REQUEST, BatchReply, ErrorReply, stack_file
 from ups.errors import ConfigError, DataError, MachineError, WorkerError, error_of_cause
 from ups.record.causes import CRASH_SIGNALS, signal_name
-from ups.record.location import Frame, location_of_dump, set_origin
-from ups.record.process_tree import module_command, read_process
+from ups.record.failure import Frame, location_of_dump, set_origin
+from ups.record.processes import module_command, read_process
 
 # Requests on the way to one worker: more might fill the socket of a stopped worker, and asking would block the rank.
 MAX_ASKED = 128

@@ -7,8 +7,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups.record.failure import worker_stem
-from ups.record.location import Frame
+from ups.record.failure import Frame, worker_stem
 
 FAULT_DIR = "UPS_FAULT_DIR"
 REQUEST = struct.Struct("<q")  # a batch number

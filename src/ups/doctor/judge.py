@@ -15,7 +15,7 @@ from typing import Any
 from ups.doctor.checks import Check, CheckProgram
 from ups.doctor.processes import Processes
 from ups.record.causes import cause_of_exit, causes_first, is_cascade_text, signal_name
-from ups.record.location import location_of_dump
+from ups.record.failure import location_of_dump
 
 # How this process ends what is left.
 _ENDINGS = (-signal.SIGKILL, -signal.SIGTERM)

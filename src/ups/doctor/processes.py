@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.doctor.checks import CheckProgram
-from ups.record import process_tree
+from ups.record import processes
 from ups.supervise.launcher import Launcher
 from ups.supervise.options import Options
 
@@ -72,7 +72,7 @@ def _run_one(program: CheckProgram, examination: Examination, work_dir: Path, fo
             stderr=err_file,
             env={**os.environ, **_variables(program, examination), "UPS_DOCTOR_TOKEN": token},
             start_new_session=True,
-            preexec_fn=process_tree.bound_to(os.getpid()),
+            preexec_fn=processes.bound_to(os.getpid()),
         )
     exit_: dict[str, Any] = {}
     timed_out = False
@@ -83,10 +83,10 @@ def _run_one(program: CheckProgram, examination: Examination, work_dir: Path, fo
         timed_out = True
     finally:
 
-        def members() -> list[process_tree.Process]:
-            return process_tree.carriers("UPS_DOCTOR_TOKEN", token)
+        def members() -> list[processes.Process]:
+            return processes.carriers("UPS_DOCTOR_TOKEN", token)
 
-        process_tree.kill_until_gone(members, 10.0, not_reaped=frozenset({process.pid}))
+        processes.kill_until_gone(members, 10.0, not_reaped=frozenset({process.pid}))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5.0)
     exits = {0: exit_} if exit_ else {}
@@ -131,7 +131,7 @@ def _run_ranks(program: CheckProgram, examination: Examination, work_dir: Path, 
 
 def _command(program: CheckProgram, examination: Examination, work_dir: Path) -> list[str]:
     module = f"ups.doctor.probes.{program.module}"
-    return process_tree.module_command(module, str(work_dir), python=examination.python)
+    return processes.module_command(module, str(work_dir), python=examination.python)
 
 
 def _variables(program: CheckProgram, examination: Examination) -> dict[str, str]:

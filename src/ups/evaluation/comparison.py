@@ -15,7 +15,8 @@ from typing import Any
 from ups.errors import ConfigError, DataError
 from ups.evaluation.headline import SCORES, best_reference, difference, headlines, significant, with_article
 from ups.evaluation.results import from_json, paired_difference, trajectory_means
-from ups.record.untrusted_files import load_object, printable
+from ups.record.files import load_object
+from ups.record.text import printable
 
 # Everything in which two results must agree before their numbers mean the same.
 _SAME = ("split", "data_identity", "steady", "space", "dt", "channels")

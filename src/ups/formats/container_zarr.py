@@ -29,7 +29,7 @@ from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable, ambiguous, listed
 from ups.formats.hdf5 import Region
 from ups.formats.shards import MISSING, ProcessCache, read_index, zstd_content_bytes
-from ups.record.untrusted_files import is_number, load_object
+from ups.record.files import is_number, load_object
 
 MAX_ARRAYS = 4096
 MAX_ENTRIES = 5_000_000

@@ -34,7 +34,7 @@ from ups.errors import DataError
 from ups.formats.base import FLOAT32_HINT, FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
 from ups.formats.container import Container, Variable
 from ups.formats.open_container import open_containers
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 from ups.spec.batch import Float64
 from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, ParameterSpec, Role, TaskSpec
 

@@ -42,8 +42,8 @@ from ups.formats.hdf5_survey import (
     open_library,
 )
 from ups.formats.shards import ObjectBytes, ProcessCache, map_file
-from ups.record.process_tree import module_command
-from ups.record.untrusted_files import open_regular
+from ups.record.files import open_regular
+from ups.record.processes import module_command
 
 TIMEOUT_SECONDS = 120.0
 # Every block of metadata is a request there.

@@ -11,7 +11,7 @@ from ups.formats.container import NUMPY_MAGIC, ZIP_MAGIC, Container, open_numpy,
 from ups.formats.container_hdf5 import open_hdf5
 from ups.formats.container_zarr import open_zarr
 from ups.formats.hdf5 import HDF5_MAGIC, MATLAB_TEXT, starts_as_hdf5
-from ups.record.untrusted_files import open_regular
+from ups.record.files import open_regular
 
 _ZARR = ("zarr.json", ".zgroup", ".zarray", ".zmetadata")
 _SUFFIXES = (".npy", ".npz", ".mat", ".h5", ".hdf5", ".nc", ".zarr")

@@ -45,7 +45,7 @@ from ups.formats.pdebench_problems import (
     unknown_problem,
 )
 from ups.formats.the_well import THE_WELL
-from ups.record.untrusted_files import open_regular
+from ups.record.files import open_regular
 from ups.spec.batch import Float64
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, Role, TaskSpec
 

@@ -31,7 +31,7 @@ from ups.formats.hdf5 import (
 )
 from ups.formats.hdf5_survey import GROUPS
 from ups.formats.the_well_layout import SPACE, WellField, WellLayout, plain, understand
-from ups.record.untrusted_files import open_regular
+from ups.record.files import open_regular
 from ups.spec.batch import Float32
 from ups.spec.task import AxisSpec, Boundary, FieldSpec, ParameterSpec, Role, Scale, TaskSpec
 

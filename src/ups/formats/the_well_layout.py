@@ -21,7 +21,7 @@ from ups.formats.base import Array, Int64
 from ups.formats.described import equal_steps
 from ups.formats.hdf5 import FileKey, read_region
 from ups.formats.hdf5_survey import BOUNDARIES, FIELD_GROUPS, ArraySurvey, WellSurvey
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 from ups.spec.batch import Float64
 from ups.spec.task import Boundary, FieldSpec, Role
 

@@ -18,8 +18,9 @@ from ups.buckets.path import BucketPath, data_path
 from ups.errors import DataError, IntegrityError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Int64, Source, Subsampling
 from ups.formats.shards import MAX_JSON_BYTES, ArrayLayout, ShardFile, drop_files, open_shard, read_array, read_group
+from ups.record.files import open_regular
 from ups.record.manifest import read_manifest
-from ups.record.untrusted_files import open_regular, printable
+from ups.record.text import printable
 from ups.spec.batch import Float64
 from ups.spec.task import Role, TaskSpec
 

@@ -29,10 +29,10 @@ from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.models.build import build_model, wrong_names
 from ups.models.former_names import former_name
 from ups.models.stepper import OPERATOR, Stepper
-from ups.record.atomic import mode_by_umask
+from ups.record.files import is_whole, load_object, mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
 from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir, is_bundle
-from ups.record.untrusted_files import is_whole, load_object, printable
+from ups.record.text import printable
 from ups.registry import MODELS
 from ups.spec.batch import Float64
 from ups.spec.statistics import Statistics

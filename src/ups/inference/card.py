@@ -9,8 +9,7 @@ from typing import Any
 
 from ups.inference.bundle import BundleInfo
 from ups.inference.stored_scores import bundle_warnings
-from ups.record.text import counted
-from ups.record.untrusted_files import printable
+from ups.record.text import counted, printable
 
 LIMITS = (
     "- Parameters outside the trained ranges, states whose mean, size, slopes or waves are outside those "

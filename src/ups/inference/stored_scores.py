@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ups.record.files import is_number, read_object
 from ups.record.run_dir import BUNDLE_FILE
-from ups.record.text import path_text
-from ups.record.untrusted_files import is_number, printable, read_object
+from ups.record.text import path_text, printable
 
 MODEL = "model"
 MAX_WORDS = 200

@@ -18,7 +18,7 @@ import numpy as np
 
 from ups.errors import BundleError
 from ups.inference.layout import Divergence, Frame, Layout
-from ups.record.atomic import machine_error, temporary_name
+from ups.record.files import machine_error, temporary_name
 from ups.record.manifest import make_temporary
 from ups.spec.task import FieldSpec
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ups.errors import BundleError
-from ups.record.atomic import machine_error, temporary_name
+from ups.record.files import machine_error, temporary_name
 from ups.spec.grid import uneven_axes
 from ups.spec.task import FieldSpec, TaskSpec
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from ups.errors import EXIT_CODES, ConfigError
-from ups.launch.empty_machine import plain_variables, secret_names
+from ups.launch.job import plain_variables, secret_names
 
 if TYPE_CHECKING:
     from ups.config.recipe import ResolvedRecipe

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from ups.errors import ConfigError, MachineError
-from ups.launch.empty_machine import (
+from ups.launch.job import (
     PLACE,
     RECIPE_NAME,
     EmptyMachine,
@@ -31,9 +31,9 @@ from ups.launch.empty_machine import (
     plain_variables,
     run,
     setup,
+    write_script,
 )
-from ups.launch.folder import write_script
-from ups.record.process_tree import module_command
+from ups.record.processes import module_command
 
 TASK_NAME = "skypilot.yaml"
 PORT = 29500

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ups.errors import ConfigError, MachineError
-from ups.launch.folder import write_script
+from ups.launch.job import write_script
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 
 SCRIPT_NAME = "job.sh"
 # So long before the end ranks are asked to save.

@@ -13,8 +13,8 @@ from ups.config.recipe import ResolvedRecipe, plain_data, resolve_data
 from ups.config.schema import Recipe
 from ups.errors import BundleError, ConfigError
 from ups.library.recipe import override_text
+from ups.record.files import load_object
 from ups.record.run_dir import BUNDLE_FILE, find_bundle, is_bundle
-from ups.record.untrusted_files import load_object
 from ups.spec.task import TaskSpec
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 from ups.errors import ConfigError, DataError, MachineError, MissingExtraError, UpsError
 from ups.library.data import Dataset, open_data
-from ups.record import process_tree
 
 _ERRORS: dict[str, type[UpsError]] = {
     kind.cause: kind for kind in (ConfigError, DataError, MachineError, MissingExtraError)
@@ -42,14 +41,14 @@ def generate_data(
     words = [f"{name}={value}" for name, value in options.items() if value is not None]
     words += [f"--parameter={name}={value!r}" for name, value in (parameters or {}).items()]
     words += ["--overwrite"] if overwrite else []
-    command = process_tree.module_command("ups", "data", "generate", task, *words, "--json")
+    command = processes.module_command("ups", "data", "generate", task, *words, "--json")
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         # Who is killed leaves no solver behind, which would hold the store against the next try.
-        preexec_fn=process_tree.bound_to(os.getpid()),
+        preexec_fn=processes.bound_to(os.getpid()),
     )
     try:
         found = json.loads(done.stdout)

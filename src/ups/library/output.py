@@ -12,8 +12,7 @@ from typing import Any
 from ups.config.schema import Recipe
 from ups.record.log import log_shown_by, short_line
 from ups.record.run_dir import RunDir
-from ups.record.text import path_text
-from ups.record.untrusted_files import printable
+from ups.record.text import path_text, printable
 
 
 class Output:

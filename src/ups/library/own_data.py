@@ -24,9 +24,8 @@ from ups.formats.described import DescribedReader, task_name
 from ups.formats.open_container import open_containers
 from ups.formats.zarr_store import is_own_store
 from ups.library.data import Dataset, PathLike, open_data
-from ups.record.atomic import write_file_atomically
-from ups.record.text import duration_text
-from ups.record.untrusted_files import printable
+from ups.record.files import write_file_atomically
+from ups.record.text import duration_text, printable
 from ups.spec.task import Role
 
 # What `ups init` proposes to train, in CPU time of one core, and the fewest steps that make a model; the largest grid

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.record.manifest import write_file_atomically
-from ups.record.process_tree import module_command
+from ups.record.processes import module_command
 from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.record.text import duration_text, last_line, size_text
 

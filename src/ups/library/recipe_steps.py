@@ -258,7 +258,7 @@ def _evaluate(job: Job) -> str:
     from ups.run.reporting import report_folder, write_scores
     from ups.run.scoring import add_cost, score
     from ups.run.trained import load_trained
-    from ups.supervise.run_lock import hold_run
+    from ups.supervise.run_file import hold_run
 
     with hold_run(job.run_dir), job.output.scoring() as progress:
         trained = load_trained(str(job.run_dir))
@@ -287,8 +287,7 @@ def _judge(job: Job) -> str:
     """Judge the scores that are there, and put the verdict into run.json."""
     from ups.record.manifest import write_file_atomically
     from ups.run.gate import gate_words, judge, read_results
-    from ups.supervise.run_file import note_gate
-    from ups.supervise.run_lock import hold_run
+    from ups.supervise.run_file import hold_run, note_gate
 
     judged = judge(job.resolved.recipe.gate, read_results(RunDir(job.run_dir).scores))
     job.gate_failed = gate_words(judged)
@@ -317,7 +316,7 @@ def _bundle(job: Job) -> str:
     from ups.run.gate import read_results
     from ups.run.trained import load_trained
     from ups.supervise.bucket_mirror import BucketMirror
-    from ups.supervise.run_lock import hold_run
+    from ups.supervise.run_file import hold_run
 
     results = from_json(read_results(RunDir(job.run_dir).scores))
     with hold_run(job.run_dir), BucketMirror(job.run_dir, job.resolved.recipe.checkpoint):
@@ -331,7 +330,7 @@ def _report(job: Job) -> str:
     from ups.run.gate import read_results
     from ups.run.reporting import write_page
     from ups.run.trained import load_trained
-    from ups.supervise.run_lock import hold_run
+    from ups.supervise.run_file import hold_run
 
     results = from_json(read_results(RunDir(job.run_dir).scores))
     with hold_run(job.run_dir):

@@ -45,8 +45,8 @@ def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: St
     """
     from ups.library.next_step import next_words
     from ups.run.directory import check_ranks
-    from ups.supervise.run_lock import hold_steps
-    from ups.supervise.trackers import check_trackers
+    from ups.supervise.run_file import hold_steps
+    from ups.supervise.tracker_feed import check_trackers
 
     # What would be refused in the end is refused before the first step.
     check_ranks(resolved.recipe, ranks)
@@ -123,7 +123,7 @@ def _explained(error: BaseException) -> tuple[str, str]:
 def _tell_trackers(job: Job) -> None:
     """The verdict after the gate, and the report; what cannot be told now is told by the next `ups status`."""
     from ups.config.tracker import by_name
-    from ups.supervise.tracker_process import forget, remember, sync
+    from ups.supervise.trackers import forget, remember, sync
 
     remember(job.run_dir)
     if not any(sync(job.run_dir, list(by_name(job.resolved.recipe.tracking.trackers)), TRACKER_SECONDS).values()):

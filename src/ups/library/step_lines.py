@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ups.config.schema import Recipe
 from ups.library.recipe_steps import STEPS, StepOutput, before_gate
 from ups.record.run_dir import RunDir
-from ups.record.text import duration_text
-from ups.record.untrusted_files import printable
+from ups.record.text import duration_text, printable
 from ups.run.steps_file import DONE, StepRecord
 from ups.supervise.run_file import GATE_FAILED
 

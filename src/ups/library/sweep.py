@@ -18,7 +18,7 @@ from typing import IO, Any
 from ups.config.recipe import recipe_file, resolve
 from ups.config.sweep import Axis, Cell, cells
 from ups.errors import exit_code_of_signal
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.text import path_text
 from ups.run.directory import check_ranks, run_dir_of
 from ups.run.overview import scores_of
@@ -42,7 +42,7 @@ class Sweep:
         for cell in self.cells:
             check_ranks(resolve(recipe_file(recipe), [*changes, *cell.changes]).recipe, ranks)
         shared = [word for change in changes for word in ("--set", change)]
-        self._command = process_tree.module_command("ups", "train", recipe, "--ranks", str(ranks), *shared)
+        self._command = processes.module_command("ups", "train", recipe, "--ranks", str(ranks), *shared)
         self._working: dict[str, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
 
@@ -97,7 +97,7 @@ class Sweep:
             stdout=subprocess.DEVNULL,
             stderr=messages,
             start_new_session=True,  # Ctrl-C reaches it once, through us
-            preexec_fn=process_tree.bound_to(os.getpid()),
+            preexec_fn=processes.bound_to(os.getpid()),
         )
         self._working[cell.name] = process, messages
 

@@ -20,14 +20,13 @@ from ups.library.output import Output, Printed, messages_shown
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
 from ups.record.identity import RunIdentity
-from ups.record.process_tree import module_command
+from ups.record.processes import module_command
 from ups.record.run_dir import RunDir
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
     from ups.supervise.bucket_mirror import BucketMirror
-    from ups.supervise.host_place import HostPlace
-    from ups.supervise.options import Options
+    from ups.supervise.options import HostPlace, Options
     from ups.supervise.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -108,8 +107,8 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
     from ups.run.restoring import restore_run
     from ups.run.warm_start import keep_starts
     from ups.supervise.bucket_mirror import check_mirror
-    from ups.supervise.run_lock import hold_run
-    from ups.supervise.trackers import check_trackers
+    from ups.supervise.run_file import hold_run
+    from ups.supervise.tracker_feed import check_trackers
 
     recipe = resolved.recipe
     check_trackers(recipe.tracking.trackers)
@@ -177,7 +176,7 @@ def start_ranks(
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
     from ups.run.directory import last_step_of
     from ups.run.identity import check_inputs
-    from ups.supervise.restart import MICRO_BATCH_SIZE
+    from ups.supervise.fault import MICRO_BATCH_SIZE
     from ups.supervise.supervisor import supervise_held
 
     share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).batch_sizes) // ranks
@@ -199,7 +198,7 @@ def start_ranks(
         if place is None:
             return supervise_held(options, say)
         from ups import __version__
-        from ups.supervise.link_head import head_link
+        from ups.supervise.link_endpoints import head_link
 
         with head_link(place, ranks, __version__, run_dir) as link:
             return supervise_held(options, say, link)
@@ -211,7 +210,7 @@ def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict
         return {}
     from ups.doctor.probes.ulimits import memory_available_bytes
     from ups.run.auto_micro_batch import auto_micro_batch
-    from ups.supervise.restart import MICRO_BATCH_SIZE
+    from ups.supervise.fault import MICRO_BATCH_SIZE
 
     found = auto_micro_batch(run_dir, ranks, memory_available_bytes() // local_ranks)
     logger.info("engine.micro_batch_size=auto: %d windows fit", found)
@@ -222,7 +221,7 @@ def _send_home(run_dir: Path, ranks: int, place: HostPlace, line: str, code: int
     """Tell the other hosts of a run that there is nothing to do."""
     from ups import __version__
     from ups.supervise.head import dismiss
-    from ups.supervise.link_head import head_link
+    from ups.supervise.link_endpoints import head_link
 
     with head_link(place, ranks, __version__, run_dir) as link:
         dismiss(link, line, code)
@@ -231,7 +230,7 @@ def _send_home(run_dir: Path, ranks: int, place: HostPlace, line: str, code: int
 def _send_home_after(error: UpsError, run_dir: Path, ranks: int, place: HostPlace) -> None:
     """Tell the other hosts why the run cannot start: they would wait for host 0 until their deadline."""
     from ups.run.removal import INPUTS, leave_no_trace
-    from ups.supervise.run_lock import hold_run
+    from ups.supervise.run_file import hold_run
 
     made = not run_dir.exists()
     # Whatever goes wrong here, the error that is on its way is the one to show.

@@ -28,8 +28,8 @@ from types import TracebackType
 from typing import Self
 
 from ups.errors import IntegrityError, MachineError
+from ups.record.files import open_regular
 from ups.record.run_dir import rank_name
-from ups.record.untrusted_files import open_regular
 
 MAGIC = b"UPSBBX01"
 DEFAULT_CAPACITY = 2048

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import CheckpointError, IntegrityError, UpsError
+from ups.record.files import load_object
 from ups.record.manifest import FileHash, is_committed, read_manifest, remove_directory, verify
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import load_object
 
 logger = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from typing import Any
 
 from ups.errors import DataChangedError, ForeignCheckpointError, RecipeChangedError, StatisticsChangedError, UpsError
 from ups.record.checkpoints import read_progress
+from ups.record.files import open_regular
 from ups.record.manifest import read_manifest
-from ups.record.untrusted_files import open_regular
 
 IDENTITY_VARIABLE = "UPS_IDENTITY"
 HASHED_VARIABLE = "UPS_HASHED"

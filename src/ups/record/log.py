@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 
 Write = Callable[[logging.LogRecord], None]
 

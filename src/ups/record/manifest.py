@@ -36,16 +36,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ups.errors import IntegrityError, MachineError
-from ups.record.atomic import (
+from ups.record.files import (
     TEMPORARY_PREFIX,
     exchange,
     machine_error,
+    open_regular,
     sync_parents,
     sync_path,
     temporary_name,
     write_file_atomically,
 )
-from ups.record.untrusted_files import open_regular
 
 __all__ = [
     "COMMITTED_NAME",

@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from ups.errors import exit_code_of_signal
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.run_dir import RunDir, rank_name
 
 # The kernel's word for "your parent is gone". SIGCONT, because it is the only signal that also wakes a wrapper that
@@ -46,8 +46,8 @@ def main(arguments: list[str]) -> int:
     for number in _FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup: the rank ignores it, too
             signal.signal(number, state.forward)
-    process_tree.die_with_parent(_PARENT_GONE)
-    process_tree.adopt_orphans()
+    processes.die_with_parent(_PARENT_GONE)
+    processes.adopt_orphans()
     if os.getppid() != state.parent:
         return 1
 
@@ -99,7 +99,7 @@ def _start(command: list[str], out_path: Path, err_path: Path) -> subprocess.Pop
             env=environment,
             # Its own group, so that a signal for the group of the wrapper reaches the rank once: forwarded.
             process_group=0,
-            preexec_fn=process_tree.bound_to(os.getpid()),
+            preexec_fn=processes.bound_to(os.getpid()),
         )
 
 
@@ -120,13 +120,13 @@ class _State:
 
     def attach(self, pid: int) -> None:
         self.child = pid
-        process_tree.send([pid] * len(self.pending), signal.SIGTERM)
+        processes.send([pid] * len(self.pending), signal.SIGTERM)
         if self.orphaned:
-            process_tree.send([pid], signal.SIGKILL)
+            processes.send([pid], signal.SIGKILL)
 
     def forward(self, number: int, _frame: FrameType | None) -> None:
         if self.child:
-            process_tree.send([self.child], number)
+            processes.send([self.child], number)
         elif number == signal.SIGTERM:
             self.pending.append(number)
 
@@ -135,7 +135,7 @@ class _State:
             return
         self.orphaned = True
         if self.child:
-            process_tree.send([self.child], signal.SIGKILL)
+            processes.send([self.child], signal.SIGKILL)
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
@@ -149,13 +149,13 @@ def _end_stragglers() -> None:
     """End what the rank left behind (loader workers), after a moment in which helpers may tidy up shared memory."""
     deadline = time.monotonic() + _STRAGGLER_SECONDS
 
-    def find() -> list[process_tree.Process]:
-        process_tree.reap_adopted()
-        return process_tree.descendants(os.getpid())
+    def find() -> list[processes.Process]:
+        processes.reap_adopted()
+        return processes.descendants(os.getpid())
 
     while find() and time.monotonic() < deadline:
         time.sleep(0.02)
-    process_tree.kill_until_gone(find, 5.0)
+    processes.kill_until_gone(find, 5.0)
 
 
 def _leave_like(code: int) -> int:

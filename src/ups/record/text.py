@@ -41,3 +41,8 @@ def path_text(path: Path) -> str:
 def last_line(text: str) -> str:
     """What a program that failed has said last."""
     return (text.strip().splitlines() or ["no message"])[-1]
+
+
+def printable(text: str, keep: str = "") -> str:
+    """`text` with control characters escaped, but for those in `keep`."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ups.errors import MachineError, TrainingError
-from ups.record.process_tree import module_command
+from ups.record.processes import module_command
 from ups.record.text import last_line
 
 if TYPE_CHECKING:

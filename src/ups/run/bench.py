@@ -26,14 +26,14 @@ from ups.errors import ConfigError, DataError, TrainingError, exit_code_of_signa
 from ups.evaluation.bench_page import markdown
 from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, row
 from ups.evaluation.results import from_json, to_json
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.manifest import write_file_atomically
 from ups.run.bench_measure import machine, peak_memory, rollout_sticks
 from ups.run.directory import read_run_recipe
 from ups.run.progress_line import ProgressLine
 from ups.run.step_cost import with_steps
 from ups.solvers.tasks import BENCH_TASKS
-from ups.supervise.run_lock import hold_bench
+from ups.supervise.run_file import hold_bench
 
 # Machines whose fixed piece of work takes so many times as long are not of one kind.
 _OTHER_SPEED = 1.25
@@ -184,13 +184,13 @@ class Bench:
     def _one_thread(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         """A module of ups as a program, with one thread."""
         return subprocess.Popen(
-            process_tree.module_command(*words),
+            processes.module_command(*words),
             cwd=self.out,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=stdin,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=process_tree.bound_to(os.getpid()),
+            preexec_fn=processes.bound_to(os.getpid()),
         )
 
     def _read_costs(self, line: ProgressLine) -> dict[str, Any]:
@@ -283,7 +283,7 @@ class Bench:
         recipe.write_text(text)
         log = self.out / "logs" / f"{entry.name}.log"
         line.note(f"training {entry.name}, log {log}")
-        command = process_tree.module_command("ups", "train", str(recipe))
+        command = processes.module_command("ups", "train", str(recipe))
         with log.open("ab") as file:
             process = subprocess.Popen(
                 command,
@@ -293,7 +293,7 @@ class Bench:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,  # Ctrl-C reaches it once, through us
-                preexec_fn=process_tree.bound_to(os.getpid()),
+                preexec_fn=processes.bound_to(os.getpid()),
             )
             self._working.add(process)
             code = process.wait()

@@ -10,8 +10,7 @@ from typing import Any
 from ups.record.run_dir import RunDir, is_bundle
 from ups.run.removal import is_ours
 from ups.run.tags import tags_of
-from ups.supervise.run_file import list_runs, list_unreadable_runs
-from ups.supervise.run_lock import is_held
+from ups.supervise.run_file import is_held, list_runs, list_unreadable_runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from ups.errors import ConfigError
 from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, compare, read_scores
 from ups.evaluation.headline import SCORES
 from ups.record.checkpoints import latest_verified
+from ups.record.files import read_object
 from ups.record.manifest import read_manifest, write_file_atomically
 from ups.record.run_dir import find_model, is_bundle
-from ups.record.untrusted_files import read_object
 from ups.run.reporting import report_folder, write_scores
 from ups.run.table import table
 from ups.run.trained import load_trained

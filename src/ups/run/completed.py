@@ -6,13 +6,13 @@ from pathlib import Path
 
 from ups.config.schema import Recipe
 from ups.errors import UpsError
+from ups.record.files import load_object
 from ups.record.identity import RunIdentity
 from ups.record.manifest import verify
 from ups.record.run_dir import BUNDLE_FILE, RunDir
-from ups.record.untrusted_files import load_object
 from ups.run.directory import last_step_of
 from ups.run.identity import check_inputs
-from ups.supervise.proof import missing_proof
+from ups.supervise.checkpoints import missing_proof
 from ups.supervise.run_file import TRAINED, read_run, was_started
 
 

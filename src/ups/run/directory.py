@@ -18,10 +18,10 @@ from ups.config.identity import first_difference, other_length, recipe_identity
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.config.schema import Recipe
 from ups.errors import ConfigError, DataChangedError, DataError, StatisticsChangedError
+from ups.record.files import load_object
 from ups.record.manifest import write_file_atomically
 from ups.record.run_dir import CONFIG_NAME, RUNS, RunDir
 from ups.record.text import path_text
-from ups.record.untrusted_files import load_object
 from ups.run.environment_record import environment_record
 from ups.run.identity import check_recipe, known_identity, never_stepped
 from ups.run.removal import is_ours, remove_records
@@ -98,7 +98,7 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
     """Make the run directory, or check that it is the same run. Raises ConfigError if it is another one.
 
     A run that never took a step is replaced: there is nothing that two recipes could mix. For who holds the run
-    (`ups.supervise.run_lock`): it writes what a living run reads.
+    (`ups.supervise.run_file`): it writes what a living run reads.
     """
     config = RunDir(run_dir).config
     run_dir.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ups.record.untrusted_files import MAX_RUN_BYTES, read_whole
+from ups.record.files import MAX_RUN_BYTES, read_whole
 
 # By what reads them. None holds a secret by its meaning; values are cleaned all the same.
 KEPT_VARIABLES = frozenset(

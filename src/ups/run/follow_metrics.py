@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeGuard
 
+from ups.record.files import open_regular
 from ups.record.run_dir import RunDir
 from ups.record.text import duration_text
-from ups.record.untrusted_files import open_regular
 from ups.run.progress_line import ProgressLine, bar
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ups.config.gate import BEST, COST, DRIFT, GateCondition
 from ups.errors import ConfigError
-from ups.record.untrusted_files import load_object
+from ups.record.files import load_object
 from ups.run.scoring import MODEL
 
 

@@ -33,11 +33,10 @@ from ups.record.text import path_text
 from ups.run.directory import last_step_of
 from ups.run.identity import check_inputs
 from ups.run.rank import run_stages
-from ups.supervise.box_root import box_root
-from ups.supervise.checkpoints import damage_line, find_usable, last_commit
+from ups.supervise.checkpoints import damage_line, find_usable, last_commit, missing_proof
 from ups.supervise.fault import Fault
-from ups.supervise.proof import missing_proof
 from ups.supervise.run_file import RunFile, state_after
+from ups.supervise.supervisor_process import box_root
 from ups.supervise.trackers import Trackers
 from ups.training.stop_requests import SAVE_SIGNAL, STOP_SIGNALS, StopRequests
 

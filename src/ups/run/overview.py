@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ups.inference.stored_scores import ScoreRow, score_rows
+from ups.record.files import is_number, read_end, read_object
 from ups.record.run_dir import BUNDLE_FILE, RunDir
-from ups.record.untrusted_files import is_number, read_end, read_object
 from ups.run.follow_metrics import rows_of
 from ups.run.tags import read_tags
 from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs

@@ -15,8 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ups.inference.stored_scores import ScoreRow
-from ups.record.text import counted, duration_text
-from ups.record.untrusted_files import printable
+from ups.record.text import counted, duration_text, printable
 from ups.run.overview import RunCard
 
 WIDTH, HEIGHT = 260, 72

@@ -18,8 +18,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from ups.record.log import log_shown_by, short_line
-from ups.record.text import duration_text
-from ups.record.untrusted_files import printable
+from ups.record.text import duration_text, printable
 
 BAR_WIDTH = 20
 LIVE_SECONDS = 0.1

@@ -12,13 +12,11 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ups.errors import ConfigError, RunHeldError
-from ups.launch.folder import NAMES as LAUNCH_NAMES
-from ups.record.atomic import TEMPORARY_PREFIX, machine_error
+from ups.launch.job import NAMES as LAUNCH_NAMES
+from ups.record.files import TEMPORARY_PREFIX, machine_error, read_object
 from ups.record.run_dir import RunDir, is_bundle, meant_by
-from ups.record.untrusted_files import read_object
 from ups.run.tags import tags_of
-from ups.supervise.run_file import find_run, read_run, was_started
-from ups.supervise.run_lock import hold_run, hold_steps
+from ups.supervise.run_file import find_run, hold_run, hold_steps, read_run, was_started
 
 # What is written before a rank starts.
 INPUTS = (RunDir.config.name, RunDir.statistics.name, RunDir.starts.name, RunDir.environment.name)

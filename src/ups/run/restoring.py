@@ -21,11 +21,11 @@ from ups.config.identity import first_difference, other_length
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.errors import CheckpointError, ConfigError, IntegrityError
+from ups.record.files import MAX_RUN_BYTES
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.manifest import clean_temporaries, write_file_atomically
 from ups.record.run_dir import CONFIG_NAME, RunDir
-from ups.record.untrusted_files import MAX_RUN_BYTES
-from ups.supervise.restart import MICRO_BATCH_SIZE, stored_overrides
+from ups.supervise.fault import MICRO_BATCH_SIZE, stored_overrides
 from ups.supervise.run_file import parse_run
 
 logger = logging.getLogger(__name__)

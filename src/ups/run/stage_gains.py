@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ups.config.schema import Recipe
+from ups.record.files import open_regular
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import open_regular
 
 _ONE_STEP = "one step"
 

@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ups.record.atomic import write_file_atomically
+from ups.record.files import is_number, read_object, write_file_atomically
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import is_number, read_object
 
 FORMAT_VERSION = 1
 STARTED, DONE, FAILED, INTERRUPTED = "started", "done", "failed", "interrupted"
@@ -42,7 +41,7 @@ def digest(value: Any) -> str:
 
 
 class StepsFile:
-    """The steps of a run, for who holds them (`ups.supervise.run_lock.hold_steps`)."""
+    """The steps of a run, for who holds them (`ups.supervise.run_file.hold_steps`)."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path = RunDir(run_dir).steps

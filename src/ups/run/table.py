@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 
 
 def table(rows: Sequence[Sequence[str]], *, indent: int = 2, gap: int = 2) -> str:

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError, IntegrityError
-from ups.record.atomic import machine_error, write_file_atomically
+from ups.record.files import machine_error, read_object, write_file_atomically
 from ups.record.manifest import verify
 from ups.record.run_dir import RunDir
 from ups.record.text import path_text
-from ups.record.untrusted_files import read_object
 from ups.supervise.run_file import find_run, read_run
 
 TAGS_NAME = "tags.json"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ups.errors import CheckpointError, ConfigError, DataError
 from ups.inference.stored_scores import TOO_SHORT
 from ups.record.run_dir import find_model, is_bundle
-from ups.record.untrusted_files import printable
+from ups.record.text import printable
 from ups.run.stage_gains import stage_gains
 
 if TYPE_CHECKING:

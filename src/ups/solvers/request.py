@@ -16,8 +16,8 @@ import numpy as np
 
 from ups import registry
 from ups.errors import ConfigError, DataError
-from ups.record.atomic import write_file_atomically
-from ups.record.job_processes import ONE_THREAD, run_in_processes
+from ups.record.files import write_file_atomically
+from ups.record.processes import ONE_THREAD, run_in_processes
 from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Draws, Solution, Split, check_fixed
 from ups.solvers.tasks import SolverTask, check_size, find_task
 

@@ -14,20 +14,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.blackbox import Phase, Record
 from ups.record.causes import cause_of_exit, signal_name
 from ups.record.run_dir import RunDir
-from ups.supervise import evidence, stacks
-from ups.supervise.collectives import CollectiveLog, Mismatch
-from ups.supervise.deadlines import SECTIONS, PhaseTimes
+from ups.supervise import evidence
 from ups.supervise.fault import Fault
-from ups.supervise.first_cause import RankEnd, clean, exit_code_for, first_cause, position, rank_ends
+from ups.supervise.first_cause import (
+    CollectiveLog,
+    Mismatch,
+    OomKills,
+    RankEnd,
+    clean,
+    exit_code_for,
+    first_cause,
+    position,
+    rank_ends,
+)
 from ups.supervise.launcher import Launcher
-from ups.supervise.oom_kills import OomKills
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
-from ups.supervise.standstill import Standstill, StandstillWatch
+from ups.supervise.standstill import SECTIONS, PhaseTimes, Standstill, StandstillWatch
 
 _STANDSTILL_EVERY_SECONDS = 0.25
 _WRAPPERS_LEAVE_SECONDS = 5.0
@@ -223,7 +230,7 @@ class Attempt:
         """
         self._asked_ns = self._asked_ns or time.monotonic_ns()
         waiting = {view.pid for view in self._views if view.alive and view.pid} - self._asked
-        process_tree.send(waiting, signal.SIGTERM)
+        processes.send(waiting, signal.SIGTERM)
         self._asked |= waiting
         if self.stop_request.urgent:
             return True
@@ -240,7 +247,7 @@ class Attempt:
         asked_for = now - self._asked_ns / 1e9
         if not inside or self.stop_request.urgent:
             return None
-        places = stacks.capture(self._views, native=False)
+        places = evidence.capture(self._views, native=False)
         view = next((view for view in inside if not evidence.waits_for_peers(view)), inside[0])
         assert view.last is not None
         step, phase = position(view)
@@ -265,7 +272,7 @@ class Attempt:
         if named and not found.kill:
             return None
         # Native frames take seconds: the rank is named without them.
-        places = stacks.capture(self._views, native=named)
+        places = evidence.capture(self._views, native=named)
         view = self._who_is_not_waiting(found)
         at = places[view.rank].short() if view.rank in places else "-"
         watch.busy_until(time.monotonic_ns())
@@ -277,7 +284,7 @@ class Attempt:
         if not found.kill:
             return None
         if not named and found.cause != "stopped(SIGSTOP)":
-            stacks.capture(self._views, native=True)
+            evidence.capture(self._views, native=True)
             if found.view.moved_since(found.record):
                 return None
         step, phase = position(view)
@@ -322,7 +329,7 @@ class Attempt:
 
     def _of_mismatch(self, found: Mismatch) -> _Verdict:
         noticed_ns = time.monotonic_ns()
-        places = stacks.capture(self._views, native=False)
+        places = evidence.capture(self._views, native=False)
         message = (
             f"collective {found.number}: rank {found.rank} issued {found.operation} of step {found.step}, "
             f"its peers {found.expected} of step {found.expected_step}"
@@ -423,7 +430,7 @@ class Attempt:
             consequences=[s.document() for s in found if s.rank != first.rank],
         )
 
-    def _outcome(self, state: str, fault: Fault | None, orphans: list[process_tree.Process]) -> Outcome:
+    def _outcome(self, state: str, fault: Fault | None, orphans: list[processes.Process]) -> Outcome:
         last_step = max((view.last.step for view in self._views if view.last is not None), default=0)
         exits = {view.rank: int(view.exit["code"]) for view in self._views if view.exit is not None}
         behind = next((view.rank for view in self._views if view.last is not None and view.last.step < last_step), None)

@@ -20,10 +20,10 @@ from ups.buckets.mirror_note import REFUSED, MirrorNote, read_note
 from ups.config.schema import CheckpointConfig
 from ups.errors import MissingExtraError
 from ups.record.checkpoints import list_checkpoints
-from ups.record.process_tree import module_command
+from ups.record.processes import module_command
 from ups.record.run_dir import RunDir
 from ups.supervise.run_file import note_mirror
-from ups.supervise.tracker_process import end_tracker
+from ups.supervise.trackers import end_tracker
 
 logger = logging.getLogger(__name__)
 

@@ -1,15 +1,20 @@
-"""Which checkpoint a restart will find, and whether the last one proves the run. Reads only."""
+"""Which checkpoint a restart will find, and whether the last one proves the run: success is proven, not believed.
+
+Reads only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ups.errors import CheckpointError, UpsError
 from ups.record import manifest
+from ups.record.causes import base_name
 from ups.record.checkpoints import list_checkpoints
 from ups.record.identity import RunIdentity
+from ups.supervise.fault import NOT_RETRIED
 
 HASH_BELOW_BYTES = 2 * 2**30
 
@@ -95,3 +100,29 @@ def _whole(path: Path) -> bool:
     except UpsError:
         return False
     return True
+
+
+def missing_proof(
+    run_dir: Path,
+    last_step: int,
+    expected: int | None,
+    identity: RunIdentity | None,
+    check_inputs: Callable[[], None] | None,
+) -> tuple[str, str]:
+    """Cause and message of what speaks against the success; two empty texts if nothing does.
+
+    last_step: where the ranks say they are done; expected: where they must be, if the recipe fixes it.
+    """
+    if expected is not None and last_step != expected:
+        return "unproven(last_step)", f"the ranks are done at step {last_step} of {expected}"
+    error = prove_step(run_dir, last_step, identity)
+    try:
+        if error is None and check_inputs is not None:
+            check_inputs()
+    except UpsError as problem:
+        error = problem
+    if error is None:
+        return "", ""
+    # What names a substitution keeps its name; damage and absence mean that nothing is proven.
+    named = base_name(error.cause) in NOT_RETRIED
+    return (error.cause if named else "unproven(final_checkpoint)"), error.message

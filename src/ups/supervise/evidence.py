@@ -1,22 +1,132 @@
-"""What a person needs to believe the one line: where all ranks were, their memory, their last words.
+"""What a person needs to believe the one line: stacks, where all ranks were, their memory, the ends of their logs.
 
-Gathered while the ranks still live, and kept next to the failure records as `failures/attempt_N/evidence.json`.
+Stacks are taken before any signal that ends the ranks. SIGUSR1 makes a rank print the Python stacks of its threads
+itself, even while the interpreter lock is held. py-spy, where it is installed and allowed to look, adds native frames,
+and sees processes that are stopped and cannot answer. The rest is gathered while the ranks still live, and kept next to
+the failure records as `failures/attempt_N/evidence.json`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ups.errors import UpsError
-from ups.record.failure import memory_of_process
-from ups.record.location import frames_of_dump
+from ups.record import processes
+from ups.record.failure import Frame, frames_of_dump, innermost, location_of_dump, memory_of_process
 from ups.record.manifest import write_file_atomically
 from ups.supervise.fault import Fault
 from ups.supervise.rank_view import RankView, tail
+
+_ANSWER_SECONDS = 2.0
+_SPY_SECONDS = 3.0
+_SPY_NATIVE_SECONDS = 10.0
+_MAX_SPIED = 8
+_SPY_FRAME = re.compile(r"^\s+(?P<function>.+?) \((?P<path>[^()]+\.py):(?P<line>\d+)\)\s*$", re.MULTILINE)
+
+
+def capture(views: Sequence[RankView], *, native: bool) -> dict[int, Frame]:
+    """Take the stacks of all living ranks into their own failure files; returns where each stands, where that is known.
+
+    Bounded in time, never raises. `native` adds frames of C and C++, which takes seconds: for ranks that are about to
+    be ended, not for slow ones.
+    """
+    living = [view for view in views if view.alive and view.pid and processes.is_alive(view.pid)]
+    before = {view.rank: _size(_stacks_file(view)) for view in living}
+    asked = [view for view in living if processes.catches(view.pid, signal.SIGUSR1)]
+    processes.send((view.pid for view in asked), signal.SIGUSR1)
+    waiting = [view for view in asked if _state(view) != "T"]
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while waiting and time.monotonic() < deadline:
+        time.sleep(0.02)
+        waiting = [view for view in waiting if not _complete(_since(_stacks_file(view), before[view.rank]))]
+    spied = _spy(living, native)
+    found = {}
+    for view in living:
+        frame = location_of_dump(_since(_stacks_file(view), before[view.rank])) or _location_of_spy(
+            spied.get(view.rank, "")
+        )
+        if frame is not None:
+            found[view.rank] = frame
+    return found
+
+
+def _location_of_spy(text: str) -> Frame | None:
+    """Where the main thread was when py-spy looked; for a rank that could not print its own stack."""
+    main = text[text.index("MainThread") :].split("\nThread ")[0] if "MainThread" in text else text
+    frames = [Frame(m["path"], int(m["line"]), m["function"]) for m in _SPY_FRAME.finditer(main)]
+    return innermost(reversed(frames))
+
+
+def _spy(views: Sequence[RankView], native: bool) -> dict[int, str]:
+    # Next to the interpreter first: a virtual environment need not be on the PATH.
+    program = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which("py-spy")
+    if program is None:
+        return {}
+    running = []
+    for view in views[:_MAX_SPIED]:
+        with contextlib.suppress(OSError):
+            before = _size(_spy_file(view))
+            # Native frames need the process to be paused, which a stopped one does not answer to.
+            how = "--native" if native and _state(view) != "T" else "--nonblocking"
+            command = [program, "dump", "--pid", str(view.pid), "--full-filenames", how]
+            with _spy_file(view).open("ab") as file:
+                process = subprocess.Popen(command, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+            running.append((view, before, process))
+    deadline = time.monotonic() + (_SPY_NATIVE_SECONDS if native else _SPY_SECONDS)
+    for _, _, process in running:
+        try:
+            process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return {view.rank: _since(_spy_file(view), before) for view, before, _ in running}
+
+
+def _stacks_file(view: RankView) -> Path:
+    return view.stem.with_name(f"{view.name}.stacks.txt")
+
+
+def _spy_file(view: RankView) -> Path:
+    return view.stem.with_name(f"{view.name}.py-spy.txt")
+
+
+def _size(path: Path) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _since(path: Path, offset: int) -> str:
+    """What was added to a file after `offset`."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(1 << 20).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _complete(dump: str) -> bool:
+    """Whether a dump has at least the thread that answered, with its frames."""
+    return "Current thread" in dump and dump.endswith("\n") and "  File " in dump
+
+
+def _state(view: RankView) -> str:
+    process = processes.read_process(view.pid)
+    return process.state if process else "Z"
+
 
 _RECORDS = 12
 _LOG_BYTES = 4000

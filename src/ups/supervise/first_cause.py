@@ -1,20 +1,24 @@
 """Which rank failed first, and why. Consequences are kept as evidence and never become the cause.
 
 On one host all times come from one clock (CLOCK_MONOTONIC), so the first by time is the first. A rank that only reports
-that a peer is gone is a consequence whatever its time: its connection broke because somebody else had left already.
+that a peer is gone is a consequence whatever its time: its connection broke because another rank had left already.
 Ranks on other hosts are not seen from here: each host finds its own first cause, and the head the first of them
-(`host_outcome.py`).
+(`head.py`). Two other witnesses are here: the named collectives of all ranks, and the kernel's counters of kills for
+lack of memory.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ups.errors import exit_code_of_cause
 from ups.record import causes
-from ups.record.blackbox import Phase
+from ups.record.blackbox import Phase, Record
 from ups.supervise.rank_view import RankView
 
 
@@ -135,3 +139,159 @@ def _last_words(log: str) -> str:
     marks = ("terminate called", "what():", "Fatal Python error", "EnforceNotMet", "error:", "Error:")
     lines = [line.strip() for line in log.splitlines() if any(mark in line for mark in marks)]
     return lines[-1][:500] if lines else ""
+
+
+_MEMORY = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """`rank` issued `operation` as its collective `number`, where its peers issued `expected`."""
+
+    rank: int
+    number: int
+    step: int
+    phase: str
+    operation: str
+    expected: str
+    expected_step: int
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    number: int
+    step: int
+    phase: str
+    operation: str
+    time_ns: int
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return (self.step, self.operation)
+
+
+@dataclass(slots=True)
+class CollectiveLog:
+    """The last named collectives of each rank."""
+
+    _issued: dict[int, dict[int, _Issued]] = field(default_factory=dict)
+
+    def add(self, rank: int, record: Record, operation: str) -> Mismatch | None:
+        """Take note of a collective; the mismatch that it reveals, if any."""
+        if not operation or not record.collective:
+            return None
+        own = self._issued.setdefault(rank, {})
+        if record.collective in own:
+            return None
+        own[record.collective] = _Issued(record.collective, record.step, record.phase.label, operation, record.time_ns)
+        if len(own) > _MEMORY:
+            del own[next(iter(own))]
+        return self._compare(record.collective)
+
+    def _compare(self, number: int) -> Mismatch | None:
+        issued = {rank: log[number] for rank, log in self._issued.items() if number in log}
+        counts = Counter(entry.key for entry in issued.values())
+        if len(counts) < 2:
+            return None
+        (common, most), (_, second) = counts.most_common(2)
+        if most > second:
+            odd = [rank for rank, entry in issued.items() if entry.key != common]
+        else:
+            # No majority: the odd one is whose step from the collective before to this one was made least often.
+            habit = {rank: self._times_made(rank, number) for rank in issued}
+            least = min(habit.values())
+            odd = [rank for rank in issued if habit[rank] == least]
+            if len(odd) == len(issued):
+                odd = [max(issued, key=lambda rank: issued[rank].step)]
+        rank = min(odd)
+        others = [entry for other, entry in issued.items() if other not in odd] or [
+            entry for other, entry in issued.items() if other != rank
+        ]
+        wrong, expected = issued[rank], others[0]
+        return Mismatch(
+            rank, number, wrong.step, wrong.phase, wrong.operation, expected.operation, expected.step, wrong.time_ns
+        )
+
+    def _times_made(self, rank: int, number: int) -> int:
+        """How often any rank went from the same collective to the same one before, in the same or the next step."""
+
+        def move(log: dict[int, _Issued], at: int) -> tuple[str, str, int] | None:
+            if at - 1 not in log or at not in log:
+                return None
+            before, after = log[at - 1], log[at]
+            return (before.operation, after.operation, after.step - before.step)
+
+        made = move(self._issued[rank], number)
+        return sum(move(log, at) == made for log in self._issued.values() for at in log if at < number)
+
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+_SAMPLE_SECONDS = 5.0
+# The kernel counts when it chooses; a process with much memory may need seconds to be gone.
+_DYING_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class OomKills:
+    """Remembers the counters of the last half minute, so that a kill of last week does not explain one of today."""
+
+    _samples: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
+
+    def look(self, seconds: float, counters: dict[str, int] | None = None) -> None:
+        """Take a sample now and then; `seconds` is the time on a clock that never jumps."""
+        if self._samples and seconds - self._samples[-1][0] < _SAMPLE_SECONDS:
+            return
+        self._samples.append((seconds, oom_kill_counters() if counters is None else counters))
+        while len(self._samples) > 1 and seconds - self._samples[1][0] >= _DYING_SECONDS:
+            self._samples.popleft()
+
+    def happened(self, counters: dict[str, int] | None = None) -> bool:
+        """Whether the kernel has killed for lack of memory lately."""
+        return bool(self._samples) and moved(self._samples[0][1], oom_kill_counters() if counters is None else counters)
+
+
+def oom_kill_counters(proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[str, int]:
+    """Kills for lack of memory so far in the control groups of this process, who ever ran out of it.
+
+    Only where there are none those of the whole machine: there the processes of others count, too.
+    """
+    found = {}
+    for path in _counter_files(proc, cgroups):
+        count = _counter(path, "oom_kill")
+        if count is not None:
+            found[str(path)] = count
+    if not found:
+        count = _counter(proc / "vmstat", "oom_kill")
+        if count is not None:
+            found["machine"] = count
+    return found
+
+
+def moved(before: dict[str, int], after: dict[str, int]) -> bool:
+    """Whether any counter grew."""
+    return any(count > before.get(name, count) for name, count in after.items())
+
+
+def _counter_files(proc: Path, cgroups: Path) -> list[Path]:
+    files = []
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            _, controllers, group = line.split(":", 2)
+            relative = group.lstrip("/")
+            if controllers == "":
+                roots = [cgroups / relative, cgroups / "unified" / relative]
+                files += [root / "memory.events" for root in roots]
+            elif "memory" in controllers.split(","):
+                files.append(cgroups / "memory" / relative / "memory.oom_control")
+    return files
+
+
+def _counter(path: Path, name: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    return None

@@ -15,21 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import HeadLostError, HostLostError, UpsError, exit_code_of_signal
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE
-from ups.record.open_files import raise_open_files
+from ups.record.processes import raise_open_files
 from ups.supervise.attempt import Attempt, StopRequest
-from ups.supervise.box_root import box_root
 from ups.supervise.first_cause import position
-from ups.supervise.host_file import HostFile
-from ups.supervise.host_outcome import HostOutcome
+from ups.supervise.head import HostOutcome
 from ups.supervise.launcher import keep_rings
-from ups.supervise.link_follower import FollowerLink
-from ups.supervise.options import Options
-from ups.supervise.output_thread import OutputThread
+from ups.supervise.link_endpoints import FollowerLink
+from ups.supervise.options import Options, Rendezvous
 from ups.supervise.rank_view import RankView, least_advanced
-from ups.supervise.rendezvous import Rendezvous
-from ups.supervise.stop_signals import listen
+from ups.supervise.status import HostFile
+from ups.supervise.supervisor_process import OutputThread, box_root, listen
 
 _POLL_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 0.5
@@ -47,7 +44,7 @@ def follow(options: Options, say: Callable[[str], None], version: str) -> int:
         OutputThread(say) as output,
         contextlib.closing(FollowerLink(place, options.ranks, version, options.run_dir)) as link,
     ):
-        process_tree.adopt_orphans()
+        processes.adopt_orphans()
         raise_open_files()
         try:
             with box_root(options.run_dir, len(options.local_ranks), f"live_{place.number:05d}") as root:
@@ -57,7 +54,7 @@ def follow(options: Options, say: Callable[[str], None], version: str) -> int:
             link.report({"state": "leaving", "leaving": text}, _LAST_WORDS_SECONDS)
             raise
         finally:
-            process_tree.adopt_orphans(False)
+            processes.adopt_orphans(False)
 
 
 class _Following:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ups.errors import MachineError
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.run_dir import RunDir
 from ups.supervise.link import SECRET_VARIABLE
 from ups.supervise.options import Options
@@ -60,7 +60,7 @@ class Launcher:
             TOKEN_VARIABLE: self.token,
             **_flight_recorder(options.run_dir, attempt),
         }
-        command = process_tree.module_command("ups.record.rank_wrapper", str(options.run_dir), *options.command)
+        command = processes.module_command("ups.record.rank_wrapper", str(options.run_dir), *options.command)
         for local_rank, rank in enumerate(options.local_ranks):
             try:
                 place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
@@ -77,34 +77,34 @@ class Launcher:
     def will_end(self) -> bool:
         """Whether a wrapper is still there that can leave by itself: one that somebody has stopped cannot."""
         waiting = [wrapper.pid for wrapper in self._wrappers.values() if wrapper.poll() is None]
-        states = [process.state for pid in waiting if (process := process_tree.read_process(pid)) is not None]
-        return any(state not in process_tree.STOPPED for state in states)
+        states = [process.state for pid in waiting if (process := processes.read_process(pid)) is not None]
+        return any(state not in processes.STOPPED for state in states)
 
     def wrapper_code(self, rank: int) -> int | None:
         """The exit code of a rank's wrapper as `subprocess` gives it; None while it runs."""
         wrapper = self._wrappers.get(rank)
         return None if wrapper is None else wrapper.poll()
 
-    def members(self) -> list[process_tree.Process]:
+    def members(self) -> list[processes.Process]:
         """Every living process of this attempt, in the family tree or out of it."""
-        found = {p.pid: p for p in process_tree.carriers(TOKEN_VARIABLE, self.token)}
+        found = {p.pid: p for p in processes.carriers(TOKEN_VARIABLE, self.token)}
         for wrapper in self._wrappers.values():
             if wrapper.returncode is None:  # not reaped: its number is still its own
-                alone = process_tree.read_process(wrapper.pid)
+                alone = processes.read_process(wrapper.pid)
                 found |= {p.pid: p for p in [alone] if p is not None and p.state != "Z"}
-                found |= {p.pid: p for p in process_tree.descendants(wrapper.pid)}
+                found |= {p.pid: p for p in processes.descendants(wrapper.pid)}
         found.pop(os.getpid(), None)
         return list(found.values())
 
-    def end(self, timeout_seconds: float = 10.0) -> list[process_tree.Process]:
+    def end(self, timeout_seconds: float = 10.0) -> list[processes.Process]:
         """SIGKILL everything that is left of the attempt; returns what survived that (nothing, but it is looked at)."""
         # A program that trains with `ups.train` may have children besides, and waits for them itself.
-        own = frozenset(wrapper.pid for wrapper in self._wrappers.values()) | process_tree.children_in_session()
-        left = process_tree.kill_until_gone(self.members, timeout_seconds, not_reaped=own)
+        own = frozenset(wrapper.pid for wrapper in self._wrappers.values()) | processes.children_in_session()
+        left = processes.kill_until_gone(self.members, timeout_seconds, not_reaped=own)
         for wrapper in self._wrappers.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 wrapper.wait(timeout=1.0)
-        process_tree.reap_adopted(own)
+        processes.reap_adopted(own)
         return left
 
 
@@ -118,7 +118,7 @@ def _start(command: list[str], environment: dict[str, str], log: IO[bytes]) -> s
         # Its own session: Ctrl-C at the terminal is the supervisor's to pass on, once.
         start_new_session=True,
         # Until the wrapper is far enough to end its rank by itself.
-        preexec_fn=process_tree.bound_to(os.getpid()),
+        preexec_fn=processes.bound_to(os.getpid()),
     )
 
 

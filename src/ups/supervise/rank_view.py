@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import UpsError
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.blackbox import BlackBoxReader, Mark, Record, ring_path
 from ups.record.causes import signal_name
-from ups.record.failure import read_failure
-from ups.record.location import Frame, location_of_dump
+from ups.record.failure import Frame, location_of_dump, read_failure
+from ups.record.files import read_end, read_object
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import read_end, read_object
 
 _TAIL_BYTES = 16_384
 # A wrapper writes within milliseconds of the death; on an overloaded host it may take longer. The first is for a rank
@@ -103,16 +102,16 @@ class RankView:
 
     def _notice_zombie(self) -> None:
         """A rank that is dead while its wrapper says nothing: at once if the wrapper is stopped, else after a while."""
-        process = process_tree.read_process(self.pid)
+        process = processes.read_process(self.pid)
         if process is not None and process.state != "Z":
             return
         now_ns = time.monotonic_ns()
         self._dead_since_ns = self._dead_since_ns or now_ns
-        wrapper = process_tree.read_process(self.wrapper_pid)
-        stopped = wrapper is not None and wrapper.state in process_tree.STOPPED
+        wrapper = processes.read_process(self.wrapper_pid)
+        stopped = wrapper is not None and wrapper.state in processes.STOPPED
         if not stopped and now_ns - self._dead_since_ns < _WRAPPER_WRITES_SECONDS * 1e9:
             return
-        code = process_tree.exit_code_of_zombie(self.pid)
+        code = processes.exit_code_of_zombie(self.pid)
         if code is None and not stopped and now_ns - self._dead_since_ns < _WRAPPER_REAPED_SECONDS * 1e9:
             return
         message = "its wrapper is stopped and did not record this" if stopped else ""

@@ -1,12 +1,14 @@
 """`run.json`: state, attempts, faults and verdict of a run, written by its supervisor and nobody else.
 
 Every write is atomic, so a reader sees the old or the new state. With several hosts only the one of host 0 writes;
-where the ranks of the others are is in `hosts/` (`host_file.py`). Files `run.NAME.json` are merged by readers.
+where the ranks of the others are is in `hosts/` (`status.py`). Files `run.NAME.json` are merged by readers. Also the
+locks that make sure of one supervisor for a run and one `ups run` for its steps: taken before anything is written.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -14,17 +16,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from ups.errors import ConfigError, GateError, MachineError, UpsError, exit_code_of_cause, exit_code_of_signal
-from ups.record import process_tree
+from ups.errors import (
+    ConfigError,
+    GateError,
+    MachineError,
+    RunHeldError,
+    UpsError,
+    exit_code_of_cause,
+    exit_code_of_signal,
+)
+from ups.record import processes
+from ups.record.files import MAX_RUN_BYTES, is_number, is_whole, load_object, parse_object, read_object
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
 from ups.record.run_dir import RUNS, RunDir, meant_by
-from ups.record.untrusted_files import MAX_RUN_BYTES, is_number, is_whole, load_object, parse_object
-from ups.supervise.fault import Fault
-from ups.supervise.host_notes import head_was_lost, machine_mark
-from ups.supervise.restart import stored_overrides
+from ups.supervise.fault import Fault, stored_overrides
 
 FORMAT_VERSION = 1
 MAX_NOTICES = 100
@@ -334,7 +342,7 @@ def _supervisor_is_gone(document: dict[str, Any]) -> bool:
         return False
     pid: int = document.get("supervisor_pid", 0)
     # A number can be given to a new process; its start time distinguishes the two.
-    return not process_tree.is_alive(pid) or _start_time(pid) != document.get("supervisor_started")
+    return not processes.is_alive(pid) or _start_time(pid) != document.get("supervisor_started")
 
 
 def _start_time(pid: int) -> int:
@@ -441,3 +449,107 @@ def _is_attempt(attempt: object) -> bool:
         return False
     faults = attempt.get("faults", [])
     return isinstance(faults, list) and all(Fault.is_document(fault) for fault in faults)
+
+
+MAX_BYTES = 2**22
+
+
+def machine_mark() -> str:
+    """What distinguishes this machine, and this container on it, from others that may have the same name."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def head_was_lost(run_dir: Path) -> bool:
+    """Whether a host has left because the head was gone, after the head has last written its file."""
+    with contextlib.suppress(OSError):
+        written = RunDir(run_dir).run_json.stat().st_mtime_ns
+        for path in RunDir(run_dir).host_notes():
+            # Both times are the file server's: clocks of hosts do not count.
+            if path.stat().st_mtime_ns > written and (read_object(path, MAX_BYTES) or {}).get("left") == "head_lost":
+                return True
+    return False
+
+
+@contextlib.contextmanager
+def hold_run(run_dir: Path) -> Iterator[None]:
+    """Hold the run for this process. Raises RunHeldError if another supervisor has it.
+
+    Two marks: a lock on a file, which the kernel drops with its owner, and the living process that `run.json` names:
+    the second one holds where the file was deleted or the file system has no locks.
+    """
+    who = "another supervisor already runs"
+    with _locked(RunDir(run_dir).supervisor_lock, who):
+        if living_supervisor(run_dir) not in (0, os.getpid()):
+            raise _taken(run_dir, who)
+        yield
+
+
+@contextlib.contextmanager
+def hold_steps(run_dir: Path) -> Iterator[None]:
+    """Hold the steps of a run (`ups run`) for this process, before those of its supervisor and longer.
+
+    Raises RunHeldError if another process has them.
+    """
+    with _locked(RunDir(run_dir).steps_lock, "another `ups run` is at work on"):
+        yield
+
+
+@contextlib.contextmanager
+def hold_bench(directory: Path) -> Iterator[None]:
+    """Hold a directory of `ups bench` for this process: two of them would train the same rows by other costs."""
+    hint = "wait for it, or choose another --out"
+    with _locked(directory / ".bench.lock", "another `ups bench` is at work in", hint):
+        yield
+
+
+def is_held(run_dir: Path) -> bool:
+    """Whether a process of this host is at work on the run, between two steps of `ups run` included. Writes nothing."""
+    for path in (RunDir(run_dir).steps_lock, RunDir(run_dir).supervisor_lock):
+        try:
+            with path.open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            continue  # there is no such file, or the file system has no locks
+    return living_supervisor(run_dir) != 0
+
+
+_HINT = "look at it with `ups status`, or choose another run.name"
+
+
+@contextlib.contextmanager
+def _locked(path: Path, who: str, hint: str = _HINT) -> Iterator[None]:
+    run_dir = path.parent
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise MachineError(
+            f"the run directory {run_dir} cannot be made or written: {error.strerror}",
+            hint="choose another place with --set run.dir=PATH",
+        ) from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise _taken(run_dir, who, hint) from error
+        except OSError:
+            pass  # a file system without locks
+        if not _in_place(path, file):  # its last holder has just removed the run
+            raise _taken(run_dir, who, hint)
+        yield
+
+
+def _in_place(path: Path, file: IO[str]) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except OSError:
+        return False
+
+
+def _taken(run_dir: Path, who: str, hint: str = _HINT) -> RunHeldError:
+    return RunHeldError(f"{who} {run_dir}", hint=hint)

@@ -1,4 +1,8 @@
-"""What a run is doing now: step, loss, rate, time left, each rank's phase. From rings and run.json, without torch."""
+"""What a run is doing now: step, loss, rate, time left, each rank's phase. From rings and run.json, without torch.
+
+Rings lie in the shared memory of their host, where no other host sees them. So in a run over several hosts each
+supervisor leaves a summary in `hosts/00001.json` every few seconds, and a note when it left because the head was gone.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,24 @@ import contextlib
 import math
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ups.buckets.mirror_note import MirrorNote
 from ups.buckets.mirror_note import read_note as read_mirror_note
 from ups.errors import UpsError
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.blackbox import BlackBoxReader, Phase, Record, ring_path
 from ups.record.failure import memory_of_process
+from ups.record.files import is_number, is_whole, read_object
+from ups.record.rank_wrapper import write_json
 from ups.record.run_dir import RunDir
 from ups.record.text import counted, duration_text
 from ups.supervise.checkpoints import last_commit
-from ups.supervise.run_file import faults_of
-from ups.supervise.tracker_note import notes_of
+from ups.supervise.options import HostPlace
+from ups.supervise.run_file import MAX_BYTES, faults_of
+from ups.supervise.trackers import notes_of
 
 _WINDOW = 512
 
@@ -163,7 +170,7 @@ def one_line(result: dict[str, Any]) -> str:
 
 def _row(reader: BlackBoxReader, records: list[Record], *, live: bool) -> RankStatus:
     header, last = reader.header, records[-1]
-    process = process_tree.read_process(header.pid) if live and header.host == os.uname().nodename else None
+    process = processes.read_process(header.pid) if live and header.host == os.uname().nodename else None
     state = {"T": "stopped", "Z": "dead", "D": "disk"}.get(process.state, "alive") if process else "gone"
     memory = memory_of_process(header.pid).get("resident", 0) if process else 0
     seconds = (time.monotonic_ns() - last.time_ns) / 1e9 if process else 0.0
@@ -192,3 +199,59 @@ def _rate(records: list[Record]) -> float:
     first = next((record for record in records if record.step > start.step and record.phase is not Phase.INIT), last)
     seconds = (last.time_ns - first.time_ns) / 1e9
     return (last.step - first.step) / seconds if last.step > first.step and seconds > 0 else math.nan
+
+
+_EVERY_SECONDS = 2.0
+_TEXTS = ("state", "phase")
+_FLOATS = ("seconds", "loss", "steps_per_second")
+
+
+class HostFile:
+    """The writer, for one supervisor. A full disk must not end what it watches."""
+
+    def __init__(self, run_dir: Path, place: HostPlace, ranks: range) -> None:
+        self._path = RunDir(run_dir).host_note(place.number)
+        self._label, self._ranks = place.label, ranks
+        self._next = 0.0
+
+    def look(self, box_dir: Path) -> None:
+        """Write what the ranks do, now and then."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _EVERY_SECONDS
+            self._write(ranks=[row.document() for row in rows_of_rings(box_dir, self._ranks, live=True)])
+
+    def leave(self, cause: str) -> None:
+        """Write why this supervisor left before the verdict."""
+        self._write(ranks=[], left=cause)
+
+    def _write(self, **what: Any) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._path.parent.mkdir(exist_ok=True)
+            write_json(self._path, {"host": self._label, "left": "", **what})
+
+
+def rows_of_hosts(run_dir: Path) -> list[RankStatus]:
+    """The rows that other hosts have left; what is not one is left out."""
+    return [row for path in RunDir(run_dir).host_notes() for row in _rows(read_object(path, MAX_BYTES) or {})]
+
+
+def _rows(document: dict[str, Any]) -> list[RankStatus]:
+    host, rows = document.get("host"), document.get("ranks")
+    if not isinstance(host, str) or not isinstance(rows, list):
+        return []
+    names = [field.name for field in fields(RankStatus) if field.name != "host"]
+    found = []
+    for row in rows:
+        if not isinstance(row, dict):
+            continue
+        values: dict[str, Any] = {name: row.get(name) for name in names}
+        values |= {name: float("nan") for name in _FLOATS if values[name] is None}
+        sound = (
+            all(isinstance(values[name], str) for name in _TEXTS)
+            and all(is_number(values[name]) or values[name] != values[name] for name in _FLOATS)
+            and all(is_whole(values[name]) for name in names if name not in (*_TEXTS, *_FLOATS))
+        )
+        if sound:
+            found.append(RankStatus(**values, host=host))
+    return found

@@ -21,30 +21,23 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import RunDirectoryLostError, UpsError
-from ups.record import process_tree
-from ups.record.held_directory import HeldDirectory
+from ups.record import processes
+from ups.record.files import HeldDirectory
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
-from ups.record.open_files import raise_open_files
+from ups.record.processes import raise_open_files
 from ups.record.run_dir import RunDir
-from ups.record.text import path_text
-from ups.record.untrusted_files import printable
+from ups.record.text import path_text, printable
 from ups.supervise.attempt import Attempt, Outcome, StopRequest
-from ups.supervise.box_root import box_root
-from ups.supervise.checkpoints import Found, damage_line, find_usable
-from ups.supervise.fault import Fault
+from ups.supervise.checkpoints import Found, damage_line, find_usable, missing_proof
+from ups.supervise.fault import MICRO_BATCH_SIZE, Fault, RestartPolicy
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.head import Head
-from ups.supervise.host_notes import machine_mark
 from ups.supervise.launcher import keep_rings
-from ups.supervise.link_head import HeadLink
+from ups.supervise.link_endpoints import HeadLink
 from ups.supervise.options import Options
-from ups.supervise.output_thread import OutputThread
-from ups.supervise.proof import missing_proof
 from ups.supervise.rank_view import RankView
-from ups.supervise.restart import MICRO_BATCH_SIZE, RestartPolicy
-from ups.supervise.run_file import RunFile, state_after
-from ups.supervise.run_lock import hold_run
-from ups.supervise.stop_signals import listen
+from ups.supervise.run_file import RunFile, hold_run, machine_mark, state_after
+from ups.supervise.supervisor_process import OutputThread, box_root, listen
 
 
 def supervise(options: Options, say: Callable[[str], None] | None = None) -> int:
@@ -64,13 +57,13 @@ def supervise_held(options: Options, say: Callable[[str], None] | None = None, l
         listen() as stop_request,
         OutputThread(say or _print) as output,
     ):
-        process_tree.adopt_orphans()
+        processes.adopt_orphans()
         raise_open_files()  # inherited by every rank and loader worker
         try:
             with box_root(options.run_dir, len(options.local_ranks)) as root:
                 return _Supervision(options, stop_request, root, output.say, held, link).run()
         finally:
-            process_tree.adopt_orphans(False)
+            processes.adopt_orphans(False)
 
 
 class _Supervision:

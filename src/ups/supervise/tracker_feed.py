@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import os
 import re
 import select
@@ -29,15 +30,16 @@ from ups.config.schema import Recipe
 from ups.config.secret import reveal
 from ups.config.setting import is_secret
 from ups.config.tracker import TrackerConfig, by_name
-from ups.errors import ConfigError, UpsError
-from ups.record import process_tree
+from ups.errors import ConfigError, MissingExtraError, UpsError
+from ups.record import processes
+from ups.record.files import read_object
 from ups.record.identity import RunIdentity, file_sha256
 from ups.record.log import show_log, write_to_stderr
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import printable, read_object
+from ups.record.text import printable
 from ups.registry import TRACKERS
 from ups.supervise.run_file import read_run
-from ups.supervise.tracker_note import BUSY, LATE, TrackerNote, read_note
+from ups.supervise.trackers import BUSY, LATE, TrackerNote, read_note
 from ups.tracking.metrics_file import new_rows
 from ups.tracking.tracker import Ending, TrackedRun, Tracker
 
@@ -175,6 +177,17 @@ class Feed:
         return failed
 
 
+def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
+    """Raise, before anything starts, if the code of a tracker, its package or one of its secrets is not there."""
+    for config in trackers:
+        TRACKERS.factory(config.type)
+        if config.needs is not None and importlib.util.find_spec(config.needs[1]) is None:
+            raise MissingExtraError.of(config.needs[0], config.needs[1], f"the tracker '{config.type}'")
+        for name, field in type(config).model_fields.items():
+            if is_secret(field) and getattr(config, name) is not None:
+                reveal(getattr(config, name))
+
+
 def config_of(recipe: Recipe, name: str) -> TrackerConfig:
     """The settings of a tracker by its name. Raises ConfigError if the recipe has none."""
     found = by_name(recipe.tracking.trackers)
@@ -237,7 +250,7 @@ def _listen(told: threading.Event, seconds: float) -> None:
 
 def _leave(code: int) -> None:
     """End without the exit hooks of a client, one of which would tell an ending of its own; and end its children."""
-    process_tree.send((child.pid for child in process_tree.descendants(os.getpid())), signal.SIGKILL)
+    processes.send((child.pid for child in processes.descendants(os.getpid())), signal.SIGKILL)
     os._exit(code)
 
 
@@ -288,8 +301,8 @@ def main(arguments: Sequence[str]) -> None:
         if last:
             _leave(1)
         told.wait(wait)
-        process_tree.send((child.pid for child in process_tree.descendants(os.getpid())), signal.SIGKILL)
-        os.execv(sys.executable, process_tree.module_command("ups.supervise.tracker_feed", *arguments))  # noqa: S606
+        processes.send((child.pid for child in processes.descendants(os.getpid())), signal.SIGKILL)
+        os.execv(sys.executable, processes.module_command("ups.supervise.tracker_feed", *arguments))  # noqa: S606
     _leave(0)
 
 

@@ -1,32 +1,213 @@
-"""The trackers of a run, seen from its supervisor: a process each (`tracker_feed.py`), started, looked at and ended.
+"""The trackers of a run, seen from its supervisor and from commands: a process each, started, looked at and ended.
 
 A tracker is never waited for while the run goes on. At the end it gets a short time for its last rows and the verdict;
-what it did not get then, `ups track sync` gives it later, and the state alone the next `ups status` or `ups runs`.
+what it did not get then, `ups track sync` sends later, and the state alone the next `ups status` or `ups runs`.
+
+`RUN/tracking/NAME.json`, the note, says how far one tracker has come. Only the process that feeds it
+(`tracker_feed.py`) writes it, so live tracking, a restart and `ups track sync` are the same: each continues from the
+note. Reads no recipe, so that `ups status` and `ups runs` stay fast.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import hashlib
+import json
 import logging
+import os
+import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from ups.config.secret import reveal
-from ups.config.setting import is_secret
 from ups.config.tracker import TrackerConfig, by_name
-from ups.errors import MissingExtraError, UpsError
-from ups.record.run_dir import RunDir
+from ups.errors import UpsError
+from ups.record import processes
+from ups.record.files import is_number, is_whole, read_object, write_file_atomically
+from ups.record.identity import file_sha256
+from ups.record.run_dir import RunDir, home_directory
 from ups.record.text import path_text
-from ups.registry import TRACKERS
 from ups.supervise.run_file import note_trackers
-from ups.supervise.tracker_note import read_note
-from ups.supervise.tracker_process import ALONE_SECONDS, end_tracker, forget, remember, start_tracker
 from ups.tracking.metrics_file import size_of
+
+# Exit codes of the process that feeds a tracker.
+BUSY = 11
+LATE = 12
+
+
+@dataclass(slots=True)
+class TrackerNote:
+    """run_id: of the run that this is about. id, url: of the run in the service. rows, offset: the lines and bytes of
+    metrics.jsonl that the service has. state, ended: the last ending that it was told ('' and None: none since the run
+    was started). attached: file -> SHA-256 of what it has of it. problem: why the last try failed, '' if it did not.
+    """
+
+    run_id: str = ""
+    id: str = ""
+    url: str = ""
+    rows: int = 0
+    offset: int = 0
+    state: str = ""
+    ended: float | None = None
+    attached: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
+    failures: int = 0
+    updated: float = 0.0
+
+    def save(self, run_dir: Path, name: str) -> None:
+        """Write the note; raises OSError or a MachineError where that is not possible."""
+        self.updated = time.time()
+        path = note_path(run_dir, name)
+        path.parent.mkdir(exist_ok=True)
+        write_file_atomically(path, (json.dumps(asdict(self), indent=1) + "\n").encode())
+
+
+def note_path(run_dir: Path, name: str) -> Path:
+    return RunDir(run_dir).tracker_note(name)
+
+
+def read_note(run_dir: Path, name: str, run_id: str = "") -> TrackerNote:
+    """The note of a tracker; a new one if there is none, or one of another run (`run_id`)."""
+    found = read_object(note_path(run_dir, name)) or {}
+    texts = [found.get(key) for key in ("run_id", "id", "url", "state", "problem")]
+    numbers = [found.get(key) for key in ("rows", "offset", "failures")]
+    attached, ended, updated = found.get("attached"), found.get("ended"), found.get("updated")
+    sound = (
+        all(isinstance(text, str) for text in texts)
+        and all(is_whole(number) and number >= 0 for number in numbers)  # type: ignore[operator]
+        and isinstance(attached, dict)
+        and all(isinstance(value, str) for value in attached.values())
+        and (ended is None or is_number(ended))
+        and is_number(updated)
+        and found.keys() == TrackerNote.__dataclass_fields__.keys()
+    )
+    if not sound or (run_id and found["run_id"] != run_id):
+        return TrackerNote(run_id)
+    return TrackerNote(**found)
+
+
+def notes_of(run_dir: Path) -> dict[str, TrackerNote]:
+    """The notes of all trackers that a run has had, by name."""
+    return {path.stem: read_note(run_dir, path.stem) for path in sorted(RunDir(run_dir).tracking.glob("*.json"))}
+
+
+ALONE_SECONDS = 60.0  # what a tracker gets to tell that its supervisor was killed
+SYNC_SECONDS = 600.0
+_MAX_CAUGHT_UP = 4
+
+
+def is_complete(run_dir: Path, document: Mapping[str, Any], note: TrackerNote) -> bool:
+    """Whether a tracker has every row of a run that has ended, and knows how."""
+    told = note.state == document["state"] and note.ended == document["ended"]
+    return told and note.offset >= size_of(RunDir(run_dir).metrics)
+
+
+def sync(run_dir: Path, names: Sequence[str], seconds: float = SYNC_SECONDS) -> dict[str, str]:
+    """Bring trackers to where the run stands, all at once; returns what went wrong by name, '' where nothing did."""
+    processes = {name: start_tracker(run_dir, name, seconds, subprocess.DEVNULL) for name in names}
+    try:
+        for process in processes.values():
+            process.wait()  # it ends itself after `seconds`
+    except BaseException:
+        for process in processes.values():
+            end_tracker(process)
+        raise
+    problems = {}
+    for name, process in processes.items():
+        problem = read_note(run_dir, name).problem or f"its process ended with exit code {process.returncode}"
+        if process.returncode == BUSY:
+            problem = "another process is at it"
+        elif process.returncode == LATE:
+            problem = f"it did not answer within {seconds:.0f} s"
+        problems[name] = problem if process.returncode else ""
+    return problems
+
+
+def catch_up(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
+    """Tell trackers in the background how runs have ended whose supervisor could not: for `ups status` and `ups runs`.
+
+    Only for runs that this person has started with these trackers, by the memory in the home directory: a run directory
+    of somebody else could name any server and any secret.
+    """
+    started = 0
+    for run_dir, document in runs:
+        if document["state"] == "running" or not _is_remembered(run_dir, document):
+            continue
+        missing = [name for name, note in notes_of(run_dir).items() if not is_complete(run_dir, document, note)]
+        if not missing:
+            forget(run_dir)
+        for name in missing:
+            note = read_note(run_dir, name)
+            if started < _MAX_CAUGHT_UP and time.time() - note.updated > min(note.failures * 10, 600):
+                started += 1
+                with contextlib.suppress(OSError, subprocess.SubprocessError):
+                    start_tracker(run_dir, name, ALONE_SECONDS, subprocess.DEVNULL, detached=True)
+
+
+def start_tracker(
+    run_dir: Path, name: str, seconds: float, stdin: int, *, detached: bool = False
+) -> subprocess.Popen[bytes]:
+    """Start to feed a tracker: until `stdin` ends, and at most `seconds` longer."""
+    return subprocess.Popen(
+        processes.module_command("ups.supervise.tracker_feed", str(run_dir), name, str(seconds)),
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},  # for what the client of a tracker starts
+        # Of this session, so that it is not taken for an orphan of a rank, but not of the group that Ctrl-C reaches.
+        process_group=None if detached else 0,
+        start_new_session=detached,
+    )
+
+
+def end_tracker(process: subprocess.Popen[bytes]) -> None:
+    """End a process with what it has started."""
+    if process.poll() is None:
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _memory() -> Path | None:
+    """Where this person's runs with trackers are remembered until their ending was told."""
+    base, home = os.environ.get("XDG_STATE_HOME", ""), home_directory()
+    root = Path(base) if os.path.isabs(base) else home and home / ".local/state"
+    return root / "ups/tracked" if root else None
+
+
+def _mark(run_dir: Path) -> Path | None:
+    """A file whose name stands for this directory and the recipe in it."""
+    folder, config = _memory(), file_sha256(RunDir(run_dir).config)
+    return folder / hashlib.sha256(f"{run_dir.resolve()}\0{config}".encode()).hexdigest() if folder and config else None
+
+
+def remember(run_dir: Path) -> None:
+    """Let `catch_up` care for the trackers of this run."""
+    mark = _mark(run_dir)
+    with contextlib.suppress(OSError):
+        if mark is not None:
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch(mode=0o600)
+
+
+def forget(run_dir: Path) -> None:
+    """There is nothing left to tell."""
+    mark = _mark(run_dir)
+    with contextlib.suppress(OSError):
+        if mark is not None:
+            mark.unlink(missing_ok=True)
+
+
+def _is_remembered(run_dir: Path, document: Mapping[str, Any]) -> bool:
+    if not document.get("trackers") and not note_path(run_dir, "").parent.is_dir():
+        return False  # most runs: nothing is hashed for them
+    mark = _mark(run_dir)
+    return mark is not None and mark.is_file()
+
 
 logger = logging.getLogger(__name__)
 
@@ -35,17 +216,6 @@ ROWS_SECONDS = 600.0  # without a row after so long a person should know
 _STUCK_SECONDS = 120.0
 _LOOK_SECONDS = 1.0
 _MAX_STARTS = 4
-
-
-def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
-    """Raise, before anything starts, if the code of a tracker, its package or one of its secrets is not there."""
-    for config in trackers:
-        TRACKERS.factory(config.type)
-        if config.needs is not None and importlib.util.find_spec(config.needs[1]) is None:
-            raise MissingExtraError.of(config.needs[0], config.needs[1], f"the tracker '{config.type}'")
-        for name, field in type(config).model_fields.items():
-            if is_secret(field) and getattr(config, name) is not None:
-                reveal(getattr(config, name))
 
 
 class Trackers:

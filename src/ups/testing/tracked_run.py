@@ -21,7 +21,7 @@ import yaml
 from ups.config.recipe import resolve_data
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
-from ups.record.process_tree import module_command
+from ups.record.processes import module_command
 from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.supervise.run_file import note_gate
 from ups.supervise.trackers import CLOSE_SECONDS
@@ -98,9 +98,9 @@ def row(step: int) -> dict[str, Any]:
 def _main(run_dir: Path, first: int, stop: int, ending: str, seconds: float, close_seconds: float) -> None:
     import ups.supervise.trackers as end_of_trackers
     from ups.record.log import show_log, write_to_stderr
-    from ups.supervise.run_file import RunFile
-    from ups.supervise.run_lock import hold_run
-    from ups.supervise.trackers import Trackers, check_trackers
+    from ups.supervise.run_file import RunFile, hold_run
+    from ups.supervise.tracker_feed import check_trackers
+    from ups.supervise.trackers import Trackers
     from ups.tracking.metrics_file import MetricsWriter
 
     end_of_trackers.CLOSE_SECONDS = close_seconds

@@ -47,7 +47,7 @@ from ups.record.checkpoints import (
     retain,
     wait_until_visible,
 )
-from ups.record.held_directory import HeldDirectory
+from ups.record.files import HeldDirectory
 from ups.record.identity import RunIdentity
 from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary, verify
 from ups.record.run_dir import RunDir

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ups.errors import CheckpointError
-from ups.record.untrusted_files import open_regular, read_whole
+from ups.record.files import open_regular, read_whole
 from ups.training.inert_pickle import MAX_BYTES, Global, Instance, UnknownPickleError, read_pickle
 
 METADATA_NAME = ".metadata"

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from ups.errors import CheckpointError, IntegrityError
 from ups.models.former_names import present_name
-from ups.record.atomic import mode_by_umask
+from ups.record.files import mode_by_umask
 from ups.record.manifest import verify
 from ups.training.checkpoint_metadata import CheckpointReader
 

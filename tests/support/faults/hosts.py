@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.support.checkout import path_with
 from tests.support.faults.supervised import MARK, PROGRAMS, TOY
-from ups.record import process_tree
+from ups.record import processes
 
 HOST_RUNNER = PROGRAMS / "run_host.py"
 SLOW_CABLE = PROGRAMS / "slow_cable.py"
@@ -170,7 +170,7 @@ class StartedHosts:
 
     def rank_pid(self, rank: int) -> int:
         """Process number of a rank, found by what it carries."""
-        for process in process_tree.carriers(MARK, self.mark):
+        for process in processes.carriers(MARK, self.mark):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
                 environment = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
@@ -180,7 +180,7 @@ class StartedHosts:
 
     def everything_of(self, host: int) -> list[int]:
         """The supervisor of a host, its ranks and their wrappers."""
-        own = process_tree.descendants(self.processes[host].pid)
+        own = processes.descendants(self.processes[host].pid)
         return [self.processes[host].pid, *(process.pid for process in own)]
 
     def finish(self, timeout_seconds: float = 150.0) -> HostsResult:
@@ -195,8 +195,8 @@ class StartedHosts:
                 process.kill()
                 late.append(host)
                 outputs.append(process.communicate()[0])
-        left = process_tree.carriers(MARK, self.mark)
-        process_tree.send((process.pid for process in left), signal.SIGKILL)
+        left = processes.carriers(MARK, self.mark)
+        processes.send((process.pid for process in left), signal.SIGKILL)
         assert late == [], f"hosts {late} did not end in {timeout_seconds} s:\n" + "\n---\n".join(outputs)
         codes = [process.returncode for process in self.processes]
         return HostsResult(self.run_dir, codes, outputs, [process.pid for process in left])
@@ -276,5 +276,5 @@ def started_hosts(
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
                 process.kill()
-        left = process_tree.carriers(MARK, mark)
-        process_tree.send((process.pid for process in left), signal.SIGKILL)
+        left = processes.carriers(MARK, mark)
+        processes.send((process.pid for process in left), signal.SIGKILL)

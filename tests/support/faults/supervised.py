@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.checkout import path_with
-from ups.record import process_tree
+from ups.record import processes
 from ups.supervise.why import faults_as_json
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -111,9 +111,9 @@ class Started:
     def leftovers(self, within_seconds: float = 0.0) -> list[int]:
         """Processes of this run that still live; ended here, so that one bad test does not disturb the next."""
         deadline = time.monotonic() + within_seconds
-        while (left := process_tree.carriers(MARK, self.mark)) and time.monotonic() < deadline:
+        while (left := processes.carriers(MARK, self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        process_tree.send((process.pid for process in left), signal.SIGKILL)
+        processes.send((process.pid for process in left), signal.SIGKILL)
         return [process.pid for process in left]
 
     def wait_for(self, what: Callable[[], bool], timeout_seconds: float = 300.0) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.launch.test_empty_machine import machine
 from ups.cli import main as front
-from ups.launch.vast_script import MAX_CHARACTERS
+from ups.launch.vast import MAX_CHARACTERS
 
 LIMITS = ["--max-price", "0.5", "--max-hours", "2"]
 SHARED = ["--install", "universal-simulator", "--mirror", "s3://bucket/waves", "--secret", "AWS_SECRET_ACCESS_KEY"]

@@ -325,7 +325,7 @@ def test_killed_at_any_moment_and_run_again_it_ends_with_the_right_file(
 def test_two_at_once_do_not_write_to_the_same_file(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ups.record.partial_directory import hold_partial
+    from ups.record.files import hold_partial
 
     _offer(monkeypatch, _md5(server.content))
     with hold_partial(tmp_path / NAME / ".fetch", "fetching"), pytest.raises(ConfigError, match="another process"):

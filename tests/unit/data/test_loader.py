@@ -26,7 +26,7 @@ from ups.data.worker_pool import pickle_without_devices
 from ups.errors import CheckpointError, ConfigError, DataError, MachineError
 from ups.formats.zarr_store import StoreReader
 from ups.record.causes import cause_of_error
-from ups.record.location import location_of_error
+from ups.record.failure import location_of_error
 from ups.spec.batch import Batch
 from ups.spec.place import Place
 

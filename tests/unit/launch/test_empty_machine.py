@@ -13,16 +13,7 @@ import pytest
 
 from ups.config.recipe import dump_recipe, resolve_data
 from ups.errors import ConfigError
-from ups.launch.empty_machine import (
-    OLDEST_PYTHON,
-    EmptyMachine,
-    fetch,
-    leave_results,
-    require_data,
-    run,
-    secret_names,
-    setup,
-)
+from ups.launch.job import OLDEST_PYTHON, EmptyMachine, fetch, leave_results, require_data, run, secret_names, setup
 
 RECIPE: dict[str, Any] = {
     "version": 1,

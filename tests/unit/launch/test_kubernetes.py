@@ -19,7 +19,7 @@ import yaml
 
 from ups.errors import EXIT_CODES, ConfigError
 from ups.launch.kubernetes import KubernetesJob, manifests, text
-from ups.record.process_tree import catches
+from ups.record.processes import catches
 
 
 def job(**changes: Any) -> KubernetesJob:

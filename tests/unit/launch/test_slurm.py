@@ -11,7 +11,7 @@ import pytest
 
 from ups.config.sweep import cells, comma_axes
 from ups.errors import ConfigError, MachineError
-from ups.launch.folder import NAMES
+from ups.launch.job import NAMES
 from ups.launch.slurm import SlurmJob, script, submit
 
 

@@ -23,11 +23,10 @@ from tests.support import vastai_program
 from tests.support.vast_server import VastServer, processes_below, serve
 from tests.unit.launch.test_empty_machine import machine
 from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError
-from ups.launch import vast_script
-from ups.launch.folder import NAMES
-from ups.launch.vast import Outcome, Patience, VastJob, launch, search_words
+from ups.launch import vast
+from ups.launch.job import NAMES
+from ups.launch.vast import MAX_CHARACTERS, Outcome, Patience, VastJob, ended, launch, onstart, search_words
 from ups.launch.vast_client import VastClient, VastError, VastSilent
-from ups.launch.vast_script import MAX_CHARACTERS, ended, onstart
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
@@ -78,8 +77,8 @@ def patience() -> Patience:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[VastServer]:
-    monkeypatch.setattr(vast_script, "OUTPUT", "$HOME/output")
-    monkeypatch.setattr(vast_script, "COLLECT_SECONDS", 300)
+    monkeypatch.setattr(vast, "OUTPUT", "$HOME/output")
+    monkeypatch.setattr(vast, "COLLECT_SECONDS", 300)
     monkeypatch.setenv("VAST_API_KEY", ACCOUNT_KEY)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     place = tmp_path / "vast"
@@ -263,9 +262,9 @@ def test_nothing_is_made_that_costs_more_or_lacks_a_secret(
 # The command itself, with less patience; the machine writes where the server looks for its lines.
 COMMAND = """
 import functools, sys
-from ups.launch import vast, vast_script
+from ups.launch import vast
 vast.Patience = functools.partial(vast.Patience, poll=0.2, late=3, teardown={teardown})
-vast_script.OUTPUT, vast_script.COLLECT_SECONDS = "$HOME/output", 2
+vast.OUTPUT, vast.COLLECT_SECONDS = "$HOME/output", 2
 from ups.cli.main import main
 sys.argv = ["ups", *sys.argv[1:]]
 sys.exit(main())
@@ -329,11 +328,11 @@ def test_a_machine_whose_launcher_was_killed_destroys_itself(
 def test_the_watchdog_does_not_take_a_run_that_is_being_started_for_one_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vast_script, "COLLECT_SECONDS", 0)
+    monkeypatch.setattr(vast, "COLLECT_SECONDS", 0)
     for name in ("sleep", "python3"):
         program(tmp_path / "bin" / name, f"#!/usr/bin/env bash\necho {name} >> {tmp_path}/called; exec /bin/sleep 30\n")
     (tmp_path / "main.pid").touch()
-    watch = vast_script.watch(machine(started=time.time()))
+    watch = vast.watch(machine(started=time.time()))
     environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     with subprocess.Popen(["bash", "-c", watch], cwd=tmp_path, env=environment, start_new_session=True) as process:
         try:

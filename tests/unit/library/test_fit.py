@@ -21,7 +21,7 @@ import ups
 from ups.errors import ConfigError, RunHeldError, UpsError
 from ups.record.run_dir import RunDir
 from ups.run import in_process
-from ups.supervise.run_lock import hold_run
+from ups.supervise.run_file import hold_run
 from ups.training.export import read_weights
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"

@@ -17,7 +17,7 @@ from ups.library.recipe_steps import Job, Step, StepOutput, before_gate
 from ups.library.step_lines import StepLines
 from ups.record.identity import file_sha256
 from ups.run.steps_file import read_steps
-from ups.supervise.run_lock import hold_steps
+from ups.supervise.run_file import hold_steps
 
 RECIPE = """
 run: { name: a }

@@ -1,7 +1,7 @@
 """Kills real committing processes and prints, as JSON, what each one left behind; started by test_manifest_kill.py.
 
 A program of its own because it forks for every kill, which is only safe without the threads of a test runner. How a
-child dies: at its n-th file-system call (audit event), at its n-th executed line of manifest.py and atomic.py (finer:
+child dies: at its n-th file-system call (audit event), at its n-th executed line of manifest.py and files.py (finer:
 both sides of a call that Python does not audit, such as renameat2 and fsync), or at a moment in time while it commits
 in a loop.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.support.killed_child import in_child
 from ups.errors import UpsError
-from ups.record import atomic, manifest
+from ups.record import files, manifest
 
 WATCHED_EVENTS = ("open", "os.", "shutil.", "ctypes.")
 
@@ -56,7 +56,7 @@ def at_line(number: int) -> list[int]:
     counter = [0]
 
     def trace(frame, event, argument):  # type: ignore[no-untyped-def]
-        if frame.f_code.co_filename not in (manifest.__file__, atomic.__file__):
+        if frame.f_code.co_filename not in (manifest.__file__, files.__file__):
             return None
         if event == "line":
             counter[0] += 1

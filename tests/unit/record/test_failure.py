@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from ups.record.failure import memory_of_process, read_failure
-from ups.record.location import Frame, innermost, location_of_dump, location_of_error
+from ups.record.failure import Frame, innermost, location_of_dump, location_of_error, memory_of_process, read_failure
 from ups.record.run_dir import RunDir
 
 pytestmark = pytest.mark.processes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ups.record.location import frames_of_dump, location_of_dump
+from ups.record.failure import frames_of_dump, location_of_dump
 
 WAITS = """Thread 0x00007f0000000001 (most recent call first):
   File "/x/lib/python3.11/selectors.py", line 415 in select

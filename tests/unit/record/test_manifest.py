@@ -13,7 +13,7 @@ import pytest
 
 from ups.errors import IntegrityError, MachineError
 from ups.record import manifest as module
-from ups.record.atomic import exchange, write_file_atomically
+from ups.record.files import exchange, write_file_atomically
 from ups.record.manifest import (
     COMMITTED_NAME,
     MANIFEST_NAME,

@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import subprocess, sys
-from ups.record.open_files import raise_open_files
+from ups.record.processes import raise_open_files
 print(*raise_open_files(), flush=True)
 subprocess.run([sys.executable, "-c", "import resource; print(*resource.getrlimit(resource.RLIMIT_NOFILE))"])
 """

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import ups
-from ups.record.process_tree import module_command
+from ups.record.processes import module_command
 
 ROOT = Path(ups.__file__).parent
 # Options of other programs; a Python that may be too old for -P, which gets PYTHONSAFEPATH; and scripts of rented
 # machines, which export it: their first Python may be older, too.
 ALLOWED = {
-    ("record/process_tree.py", "-m"),
+    ("record/processes.py", "-m"),
     ("doctor/other_python.py", "-c"),
-    ("launch/empty_machine.py", "-c"),
-    ("launch/empty_machine.py", "-m"),
+    ("launch/job.py", "-c"),
+    ("launch/job.py", "-m"),
     ("launch/kubernetes.py", "-c"),  # bash
 }
 
@@ -51,7 +51,7 @@ def starts(source: str) -> set[str]:
 
 def test_no_module_starts_python_by_itself() -> None:
     found = {(str(path.relative_to(ROOT)), word) for path in ROOT.rglob("*.py") for word in starts(path.read_text())}
-    assert found == ALLOWED, "build the command with ups.record.process_tree.module_command"
+    assert found == ALLOWED, "build the command with ups.record.processes.module_command"
 
 
 @pytest.mark.parametrize("line", ['[sys.executable, "-m", "ups"]', '[python, "-c", text]', 'f"python3 -m ups {verb}"'])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ups.record import process_tree
+from ups.record import processes
 
 pytestmark = pytest.mark.processes
 
@@ -45,8 +45,8 @@ def wait_for(what: Callable[[], bool], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-def left_over(run_dir: Path) -> list[process_tree.Process]:
-    return process_tree.carriers("WRAPPER_TEST", str(run_dir))
+def left_over(run_dir: Path) -> list[processes.Process]:
+    return processes.carriers("WRAPPER_TEST", str(run_dir))
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_a_process_whose_name_is_cut_inside_a_character_is_seen(tmp_path: Path) 
     shutil.copy2(shutil.which("sleep") or "/bin/sleep", program)
     process = subprocess.Popen([str(program), "60"])
     try:
-        wait_for(lambda: process_tree.is_alive(process.pid))
-        assert process.pid in {found.pid for found in process_tree.descendants(os.getpid())}
+        wait_for(lambda: processes.is_alive(process.pid))
+        assert process.pid in {found.pid for found in processes.descendants(os.getpid())}
     finally:
         process.kill()
         process.wait()

@@ -5,7 +5,8 @@ terminal.
 import os
 from pathlib import Path
 
-from ups.record.untrusted_files import inside, printable, read_end, read_object
+from ups.record.files import inside, read_end, read_object
+from ups.record.text import printable
 
 
 def test_the_end_of_a_file_is_read(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ups.run.bench import Bench
 from ups.run.bench_measure import machine
 from ups.run.bench_pictures import median_seed
 from ups.run.progress_line import ProgressLine
-from ups.supervise.run_lock import hold_bench
+from ups.supervise.run_file import hold_bench
 
 pytest.importorskip("matplotlib")
 # Names of the benchmark for the small tasks of the tests; only names count here.

@@ -9,7 +9,7 @@ from tests.unit.run.made_runs import made_run
 from ups.cli.main import run
 from ups.run.cleaning import candidates
 from ups.run.tags import promote
-from ups.supervise.run_lock import hold_run, hold_steps
+from ups.supervise.run_file import hold_run, hold_steps
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ from ups.errors import ConfigError, RunHeldError, UpsError
 from ups.run import in_process
 from ups.run.identity import never_stepped
 from ups.run.removal import remove_records, remove_run
-from ups.supervise.run_file import RunFile
-from ups.supervise.run_lock import hold_run
+from ups.supervise.run_file import RunFile, hold_run
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"
 

@@ -14,10 +14,10 @@ from ups.buckets.objects import put
 from ups.buckets.run_copy import RunCopy
 from ups.config.recipe import ResolvedRecipe, resolve_data
 from ups.errors import BucketError, CheckpointError, ConfigError
+from ups.record.files import MAX_RUN_BYTES
 from ups.record.identity import RunIdentity
 from ups.record.manifest import commit_directory, make_temporary
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import MAX_RUN_BYTES
 from ups.run.restoring import restore_run
 from ups.supervise.run_file import RunFile, read_run
 

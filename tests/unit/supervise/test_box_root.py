@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from ups.supervise.box_root import box_root, sweep_box_roots
+from ups.supervise.supervisor_process import box_root, sweep_box_roots
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs shared memory")
 
-SWEEP = [sys.executable, "-c", "from ups.supervise.box_root import sweep_box_roots; sweep_box_roots()"]
+SWEEP = [sys.executable, "-c", "from ups.supervise.supervisor_process import sweep_box_roots; sweep_box_roots()"]
 HOLD = """
 import sys, time
 from pathlib import Path
-from ups.supervise.box_root import box_root
+from ups.supervise.supervisor_process import box_root
 with box_root(Path("."), 1) as root:
     print(root, flush=True)
     time.sleep(600)

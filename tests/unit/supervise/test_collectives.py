@@ -3,7 +3,7 @@
 import pytest
 
 from ups.record.blackbox import Mark, Phase, Record
-from ups.supervise.collectives import CollectiveLog, Mismatch
+from ups.supervise.first_cause import CollectiveLog, Mismatch
 
 PATTERN = ("reduce(gradients)", "all_reduce(status)")
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ups.record.blackbox import Mark, Phase, Record
-from ups.supervise.deadlines import Deadlines, PhaseTimes
+from ups.supervise.standstill import Deadlines, PhaseTimes
 
 
 def record(phase: Phase, deadline_seconds: float = 0.0, usual_seconds: int = 0) -> Record:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ups.record.blackbox import BlackBox, Phase, ring_path
-from ups.supervise.host_file import HostFile, rows_of_hosts
-from ups.supervise.host_place import HostPlace
+from ups.supervise.options import HostPlace
 from ups.supervise.run_file import RunFile, read_run
+from ups.supervise.status import HostFile, rows_of_hosts
 
 PLACE = HostPlace(1, 2, "gpu-17", "10.0.0.1", 29500, "eth0")
 

@@ -7,7 +7,7 @@ import json
 from ups.supervise.attempt import Outcome
 from ups.supervise.fault import Fault
 from ups.supervise.first_cause import RankEnd
-from ups.supervise.host_outcome import HostOutcome, joined
+from ups.supervise.head import HostOutcome, joined
 
 
 def failed(rank: int, cause: str, *, cascade: bool, time_ns: int, offset_ns: int = 0) -> HostOutcome:

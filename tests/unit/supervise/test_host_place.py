@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ups.errors import ConfigError
-from ups.supervise.host_place import find_place, interface_towards
+from ups.supervise.options import find_place, interface_towards
 
 
 def test_ranks_are_spread_over_hosts_in_their_order() -> None:

@@ -17,8 +17,8 @@ import pytest
 from ups.cli.main import run
 from ups.record import blackbox
 from ups.record.blackbox import BlackBox, BlackBoxReader, Phase, ring_path
+from ups.record.files import load_object, read_object
 from ups.record.run_dir import RunDir
-from ups.record.untrusted_files import load_object, read_object
 from ups.supervise.fault import Fault
 from ups.supervise.run_file import RunFile, list_runs, list_unreadable_runs, read_run
 

@@ -15,7 +15,6 @@ import pytest
 
 from ups.errors import ConfigError, MachineError
 from ups.record.run_dir import RunDir
-from ups.supervise.host_place import HostPlace
 from ups.supervise.link import (
     HANDSHAKE_SECONDS,
     SECRET_VARIABLE,
@@ -24,8 +23,8 @@ from ups.supervise.link import (
     make_secret,
     read_secret,
 )
-from ups.supervise.link_follower import FollowerLink
-from ups.supervise.link_head import HeadLink, head_link
+from ups.supervise.link_endpoints import FollowerLink, HeadLink, head_link
+from ups.supervise.options import HostPlace
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ups.supervise.oom_kills import OomKills, moved, oom_kill_counters
+from ups.supervise.first_cause import OomKills, moved, oom_kill_counters
 
 
 def host(root: Path, cgroup: str, files: dict[str, str], machine: int = 0) -> tuple[Path, Path]:

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from ups.supervise.output_thread import OutputThread
+from ups.supervise.supervisor_process import OutputThread
 
 
 def test_lines_come_in_order_and_all_before_the_end() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ups.errors import ConfigError
-from ups.supervise.rendezvous import Rendezvous
+from ups.supervise.options import Rendezvous
 
 
 def test_each_attempt_gets_a_new_file_in_a_directory_of_its_own(tmp_path: Path) -> None:

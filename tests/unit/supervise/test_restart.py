@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from ups.supervise.fault import Fault
-from ups.supervise.restart import RestartPolicy, smaller_micro_batch
+from ups.supervise.fault import Fault, RestartPolicy, smaller_micro_batch
 
 
 def fault(cause: str = "killed(SIGKILL)", step: int = 7, checkpoint: int | None = 5, **more: Any) -> Fault:

@@ -13,8 +13,7 @@ import pytest
 
 from ups.errors import EXIT_CODES, ConfigError
 from ups.supervise.fault import Fault
-from ups.supervise.run_file import RunFile, faults_of, find_run, list_runs, note_gate, read_run, state_after
-from ups.supervise.run_lock import hold_steps
+from ups.supervise.run_file import RunFile, faults_of, find_run, hold_steps, list_runs, note_gate, read_run, state_after
 from ups.supervise.why import explain
 
 

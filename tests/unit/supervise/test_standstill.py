@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ups.record import process_tree
+from ups.record import processes
 from ups.record.blackbox import BlackBox, Phase, ring_path
-from ups.supervise.deadlines import Deadlines, PhaseTimes
 from ups.supervise.rank_view import RankView
-from ups.supervise.standstill import Standstill, StandstillWatch
+from ups.supervise.standstill import Deadlines, PhaseTimes, Standstill, StandstillWatch
 
 pytestmark = pytest.mark.processes
 SECOND = 10**9
@@ -49,7 +48,7 @@ def ranks(tmp_path: Path) -> Iterator[list[Rank]]:
 
 def computed(rank: Rank) -> float:
     """CPU-seconds of its process."""
-    process = process_tree.read_process(rank.process.pid)
+    process = processes.read_process(rank.process.pid)
     return process.cpu_seconds if process else 0.0
 
 

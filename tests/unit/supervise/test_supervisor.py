@@ -11,8 +11,8 @@ import pytest
 
 from ups.errors import MachineError
 from ups.supervise.options import Options
-from ups.supervise.stop_signals import listen
 from ups.supervise.supervisor import supervise
+from ups.supervise.supervisor_process import listen
 
 
 def test_an_error_of_the_supervisor_is_written_down_as_the_verdict(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ups.supervise.run_file import read_run
-from ups.supervise.tracker_note import TrackerNote, read_note
-from ups.supervise.tracker_process import catch_up, sync
+from ups.supervise.trackers import TrackerNote, catch_up, read_note, sync
 from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, make_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]

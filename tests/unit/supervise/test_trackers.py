@@ -10,8 +10,8 @@ from ups.config.recipe import resolve_data
 from ups.config.tracker import MlflowConfig, TensorBoardConfig, TrackerConfig, WandbConfig, by_name
 from ups.errors import ConfigError, MachineError, MissingExtraError
 from ups.supervise import trackers as module
-from ups.supervise.tracker_note import TrackerNote, notes_of, read_note
-from ups.supervise.trackers import Trackers, check_trackers
+from ups.supervise.tracker_feed import check_trackers
+from ups.supervise.trackers import TrackerNote, Trackers, notes_of, read_note
 from ups.testing.tracked_run import make_run
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from ups.record.causes import CAUSES
 from ups.record.run_dir import RunDir
-from ups.supervise.advice import ADVICE, meaning, what_to_do
 from ups.supervise.fault import KEYS, Fault
 from ups.supervise.run_file import RunFile, read_run
-from ups.supervise.why import explain, faults_as_json
+from ups.supervise.why import ADVICE, explain, faults_as_json, meaning, what_to_do
 
 DOCS = Path(__file__).parents[3] / "docs" / "failures.md"
 

@@ -12,8 +12,7 @@ import pytest
 
 from tests.unit.tracking import wandb_log
 from tests.unit.tracking.wandb_server import Server
-from ups.supervise.tracker_note import TrackerNote, read_note
-from ups.supervise.tracker_process import sync
+from ups.supervise.trackers import TrackerNote, read_note, sync
 from ups.testing.tracked_run import DATA_HASH, RECIPE_HASH, RUN_ID, fail_gate, lead, make_run, row
 
 pytest.importorskip("wandb", reason="needs the client of Weights & Biases (extra: wandb)")

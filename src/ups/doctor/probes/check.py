@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ups.distributed.environment import RankEnvironment
 from ups.errors import ConfigError, UpsError
 from ups.record.causes import cause_of_error, is_cascade
-from ups.record.location import location_of_error
+from ups.record.failure import location_of_error
 from ups.record.log import show_log, write_to_stderr
 
 if TYPE_CHECKING:

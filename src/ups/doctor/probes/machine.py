@@ -16,7 +16,7 @@ from ups.doctor.probes.ulimits import (
     memory_limit_bytes,
     usable_processors,
 )
-from ups.record.open_files import raise_open_files
+from ups.record.processes import raise_open_files
 from ups.record.text import size_text
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written

@@ -1,6 +1,6 @@
 """What this process may use: memory, shared memory, processors. Read from the kernel, no torch.
 
-Open files are in `ups.record.open_files`, because the supervisor raises that limit too.
+Open files are in `ups.record.processes`, because the supervisor raises that limit too.
 """
 
 from __future__ import annotations

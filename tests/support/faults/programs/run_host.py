@@ -5,12 +5,11 @@ import sys
 from pathlib import Path
 
 from ups.errors import UpsError
-from ups.supervise.deadlines import Deadlines
 from ups.supervise.follower import follow
-from ups.supervise.host_place import find_place
-from ups.supervise.link_head import head_link
-from ups.supervise.options import Options
-from ups.supervise.run_lock import hold_run
+from ups.supervise.link_endpoints import head_link
+from ups.supervise.options import Options, find_place
+from ups.supervise.run_file import hold_run
+from ups.supervise.standstill import Deadlines
 from ups.supervise.supervisor import supervise_held
 
 

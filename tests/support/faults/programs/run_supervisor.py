@@ -7,9 +7,8 @@ from pathlib import Path
 
 from tests.support.faults.small_run import prepare_real
 from ups.config.recipe import resolve
-from ups.supervise.deadlines import Deadlines
-from ups.supervise.options import Options
-from ups.supervise.rendezvous import Rendezvous
+from ups.supervise.options import Options, Rendezvous
+from ups.supervise.standstill import Deadlines
 from ups.supervise.supervisor import supervise
 from ups.supervise.trackers import Trackers
 

@@ -1,7 +1,8 @@
-"""A run on a rented machine that begins empty and disappears: what it installs, fetches, runs and leaves in a bucket.
+"""What launchers share: a job on a rented machine that starts empty and disappears, and scripts in `RUN/launch`.
 
-Pieces of bash that the launchers of clouds put together; what a machine costs and how it is torn down is for them. The
-machine gets the resolved recipe as text, with references in place of secrets.
+Pieces of bash that the launchers of clouds put together: what the machine installs, fetches, runs and leaves in a
+bucket. What a machine costs and how it is torn down is for them. The machine gets the resolved recipe as text, with
+references in place of secrets.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ups.buckets.address import holds_secret
 from ups.config.schema import Recipe
-from ups.errors import ConfigError
-from ups.record.untrusted_files import printable
+from ups.errors import ConfigError, MachineError
+from ups.record.files import machine_error, write_file_atomically
+from ups.record.run_dir import RunDir
+from ups.record.text import printable
 
 # Below the home directory: recipe, environment, data and run.
 PLACE = "ups-launch"
@@ -257,3 +261,20 @@ def _path_and_bucket(text: str) -> tuple[str, str]:
     if not _BUCKET.fullmatch(url):
         raise ConfigError(f"--data '{text}' names no bucket", hint="such as data/waves.zarr=s3://bucket/waves.zarr/")
     return path, url
+
+
+# What the folder holds; anything else in it is not ours.
+NAMES = re.compile(r"job\.sh|slurm_\d+(_\d+)?\.out|skypilot\.yaml|vast\.sh|vast_\d+\.log")
+
+
+def write_script(run_dir: Path, name: str, text: str) -> Path:
+    """Write one of the files anew, never through a link to somebody's file; returns its path. Raises MachineError."""
+    path = RunDir(run_dir).launch / name
+    if path.parent.is_symlink():
+        raise MachineError(f"{path.parent} is a link, and nothing is written through it", hint="remove it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise machine_error(f"cannot write to {path.parent}", error) from error
+    write_file_atomically(path, text.encode())
+    return path

@@ -1,19 +1,28 @@
-"""Processes of this host as Linux shows them, and how to make a child die with its parent.
+"""Processes of this host: starting, watching and ending them, and jobs in a pool of fresh ones.
 
-Used by the per-rank wrapper and by the supervisor; knows nothing of ranks. Linux only, by /proc and prctl.
+Knows nothing of ranks. Linux only, by /proc and prctl. Standard library only.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
+import multiprocessing.connection
 import os
+import resource
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+from ups.errors import MachineError
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -175,3 +184,115 @@ def catches(pid: int, number: int) -> bool:
     except (OSError, ValueError):
         pass
     return False
+
+
+# One thread per process: jobs are the parallelism, and sums are taken in one order whatever the machine.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+_Job = TypeVar("_Job")
+_Result = TypeVar("_Result")
+
+
+def run_in_processes(
+    work: Callable[[_Job], _Result],
+    jobs: Sequence[_Job],
+    num_processes: int,
+    on_done: Callable[[_Job, _Result], None],
+    *,
+    environment: Mapping[str, str] = ONE_THREAD,
+    start: tuple[Callable[..., None], tuple[Any, ...]] | None = None,
+    who: str = "a process",
+) -> None:
+    """Do `work` on each job in `num_processes` processes; `on_done` is called here as each one is done.
+
+    start: a function and its arguments, called once in each process. The first error ends it all after the jobs that
+    are being done. who: how a process that died is called.
+    """
+    if not jobs:
+        return
+    # A spawned process starts as `python -c ...`, which imports from the current directory first.
+    with _environment({**environment, "PYTHONSAFEPATH": "1"}):
+        pool = ProcessPoolExecutor(
+            max_workers=min(num_processes, len(jobs)),
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start,
+            initargs=start or (_nothing, ()),
+        )
+        running: dict[Future[_Result], _Job] = {}
+        try:
+            for job in jobs:
+                running[pool.submit(work, job)] = job
+                # Few are queued at a time, so that an interruption does not have to cancel thousands.
+                if len(running) >= 2 * num_processes:
+                    _collect(running, on_done)
+            while running:
+                _collect(running, on_done)
+        except BrokenProcessPool as error:
+            raise MachineError(
+                f"{who} died without an error of its own (killed, or out of memory)",
+                hint="what is finished is kept: run the same command again, with fewer --processes if memory ran out",
+            ) from error
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _collect(running: dict[Future[_Result], _Job], on_done: Callable[[_Job, _Result], None]) -> None:
+    for future in wait(running, return_when=FIRST_COMPLETED).done:
+        job = running.pop(future)
+        on_done(job, future.result())
+
+
+def _start(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    # An interrupt from the keyboard reaches the whole group; the parent decides what becomes of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    function(*arguments)
+
+
+def _nothing() -> None:
+    """What a process without preparations does first."""
+
+
+def _leave_with_parent() -> None:
+    # A pool's worker waits forever for its next job if the parent was killed.
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_UNLIMITED = 2**62
+# Far above what a run needs. Some hosts have a hard limit of a thousand million, and programs that walk through all
+# numbers up to the limit (to close what they inherited) would then take minutes to start.
+MAX_OPEN_FILES = 2**20
+
+
+def raise_open_files(needed: int = MAX_OPEN_FILES) -> tuple[int, int]:
+    """Raise the soft limit of this process, which its children inherit, to `needed` where the hard limit allows it.
+
+    Returns (soft, hard) as they are then. A soft limit of 1024 is the usual default, kept for the sake of old programs.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        soft if soft != resource.RLIM_INFINITY else _UNLIMITED,
+        hard if hard != resource.RLIM_INFINITY else _UNLIMITED,
+    )
