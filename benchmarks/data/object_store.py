@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.buckets.cache_place import LEAST_BYTES, use_cache
+from ups.buckets.block_cache import LEAST_BYTES, use_cache
 from ups.config.schema import DataConfig
 from ups.data.loader import Loader, build_loader
 from ups.data.open import open_task

@@ -1,13 +1,15 @@
-"""A bounded cache of blocks on disk, shared by all processes of a host.
+"""A bounded cache of blocks on disk, shared by all processes of a host, and where it lies.
 
-A block is a file of its own (`block_file`). It is written under a temporary name and appears by a rename, so that
-nobody ever sees a part of one; a page that does not fit its checksum when it is read makes the block count as absent.
-What a block belongs to is the business of `cached_objects`; where the cache lies and how large it may be that of
-`cache_place`.
+A block is a file of its own: a header with a checksum of every page, then the bytes. It is written under a temporary
+name and appears by a rename, so that no reader sees a part of one; a page that does not fit its checksum when it is
+read makes the block count as absent. What a block belongs to is the business of `cached_objects`.
 
 Locks are `flock`s, which end with their process. One lock file guards the bookkeeping: how many bytes there are, who
 writes, what is evicted. A thousand others see to it that a block is fetched once, though eight readers want it.
 Blocks that follow each other are fetched and kept together: one request, one entry in the books.
+
+`the_cache` is one cache for a process and all that it starts: set by `data.cache_dir` and `data.cache_bytes` of a
+recipe, or by two environment variables, which ranks and workers inherit.
 """
 
 from __future__ import annotations
@@ -15,18 +17,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import itertools
 import logging
 import os
 import re
+import shutil
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from ups.buckets.block_file import verified, with_header
-from ups.errors import DiskFullError, MachineError
+import google_crc32c
+
+from ups.errors import ConfigError, DiskFullError, MachineError
+from ups.record.text import size_text
 
 logger = logging.getLogger(__name__)
 
@@ -300,3 +307,104 @@ def _trouble(directory: Path, error: OSError) -> MachineError:
         f"the cache of data in {directory} cannot be used: {error.strerror}",
         hint="set data.cache_dir to a place of yours",
     )
+
+
+# A window is 50 kB to 600 kB: larger blocks are mostly what nobody asked for, smaller ones are too many files.
+BLOCK_BYTES = 64 << 10
+PAGE_BYTES = 32 << 10
+_HEADER = struct.Struct("<8sQ")
+# Names the block size as well: with another one the same number is another part of the object.
+_MAGIC = b"upsblk02"
+
+
+def with_header(data: bytes) -> bytes:
+    """The content of a file: the number of bytes, a checksum of each page, one of all that, and the bytes."""
+    sums = [google_crc32c.value(data[at : at + PAGE_BYTES]) for at in range(0, len(data), PAGE_BYTES)]
+    body = _HEADER.pack(_MAGIC, len(data)) + struct.pack(f"<{len(sums)}I", *sums)
+    return body + struct.pack("<I", google_crc32c.value(body)) + data
+
+
+def verified(descriptor: int, file_bytes: int, start: int, stop: int | None) -> bytes | None:
+    """Bytes start .. stop - 1 of a block, or all from `start` on; None unless each page that they touch fits its
+    checksum."""
+    head = os.pread(descriptor, _HEADER.size + 4 * (BLOCK_BYTES // PAGE_BYTES) + 4, 0)  # of a full block
+    if len(head) < _HEADER.size:
+        return None
+    magic, size = _HEADER.unpack_from(head)
+    stop = size if stop is None else stop
+    if magic != _MAGIC or size > BLOCK_BYTES or stop > size:
+        return None
+    num_pages = -(-size // PAGE_BYTES)
+    begin = _HEADER.size + 4 * num_pages + 4
+    if file_bytes != begin + size:
+        return None
+    *sums, own = struct.unpack_from(f"<{num_pages + 1}I", head, _HEADER.size)
+    if google_crc32c.value(head[: begin - 4]) != own:
+        return None
+    first, last = start // PAGE_BYTES, -(-stop // PAGE_BYTES)
+    data = os.pread(descriptor, min(last * PAGE_BYTES, size) - first * PAGE_BYTES, begin + first * PAGE_BYTES)
+    for page in range(first, last):
+        at = (page - first) * PAGE_BYTES
+        if google_crc32c.value(data[at : at + PAGE_BYTES]) != sums[page]:
+            return None
+    return data[start - first * PAGE_BYTES : stop - first * PAGE_BYTES]
+
+
+DIRECTORY = "UPS_DATA_CACHE_DIR"
+LIMIT = "UPS_DATA_CACHE_BYTES"
+# Without a limit of one's own: half of what the disk has left, and never more than this.
+MOST_BYTES = 64 << 30
+LEAST_BYTES = 16 << 20
+
+
+def use_cache(directory: str | None, limit_bytes: int | None) -> None:
+    """Make what a recipe says the cache of this process and of those that it starts; None leaves a setting as it is."""
+    if directory is not None:
+        os.environ[DIRECTORY] = os.path.abspath(os.path.expanduser(directory))
+    if limit_bytes is not None:
+        os.environ[LIMIT] = str(limit_bytes)
+
+
+def the_cache() -> BlockCache:
+    """The cache of this process. Raises MachineError if its disk is too small for it."""
+    return _open(os.environ.get(DIRECTORY) or _default(), os.environ.get(LIMIT) or "", os.getpid())
+
+
+def _default() -> str:
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not os.path.isabs(root):
+        raise MachineError("there is no home for a cache of data", hint=f"set data.cache_dir, or {DIRECTORY}")
+    return os.path.join(root, "ups", "objects")
+
+
+@functools.lru_cache(maxsize=8)
+def _open(directory: str, limit: str, pid: int) -> BlockCache:
+    path = Path(directory)
+    cache = BlockCache(path, LEAST_BYTES)  # makes the directory
+    room = shutil.disk_usage(path).free + cache.used_bytes()
+    if limit:
+        cache.limit_bytes = _number(limit)
+        if cache.limit_bytes > room:
+            raise MachineError(
+                f"the cache of data may take {size_text(cache.limit_bytes)}, and the disk of {path} has room for "
+                f"{size_text(room)}",
+                hint="set data.cache_bytes lower, or data.cache_dir to another disk",
+            )
+        return cache
+    cache.limit_bytes = min(MOST_BYTES, room // 2)
+    if cache.limit_bytes < LEAST_BYTES:
+        raise MachineError(
+            f"the disk of {path} has no room for a cache of data: {size_text(room)} are left",
+            hint="free some space, or set data.cache_dir to another disk",
+        )
+    return cache
+
+
+def _number(limit: str) -> int:
+    try:
+        found = int(limit)
+    except ValueError:
+        found = -1
+    if found < LEAST_BYTES:
+        raise ConfigError(f"{LIMIT} must be a number of bytes, {LEAST_BYTES} or more")
+    return found

@@ -1,4 +1,4 @@
-"""Objects in buckets: what there is, and ranges of their bytes, by way of the cache.
+"""Objects in buckets: which there are, ranges of their bytes by way of the cache, and an object as a file for reading.
 
 Owns patience (a server that is gone for seconds is waited for, one that is gone for good is named) and suspicion (size,
 ETag and length of each answer are compared with what was asked for). The connection itself is made by `client`.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import json
 import logging
 import os
@@ -19,10 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ups.buckets.address import bare_addresses
-from ups.buckets.block_file import BLOCK_BYTES
-from ups.buckets.cache_place import the_cache
-from ups.buckets.client import open_bucket, parse_bucket_url
+from ups.buckets.block_cache import BLOCK_BYTES, the_cache
+from ups.buckets.client import bare_addresses, open_bucket, parse_bucket_url
 from ups.errors import DataChangedError, StoreRefusedError, StoreUnavailableError
 
 logger = logging.getLogger(__name__)
@@ -300,3 +299,34 @@ def _threads(pid: int) -> ThreadPoolExecutor:
 
 
 _here = threading.local()
+
+
+class ObjectFile(io.RawIOBase):
+    """Bytes of one version of an object; every read goes through the cache."""
+
+    def __init__(self, info: ObjectInfo) -> None:
+        super().__init__()
+        self.info, self._at = info, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.info.size}[whence]
+        if base + offset < 0:
+            raise ValueError("a place before the beginning of the object")
+        self._at = base + offset
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = read_range(self.info, self._at, self._at + len(view))
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,4 +1,4 @@
-"""Opening a bucket of an object store: `s3://`, `gs://` and `https://` addresses, through obstore (extra `buckets`).
+"""Addresses of buckets and opening one: `s3://`, `gs://` and `https://`, through obstore (extra `buckets`).
 
 Credentials never stand in an address or a recipe: they come from the environment or the provider's own files
 (AWS_ACCESS_KEY_ID ..., ~/.aws/credentials, GOOGLE_APPLICATION_CREDENTIALS, a role of the machine). AWS_ENDPOINT_URL
@@ -19,11 +19,40 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.buckets.address import holds_secret
 from ups.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from obstore.store import GCSStore, HTTPStore, S3Store
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_USER = re.compile(r"(?<=://)[^/@\s]+@")
+_HOST = re.compile(r"([A-Za-z0-9+.-]+)://([^/?#\s]*)")
+# Up to the first slash. What follows a colon and is no port is a password with a slash in it.
+_PASSWORD = re.compile(r"[^:\[\]]+:.*\D.*")
+# Tokens of well-known services, wherever they stand.
+_TOKEN = re.compile(r"(?<![A-Za-z0-9])(gh[opsu]_|github_pat_|glpat-|hf_|pypi-|xox[abp]-|AKIA)[A-Za-z0-9_-]{12,}")
+_QUERY = re.compile(r"(?<=[^\s?])\?[^\s\"'<>)]*")
+# NAME=VALUE after '#' or ';', except for what pip writes there.
+_ASSIGNED = re.compile(r"[#;](?!egg=|subdirectory=|sha256=)[^\s/#;]*=")
+
+
+def is_address(text: object) -> bool:
+    """Whether a text is an address and not the path of a file, of whatever scheme."""
+    return _ADDRESS.match(str(text)) is not None
+
+
+def holds_secret(text: str) -> bool:
+    """Whether an address in a text carries a user, a password, a query or a token; for what is written down."""
+    hosts = [(scheme, host) for scheme, host in _HOST.findall(text) if scheme != "databricks"]
+    wrong = any("@" in host or _PASSWORD.fullmatch(host) for _, host in hosts)
+    assigned = hosts and (_QUERY.search(text) or _ASSIGNED.search(text))
+    return wrong or bool(assigned) or _TOKEN.search(text) is not None
+
+
+def bare_addresses(text: str) -> str:
+    """A text with users, passwords and query strings cut out of the addresses in it."""
+    return _QUERY.sub("", _USER.sub("", text)) if "://" in text else text
+
 
 CONNECT_SECONDS = 5.0
 REQUEST_SECONDS = 30.0

@@ -15,10 +15,8 @@ from collections.abc import Generator, Iterable
 from pathlib import Path, PosixPath
 from typing import Any, BinaryIO, Self, cast
 
-from ups.buckets.address import is_address
-from ups.buckets.cached_objects import ObjectInfo, list_objects, object_info
-from ups.buckets.client import parse_bucket_url
-from ups.buckets.object_file import ObjectFile
+from ups.buckets.cached_objects import ObjectFile, ObjectInfo, list_objects, object_info
+from ups.buckets.client import is_address, parse_bucket_url
 
 
 def data_path(path: str | Path) -> Path:

@@ -1,7 +1,7 @@
-"""The copy of a run in a bucket: what it consists of, and how it is kept while the run goes on. No torch.
+"""The copy of a run in a bucket: what it consists of, how it is kept up to date, how it comes back. No torch.
 
-Below the prefix lie the same names as in the run directory: `checkpoints/step_.../`, `bundle/` and the record. The
-order is what makes the copy usable at any moment:
+Below the prefix lie the same names as in the run directory: `checkpoints/step_.../`, `bundle/` and the record. An
+object appears whole or not at all. The order of objects makes the copy usable at any moment:
 
 1. A directory's files, then its MANIFEST, then the record, and the marker COMMITTED last. What has no marker that fits
    its manifest does not exist.
@@ -10,7 +10,12 @@ order is what makes the copy usable at any moment:
    has, the marker of the latter goes before the note comes.
 4. Old checkpoints go after the newest one is committed, their marker first.
 
-Nobody else writes below the prefix: a copy of another run there is an error, and is left alone.
+No other process writes below the prefix: a copy of another run there is an error, and is not touched.
+
+Whoever can write to the bucket can put anything there. So names that come back are matched against what a run has, a
+file is never longer than its manifest says, what does not hash to its manifest is refused, and a checkpoint must carry
+the identity of the run. A manifest shows damage and mix-ups; it does not prove who wrote it. What of the record is
+believed is decided in `ups.run.restoring`.
 """
 
 from __future__ import annotations
@@ -18,20 +23,137 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-from ups.buckets.client import Bucket
-from ups.buckets.objects import delete, get, names, put
-from ups.errors import BucketError, ConfigError, IntegrityError, UpsError
-from ups.record.checkpoints import list_checkpoints
+from ups.buckets.client import Bucket, is_plain_key
+from ups.errors import (
+    BucketError,
+    CheckpointError,
+    ConfigError,
+    ForeignCheckpointError,
+    IntegrityError,
+    MachineError,
+    UpsError,
+)
+from ups.record.checkpoints import PROGRESS_NAME, list_checkpoints
 from ups.record.files import MAX_RUN_BYTES, TEMPORARY_PREFIX, read_object, read_whole
 from ups.record.identity import RunIdentity
-from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, Manifest, is_committed, read_manifest
+from ups.record.manifest import (
+    COMMITTED_NAME,
+    MANIFEST_NAME,
+    MAX_MANIFEST_BYTES,
+    FileHash,
+    Manifest,
+    commit_directory,
+    is_committed,
+    make_temporary,
+    read_manifest,
+    write_file_atomically,
+)
 from ups.record.run_dir import RunDir
+
+_CHUNK_BYTES = 4 * 2**20
+
+
+def put(bucket: Bucket, name: str, content: bytes | Path) -> None:
+    """Write one object, from memory or from a file; a large file goes in parts."""
+    import obstore
+
+    with _errors(bucket, f"writing {name}"):
+        obstore.put(bucket.store, bucket.key(name), content, max_concurrency=2)
+
+
+def get(bucket: Bucket, name: str, limit: int) -> bytes | None:
+    """The content of an object, None if there is none. Raises IntegrityError for more than `limit` bytes."""
+    import obstore
+
+    with _errors(bucket, f"reading {name}"):
+        try:
+            found = obstore.get(bucket.store, bucket.key(name))
+        except FileNotFoundError:
+            return None
+        if found.meta["size"] > limit:
+            raise IntegrityError(
+                f"{bucket.url}/{name} has {found.meta['size']} bytes, and more than {limit} are not read"
+            )
+        return bytes(found.bytes())
+
+
+def get_file(bucket: Bucket, name: str, expected: FileHash, target: Path) -> None:
+    """Copy an object into a new file. Raises IntegrityError unless it has the expected size and hash."""
+    import obstore
+
+    digest, size = hashlib.sha256(), 0
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _errors(bucket, f"reading {name}"), target.open("xb") as file:
+        try:
+            found = obstore.get(bucket.store, bucket.key(name))
+        except FileNotFoundError:
+            raise IntegrityError(f"{bucket.url}/{name} is missing") from None
+        if found.meta["size"] != expected.size:
+            raise IntegrityError(f"{bucket.url}/{name} has {found.meta['size']} bytes, committed was {expected.size}")
+        for part in found.stream(min_chunk_size=_CHUNK_BYTES):
+            size += len(part)
+            if size > expected.size:  # a server that lies about the size must not fill the disk
+                raise IntegrityError(f"{bucket.url}/{name} is longer than {expected.size} bytes")
+            digest.update(part)
+            file.write(part)
+    if digest.hexdigest() != expected.sha256 or size != expected.size:
+        raise IntegrityError(f"{bucket.url}/{name} is not what was committed: its hash is {digest.hexdigest()[:12]}...")
+
+
+def names(bucket: Bucket, folder: str = "") -> dict[str, int]:
+    """Name below the prefix -> size, of every object in `folder`. Names that cannot be files there are left out."""
+    import obstore
+
+    start = bucket.key(folder) if folder else bucket.prefix
+    found: dict[str, int] = {}
+    with _errors(bucket, f"listing {folder or 'the prefix'}"):
+        for batch in obstore.list(bucket.store, start or None):
+            for entry in batch:
+                name = entry["path"].removeprefix(f"{bucket.prefix}/" if bucket.prefix else "")
+                if is_plain_key(name):
+                    found[name] = entry["size"]
+    return found
+
+
+def delete(bucket: Bucket, *doomed: str) -> None:
+    """Remove objects in the given order, one request each: not all servers know how to remove many."""
+    import obstore
+
+    for name in doomed:
+        with _errors(bucket, f"removing {name}"):
+            try:
+                obstore.delete(bucket.store, bucket.key(name))
+            except FileNotFoundError:
+                continue
+
+
+@contextmanager
+def _errors(bucket: Bucket, doing: str) -> Iterator[None]:
+    from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
+
+    try:
+        yield
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise BucketError(
+            f"{bucket.url}: {doing} is not allowed",
+            hint="check the credentials in the environment, and what they may do with this bucket",
+        ) from error
+    except BaseError as error:
+        # The first line alone: what follows describes the client.
+        text = " ".join(str(error).partition("\n")[0].split())[:300]
+        raise BucketError(f"{bucket.url}: {doing} failed: {text}") from error
+    except OSError as error:  # of the file on this side
+        raise BucketError(f"{bucket.url}: {doing} failed: {error.strerror or error}") from error
+
 
 MAX_RECORD_BYTES = 2**30
 MAX_MARKER_BYTES = 4096
@@ -235,3 +357,109 @@ class RunCopy:
             delete(self._bucket, f"{folder}/{COMMITTED_NAME}")
             del self._steps[step]
             delete(self._bucket, *names(self._bucket, folder))
+
+
+logger = logging.getLogger(__name__)
+
+
+def restore_checkpoints(bucket: Bucket, run_dir: Path, identity: RunIdentity) -> int | None:
+    """Bring back the newest checkpoint that is whole and of this run, and those with which its stages ended.
+
+    Returns its step, None if the bucket never had one. Raises CheckpointError if it has some and none can be trusted.
+    """
+    newest: int | None = None
+    steps = steps_in(bucket)
+    for step in steps:
+        if newest is not None and not _ends_stage(bucket, step):
+            continue
+        try:
+            _restore(bucket, step_folder(step), RunDir(run_dir).checkpoint(step), partial(_belongs, identity, step))
+        except (IntegrityError, CheckpointError, ForeignCheckpointError) as error:
+            logger.warning("checkpoint %d in the bucket is not used: %s", step, error.message)
+            _unmark(bucket, step)
+            continue
+        if newest is None:
+            newest = step
+    if steps and newest is None:
+        raise CheckpointError(
+            f"none of the {len(steps)} checkpoints in {bucket.url} can be trusted",
+            hint="begin again in another place: --set checkpoint.mirror=s3://BUCKET/OTHER-PREFIX",
+        )
+    return newest
+
+
+def restore_bundle(bucket: Bucket, target: Path) -> bool:
+    """Bring the bundle of the run back if the bucket has a whole one; it can be made again."""
+    if get(bucket, f"{target.name}/{COMMITTED_NAME}", MAX_MARKER_BYTES) is None:
+        return False
+    try:
+        _restore(bucket, target.name, target, lambda path: None)
+    except IntegrityError as error:
+        logger.warning("the bundle in the bucket is not used: %s", error.message)
+        return False
+    return True
+
+
+def restore_record(bucket: Bucket, run_dir: Path, limit: int) -> None:
+    """Bring back the files of the record, but for run.json and what is there already."""
+    for name, size in names(bucket).items():
+        target = run_dir / name
+        if not RECORD.fullmatch(name) or target.exists():
+            continue
+        content = get(bucket, name, min(size, limit))
+        if content is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_file_atomically(target, content)
+
+
+def _belongs(identity: RunIdentity, step: int, path: Path) -> None:
+    warning = identity.check(path, step)
+    if warning:
+        logger.warning("%s", warning)
+
+
+def _ends_stage(bucket: Bucket, step: int) -> bool:
+    """Whether a later stage may begin from this checkpoint. Believed only as far as it decides what is read."""
+    content = get(bucket, f"{step_folder(step)}/{PROGRESS_NAME}", 2**20)
+    return content is not None and b'"stage_finished": true' in content
+
+
+def _restore(bucket: Bucket, folder: str, target: Path, belongs: Callable[[Path], None]) -> None:
+    """Copy one committed directory and commit it here under the same manifest. Raises IntegrityError if it cannot."""
+    marker = get(bucket, f"{folder}/{COMMITTED_NAME}", MAX_MARKER_BYTES)
+    content = get(bucket, f"{folder}/{MANIFEST_NAME}", MAX_MANIFEST_BYTES)
+    if marker is None or content is None:
+        raise IntegrityError(f"{bucket.url}/{folder} is not committed")
+    temporary = make_temporary(target)
+    try:
+        (temporary / MANIFEST_NAME).write_bytes(content)
+        (temporary / COMMITTED_NAME).write_bytes(marker)
+        manifest = read_manifest(temporary)  # that the two fit, and that no name leaves the directory
+        _check_space(temporary, manifest)
+        for name, expected in manifest.files.items():
+            get_file(bucket, f"{folder}/{name}", expected, temporary / name)
+        belongs(temporary)
+        (temporary / MANIFEST_NAME).unlink()
+        committed = commit_directory(temporary, target, known_hashes=manifest.files)
+        if committed.sha256 != manifest.sha256:
+            raise IntegrityError(f"{bucket.url}/{folder}: its manifest is not the one of its files")
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _check_space(folder: Path, manifest: Manifest) -> None:
+    free = shutil.disk_usage(folder).free
+    if manifest.total_bytes > free:
+        raise MachineError(
+            f"a checkpoint of {manifest.total_bytes} bytes does not fit on the disk: {free} are free",
+            hint="free some space, or choose another place with --set run.dir=PATH",
+        )
+
+
+def _unmark(bucket: Bucket, step: int) -> None:
+    """Refused once is refused for good: without its marker the step is written again, and not taken for a whole one."""
+    try:
+        delete(bucket, f"{step_folder(step)}/{COMMITTED_NAME}")
+    except BucketError as error:
+        logger.warning("its marker could not be removed: %s", error.message)

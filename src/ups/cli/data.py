@@ -73,7 +73,7 @@ def inspect(
     reader = open_paths(paths, problem=problem, format=format, description=task)
     card = make_card(reader, paths, format=format)
     if picture is not None:
-        from ups.data.picture import draw
+        from ups.data.inspect import draw
 
         card["picture"] = str(draw(reader, picture, split=split))
     if json:

@@ -39,7 +39,7 @@ def fetch(
 
 
 def _list(json: bool) -> None:
-    from ups.data.fetch_catalog import catalog
+    from ups.data.fetch import catalog
 
     sets = catalog()
     if json:
@@ -49,8 +49,8 @@ def _list(json: bool) -> None:
 
 
 def _plan(name: str, out: Path, only: list[str], mirror: str | None, json: bool) -> None:
+    from ups.data.download import shown
     from ups.data.fetch import plan
-    from ups.data.fetch_request import shown
 
     wanted = plan(name, out, only=only, mirror=mirror)
     if json:

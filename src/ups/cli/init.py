@@ -42,7 +42,7 @@ def init(
 
     What is a guess is marked, with its reason; an equation is never guessed.
     """
-    from ups.data.guess_page import guess_lines
+    from ups.data.guess import guess_lines
     from ups.library.own_data import init_run
 
     started = init_run(directory, data, [name.strip() for name in dims.split(",")] if dims else ())

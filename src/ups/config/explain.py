@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from ups.buckets.address import holds_secret
+from ups.buckets.client import holds_secret
 from ups.config.part import PartSection
 from ups.config.setting import Section, is_secret
 from ups.config.yaml_subset import FieldPath, Origin, Value, dotted, quoted, scalar_text

@@ -7,8 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ups.buckets.address import is_address
-from ups.buckets.client import parse_bucket_url
+from ups.buckets.client import is_address, parse_bucket_url
 from ups.buckets.path import matching_paths
 from ups.config.description import TaskDescription
 from ups.config.gate import GateCondition

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from ups.buckets.address import holds_secret
+from ups.buckets.client import holds_secret
 from ups.config.description import TaskDescription
 from ups.config.setting import REQUIRED, Section, setting
 from ups.registry import TASKS

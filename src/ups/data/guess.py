@@ -1,4 +1,4 @@
-"""A first description of a file that nobody has described: what its arrays are, and which of it is a guess.
+"""A first description of a file that has none: what its arrays are, which of that is a guess, and the task.yaml of it.
 
 Names, coordinates, units and attributes of the file come first (`guess_dims`), then what the values show
 (`guess_physics`). An equation is never guessed. Every number of the file ends as something: a coordinate, the time
@@ -23,15 +23,26 @@ from ups.config.description import (
     TaskDescription,
     describe_values,
 )
-from ups.data.grid_checks import refuse_mask, refuse_mesh, refuse_meshgrid, refuse_scattered
-from ups.data.guess_dims import Dims, axis_names, given_dims, guess_dims, labels_of, plain, rises, role_of_name
-from ups.data.guess_physics import guess_boundary, guess_conserved, take_sample
-from ups.data.names_in_files import (
+from ups.config.yaml_subset import scalar_text
+from ups.data.guess_dims import (
     ABOUT_THE_FILE,
     SPACES,
+    Dims,
+    axis_names,
+    given_dims,
+    guess_dims,
     is_about_the_file,
+    labels_of,
+    plain,
     plain_name,
+    refuse_mesh,
+    refuse_meshgrid,
+    refuse_scattered,
+    rises,
+    role_of_name,
 )
+from ups.data.guess_physics import guess_boundary, guess_conserved, take_sample
+from ups.data.normalize import refuse_mask
 from ups.errors import DataError
 from ups.formats.container import Container, Variable
 from ups.formats.described import (
@@ -45,6 +56,7 @@ from ups.formats.described import (
     spacing_names,
     understand,
 )
+from ups.record.text import printable
 
 MAX_COLUMNS = 16
 FEW_TRAJECTORIES = 10
@@ -560,3 +572,97 @@ def _fits(dt: float, end: float, frames: int) -> bool:
 def _short_float(value: float) -> float:
     """Without the noise of float32: 0.05, not 0.05000000074505806."""
     return float(f"{value:.6g}")
+
+
+_HEAD = """\
+# What the arrays of {source} mean. Written by `ups init`; what stands here overrides what the file says.
+# A line marked "guess" is not in the file: look at it. "check" marks those that most likely need you.
+# All fields: docs/own-data.md
+"""
+_LATER = """\
+# Known symmetries are used to show each sample in several positions: translation, reflection, rotation90, galilean.
+symmetries: []
+# For people; never guessed.
+equation: ""
+"""
+
+
+def description_page(guess: Guess, source: str) -> str:
+    """The text of a task.yaml."""
+    values = guess.description.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    for shown, axis in zip(values["axes"], guess.description.axes, strict=True):
+        shown["boundary"] = axis.boundary  # also where it is the default: a person may know better
+    lines = [_HEAD.format(source=printable(source))]
+    lines.append(f"name: {scalar_text(values['name'])}\n")
+    for section in ("fields", "axes"):
+        lines += [f"{section}:\n", *_entries(guess, section, values[section]), "\n"]
+    lines.append(f"# What each dimension of the arrays is, in their order.\n{_line(guess, 'dims', values.get('dims'))}")
+    lines.append("\n")
+    for name in ("steady", "dt", "time_unit", "times", "cut_frames"):
+        if name in values:
+            lines.append(_line(guess, name, values[name]))
+    lines.append("\n")
+    if values.get("parameters"):
+        lines += ["parameters:\n", *_entries(guess, "parameters", values["parameters"])]
+    else:
+        lines.append("parameters: [] # the file has no number for each trajectory, or for all\n")
+    if guess.notes:
+        lines += [f"# {printable(note)}\n" for note in guess.notes]
+    lines.append("\n")
+    if not values.get("steady"):
+        lines.append(_line(guess, "conserved", values.get("conserved", [])))
+    lines.append(_LATER)
+    return "".join(lines)
+
+
+def guess_lines(guess: Guess) -> list[tuple[str, str, str]]:
+    """(field, value, why) of each line that is a guess or of interest, for a person."""
+    values = guess.description.model_dump(mode="json")
+    rows: list[tuple[str, str, str]] = []
+    for path, why in guess.reasons.items():
+        if not why:
+            continue
+        mark = "" if path in guess.sure else "check: " if path in guess.uncertain else "guess: "
+        value = "" if path.endswith(".name") else _value_text(_at(values, path))
+        rows.append((_shown_path(path, values), value, mark + printable(why)))
+    return rows
+
+
+def _shown_path(path: str, values: dict[str, Any]) -> str:
+    parts = path.split(".")
+    if len(parts) < 3:
+        return path
+    kind = {"fields": "field", "axes": "axis", "parameters": "parameter"}[parts[0]]
+    name = values[parts[0]][int(parts[1])]["name"]
+    return f"{kind} {name}" + ("" if parts[2] == "name" else f" {parts[2]}")
+
+
+def _at(values: Any, path: str) -> Any:
+    for part in path.split("."):
+        values = values[int(part)] if part.isdigit() else values.get(part)
+    return values
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_value_text(item) for item in value) + "]"
+    if value in ("y", "n"):
+        return str(value)  # a name here and to YAML 1.2; only what other programs read too needs quotes
+    return scalar_text(value)
+
+
+def _entries(guess: Guess, section: str, entries: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for number, entry in enumerate(entries):
+        for place, (name, value) in enumerate(entry.items()):
+            lead = "  - " if place == 0 else "    "
+            lines.append(lead + _line(guess, name, value, f"{section}.{number}.{name}"))
+    return lines
+
+
+def _line(guess: Guess, name: str, value: Any, path: str = "") -> str:
+    path = path or name
+    why = guess.reasons.get(path, "")
+    mark = "" if path in guess.sure else "check: " if path in guess.uncertain else "guess: "
+    comment = f" # {mark}{printable(why)}" if why else ""
+    return f"{name}: {_value_text(value)}{comment}\n"

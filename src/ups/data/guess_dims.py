@@ -1,12 +1,19 @@
 """What the dimensions of an array are: by the names and coordinates of its file, else by how its values change.
 
 Neighbors in time and space resemble each other, neighboring trajectories do not: that is measured where names are
-missing. Everything found here is a guess with a reason; `ups.data.guess` collects them.
+missing. Of several smooth dimensions time is the one that leaves space with ends that look like those of a domain:
+along space a field is periodic, fixed or flat at the ends, and its mean over space often does not change. Where the
+values do not decide, time comes before space, as in most files. Every result is a guess with a reason;
+`ups.data.guess` collects them.
+
+Meshes, scattered points and meshgrids look like fields and are refused, with what to do, unless the user describes the
+dimensions (--dims or a task.yaml).
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,19 +21,63 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ups.config.description import CHANNEL, COMPONENT, RESERVED, TIME, TRAJECTORY
-from ups.data.names_in_files import (
-    CHANNELS,
-    COMPONENTS,
-    LENGTH_UNITS,
-    PLACES,
-    SPACES,
-    TIME_UNITS,
-    TIMES,
-    TRAJECTORIES,
+from ups.data.guess_physics import Sample, guess_boundary, guess_conserved
+from ups.errors import ConfigError, DataError
+from ups.formats.container import MAX_SMALL_VALUES, Container, Variable
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+TIMES = _words(
+    "t time times frame frames step steps timestep timesteps snapshot snapshots tau date iteration"
+) | _words("zeit zeiten temps tiempo tempo tijd czas aika vremya zaman jikan shijian")
+TRAJECTORIES = _words(
+    "n trajectory trajectories traj sample samples simulation simulations sim sims run runs realization realizations "
+    "ensemble member members number batch b case cases seed ic experiment experiments index"
 )
-from ups.data.time_or_space import find_time
-from ups.errors import ConfigError
-from ups.formats.container import Container, Variable
+# Place in other languages: such an axis is called x.
+PLACES = _words(
+    "ort orte ortskoordinate raum abszisse lieu espace abscisse lugar espacio posicion posición luogo spazio posizione "
+    "espaco posicao plaats ruimte miejsce polozenie paikka mesto konum"
+)
+# Which axis of a right-handed picture a name usually means.
+SPACES = {
+    **dict.fromkeys(
+        ("x", "xs", "xx", "xc", "i", "lon", "longitude", "east", "r", "radius", "position", "space", "s"), 0
+    ),
+    **dict.fromkeys(PLACES, 0),
+    **dict.fromkeys(("y", "ys", "yy", "yc", "j", "lat", "latitude", "north", "theta"), 1),
+    **dict.fromkeys(("z", "zs", "zz", "zc", "k", "height", "depth", "level", "lev", "altitude", "phi"), 2),
+}
+CHANNELS = _words("c ch channel channels field fields variable variables var vars species")
+COMPONENTS = _words("component components comp vector direction")
+TIME_UNITS = _words("s sec secs second seconds ms us ns min minute minutes h hr hour hours day days d year years yr")
+LENGTH_UNITS = _words("m meter meters mm cm um nm km degrees_north degrees_east degree degrees deg rad radian radians")
+# Numbers about how a file was made: named, and no parameter of an equation.
+ABOUT_THE_FILE = _words("seed random_seed version format_version file_version id")
+
+
+def is_about_the_file(name: str, value: object, sizes: set[int]) -> bool:
+    """Whether a number is about the file: a version, a seed, the size of a dimension."""
+    short = name.split("/")[-1].lower()
+    count = re.fullmatch(r"(n|num|number_of|n_|num_)_?[a-z]*", short) is not None
+    return (
+        short in ABOUT_THE_FILE
+        or short.startswith("grib_")
+        or (count and isinstance(value, float) and value.is_integer() and int(value) in sizes)
+    )
+
+
+def plain_name(name: str, default: str) -> str:
+    """A name that a task can have: without spaces, Greek letters written out."""
+    written = "".join(c if c.isascii() else unicodedata.name(c, "").split(" ")[-1].lower() for c in name)
+    text = re.sub(r"[^A-Za-z0-9_.-]", "_", written)[:60].strip("_.-") or default
+    if text.lower() in RESERVED:
+        text = f"{text}_"
+    return text if re.match(r"[A-Za-z_]", text) else f"{default}_{text}"
+
 
 MAX_CHANNELS = 12
 # Where nothing else looks like trajectories, so many unrelated entries are fields and no trajectories.
@@ -325,3 +376,109 @@ def labels_of(variable: Variable, main: Variable, labels: list[str]) -> list[str
             if variable.shape == tuple(n for n, _ in kept):
                 return [label for _, label in kept]
     return found if "" not in found and len(set(found)) == len(found) else None
+
+
+MAX_TRAJECTORIES = 6
+MAX_FRAMES = 12
+MAX_VALUES = 1 << 23
+
+
+def find_time(
+    container: Container, variable: Variable, role: Sequence[str], open_dims: Sequence[int]
+) -> tuple[int, str]:
+    """The dimension among those that are still open, and what shows it; no words where only its place speaks for it."""
+    first = open_dims[0]
+    if len(open_dims) < 2:
+        return first, ""
+    scores = {i: _score(container, variable, role, i) for i in open_dims}
+    best = max(open_dims, key=lambda i: scores[i])  # the first of equal ones
+    if scores[best] <= scores[first]:
+        return first, ""
+    return best, "the others have ends like those of space"
+
+
+def _score(container: Container, variable: Variable, role: Sequence[str], time: int) -> tuple[int, int]:
+    """(axes at whose ends something is seen, whether a mean stays) if this dimension were time."""
+    fixed = [i for i, name in enumerate(role) if name == TRAJECTORY]
+    fields = [i for i, name in enumerate(role) if name in (CHANNEL, COMPONENT)]
+    space = [i for i in range(len(role)) if i not in (time, *fixed, *fields)]
+    wanted = {**dict.fromkeys(fixed, MAX_TRAJECTORIES), time: MAX_FRAMES}
+    region = tuple(slice(0, n, -(-n // wanted[i]) if i in wanted else 1) for i, n in enumerate(variable.shape))
+    shape = [len(range(n)[part]) for n, part in zip(variable.shape, region, strict=True)]
+    if not space or int(np.prod(shape, dtype=np.int64)) > MAX_VALUES:
+        return 0, 0
+    values = container.decoded(variable.name, region, np.float64)
+    values = values.transpose(*fixed, time, *fields, *space)
+    rows = shape[fixed[0]] if fixed else 1
+    sample = Sample(values.reshape(rows, shape[time], -1, *(shape[i] for i in space)))
+    guesses = [guess_boundary(sample, axis) for axis in range(len(space))]
+    seen = sum(guess.boundary != "unknown" and (guess.repeated_end or not guess.unsure) for guess in guesses)
+    return seen, int(bool(guess_conserved(sample)))
+
+
+_CELLS = frozenset(
+    {"cells", "connectivity", "topology", "triangles", "tri", "tets", "elements", "faces", "simplices", "edge_index"}
+)
+_POINTS = frozenset({"points", "nodes", "vertices", "coords", "coordinates", "positions", "pos", "xy", "xyz"})
+_AXES = {"x": 0, "y": 1, "z": 2, "lon": 0, "lat": 1, "longitude": 0, "latitude": 1}
+_MESH_HINT = (
+    "interpolate the fields to a grid, with scipy.interpolate.griddata, and save them as (trajectory, time, x, y) with "
+    "x and y; if they are on a grid already, say what each dimension is, as in --dims trajectory,time,x"
+)
+
+
+def refuse_mesh(container: Container) -> None:
+    """Raise DataError for a file with an array that connects points to cells."""
+    for name, v in container.variables.items():
+        if _connects(container, v, name.split("/")[-1].lower() in _CELLS):
+            what = f"{container.label} holds a mesh, which is not read: '{name}' {v.shape} connects its points"
+            raise DataError(what, hint=_MESH_HINT)
+
+
+def _connects(container: Container, variable: Variable, named: bool) -> bool:
+    """Whether an array holds numbers of points; without a name that says so, each of as many as another array has."""
+    cells = (len(variable.shape) == 2 and 2 <= min(variable.shape) <= 8) or (named and len(variable.shape) == 1)
+    if not cells or not 8 <= variable.size <= MAX_SMALL_VALUES:
+        return False
+    values = container.whole(variable.name)
+    if (values != np.round(values)).any() or values.min() < 0:
+        return False
+    sizes = {n for v in container.variables.values() if v is not variable for n in v.shape}
+    count = len(np.unique(values))
+    all_used = values.min() <= 1 and count == np.ptp(values) + 1 and count > 16
+    return named or bool(all_used and count in sizes and max(variable.shape) not in sizes)
+
+
+def refuse_scattered(container: Container, main: Variable, dims: Dims) -> None:
+    """Raise DataError for a file in which one dimension of a field has several coordinates."""
+    arrays = container.variables.items()
+    gridded = any(role == "space" and name for role, name in zip(dims.role, dims.coordinate, strict=True))
+    for role, size in zip(dims.role, main.shape, strict=True):
+        points = role == "space" and dims.role.count("space") == 1
+        # Points in no order look like trajectories.
+        points |= role == TRAJECTORY and not gridded and (len(main.shape) == 2 or size == max(main.shape))
+        if not points or main.shape.count(size) > 1 or size < 8:
+            continue
+        rows = {plain(n): n for n, v in arrays if v.as_row.shape == (size,) and plain(n) in _AXES}
+        named = [(n, sorted(v.shape)) for n, v in arrays if n.split("/")[-1].lower() in _POINTS]
+        tables = [n for n, shape in named if shape in ([2, size], [3, size])]
+        if tables or len({_AXES[name] for name in rows}) > 1:
+            raise DataError(
+                f"{container.label} holds scattered points, which are not read: {', '.join(tables or rows.values())} "
+                f"are coordinates of the {size} entries of one dimension of '{main.name}' {main.shape}",
+                hint=_MESH_HINT,
+            )
+
+
+def refuse_meshgrid(container: Container) -> None:
+    """Raise DataError for coordinates that are stored for every point of a grid of several axes."""
+    tables = {
+        n: v.shape for n, v in container.variables.items() if plain(n) in _AXES and min(v.shape[:2], default=1) > 1
+    }
+    if len(tables) > 1 and len({*tables.values()}) == 1 and len(next(iter(tables.values()))) > 1:
+        raise DataError(
+            f"{container.label}: {', '.join(tables)} have a value for each point of a grid, and coordinates are one "
+            "vector for each axis",
+            hint="on a rectangular grid save x = X[:, 0] and y = Y[0, :]; interpolate fields on a curved grid to a "
+            "rectangular one, with scipy.interpolate.griddata",
+        )

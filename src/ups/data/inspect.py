@@ -1,4 +1,9 @@
-"""The card of a data set: what a person wants to know before using it, from metadata and a few trajectories."""
+"""The card of a data set (metadata and a few trajectories), and its picture: fields in space and time, with units.
+
+The picture needs matplotlib (extra `report`). 1D: one row per field, a map of space and time for several trajectories
+and their profiles at a few times. 2D: frames in time, one row per field and trajectory. 3D: the middle plane along the
+last axis. Steady: given fields next to what is asked for.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +15,14 @@ import numpy as np
 
 from ups.buckets.path import BucketPath, data_path
 from ups.data.open import DESCRIBED, recognized
+from ups.errors import DataError, MissingExtraError
 from ups.formats.base import GridReader, Reader
 from ups.formats.described import DescribedReader
 from ups.formats.zarr_store import StoreReader
+from ups.record.files import machine_error
 from ups.record.manifest import MANIFEST_NAME, read_manifest
 from ups.record.text import size_text
+from ups.spec.batch import Window
 from ups.spec.grid import is_uniform
 from ups.spec.moments import Moments, by_channel
 from ups.spec.task import Role
@@ -188,3 +196,208 @@ def _bytes_of(path: Path) -> int:
 
 def _unit(unit: str) -> str:
     return "" if unit == "1" else f" {unit}"
+
+
+MAX_CHANNELS = 6
+NUM_MAPS = 3
+NUM_FRAMES = 5
+
+
+def draw(reader: GridReader, path: str | Path, *, split: str = "train") -> Path:
+    """Write the picture of a few trajectories of a split to `path` (png, pdf or svg)."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError.of("report", "matplotlib", "a picture of data") from error
+    available = reader.splits.get(split, 0)
+    if not available:
+        raise DataError(f"task '{reader.task.name}' has no trajectories in split '{split}' to draw")
+    figure = Figure(layout="constrained")
+    FigureCanvasAgg(figure)
+    chosen = [int(i) for i in np.unique(np.linspace(0, available - 1, NUM_MAPS).astype(int))]
+    if reader.task.steady:
+        _draw_steady(figure, reader, split, chosen)
+    elif len(reader.space) == 1:
+        _draw_lines(figure, reader, split, chosen)
+    else:
+        many = reader.task.num_channels("state") > 1
+        _draw_frames(figure, reader, split, chosen[:1] if many else chosen)
+    figure.suptitle(_title(reader), fontsize=12)
+    target = Path(path)
+    try:
+        figure.savefig(target, dpi=110)
+    except OSError as error:
+        raise machine_error(f"cannot write {target}", error) from error
+    except ValueError as error:
+        raise DataError(f"the picture {target} cannot be written: {error}") from error
+    return target
+
+
+def _draw_lines(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
+    windows = [reader.read(split, i, 0, reader.frames_in(split, i)) for i in chosen]
+    names = reader.task.channel_names("state")[:MAX_CHANNELS]
+    x = reader.coordinates[0]
+    times = [reader.times_in(split, i) for i in chosen]
+    figure.set_size_inches(3.6 * (len(chosen) + 1) + 1.2, 3.6 * len(names) + 0.8)
+    axes = figure.subplots(len(names), len(chosen) + 1, squeeze=False)
+    labels = _labels(reader, "state")
+    for row, name in enumerate(names):
+        for column, window in enumerate(windows):
+            axis = axes[row, column]
+            style = _style(window.state[:, row])  # of each trajectory: amplitudes may differ by orders
+            edges = (_edges(x), _edges(times[column]))
+            image = axis.pcolormesh(*edges, window.state[:, row], shading="flat", rasterized=True, **style)
+            axis.set_xlabel(_axis_label(reader, 0))
+            if column == 0:
+                axis.set_ylabel(_time_label(reader))
+            if row == 0:
+                axis.set_title(_name_of(reader, split, window), fontsize=9)
+            # Below: at the side its label would look like that of the next panel.
+            figure.colorbar(image, ax=axis, location="bottom", label=labels[name], aspect=30)
+        _draw_profiles(axes[row, -1], windows[0].state[:, row], x, times[0], labels[name])
+        axes[row, -1].set_xlabel(_axis_label(reader, 0))
+        if row == 0:
+            axes[row, -1].set_title(f"{split} trajectory {chosen[0]} at {len(_some(len(times[0])))} times", fontsize=9)
+
+
+def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> None:
+    from matplotlib import colormaps
+
+    frames = _some(len(times))
+    for order, frame in enumerate(frames):
+        color = colormaps["viridis"](0.9 * order / max(1, len(frames) - 1))
+        axis.plot(x, values[frame], color=color, linewidth=1.2, label=f"t = {times[frame]:.3g}")
+    axis.set_ylabel(label)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+
+def _draw_frames(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
+    frames = {i: _some(reader.frames_in(split, i), exactly=len(_some(reader.num_frames))) for i in chosen}
+    num_columns = len(_some(reader.num_frames))
+    names = reader.task.channel_names("state")[:MAX_CHANNELS]
+    rows = [(trajectory, channel) for trajectory in chosen for channel in range(len(names))]
+    height = 2.5 * min(2.0, max(0.5, _aspect(reader)))
+    figure.set_size_inches(2.6 * num_columns + 1.4, height * len(rows) + 0.7)
+    axes = figure.subplots(len(rows), num_columns, squeeze=False, sharex=True, sharey=True)
+    labels = _labels(reader, "state")
+    # Frames one by one: a whole 3D trajectory may be larger than memory.
+    shots = {i: [reader.read(split, i, frame, 1) for frame in frames[i]] for i in chosen}
+    for row, (trajectory, channel) in enumerate(rows):
+        planes = [_plane(window.state[0, channel]) for window in shots[trajectory]]
+        style = _style(np.stack(planes))
+        for column, plane in enumerate(planes):
+            axis = axes[row, column]
+            image = _show(axis, reader, plane, style)
+            if channel == 0:
+                where = f"{_name_of(reader, split, shots[trajectory][0])}\n" if column == 0 else ""
+                axis.set_title(
+                    f"{where}t = {reader.times_in(split, trajectory)[frames[trajectory][column]]:.3g}",
+                    fontsize=9,
+                    loc="left",
+                )
+            if row == len(rows) - 1:
+                axis.set_xlabel(_axis_label(reader, 0))
+            if column == 0:
+                axis.set_ylabel(_axis_label(reader, 1))
+        figure.colorbar(image, ax=axes[row].tolist(), label=labels[names[channel]], fraction=0.03, pad=0.01)
+
+
+def _draw_steady(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
+    task = reader.task
+    columns = [("static", i, n) for i, n in enumerate(task.channel_names("static")[:MAX_CHANNELS])]
+    columns += [("target", i, n) for i, n in enumerate(task.channel_names("target")[:MAX_CHANNELS])]
+    figure.set_size_inches(4.0 * len(columns) + 0.4, 3.3 * len(chosen) + 0.7)
+    axes = figure.subplots(len(chosen), len(columns), squeeze=False)
+    labels = {**_labels(reader, "static"), **_labels(reader, "target")}
+    for row, trajectory in enumerate(chosen):
+        window = reader.read(split, trajectory, 0, 0)
+        for column, (role, channel, name) in enumerate(columns):
+            axis = axes[row, column]
+            values = getattr(window, role)[channel]
+            asked = "given" if role == "static" else "asked for"
+            head = f"{_name_of(reader, split, window)}: " if column == 0 else ""
+            axis.set_title(f"{head}{name} ({asked})", fontsize=9)
+            axis.set_xlabel(_axis_label(reader, 0))
+            if len(reader.space) == 1:
+                axis.plot(reader.coordinates[0], values)
+                axis.set_ylabel(labels[name])
+                continue
+            image = _show(axis, reader, _plane(values), _style(values))
+            axis.set_ylabel(_axis_label(reader, 1))
+            figure.colorbar(image, ax=axis, label=labels[name])
+
+
+def _show(axis: Any, reader: GridReader, plane: Any, style: dict[str, Any]) -> Any:
+    x, y = reader.coordinates[:2]
+    image = axis.pcolormesh(_edges(x), _edges(y), plane.T, shading="flat", rasterized=True, **style)
+    axis.set_aspect("equal")
+    return image
+
+
+def _plane(values: Any) -> Any:
+    """(X, Y) of a 2D field, or the middle plane of a 3D one."""
+    return values if values.ndim == 2 else values[..., values.shape[2] // 2]
+
+
+def _style(values: Any) -> dict[str, Any]:
+    """Colors and range: two-sided around 0 where a field has both signs; a few outliers do not set the range."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return {"cmap": "viridis", "vmin": 0.0, "vmax": 1.0}
+    low, high = (float(v) for v in np.percentile(finite, [0.2, 99.8]))
+    if low < 0 < high and min(-low, high) > 0.1 * max(-low, high):
+        bound = max(-low, high)
+        return {"cmap": "RdBu_r", "vmin": -bound, "vmax": bound}
+    return {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1e-6}
+
+
+def _some(num_frames: int, exactly: int | None = None) -> list[int]:
+    """Some frames of a trajectory; as many as asked for, even if some are then shown twice."""
+    if exactly is not None:
+        return [int(i) for i in np.linspace(0, num_frames - 1, exactly).round()]
+    return [int(i) for i in np.unique(np.linspace(0, num_frames - 1, NUM_FRAMES).round().astype(int))]
+
+
+def _edges(centers: Any) -> Any:
+    """(n + 1,) borders of the cells around n points."""
+    if len(centers) < 2:
+        return np.array([centers[0] - 0.5, centers[0] + 0.5])
+    middle = (centers[1:] + centers[:-1]) / 2
+    return np.concatenate([[2 * centers[0] - middle[0]], middle, [2 * centers[-1] - middle[-1]]])
+
+
+def _aspect(reader: GridReader) -> float:
+    x, y = reader.coordinates[:2]
+    return float((y[-1] - y[0]) / (x[-1] - x[0]))
+
+
+def _title(reader: GridReader) -> str:
+    task = reader.task
+    plane = f", plane {task.axes[2].name} = middle" if len(task.axes) == 3 else ""
+    boundary = "/".join(dict.fromkeys(a.boundary_text for a in task.axes))
+    points = " x ".join(map(str, reader.space))
+    return f"{task.name}: {task.equation or 'no equation given'}\n{points} points, {boundary}{plane}"
+
+
+def _name_of(reader: GridReader, split: str, window: Window) -> str:
+    values = [f"{p.name} = {v:.3g}" for p, v in zip(reader.task.parameters, window.parameters, strict=True)]
+    return ", ".join([f"{split} trajectory {window.trajectory}", *values[:3]])
+
+
+def _labels(reader: GridReader, role: Any) -> dict[str, str]:
+    """Channel name -> label with its unit."""
+    task = reader.task
+    owners = [f for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims))]
+    names = task.channel_names(role)
+    return {n: n if f.unit == "1" else f"{n} [{f.unit}]" for n, f in zip(names, owners, strict=True)}
+
+
+def _axis_label(reader: GridReader, number: int) -> str:
+    axis = reader.task.axes[number]
+    return axis.name if axis.unit == "1" else f"{axis.name} [{axis.unit}]"
+
+
+def _time_label(reader: GridReader) -> str:
+    return "t" if reader.task.time_unit == "1" else f"t [{reader.task.time_unit}]"

@@ -4,7 +4,7 @@ Owns how statistics are computed and where they are stored. What they are is `up
 them. Data itself stays in physical units.
 
 `ensure_statistics` is what a run calls, on one rank; the others call `load_statistics` afterwards, or are sent the
-result. Files are written atomically, so that two runs at once do no harm.
+result. Files are written atomically, so that two runs can write at once.
 """
 
 from __future__ import annotations
@@ -20,18 +20,16 @@ from typing import Any
 import numpy as np
 
 from ups.buckets.path import BucketPath, data_path, plain_name
-from ups.data.frame_sizes import FrameSizes
-from ups.data.grid_checks import MASK_HINT, masked
 from ups.data.permutation import Permutation
-from ups.data.shortest_waves import ShortestWaves
 from ups.errors import DataError, MachineError
-from ups.formats.base import Reader, WindowBlock
+from ups.formats.base import Array, Reader, WindowBlock
 from ups.record.files import open_regular, parse_object, write_file_atomically
 from ups.record.run_dir import home_directory
 from ups.spec.descriptors import RangeFinder
 from ups.spec.keyed import key_of
 from ups.spec.moments import Moments, by_channel
-from ups.spec.statistics import Statistics
+from ups.spec.statistics import Statistics, safe
+from ups.spec.task import TaskSpec
 
 logger = logging.getLogger(__name__)
 
@@ -302,3 +300,115 @@ def _store(file: Path, statistics: Statistics) -> None:
 
 def _checksum(statistics: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(statistics, sort_keys=True).encode()).hexdigest()
+
+
+# Largest amplitude that counts as none, in standard deviations of the field. Rounding to float32 leaves 1e-8, and no
+# model is as accurate as this; data that do have the wave are at 1e-4 and above.
+_NOTHING = 1e-6
+
+
+class ShortestWaves:
+    """The largest amplitude of the shortest wave (up, down, up, down) along each periodic axis with an even number of
+    points.
+
+    Spectral solvers cut it off, and smooth fields do not reach it. What no sample has, no loss teaches: a model may let
+    such a wave grow by a few percent a step, which scores do not show and a long rollout does.
+    """
+
+    def __init__(self, task: TaskSpec) -> None:
+        self._axes = [axis.boundary == "periodic" for axis in task.axes]
+        self._largest = np.zeros((task.num_channels("state"), len(task.axes)))
+        self._points = [0] * len(task.axes)
+
+    def add(self, state: np.ndarray[Any, Any]) -> None:
+        """Take in frames (B, T, C, *S)."""
+        if not state.size:
+            return
+        for axis, periodic in enumerate(self._axes):
+            points = state.shape[3 + axis]
+            if not periodic or points % 2:
+                continue
+            self._points[axis] = points
+            lines = np.moveaxis(state, (2, 3 + axis), (0, -1))  # (C, ..., points)
+            ups, downs = (lines[..., first::2].mean(-1, dtype=np.float64) for first in (0, 1))
+            flat = np.abs(ups - downs).reshape(len(lines), -1) / 2
+            self._largest[:, axis] = np.maximum(self._largest[:, axis], flat.max(1))
+
+    def absent(self, std: tuple[float, ...]) -> tuple[tuple[int, ...], ...]:
+        """For each channel and axis: the points of the grid where the wave is never there, else 0."""
+        return tuple(
+            tuple(n if found <= _NOTHING * scale else 0 for n, found in zip(self._points, row, strict=True))
+            for row, scale in zip(self._largest, std, strict=True)
+        )
+
+
+# Frames that are remembered; of more, every second, fourth, and so on.
+_MOST_FRAMES = 1 << 17
+# What is weaker than this, in usual deviations, is as good as nothing.
+_SMALLEST = 1e-3
+
+
+class FrameSizes:
+    """Mean and mean square of each channel in each frame: over how many orders of magnitude the frames of a task go."""
+
+    def __init__(self, num_channels: int) -> None:
+        self._moments: list[np.ndarray[Any, Any]] = [np.zeros((0, num_channels, 2))]
+        self._kept, self._seen, self._every = 0, 0, 1
+
+    def add(self, state: np.ndarray[Any, Any]) -> None:
+        """Take in frames (B, T, C, *S)."""
+        if not state.size:
+            return
+        frames = state.reshape(-1, state.shape[2], int(np.prod(state.shape[3:])))
+        first = -self._seen % self._every
+        self._seen += len(frames)
+        values = frames[first :: self._every].astype(np.float64)
+        self._moments.append(np.stack([values.mean(-1), np.square(values).mean(-1)], axis=-1))
+        self._kept += len(values)
+        while self._kept > _MOST_FRAMES:
+            self._every *= 2
+            self._moments = [np.concatenate(self._moments)[::2]]
+            self._kept = len(self._moments[0])
+
+    def spread(self, mean: tuple[float, ...], std: tuple[float, ...]) -> float:
+        """Standard deviation of the natural logarithm of sizes: root mean squares in usual deviations."""
+        moments = np.concatenate(self._moments)
+        if not len(moments) or not mean:
+            return 0.0
+        center, scale = np.asarray(mean), np.asarray(safe(std))
+        squares = moments[..., 1] - 2 * center * moments[..., 0] + center**2  # (N, C)
+        sizes = (squares / scale**2).mean(1)
+        return float(np.log(np.maximum(sizes, _SMALLEST**2)).std() / 2)
+
+
+MASK_HINT = (
+    "replace those values by a number that suits the field, such as 0 for a velocity, and save the mask (1 in the "
+    "obstacle, else 0) as an array without time: it becomes a static field that the model is given"
+)
+# A number that stands for a missing value is this many times farther from the others than they are from each other.
+_FAR = 10
+
+
+def refuse_mask(values: Array, where: str) -> None:
+    """Raise DataError if the same points of frames (N, T, C, *S) have no value in every frame of a trajectory."""
+    missing, what = masked(values), "not finite"
+    for channel in [] if missing.any() else np.moveaxis(values, 2, 0):
+        for mark in (channel.min(), channel.max()):
+            others = channel[channel != mark]
+            far = others.size and np.abs(others - mark).min() > _FAR * np.ptp(others) > 0
+            if far and (channel == mark).all(axis=1).any():
+                missing, what = (channel == mark).all(axis=1), f"{mark:g}, far from all others,"
+    if missing.any():
+        first = next(one for one in missing if one.any())
+        raise DataError(
+            f"{where}: {np.count_nonzero(first)} of {first.size} values of a frame are {what} in every frame: an "
+            "obstacle or a mask, which is not read",
+            hint=MASK_HINT,
+        )
+
+
+def masked(values: Array) -> Array:
+    """(N, C, *S) whether a value of frames (N, T, C, *S) is in no frame finite, while others of its trajectory are."""
+    bad = np.asarray(~np.isfinite(values))
+    everywhere = np.asarray(bad.all(axis=tuple(range(1, bad.ndim)), keepdims=True))
+    return np.asarray(bad.all(axis=1) & ~everywhere[:, 0])

@@ -6,17 +6,19 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ups.buckets.address import is_address
-from ups.buckets.cache_place import use_cache
+from ups.buckets.block_cache import use_cache
+from ups.buckets.client import is_address
 from ups.buckets.path import data_path, matching_paths
 from ups.config.description import TaskDescription, description_next_to, read_description
+from ups.config.model import ModelConfig
 from ups.config.schema import DataConfig, TaskConfig
-from ups.errors import DataError, PluginError
+from ups.errors import ConfigError, DataError, PluginError
 from ups.formats.base import FULL, Format, GridReader, Reader, Subsampling
 from ups.formats.described import open_described
 from ups.formats.open_container import is_container, needs_description
 from ups.formats.zarr_store import is_own_store
 from ups.registry import READERS
+from ups.spec.grid import uneven_axes
 
 DESCRIBED = "described"
 
@@ -158,3 +160,20 @@ def recognized(paths: Sequence[Path]) -> str:
             hint="choose one: `format` of the task in a recipe, --format of a command",
         )
     return knowing[0] if knowing else "store" if any(path.is_dir() for path in paths) else "pdebench"
+
+
+def check_conserved(model: ModelConfig, reader: Reader) -> None:
+    """Raises ConfigError where the model would keep what is no integral, or no divergence, on such a grid."""
+    uneven = uneven_axes(reader.task.axes, reader.coordinates)
+    if reader.task.divergence_free and uneven:
+        raise ConfigError(
+            f"task '{reader.task.name}' has fields without divergence ({', '.join(reader.task.divergence_free)}), and "
+            f"the points of its grid are not equally spaced along {', '.join(uneven)}",
+            hint="leave divergence_free out of the description, or interpolate the data to a uniform grid",
+        )
+    if model.conserves and reader.task.conserved and uneven:
+        raise ConfigError(
+            f"task '{reader.task.name}' conserves {', '.join(reader.task.conserved)}, and the points of its grid are "
+            f"not equally spaced along {', '.join(uneven)}: the model can keep an integral on a uniform grid only",
+            hint="set model.conserve: false, or interpolate the data to a uniform grid",
+        )

@@ -1,16 +1,19 @@
 """What one rank reads, and how: the micro-batches of a step, and each part of one, which is of one task, as arrays.
 
-Owns the map from the number of a part to files, and the naming of whatever goes wrong there. Runs in the rank itself or
-in a worker process, so it is picklable and never imports torch: a worker without torch starts in a fraction of a second
-and needs a fraction of the memory, which counts with 8 workers on each of 1,024 ranks. Processes are the business of
-`ups.data.worker_pool`, tensors of `ups.data.loader`.
+Owns the map from the number of a part to files, the naming of whatever goes wrong there, and the messages between a
+rank and its workers. Runs in the rank itself or in a worker process, so it is picklable and never imports torch: a
+worker without torch starts in a fraction of a second and needs a fraction of the memory, which counts with 8 workers on
+each of 1,024 ranks. Processes are the business of `ups.data.worker_pool`, tensors of `ups.data.loader`.
 """
 
 from __future__ import annotations
 
 import functools
+import os
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,7 @@ from ups.data.sampler import Cut, Sampler
 from ups.data.windows import WindowIndex
 from ups.errors import DataError, StoreRefusedError, StoreUnavailableError, UpsError
 from ups.formats.base import Reader
+from ups.record.failure import Frame, worker_stem
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -183,3 +187,55 @@ def _located(
         )
     hint = error.hint if isinstance(error, UpsError) else ""
     return DataError(f"{place}: {what}", hint=hint or "check the file with `ups data validate`")
+
+
+FAULT_DIR = "UPS_FAULT_DIR"
+REQUEST = struct.Struct("<q")  # a batch number
+MAX_MESSAGE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlace:
+    """Where an array lies in the memory file of its batch."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReply:
+    """Accompanies the memory file of a batch."""
+
+    number: int
+    task: int
+    step: int
+    num_bytes: int
+    places: tuple[ArrayPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """A batch that could not be read: `expected` if it was an error that ups raises on purpose, `at` where,
+    `cause` its name."""
+
+    number: int
+    message: str
+    hint: str
+    traceback: str
+    expected: bool
+    at: Frame | None = None
+    cause: str = "data"
+
+
+def fault_file(rank: int, worker: int) -> Path | None:
+    """Where a worker writes its stack if a person asked for a place of their own (UPS_FAULT_DIR), else None."""
+    directory = os.environ.get(FAULT_DIR)
+    return Path(directory) / f"worker_{rank}_{worker}.txt" if directory and Path(directory).is_dir() else None
+
+
+def stack_file(rank: int, worker: int) -> Path | None:
+    """Where a worker writes its stack when it crashes or is sent SIGUSR1; None outside a recorded run."""
+    stem = worker_stem(worker)
+    return fault_file(rank, worker) or (None if stem is None else stem.with_name(f"{stem.name}.crash.txt"))

@@ -2,9 +2,9 @@
 
 Threads bring the windows of a part at the same time, because a server answers many requests in the time of one. How
 many parts ahead is for the caller (`data.loader.prefetch`), and less where the cache is small: what is brought must
-still be there when it is read. What was read is marked in the cache with the time at which it is read again, so that
-what is needed last goes first. Nothing fails here: what could not be brought is asked for again, with patience, by
-whoever reads it.
+still be there when it is read. What was read is marked in the cache (`ups.buckets.block_cache`) with the time of its
+next read, which is arithmetic as well, so that what is needed last is evicted first. Nothing fails here: what could not
+be brought is asked for again, with retries, when it is read.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 
-from ups.buckets.block_cache import BlockCache
-from ups.buckets.block_file import BLOCK_BYTES
-from ups.buckets.cache_place import the_cache
+import numpy as np
+import numpy.typing as npt
+
+from ups.buckets.block_cache import BLOCK_BYTES, BlockCache, the_cache
 from ups.buckets.cached_objects import threads
-from ups.data.next_use import steps_until_next_use
 from ups.data.rank_source import Planned, RankSource
 from ups.errors import UpsError
 from ups.formats.base import GridReader
@@ -144,3 +144,26 @@ def _bring(reader: GridReader, split: str, trajectory: int, start: int, num_fram
     with contextlib.suppress(UpsError, OSError):
         return reader.bring(split, trajectory, start, num_frames)
     return []
+
+
+def steps_until_next_use(source: RankSource, planned: Planned) -> npt.NDArray[np.float64]:
+    """For each window (n,) of a part: steps until frames of it are read again, be it with other frames around them.
+
+    Ranks of a host are taken to follow each other. A window that the next pass gives to another host counts as not
+    read for two passes.
+    """
+    task, sampler, cut = planned.task, source.sampler, source.cuts[planned.task]
+    index, batch_size = source.indexes[task], sampler.batch_sizes[task]
+    trajectories, starts = (np.asarray(found, np.int64) for found in index.locate_all(planned.numbers))
+    first = planned.numbers - starts  # of the trajectory
+    last = first + np.array([index.windows_in(int(t)) for t in trajectories], np.int64) - 1
+    reach = max(0, index.read_frames - 1)
+    sharing = planned.numbers[:, None] + np.arange(-reach, reach + 1)  # (n, windows that share a frame with it)
+    sharing = np.clip(sharing, first[:, None], last[:, None])
+    _, begin = sampler.locate(planned.step, planned.slot)
+    places = sampler.next_places(task, sharing.ravel(), begin + batch_size - 1)
+    ranks = places % batch_size // cut.share
+    here = ranks // source.host_ranks == cut.rank // source.host_ranks
+    distance = np.where(here, places - begin, 2 * len(index)).reshape(sharing.shape)
+    found: npt.NDArray[np.float64] = distance.min(axis=1) / sampler.places_per_step(task)
+    return found

@@ -27,9 +27,8 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from ups.data.rank_source import ArrayBatch, RankSource
+from ups.data.rank_source import REQUEST, ArrayBatch, ArrayPlace, BatchReply, ErrorReply, RankSource, fault_file
 from ups.data.read_ahead import ReadAhead
-from ups.data.worker_protocol import REQUEST, ArrayPlace, BatchReply, ErrorReply, fault_file
 from ups.errors import DataError, UpsError
 from ups.record.failure import Recorder, install_in_worker, location_of_error
 from ups.record.log import show_log, write_to_stderr

@@ -31,8 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ups.data.rank_source import ArrayBatch, RankSource
-from ups.data.worker_protocol import MAX_MESSAGE, REQUEST, BatchReply, ErrorReply, stack_file
+from ups.data.rank_source import MAX_MESSAGE, REQUEST, ArrayBatch, BatchReply, ErrorReply, RankSource, stack_file
 from ups.errors import ConfigError, DataError, MachineError, WorkerError, error_of_cause
 from ups.record.causes import CRASH_SIGNALS, signal_name
 from ups.record.failure import Frame, location_of_dump, set_origin

@@ -34,7 +34,7 @@ def task_result(
     """One task's result: for every predictor its summary, curves and rows, and the model's paired differences.
 
     scores are of rollouts; one_step of the same frames, each predicted from the true ones before it. in_train: what
-    `ups.data.leakage` found, trajectory -> the same one in the train split.
+    `ups.data.validate` found, trajectory -> the same one in the train split.
     """
     first = next(iter(scores.values()))
     result: dict[str, Any] = {

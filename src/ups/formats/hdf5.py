@@ -28,8 +28,8 @@ from typing import IO, Any, TypeVar
 
 import numpy as np
 
-from ups.buckets.address import is_address
 from ups.buckets.cached_objects import forget
+from ups.buckets.client import is_address
 from ups.buckets.path import data_path, plain_name
 from ups.errors import DataError, UpsError, error_of_cause
 from ups.formats.base import Array

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ups.buckets.address import is_address
+from ups.buckets.client import is_address
 from ups.buckets.path import plain_name
 from ups.errors import DataError
 from ups.formats.base import FULL, Array, GridReader, Source, SplitRows, Subsampling, split_counts

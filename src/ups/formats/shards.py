@@ -33,8 +33,8 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from ups.buckets.address import is_address
 from ups.buckets.cached_objects import ObjectInfo, bring, object_info, read_range
+from ups.buckets.client import is_address
 from ups.errors import DataError
 
 

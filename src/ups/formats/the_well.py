@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ups.buckets.address import is_address
+from ups.buckets.client import is_address
 from ups.buckets.path import data_path
 from ups.errors import DataError
 from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, SplitRows, Subsampling, split_counts

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ups.buckets.address import holds_secret
+from ups.buckets.client import holds_secret
 from ups.config.schema import Recipe
 from ups.errors import ConfigError, MachineError
 from ups.record.files import machine_error, write_file_atomically

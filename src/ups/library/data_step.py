@@ -70,8 +70,7 @@ def make_data(task: TaskConfig, progress: Callable[[int, int], None] | None = No
 
 
 def _fetch(task: TaskConfig, source: SourceConfig, progress: Callable[[int, int], None] | None) -> str:
-    from ups.data.fetch import fetch
-    from ups.data.fetch_catalog import find
+    from ups.data.fetch import fetch, find
 
     name = find(source.dataset or "").name
     places = [_place_in(path, name, task.name) for path in task.paths]

@@ -14,8 +14,7 @@ from ups.buckets.path import matching_paths
 from ups.config.description import TaskDescription, describe_values, description_next_to, read_description
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
-from ups.data.guess import Guess, guess_description
-from ups.data.guess_page import description_page, guess_lines
+from ups.data.guess import Guess, description_page, guess_description, guess_lines
 from ups.data.pack import pack
 from ups.errors import ConfigError, DataError
 from ups.formats.base import LEAST_TEST, LEAST_TO_SPLIT, GridReader

@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ups.config.schema import DataConfig, Recipe
-from ups.data.conserved_grid import check_conserved
 from ups.data.latent_cache import CacheKey, open_cache
 from ups.data.loader import Loader, build_loader
 from ups.data.normalize import ensure_statistics
-from ups.data.open import open_tasks
+from ups.data.open import check_conserved, open_tasks
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, spread
 from ups.errors import ConfigError

@@ -1,7 +1,7 @@
 """The latent cache of a stage: which encoder, what it would bring, and writing it with several processes.
 
 Every process builds the encoder itself from where `start_from` leads, and compares its weights with those that the
-cache is to be of. Which files, and their commit: `ups.data.latent_writer`.
+cache is to be of. Which files, and their commit: `ups.data.latent_cache`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,17 @@ import torch
 
 from ups.config.recipe import plain_data
 from ups.config.schema import Recipe
-from ups.data.latent_cache import SPLIT, CacheKey, LatentCache, TaskLatents, latents_in, open_cache
-from ups.data.latent_writer import CacheWriter, Job, store_file
+from ups.data.latent_cache import (
+    SPLIT,
+    CacheKey,
+    CacheWriter,
+    Job,
+    LatentCache,
+    TaskLatents,
+    latents_in,
+    open_cache,
+    store_file,
+)
 from ups.errors import ConfigError, DataError
 from ups.formats.base import Reader
 from ups.models.one_thread import one_thread

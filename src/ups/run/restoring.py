@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.buckets.client import Bucket, open_bucket
-from ups.buckets.objects import get
-from ups.buckets.restore import restore_bundle, restore_checkpoints, restore_record
-from ups.buckets.run_copy import MAX_RECORD_BYTES, steps_in
+from ups.buckets.run_copy import MAX_RECORD_BYTES, get, restore_bundle, restore_checkpoints, restore_record, steps_in
 from ups.config.identity import first_difference, other_length
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe

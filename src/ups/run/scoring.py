@@ -37,7 +37,7 @@ def score(
     Scores of a model that is an ensemble are those of its central member; its members are scored together next to it.
     solver_cost: also measure what the same error costs the solver that made the data (takes minutes).
     """
-    from ups.data.leakage import trajectories_in_train
+    from ups.data.validate import trajectories_in_train
     from ups.evaluation.references import references
     from ups.evaluation.results import task_result
     from ups.evaluation.rollout import RolloutPlan

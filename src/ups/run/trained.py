@@ -176,7 +176,7 @@ def _recipe_data(path: Path, info: BundleInfo, recipe: Recipe) -> list[Reader]:
 
 
 def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
-    from ups.buckets.cache_place import use_cache
+    from ups.buckets.block_cache import use_cache
     from ups.data.open import open_task
     from ups.distributed.precision import weight_dtype
     from ups.models.build import build_model

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ups.buckets.client import parse_bucket_url, s3_options
-from ups.buckets.mirror_note import REFUSED, MirrorNote, read_note
+from ups.buckets.mirror_process import REFUSED, MirrorNote, read_note
 from ups.config.schema import CheckpointConfig
 from ups.errors import MissingExtraError
 from ups.record.checkpoints import list_checkpoints

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ups.buckets.mirror_note import MirrorNote
-from ups.buckets.mirror_note import read_note as read_mirror_note
+from ups.buckets.mirror_process import MirrorNote
+from ups.buckets.mirror_process import read_note as read_mirror_note
 from ups.errors import UpsError
 from ups.record import processes
 from ups.record.blackbox import BlackBoxReader, Phase, Record, ring_path

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ups.buckets.address import bare_addresses
+from ups.buckets.client import bare_addresses
 from ups.config.secret import reveal
 from ups.config.tracker import MlflowConfig
 from ups.errors import TrackerError

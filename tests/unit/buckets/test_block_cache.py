@@ -13,9 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.buckets.block_cache import BlockCache
-from ups.buckets.block_file import BLOCK_BYTES
-from ups.buckets.cache_place import DIRECTORY, LIMIT, the_cache
+from ups.buckets.block_cache import BLOCK_BYTES, DIRECTORY, LIMIT, BlockCache, the_cache
 from ups.errors import MachineError
 
 # Blocks of the tests of eviction and of killed writers: small, so that many are written in a moment.

@@ -120,7 +120,7 @@ def test_a_key_that_leaves_its_directory_is_not_plain(key: str) -> None:
 
 
 def test_an_address_of_pip_with_a_name_is_no_secret() -> None:
-    from ups.buckets.address import holds_secret
+    from ups.buckets.client import holds_secret
 
     assert not holds_secret("git+https://example.org/ups#egg=universal-simulator")
     assert holds_secret("git+https://example.org/ups#egg=universal-simulator&x#token=word")

@@ -18,7 +18,7 @@ from tests.support import pdebench_files, the_well_files
 from tests.support.seaweed_server import BUCKET, SECRET, Seaweed, require_weed
 from tests.support.slow_proxy import slow_proxy
 from ups.buckets import cached_objects
-from ups.buckets.cache_place import DIRECTORY
+from ups.buckets.block_cache import DIRECTORY
 from ups.buckets.cached_objects import forget, object_info, read_range
 from ups.buckets.path import BucketPath, data_path
 from ups.config.schema import DataConfig, TaskConfig

@@ -16,11 +16,20 @@ import pytest
 
 from tests.support.seaweed_server import Seaweed, serve_s3
 from ups.buckets.client import Bucket, open_bucket
-from ups.buckets.mirror_note import LATE, REFUSED, read_note
-from ups.buckets.mirror_process import ALONE_SECONDS
-from ups.buckets.objects import delete, get, names, put
-from ups.buckets.restore import restore_bundle, restore_checkpoints, restore_record
-from ups.buckets.run_copy import RunCopy, identity_in, step_folder, steps_in
+from ups.buckets.mirror_process import ALONE_SECONDS, LATE, REFUSED, read_note
+from ups.buckets.run_copy import (
+    RunCopy,
+    delete,
+    get,
+    identity_in,
+    names,
+    put,
+    restore_bundle,
+    restore_checkpoints,
+    restore_record,
+    step_folder,
+    steps_in,
+)
 from ups.config.schema import CheckpointConfig
 from ups.errors import BucketError, CheckpointError, ConfigError
 from ups.record.checkpoints import list_checkpoints

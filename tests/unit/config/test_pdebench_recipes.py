@@ -8,7 +8,7 @@ import pytest
 
 from ups.cli.main import run
 from ups.config.recipe import resolve
-from ups.data.fetch_catalog import find
+from ups.data.fetch import find
 from ups.run.directory import check_ranks
 
 RECIPES = Path(__file__).parents[3] / "recipes"

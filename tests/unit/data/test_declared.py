@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ups.data.declared import contradictions
-from ups.data.validate import validate_paths
+from ups.data.validate import contradictions, validate_paths
 from ups.formats.store_writer import StoreWriter
 from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, TaskSpec
 

@@ -11,11 +11,10 @@ import torch
 
 from ups.config.schema import DataConfig
 from ups.data.inspect import card_lines, make_card
-from ups.data.leakage import trajectories_in_train
 from ups.data.loader import build_loader, evaluation_batches
 from ups.data.normalize import compute_statistics
 from ups.data.pack import pack
-from ups.data.validate import validate_paths
+from ups.data.validate import trajectories_in_train, validate_paths
 from ups.data.windows import WindowIndex
 from ups.errors import DataError
 from ups.evaluation.gallery import examples

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 
 from tests.support.file_server import FileServer, serve
+from ups.data import download
 from ups.data import fetch as fetch_module
-from ups.data import fetch_catalog, fetch_file, fetch_request
-from ups.data.fetch import fetch, plan
-from ups.data.fetch_catalog import RemoteFile, RemoteSet, catalog, choose, find
+from ups.data.fetch import RemoteFile, RemoteSet, catalog, choose, fetch, find, plan
 from ups.errors import (
     ConfigError,
     DataError,
@@ -49,9 +48,9 @@ def _md5(data: bytes) -> str:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    monkeypatch.setattr(fetch_file, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(fetch_file, "PROGRESS_BYTES", 1000)
-    monkeypatch.setattr(fetch_request, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(download, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(download, "PROGRESS_BYTES", 1000)
+    monkeypatch.setattr(download, "STALL_SECONDS", 0.5)
     with serve(_hdf5(1), other=_hdf5(2)) as state:
         yield state
 
@@ -59,7 +58,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
 def _offer(monkeypatch: pytest.MonkeyPatch, md5: str, count: int = 1) -> None:
     """Make a data set of files at the server, whose address is given as the mirror."""
     files = tuple(RemoteFile(f"{i}.hdf5", "https://nowhere.invalid/x", f"there/{i}.hdf5", md5) for i in range(count))
-    monkeypatch.setattr(fetch_catalog, "catalog", lambda: {NAME: RemoteSet(NAME, files)})
+    monkeypatch.setattr(fetch_module, "catalog", lambda: {NAME: RemoteSet(NAME, files)})
 
 
 def _outcome(server: FileServer, out: Path) -> str:
@@ -128,7 +127,7 @@ def test_a_server_that_never_gets_well_ends_with_a_named_cause(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, cause: str, hashed: bool
 ) -> None:
     _offer(monkeypatch, _md5(server.content) if hashed else "")
-    monkeypatch.setattr(fetch_file, "PROGRESS_BYTES", 1 << 30)  # whatever comes in between is no progress
+    monkeypatch.setattr(download, "PROGRESS_BYTES", 1 << 30)  # whatever comes in between is no progress
     server.faults = [fault] * 50
     assert _outcome(server, tmp_path) == cause
 
@@ -187,7 +186,7 @@ def test_what_is_there_is_continued_and_not_fetched_twice(
     server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _offer(monkeypatch, _md5(server.content))
-    monkeypatch.setattr(fetch_file, "ATTEMPTS", 1)
+    monkeypatch.setattr(download, "ATTEMPTS", 1)
     server.faults = ["cut"]
     assert _outcome(server, tmp_path) == "fetch_unavailable"
     server.requests.clear()
@@ -250,7 +249,7 @@ def test_a_plan_says_why_a_size_is_not_known(
 
 
 def test_a_server_that_nobody_runs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_file, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(download, "FIRST_WAIT_SECONDS", 0.01)
     _offer(monkeypatch, "0" * 32)
     with pytest.raises(FetchUnavailableError, match="no connection"):
         fetch(NAME, tmp_path, mirror="http://127.0.0.1:1")
@@ -281,14 +280,15 @@ def test_the_catalog_has_both_collections() -> None:
 CHILD = """
 import sys
 from pathlib import Path
-from ups.data import fetch_catalog, fetch_file
+from ups.data import download
+from ups.data import fetch as fetch_module
 from ups.data.fetch import fetch
-from ups.data.fetch_catalog import RemoteFile, RemoteSet
+from ups.data.fetch import RemoteFile, RemoteSet
 name, url, md5, out = sys.argv[1:]
 files = (RemoteFile("0.hdf5", "https://nowhere.invalid/x", "there/0.hdf5", md5),)
-fetch_catalog.catalog = lambda: {name: RemoteSet(name, files)}
-fetch_file.SYNC_BYTES = 1 << 16
-fetch_file.FIRST_WAIT_SECONDS = 0.05
+fetch_module.catalog = lambda: {name: RemoteSet(name, files)}
+download.SYNC_BYTES = 1 << 16
+download.FIRST_WAIT_SECONDS = 0.05
 fetch(name, Path(out), mirror=url)
 """
 

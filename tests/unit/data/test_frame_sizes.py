@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ups.data.frame_sizes import FrameSizes
+from ups.data.normalize import FrameSizes
 
 
 def frames(sizes: np.ndarray) -> np.ndarray:
@@ -35,7 +35,7 @@ def test_frames_that_are_nothing_count_as_a_thousandth_and_no_frames_as_no_sprea
 
 
 def test_of_many_frames_some_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.data.frame_sizes._MOST_FRAMES", 64)
+    monkeypatch.setattr("ups.data.normalize._MOST_FRAMES", 64)
     sizes = np.exp(np.random.default_rng(1).normal(0, 1, 3000))
     found = FrameSizes(1)
     for part in np.array_split(sizes, 11):

@@ -10,8 +10,7 @@ import xarray
 
 from tests.unit.data.drawn_files import Drawn, draw_file
 from ups.config.description import read_description
-from ups.data.guess import Guess, guess_description
-from ups.data.guess_page import description_page
+from ups.data.guess import Guess, description_page, guess_description
 from ups.errors import ConfigError, DataError
 from ups.formats.container import MemoryContainer
 from ups.formats.described import DescribedReader

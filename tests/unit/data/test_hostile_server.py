@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from ups.data import fetch_catalog, fetch_file, fetch_request
-from ups.data.fetch import fetch
-from ups.data.fetch_catalog import RemoteFile, RemoteSet
+from ups.data import download
+from ups.data import fetch as fetch_module
+from ups.data.fetch import RemoteFile, RemoteSet, fetch
 from ups.errors import ConfigError, DataError, DiskFullError, FetchRefusedError, UpsError
 
 NAME = "pdebench/small"
@@ -76,10 +76,10 @@ def endless(head: bytes, piece: bytes, gap_seconds: float = 0.05) -> Talk:
 @pytest.fixture(autouse=True)
 def offered(monkeypatch: pytest.MonkeyPatch) -> None:
     files = (RemoteFile("0.hdf5", "https://nowhere.invalid/x", "0.hdf5", MD5),)
-    monkeypatch.setattr(fetch_catalog, "catalog", lambda: {NAME: RemoteSet(NAME, files)})
-    monkeypatch.setattr(fetch_file, "FIRST_WAIT_SECONDS", 0.01)
-    monkeypatch.setattr(fetch_file, "ATTEMPTS", 2)
-    monkeypatch.setattr(fetch_request, "STALL_SECONDS", 0.6)
+    monkeypatch.setattr(fetch_module, "catalog", lambda: {NAME: RemoteSet(NAME, files)})
+    monkeypatch.setattr(download, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(download, "ATTEMPTS", 2)
+    monkeypatch.setattr(download, "STALL_SECONDS", 0.6)
     monkeypatch.setenv("no_proxy", "*")
 
 
@@ -120,12 +120,12 @@ def test_the_page_of_a_redirect_is_not_read(tmp_path: Path) -> None:
 CHILD = """
 import sys
 from pathlib import Path
-from ups.data import fetch_catalog
+from ups.data import fetch as fetch_module
 from ups.data.fetch import fetch
-from ups.data.fetch_catalog import RemoteFile, RemoteSet
+from ups.data.fetch import RemoteFile, RemoteSet
 name, url, md5, out = sys.argv[1:]
 files = (RemoteFile("0.hdf5", "https://nowhere.invalid/x", "0.hdf5", md5),)
-fetch_catalog.catalog = lambda: {name: RemoteSet(name, files)}
+fetch_module.catalog = lambda: {name: RemoteSet(name, files)}
 fetch(name, Path(out), mirror=url)
 """
 
@@ -223,14 +223,14 @@ def test_a_server_without_an_end_does_not_fill_the_disk(
         for _ in range(300):
             connection.sendall(piece)
 
-    monkeypatch.setattr(fetch_file, "SPARE_BYTES", shutil.disk_usage(tmp_path).free - (20 << 20))
+    monkeypatch.setattr(download, "SPARE_BYTES", shutil.disk_usage(tmp_path).free - (20 << 20))
     assert cause_of(talk, tmp_path) == "disk_full"
     assert (tmp_path / NAME / ".fetch" / "0.hdf5").stat().st_size < 100 << 20
 
 
 def test_a_disk_that_is_full_is_called_so() -> None:
     file = RemoteFile("0.hdf5", "https://nowhere.invalid/x", "0.hdf5", MD5)
-    fetching = fetch_file.Fetch(file, Path("a"), Path("b"), lambda _: None, threading.Event())
+    fetching = download.Fetch(file, Path("a"), Path("b"), lambda _: None, threading.Event())
     with open("/dev/full", "wb", buffering=0) as full, pytest.raises(DiskFullError):
         fetching._write(full, b"bytes")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ups.data.leakage import trajectories_in_train
+from ups.data.validate import trajectories_in_train
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec

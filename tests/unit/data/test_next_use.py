@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ups.data.next_use import steps_until_next_use
 from ups.data.rank_source import Planned, RankSource
+from ups.data.read_ahead import steps_until_next_use
 from ups.data.sampler import Cut, Sampler
 from ups.data.windows import WindowIndex
 from ups.spec.place import Place

@@ -9,9 +9,8 @@ import pytest
 
 from tests.support.seaweed_server import serve_s3
 from tests.support.slow_proxy import slow_proxy
-from ups.buckets import cache_place, cached_objects
-from ups.buckets.block_file import BLOCK_BYTES
-from ups.buckets.cache_place import DIRECTORY, LIMIT, the_cache
+from ups.buckets import block_cache, cached_objects
+from ups.buckets.block_cache import BLOCK_BYTES, DIRECTORY, LIMIT, the_cache
 from ups.buckets.cached_objects import forget
 from ups.config.schema import DataConfig
 from ups.data import read_ahead
@@ -60,7 +59,7 @@ def test_without_a_cache_nothing_fails_before_a_window_is_read(tmp_path: Path, m
 @pytest.mark.timeout(300)
 def test_no_window_is_downloaded_twice_for_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path / "s.zarr")
-    monkeypatch.setattr(cache_place, "LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr(block_cache, "LEAST_BYTES", 1 << 20)
     with serve_s3() as server, slow_proxy(server.endpoint) as counter:
         address = server.upload(tmp_path / "s.zarr", "ahead/s.zarr")
         settings = {"AWS_ENDPOINT_URL": counter.endpoint, DIRECTORY: str(tmp_path / "cache"), LIMIT: str(2 << 20)}

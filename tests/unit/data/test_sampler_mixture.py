@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ups.config.schema import DataConfig
-from ups.data.mixture import Mixture, shares_of
+from ups.data.sampler import Mixture, shares_of
 from ups.errors import ConfigError
 
 SHARES = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ups.data.shortest_waves import ShortestWaves
+from ups.data.normalize import ShortestWaves
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 TASK = TaskSpec("plane", (FieldSpec("a"), FieldSpec("b")), (AxisSpec("x"), AxisSpec("y", boundary="wall")), dt=0.1)

@@ -124,14 +124,13 @@ def test_a_model_whose_output_stays_normalized_is_seen(monkeypatch: pytest.Monke
 
 
 def test_a_blind_search_for_test_trajectories_in_train_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ups.data.leakage._digest", lambda windows: repr(id(windows[0])).encode())
+    monkeypatch.setattr("ups.data.validate._digest", lambda windows: repr(id(windows[0])).encode())
     with pytest.raises(AssertionError):
         leakage_checks.test_a_test_trajectory_that_is_in_train_is_named_with_its_twin(tmp_path)
 
 
 def test_test_trajectories_in_train_are_said_wherever_scores_are_shown(tmp_path: Path) -> None:
-    from ups.data.leakage import trajectories_in_train
-    from ups.data.validate import validate_paths
+    from ups.data.validate import trajectories_in_train, validate_paths
     from ups.evaluation.references import references
     from ups.evaluation.report.page import write_report
     from ups.evaluation.results import task_result

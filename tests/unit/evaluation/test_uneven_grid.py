@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from ups.config.model import FnoConfig, MultiscaleConfig
-from ups.data.conserved_grid import check_conserved
 from ups.data.inspect import card_lines, make_card
+from ups.data.open import check_conserved
 from ups.data.validate import validate_paths
 from ups.errors import ConfigError, DataError
 from ups.evaluation import metrics

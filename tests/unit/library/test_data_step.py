@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from tests.support.file_server import serve
 from ups.config.schema import TaskConfig
-from ups.data import fetch_catalog
-from ups.data.fetch_catalog import RemoteFile, RemoteSet
+from ups.data import fetch as fetch_module
+from ups.data.fetch import RemoteFile, RemoteSet
 from ups.errors import ConfigError, FetchUnavailableError
 from ups.library.data_step import make_data, source_facts
 
@@ -34,7 +34,7 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> None:
     """A data set of two files."""
     md5 = hashlib.md5(content(), usedforsecurity=False).hexdigest()
     files = tuple(RemoteFile(f"{i}.hdf5", "https://nowhere.invalid/x", f"there/{i}.hdf5", md5) for i in range(2))
-    monkeypatch.setattr(fetch_catalog, "catalog", lambda: {NAME: RemoteSet(NAME, files)})
+    monkeypatch.setattr(fetch_module, "catalog", lambda: {NAME: RemoteSet(NAME, files)})
 
 
 def task(path: Any, **source: Any) -> TaskConfig:
@@ -90,9 +90,9 @@ def test_a_mirror_changes_where_and_not_what() -> None:
 
 
 def test_without_a_server_there_is_a_named_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ups.data import fetch_file
+    from ups.data import download
 
-    monkeypatch.setattr(fetch_file, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(download, "FIRST_WAIT_SECONDS", 0.01)
     with serve(content()) as server:
         gone = server.url
     with pytest.raises(FetchUnavailableError):

@@ -17,7 +17,7 @@ import torch
 from tests.support.latents import latent_recipe, write_encoder, write_latents
 from tests.support.mixture import MODELS, write_mixture
 from ups.config.schema import Recipe
-from ups.data import latent_cache, latent_writer
+from ups.data import latent_cache
 from ups.data.latent_cache import CACHE_NAME, LatentCache, as_float32, as_stored, open_cache, partial_path
 from ups.errors import ConfigError, DataError, DiskFullError
 from ups.record.manifest import COMMITTED_NAME, commit_directory, make_temporary, read_manifest, verify
@@ -321,10 +321,10 @@ class TestWriting:
     ) -> None:
         if kind == "disk":
             usage = shutil.disk_usage(tmp_path)
-            monkeypatch.setattr(latent_writer.shutil, "disk_usage", lambda place: usage._replace(free=1000))
+            monkeypatch.setattr(latent_cache.shutil, "disk_usage", lambda place: usage._replace(free=1000))
         else:
-            monkeypatch.setattr(latent_writer, "_file_system", lambda place: "tmpfs")
-            monkeypatch.setattr(latent_writer, "_available_memory", lambda: 1000)
+            monkeypatch.setattr(latent_cache, "_file_system", lambda place: "tmpfs")
+            monkeypatch.setattr(latent_cache, "_available_memory", lambda: 1000)
         with pytest.raises(DiskFullError, match=rf"\({kind}\) has 0.00 GB free"):
             write_latents(recipe, opened, tmp_path / "latents")
         assert not list(tmp_path.iterdir())

@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.seaweed_server import Seaweed, serve_s3
 from ups.buckets.client import Bucket, open_bucket
-from ups.buckets.objects import put
-from ups.buckets.run_copy import RunCopy
+from ups.buckets.run_copy import RunCopy, put
 from ups.config.recipe import ResolvedRecipe, resolve_data
 from ups.errors import BucketError, CheckpointError, ConfigError
 from ups.record.files import MAX_RUN_BYTES

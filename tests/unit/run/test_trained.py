@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ups
-from ups.buckets.cache_place import DIRECTORY
+from ups.buckets.block_cache import DIRECTORY
 from ups.cli.main import run
 from ups.config.recipe import dump_recipe
 from ups.errors import ConfigError, DataError, StatisticsChangedError

@@ -30,7 +30,7 @@ def main() -> None:
 
 def check(assignment: Assignment, report: Report) -> None:
     """Every task of the recipe."""
-    from ups.buckets.cache_place import use_cache
+    from ups.buckets.block_cache import use_cache
     from ups.data.normalize import ensure_statistics
     from ups.data.open import open_task
 
@@ -58,7 +58,7 @@ def check(assignment: Assignment, report: Report) -> None:
 
 def check_fit(reader: Reader, recipe: Recipe) -> None:
     """What the recipe asks of the data: something to train on, and trajectories that are long enough."""
-    from ups.data.conserved_grid import check_conserved
+    from ups.data.open import check_conserved
     from ups.data.windows import WindowIndex
 
     check_conserved(recipe.model, reader)
@@ -85,7 +85,7 @@ def check_windows(reader: Reader, split: str, trajectory: int) -> None:
     """First, middle and last frames of a trajectory: there, in the right shape, finite."""
     import numpy as np
 
-    from ups.data.grid_checks import MASK_HINT, masked
+    from ups.data.normalize import MASK_HINT, masked
 
     num_frames = reader.frames_in(split, trajectory)
     frames = min(2, num_frames)
