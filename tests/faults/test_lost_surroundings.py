@@ -28,7 +28,7 @@ def test_a_run_whose_directory_was_moved_away_is_never_completed(tmp_path: Path)
     assert "state=failed exit=8 attempts=1 faults=1 cause=run_directory_lost" in result.verdict
     assert "completed" not in result.output
     assert len(result.failed_lines) == 1
-    assert " action=stop(run_directory_lost_does_not_heal) " in result.failed_lines[0]
+    assert " action=stop(not_retryable: run_directory_lost) " in result.failed_lines[0]
     assert result.orphans == []
 
 

@@ -11,7 +11,7 @@ from ups.record.processes import module_command
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
-    from ups.launch.job import EmptyMachine
+    from ups.launch.job import RentedJob
 
 MaxPriceOption = Annotated[
     float, typer.Option("--max-price", metavar="DOLLARS", help="Most that all hosts together may cost in an hour.")
@@ -76,7 +76,7 @@ def command(python: str, recipe: str, changes: list[str]) -> list[str]:
     return module_command("ups", "train", recipe, *words, python=python)
 
 
-def empty_machine(
+def rented_job(
     recipe: str,
     changes: list[str],
     *,
@@ -91,7 +91,7 @@ def empty_machine(
     gpus: str,
     ranks: int | None,
     has_data: bool = False,
-) -> tuple[EmptyMachine, Path, int]:
+) -> tuple[RentedJob, Path, int]:
     """The run for a machine that begins empty, its run directory here, and the processors of one host.
 
     has_data: the data is there already. Raises ConfigError for what would fail there.
@@ -99,7 +99,7 @@ def empty_machine(
     import time
 
     from ups.config.recipe import dump_brief_recipe, recipe_file, resolve
-    from ups.launch.job import EmptyMachine, num_gpus, require_data, secret_names
+    from ups.launch.job import RentedJob, num_gpus, require_data, secret_names
     from ups.run.directory import run_dir_of
 
     resolved = resolve(recipe_file(recipe), changes)
@@ -107,7 +107,7 @@ def empty_machine(
     if not has_data:
         require_data(resolved.recipe, data)
     text = dump_brief_recipe(resolved.recipe)
-    machine = EmptyMachine(
+    machine = RentedJob(
         name=resolved.recipe.run.name,
         recipe=text,
         install=install,

@@ -14,7 +14,7 @@ from ups.cli.launch_options import (
     MaxPriceOption,
     MirrorOption,
     SecretOption,
-    empty_machine,
+    rented_job,
 )
 from ups.cli.options import JsonOption, RecipeArgument, SetOption
 from ups.cli.output import report, say
@@ -63,7 +63,7 @@ def skypilot(
     from ups.record.run_dir import RunDir
     from ups.record.text import path_text
 
-    machine, run_dir, cpus = empty_machine(
+    machine, run_dir, cpus = rented_job(
         recipe,
         set,
         install=install,

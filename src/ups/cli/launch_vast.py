@@ -14,7 +14,7 @@ from ups.cli.launch_options import (
     MaxPriceOption,
     MirrorOption,
     SecretOption,
-    empty_machine,
+    rented_job,
 )
 from ups.cli.options import JsonOption, RecipeArgument, SetOption
 from ups.cli.output import note, report, say
@@ -55,7 +55,7 @@ def vast(
     from ups.launch.vast_client import VastClient
     from ups.record.text import path_text
 
-    machine, run_dir, _ = empty_machine(
+    machine, run_dir, _ = rented_job(
         recipe,
         set,
         install=install,

@@ -12,7 +12,7 @@ from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
 from ups.record.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from ups.supervise.options import HostPlace
+    from ups.supervise.options import HostInfo
 
 app = new_app()
 
@@ -54,30 +54,30 @@ def train(
     from ups.config.recipe import recipe_file, resolve
     from ups.run.directory import run_dir_of
 
-    place = _place(hosts, ranks, host, address, interface)
+    host_info = _host_info(hosts, ranks, host, address, interface)
     if stage is None:
         resolved = resolve(recipe_file(recipe), set)
-        raise typer.Exit(start(resolved, run_dir_of(resolved, recipe, set), ranks, json=json, place=place))
+        raise typer.Exit(start(resolved, run_dir_of(resolved, recipe, set), ranks, json=json, host_info=host_info))
     from ups.library.stage_alone import stage_alone, without_place
 
     whole = resolve(recipe_file(recipe), without_place(set))
     alone = stage_alone(whole, run_dir_of(whole, recipe), stage, set)
-    raise typer.Exit(start(alone, run_dir_of(alone, ""), ranks, json=json, place=place))
+    raise typer.Exit(start(alone, run_dir_of(alone, ""), ranks, json=json, host_info=host_info))
 
 
-def _place(hosts: int, ranks: int, host: int | None, address: str, interface: str) -> HostPlace | None:
+def _host_info(hosts: int, ranks: int, host: int | None, address: str, interface: str) -> HostInfo | None:
     """Where this process stands among several hosts; None on one."""
     from ups.errors import ConfigError
-    from ups.supervise.options import find_place
+    from ups.supervise.options import find_host_info
 
     if hosts > 1:
-        return find_place(hosts, ranks, host, address, interface)
+        return find_host_info(hosts, ranks, host, address, interface)
     if host is not None or address or interface:
         raise ConfigError("--host, --address and --interface are for several hosts", hint="give --hosts as well")
     return None
 
 
-def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, place: HostPlace | None = None) -> int:
+def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, host_info: HostInfo | None = None) -> int:
     """Train a resolved recipe and say how it ended; returns the exit code of the run."""
     from contextlib import contextmanager
 
@@ -117,9 +117,9 @@ def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, place: HostPl
             yield note
 
     if not json:
-        return train_resolved(resolved, run_dir, ranks, Terminal(), place)
+        return train_resolved(resolved, run_dir, ranks, Terminal(), host_info)
     shown = Object()
-    code = train_resolved(resolved, run_dir, ranks, shown, place)
+    code = train_resolved(resolved, run_dir, ranks, shown, host_info)
     report(_facts(run_dir, code, shown.results, nothing_to_do=shown.nothing_to_do))
     return code
 

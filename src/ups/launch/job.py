@@ -44,7 +44,7 @@ _WHEEL_NAME = re.compile(r"[^-]+-[^-]+(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl")
 
 
 @dataclass(frozen=True)
-class EmptyMachine:
+class RentedJob:
     """What is done on the machine.
 
     recipe: the resolved recipe as text. install: what pip installs, with ups in it. mirror: where checkpoints are
@@ -176,7 +176,7 @@ def require_data(recipe: Recipe, fetched: Sequence[str]) -> None:
                 )
 
 
-def setup(machine: EmptyMachine) -> list[str]:
+def setup(machine: RentedJob) -> list[str]:
     """Lines of bash: environment, recipe. They end with the shell in the place, and leave with 5 if something fails."""
     limit, version = f"timeout {machine.install_seconds}", ".".join(map(str, OLDEST_PYTHON))
     lines = [
@@ -201,7 +201,7 @@ def setup(machine: EmptyMachine) -> list[str]:
     return [*lines, f"cat > {RECIPE_NAME} <<'{end}'", machine.recipe.rstrip("\n"), end]
 
 
-def enter(machine: EmptyMachine) -> list[str]:
+def enter(machine: RentedJob) -> list[str]:
     """Lines of bash: into the place and its environment, for a shell that comes after the one of the setup."""
     return [
         f'cd "$HOME/{PLACE}" || exit 5',
@@ -214,7 +214,7 @@ def enter(machine: EmptyMachine) -> list[str]:
     ]
 
 
-def fetch(machine: EmptyMachine) -> list[str]:
+def fetch(machine: RentedJob) -> list[str]:
     """Lines of bash: data out of buckets. An address that ends in / is a prefix, any other is an object."""
     return [
         f"s3 {'sync' if url.endswith('/') else 'cp'} {shlex.quote(url)} {shlex.quote(path)} || exit 5"
@@ -222,7 +222,7 @@ def fetch(machine: EmptyMachine) -> list[str]:
     ]
 
 
-def run(machine: EmptyMachine, words: str) -> list[str]:
+def run(machine: RentedJob, words: str) -> list[str]:
     """Lines of bash that run `words` until the time is up; `code` is what came out.
 
     SIGTERM goes to the supervisor alone, which makes all ranks save.
@@ -238,7 +238,7 @@ def run(machine: EmptyMachine, words: str) -> list[str]:
     ]
 
 
-def leave_results(machine: EmptyMachine) -> list[str]:
+def leave_results(machine: RentedJob) -> list[str]:
     """Lines of bash: all of the run directory but its checkpoints into the bucket; `kept` says whether that worked."""
     if not machine.results:
         return ["kept=no"]
@@ -246,7 +246,7 @@ def leave_results(machine: EmptyMachine) -> list[str]:
     return [f"if s3 sync {names} --exclude 'checkpoints/*'; then kept=yes; else kept=no; fi"]
 
 
-def changes(machine: EmptyMachine, run_dir: str = "") -> list[str]:
+def changes(machine: RentedJob, run_dir: str = "") -> list[str]:
     """Words behind the command: where the run lies there, and where its checkpoints are copied."""
     found = [f"run.dir={run_dir or machine.run_dir}"]
     if machine.mirror:

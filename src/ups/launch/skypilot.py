@@ -22,7 +22,7 @@ from ups.errors import ConfigError, MachineError
 from ups.launch.job import (
     PLACE,
     RECIPE_NAME,
-    EmptyMachine,
+    RentedJob,
     changes,
     enter,
     fetch,
@@ -54,7 +54,7 @@ class SkyPilotJob:
     such as aws/us-east-1; anywhere if it is empty. volume: of SkyPilot, which all hosts write; several hosts need one.
     """
 
-    machine: EmptyMachine
+    machine: RentedJob
     run_dir: Path
     nodes: int = 1
     cpus: int = 1

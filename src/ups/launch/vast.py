@@ -25,7 +25,7 @@ from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineErr
 from ups.launch.job import (
     PLACE,
     RECIPE_NAME,
-    EmptyMachine,
+    RentedJob,
     changes,
     fetch,
     leave_results,
@@ -53,7 +53,7 @@ def ended(log: str) -> tuple[int, bool] | None:
     return (int(found[-1][0]), found[-1][1] == "yes") if found else None
 
 
-def onstart(machine: EmptyMachine) -> str:
+def onstart(machine: RentedJob) -> str:
     """The start script. Raises ConfigError if Vast would cut it."""
     packed = base64.b85encode(zlib.compress(f"{watch(machine)}\0{job(machine)}".encode(), 9)).decode()
     text = _START.replace("@PLACE", PLACE).replace("@PACKED", packed)
@@ -65,12 +65,12 @@ def onstart(machine: EmptyMachine) -> str:
     return text
 
 
-def watch(machine: EmptyMachine) -> str:
+def watch(machine: RentedJob) -> str:
     """What destroys the machine: when its hours are over, or when the run has ended and nobody has fetched it."""
     return _WATCH.replace("@DEADLINE", str(machine.deadline)).replace("@COLLECT", str(COLLECT_SECONDS))
 
 
-def job(machine: EmptyMachine) -> str:
+def job(machine: RentedJob) -> str:
     """What is run, next to the watchdog."""
     words = ["run", RECIPE_NAME, "--ranks", str(machine.ranks), *changes(machine)]
     log = f'{machine.run_dir}/{RunDir.launch.name}/vast_"$CONTAINER_ID".log'
@@ -157,7 +157,7 @@ _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 class VastJob:
     """What is asked of Vast. gpus: KIND:COUNT in Vast's names, RTX_4090:1. disk: GB. label: by which it is found."""
 
-    machine: EmptyMachine
+    machine: RentedJob
     run_dir: Path
     gpus: str
     image: str

@@ -26,7 +26,7 @@ from ups.record.run_dir import RunDir
 if TYPE_CHECKING:
     from ups.formats.base import Reader
     from ups.supervise.bucket_mirror import BucketMirror
-    from ups.supervise.options import HostPlace, Options
+    from ups.supervise.options import HostInfo, Options
     from ups.supervise.trackers import Trackers
 
 logger = logging.getLogger(__name__)
@@ -56,27 +56,29 @@ def train_resolved(
     run_dir: Path,
     ranks: int,
     output: Output,
-    place: HostPlace | None = None,
+    host_info: HostInfo | None = None,
     *,
     bundle: bool = True,
 ) -> int:
     """The same for a recipe that is resolved already; returns the exit code of the run.
 
-    place: where this process stands among the hosts of the run. The first host does all that is done once; the others
+    host_info: of this process, in a run over several hosts. The first host does all that is done once; the others
     only start and watch their ranks. bundle: whether it is also scored and bundled.
     """
     from ups.run.completed import completed_step
     from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.trackers import Trackers
 
-    if place is not None and not place.is_head:
-        return follow_host(resolved.recipe, run_dir, ranks, output, place)
+    if host_info is not None and not host_info.is_head:
+        return follow_host(resolved.recipe, run_dir, ranks, output, host_info)
     with contextlib.ExitStack() as stack:
         try:
-            identity = stack.enter_context(prepared(resolved, run_dir, ranks, 1 if place is None else place.count))
+            identity = stack.enter_context(
+                prepared(resolved, run_dir, ranks, 1 if host_info is None else host_info.count)
+            )
         except UpsError as error:
-            if place is not None:
-                _send_home_after(error, run_dir, ranks, place)
+            if host_info is not None:
+                _release_followers_after(error, run_dir, ranks, host_info)
             raise
         if bundle:
             check_gate(run_dir, resolved.recipe, identity)
@@ -85,11 +87,11 @@ def train_resolved(
         if done is not None:
             with mirror:
                 output.completed_before(run_dir, done)  # the bucket gets what it could not take when the run ended
-            if place is not None:
-                _send_home(run_dir, ranks, place, f"{run_dir} is completed: step {done}")
+            if host_info is not None:
+                _release_followers(run_dir, ranks, host_info, f"{run_dir} is completed: step {done}")
             return 0
         with mirror, Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers:
-            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers, place, mirror)
+            code = start_ranks(run_dir, resolved.recipe, ranks, identity, output, trackers, host_info, mirror)
             if code == 0 and bundle:
                 # The verdict stands already: torch may come now.
                 leave_bundle(run_dir, output)
@@ -170,7 +172,7 @@ def start_ranks(
     identity: RunIdentity,
     output: Output,
     trackers: Trackers | None = None,
-    place: HostPlace | None = None,
+    host_info: HostInfo | None = None,
     mirror: BucketMirror | None = None,
 ) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
@@ -180,7 +182,7 @@ def start_ranks(
     from ups.supervise.supervisor import supervise_held
 
     share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).batch_sizes) // ranks
-    options = _options(run_dir, recipe, ranks, place)
+    options = _options(run_dir, recipe, ranks, host_info)
     chosen = _chosen(run_dir, recipe, ranks, len(options.local_ranks))
     options = replace(
         options,
@@ -195,12 +197,12 @@ def start_ranks(
         mirror=mirror,
     )
     with output.following(run_dir, recipe) as say:
-        if place is None:
+        if host_info is None:
             return supervise_held(options, say)
         from ups import __version__
         from ups.supervise.link_endpoints import head_link
 
-        with head_link(place, ranks, __version__, run_dir) as link:
+        with head_link(host_info, ranks, __version__, run_dir) as link:
             return supervise_held(options, say, link)
 
 
@@ -217,17 +219,17 @@ def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict
     return {MICRO_BATCH_SIZE: found}
 
 
-def _send_home(run_dir: Path, ranks: int, place: HostPlace, line: str, code: int = 0) -> None:
+def _release_followers(run_dir: Path, ranks: int, host_info: HostInfo, line: str, code: int = 0) -> None:
     """Tell the other hosts of a run that there is nothing to do."""
     from ups import __version__
     from ups.supervise.head import dismiss
     from ups.supervise.link_endpoints import head_link
 
-    with head_link(place, ranks, __version__, run_dir) as link:
+    with head_link(host_info, ranks, __version__, run_dir) as link:
         dismiss(link, line, code)
 
 
-def _send_home_after(error: UpsError, run_dir: Path, ranks: int, place: HostPlace) -> None:
+def _release_followers_after(error: UpsError, run_dir: Path, ranks: int, host_info: HostInfo) -> None:
     """Tell the other hosts why the run cannot start: they would wait for host 0 until their deadline."""
     from ups.run.removal import INPUTS, leave_no_trace
     from ups.supervise.run_file import hold_run
@@ -237,22 +239,24 @@ def _send_home_after(error: UpsError, run_dir: Path, ranks: int, place: HostPlac
     with contextlib.suppress(UpsError), hold_run(run_dir):
         try:
             logger.warning("telling the other hosts that the run cannot start")
-            _send_home(run_dir, ranks, place, f"host 0 cannot start the run: {error.one_line()}", error.exit_code)
+            _release_followers(
+                run_dir, ranks, host_info, f"host 0 cannot start the run: {error.one_line()}", error.exit_code
+            )
         finally:
             if made:
                 leave_no_trace(run_dir, INPUTS)
 
 
-def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, place: HostPlace) -> int:
+def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, host_info: HostInfo) -> int:
     """Start and watch the ranks of this host as host 0 says, until its verdict; returns the exit code of the run."""
     from ups import __version__
     from ups.supervise.follower import follow
 
     with output.following_host() as say:
-        return follow(_options(run_dir, recipe, ranks, place), say, __version__)
+        return follow(_options(run_dir, recipe, ranks, host_info), say, __version__)
 
 
-def _options(run_dir: Path, recipe: Recipe, ranks: int, place: HostPlace | None) -> Options:
+def _options(run_dir: Path, recipe: Recipe, ranks: int, host_info: HostInfo | None) -> Options:
     """What every supervisor of the run knows about its ranks."""
     from ups.supervise.options import Options
 
@@ -263,7 +267,7 @@ def _options(run_dir: Path, recipe: Recipe, ranks: int, place: HostPlace | None)
         command=tuple(module_command("ups.run.rank_main", str(run_dir))),
         environment={"OMP_NUM_THREADS": str(threads)} if threads and "OMP_NUM_THREADS" not in os.environ else {},
         show_rank=None,
-        place=place,
+        host_info=host_info,
     )
 
 

@@ -1,7 +1,7 @@
 """SHA-256 manifests of directories, and their atomic commit (standard library only).
 
 A committed directory holds `MANIFEST` (size and SHA-256 of every file) and `COMMITTED` (SHA-256 of the manifest). Data
-stores, caches, checkpoints and bundles are all published this way. Single files and single renames are in `atomic.py`.
+stores, caches, checkpoints and bundles are all published this way. Single files and single renames are in `files.py`.
 When to save, what to keep and what to do about a broken directory is left to the callers; a hash shows damage, it does
 not authenticate an untrusted file.
 

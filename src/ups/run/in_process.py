@@ -48,7 +48,7 @@ _ACTION = "stop(nobody_restarts_a_run_in_process)"
 def train_in_process(
     run_dir: Path, recipe: Recipe, identity: RunIdentity, say: Callable[[str], None], trackers: Trackers | None = None
 ) -> int:
-    """Train a prepared run that is held (`run_lock.hold_run`) to its end; returns its exit code.
+    """Train a prepared run that is held (`hold_run`) to its end; returns its exit code.
 
     Raises what went wrong, after it was written down; KeyboardInterrupt only for a second interrupt.
     """

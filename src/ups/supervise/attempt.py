@@ -2,7 +2,7 @@
 
 Looks about ten times a second at files in shared memory and at /proc, never at other hosts. Ends in one of four ways:
 all ranks finished, all ranks saved and left because they were asked to, a fault with its first cause, or because the
-attempt is over on another host (`hosts.py`). Whether to try again is left to `restart.py`.
+attempt is over on another host (`head.py`). Whether to try again is left to `fault.py`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Verdict:
 
     rank_end: RankEnd
     noticed_after_seconds: float = 0.0
-    # Where the rank stood when it was looked at; the place of the fault if the rank itself recorded none.
+    # Where the rank stood when it was looked at; the location of the fault if the rank itself recorded none.
     stood_at: str = "-"
 
 
@@ -291,7 +291,7 @@ class Attempt:
         usual = "never seen before" if found.usual_seconds is None else f"usually {found.usual_seconds:.3g} s"
         message = f"no progress for {found.seconds:.1f} s in {phase} ({usual})"
         # Where all ranks of this host wait for those of another one, it is there that somebody stands still.
-        waits = self.options.place is not None and evidence.waits_for_peers(view)
+        waits = self.options.host_info is not None and evidence.waits_for_peers(view)
         rank_end = RankEnd(view.rank, found.record.time_ns, found.cause, step, phase, at, waits, message)
         return _Verdict(rank_end, self._named[key])
 
@@ -399,7 +399,7 @@ class Attempt:
         return first_cause(found)
 
     def _placed(self, own: _Verdict, found: list[RankEnd]) -> RankEnd:
-        """A mismatch is seen from outside; the place is where the rank itself then failed, or stood."""
+        """A mismatch is seen from outside; the location is where the rank itself then failed, or stood."""
         if own.rank_end.at != "-":
             return own.rank_end
         places = [s.at for s in found if s.rank == own.rank_end.rank and s.at != "-"]

@@ -90,7 +90,7 @@ class Fault:
         return f"{line} reason={json.dumps(reason)}" if reason else line
 
     def fingerprint(self) -> tuple[str, str, int]:
-        """What makes two faults the same one: cause, place and step."""
+        """What makes two faults the same one: cause, location and step."""
         return (self.cause, self.at, self.step)
 
     def with_action(self, action: str) -> Fault:
@@ -178,7 +178,7 @@ class RestartPolicy:
         self._fingerprints.append(fault.fingerprint())
         name = base_name(fault.cause)
         if name in NOT_RETRIED:
-            return Decision(False, f"stop({name}_does_not_heal)")
+            return Decision(False, f"stop(not_retryable: {name})")
         overrides: dict[str, int] = {}
         if name == "out_of_memory" and self.micro_batch_size:
             smaller = smaller_micro_batch(self.micro_batch_size, self.batch_size)

@@ -37,17 +37,17 @@ def follow(options: Options, say: Callable[[str], None], version: str) -> int:
 
     Raises HeadLostError if the head is gone, HostLostError if it never came, ConfigError if it refuses this host.
     """
-    place = options.place
-    assert place is not None
+    host_info = options.host_info
+    assert host_info is not None
     with (
         listen() as stop_request,
         OutputThread(say) as output,
-        contextlib.closing(FollowerLink(place, options.ranks, version, options.run_dir)) as link,
+        contextlib.closing(FollowerLink(host_info, options.ranks, version, options.run_dir)) as link,
     ):
         processes.adopt_orphans()
         raise_open_files()
         try:
-            with box_root(options.run_dir, len(options.local_ranks), f"live_{place.number:05d}") as root:
+            with box_root(options.run_dir, len(options.local_ranks), f"live_{host_info.number:05d}") as root:
                 return _Following(options, stop_request, root, output.say, link).run()
         except BaseException as error:
             text = error.one_line() if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
@@ -66,13 +66,13 @@ class _Following:
         say: Callable[[str], None],
         link: FollowerLink,
     ) -> None:
-        assert options.place is not None
-        self._options, self._place, self._link = options, options.place, link
+        assert options.host_info is not None
+        self._options, self._host, self._link = options, options.host_info, link
         self._stop_request, self._box_root, self._say = stop_request, box_root, say
         self._done = -1  # the last attempt that was run here
         self._report: dict[str, Any] = {"state": "waiting"}
         self._told_joined = False
-        self._file = HostFile(options.run_dir, options.place, options.local_ranks)
+        self._file = HostFile(options.run_dir, options.host_info, options.local_ranks)
         self._box_dir = box_root
 
     def run(self) -> int:
@@ -106,7 +106,7 @@ class _Following:
         options = replace(
             self._options,
             environment={**self._options.environment, **known},
-            rendezvous=Rendezvous(str(order["address"]), int(order["port"]), self._place.interface),
+            rendezvous=Rendezvous(str(order["address"]), int(order["port"]), self._host.interface),
         )
         overrides = {str(name): int(value) for name, value in dict(order.get("overrides", {})).items()}
         attempt = Attempt(
@@ -156,7 +156,7 @@ class _Following:
             self._told_joined = True
             ranks = self._options.local_ranks
             self._say(
-                f"JOINED {self._place.address}:{self._place.port} as host {self._place.label} of {self._place.count} "
+                f"JOINED {self._host.address}:{self._host.port} as host {self._host.label} of {self._host.count} "
                 f"with ranks {ranks[0]} to {ranks[-1]} of {self._options.ranks}"
             )
 
@@ -168,7 +168,7 @@ class _Following:
     def _check_head(self) -> None:
         """Leave if the head stays away, or if somebody is in a hurry."""
         rules, link = self._options.deadlines, self._link
-        where = f"{self._place.address}:{self._place.port}"
+        where = f"{self._host.address}:{self._host.port}"
         if self._stop_request.number and (self._stop_request.urgent or not link.joined):
             raise SystemExit(exit_code_of_signal(self._stop_request.number))
         if not link.joined and link.silent_seconds > rules.host_join_seconds:

@@ -175,19 +175,19 @@ class Head:
         find_commit: Callable[[], int | None],
         notice: Callable[[dict[str, Any]], None],
     ) -> None:
-        assert options.place is not None
-        self._options, self._place, self._link = options, options.place, link
+        assert options.host_info is not None
+        self._options, self._host, self._link = options, options.host_info, link
         self._stop_request, self._say, self._find_commit, self._notice = stop_request, say, find_commit, notice
         self._number = -1
         self._order: dict[str, object] = {}
         self._incarnations: dict[int, str] = {}
         self._told_end = False
         self._cascade_since = 0.0
-        self._file = HostFile(options.run_dir, options.place, options.local_ranks)
+        self._file = HostFile(options.run_dir, options.host_info, options.local_ranks)
 
     def labels(self) -> list[str]:
         """All hosts of the run, in their order."""
-        return [self._place.label, *(peer.label for peer in self._link.peers().values())]
+        return [self._host.label, *(peer.label for peer in self._link.peers().values())]
 
     def gather(self, first: bool) -> bool:
         """Wait until every host is there and has no rank left. False if the run was asked to leave before that.
@@ -212,19 +212,19 @@ class Head:
                 number = min(missing)
                 come = "come" if first else "come back"
                 raise HostLostError(
-                    f"host {names} did not {come} to {self._place.address}:{self._place.port} in {seconds:.0f} s",
+                    f"host {names} did not {come} to {self._host.address}:{self._host.port} in {seconds:.0f} s",
                     peers[number].label,
                     hint="start the same command there, with its own --host, and see what it says",
                 )
             if waited > 2.0 and not told:
                 told = True
-                self._say(f"WAITING for host {names} at {self._place.address}:{self._place.port}")
+                self._say(f"WAITING for host {names} at {self._host.address}:{self._host.port}")
             time.sleep(_POLL_SECONDS)
 
     def begin(self, number: int, overrides: Mapping[str, int], environment: Mapping[str, str]) -> Rendezvous:
         """Start an attempt on all other hosts; returns where its ranks meet."""
-        place = self._place
-        with socket.create_server((place.address, 0)) as free:
+        host_info = self._host
+        with socket.create_server((host_info.address, 0)) as free:
             port = free.getsockname()[1]
         self._number, self._told_end, self._cascade_since = number, False, 0.0
         self._order = {
@@ -232,11 +232,11 @@ class Head:
             "attempt": number,
             "overrides": dict(overrides),
             "environment": dict(environment),
-            "address": place.address,
+            "address": host_info.address,
             "port": port,
         }
         self._tell()
-        return Rendezvous(place.address, port, place.interface)
+        return Rendezvous(host_info.address, port, host_info.interface)
 
     def show(self, box_dir: Path) -> None:
         """Leave a summary of the ranks of this host for readers on the others."""
@@ -286,7 +286,7 @@ class Head:
             certain = bool(lost) or any(not one.cascade for one in failed)
             if (failed or lost) and (certain or time.monotonic() - began > _CAUSE_SECONDS):
                 self._end()
-            if len(reported) + len(lost) == self._place.count - 1:
+            if len(reported) + len(lost) == self._host.count - 1:
                 break
             time.sleep(_POLL_SECONDS)
         peers = self._link.peers()
@@ -298,7 +298,7 @@ class Head:
             why = _Lost("it ended its ranks because it did not hear host 0 any more", time.monotonic_ns())
             outcomes[silent] = self._lost_outcome(silent, peers[silent], why)
         self._end()
-        shares = [self._place.ranks_of(number, self._options.ranks)[0] for number in range(self._place.count)]
+        shares = [self._host.ranks_of(number, self._options.ranks)[0] for number in range(self._host.count)]
         result = joined(outcomes, shares, own.training_wall)
         if result.fault is None:
             return result
@@ -366,7 +366,7 @@ class Head:
         return None
 
     def _lost_outcome(self, number: int, peer: Peer, lost: _Lost) -> HostOutcome:
-        ranks = self._place.ranks_of(number, self._options.ranks)
+        ranks = self._host.ranks_of(number, self._options.ranks)
         at = peer.position
         known = len(at) == 3 and type(at[0]) is int and at[0] in ranks and is_whole(at[1]) and isinstance(at[2], str)
         rank, step, phase = at if known else (ranks[0], 0, "init")

@@ -1,7 +1,7 @@
 """Starts the ranks of one attempt and ends them: all of them, provably.
 
 Each rank is started by a wrapper of its own (`ups.record.rank_wrapper`), which writes down the moment of death. No
-process stands between the supervisor and the wrappers; how ranks find each other is in `rendezvous.py`.
+process stands between the supervisor and the wrappers; how ranks find each other is in `options.py`.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Launcher:
         command = processes.module_command("ups.record.rank_wrapper", str(options.run_dir), *options.command)
         for local_rank, rank in enumerate(options.local_ranks):
             try:
-                place = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+                rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
                 with log_of_rank(rank).open("ab") as log:
-                    self._wrappers[rank] = _start(command, {**environment, **place}, log)
+                    self._wrappers[rank] = _start(command, {**environment, **rank_variables}, log)
             except (OSError, subprocess.SubprocessError) as error:
                 self.not_started[rank] = f"rank {rank} could not be started: {error}"
                 return

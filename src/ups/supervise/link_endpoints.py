@@ -25,7 +25,7 @@ from typing import Any
 from ups.errors import ConfigError, MachineError, UpsError
 from ups.record.text import printable
 from ups.supervise.link import LinkClosed, Session, make_secret, read_secret, remove_secret
-from ups.supervise.options import HostPlace
+from ups.supervise.options import HostInfo
 
 _TICK_SECONDS = 0.5
 # Who was not scheduled for so long was frozen itself: nobody is accused of that silence.
@@ -53,11 +53,11 @@ class Peer:
 
 
 @contextlib.contextmanager
-def head_link(place: HostPlace, world: int, version: str, run_dir: Path) -> Iterator[HeadLink]:
+def head_link(host_info: HostInfo, world: int, version: str, run_dir: Path) -> Iterator[HeadLink]:
     """Listen for the other hosts of a run that is held, with a new secret, which is removed at the end."""
     secret = make_secret(run_dir)
     try:
-        link = HeadLink(place, world, version, secret)
+        link = HeadLink(host_info, world, version, secret)
         try:
             yield link
         finally:
@@ -69,21 +69,23 @@ def head_link(place: HostPlace, world: int, version: str, run_dir: Path) -> Iter
 class HeadLink:
     """Listens until it is closed."""
 
-    def __init__(self, place: HostPlace, world: int, version: str, secret: bytes) -> None:
-        self._place, self._world, self._version, self._secret = place, world, version, secret
+    def __init__(self, host_info: HostInfo, world: int, version: str, secret: bytes) -> None:
+        self._host, self._world, self._version, self._secret = host_info, world, version, secret
         self._notes: deque[str] = deque(maxlen=_MAX_NOTES)
         self._lock = threading.RLock()
         self._order: dict[str, Any] = {}
-        self._peers = {number: Peer(str(number)) for number in range(1, place.count)}
+        self._peers = {number: Peer(str(number)) for number in range(1, host_info.count)}
         self._closing = False
         self._strangers = 0
         self._refusals = 0
         self._ticked = time.monotonic()
         try:
-            self._listening = socket.create_server((place.address, place.port), backlog=max(128, place.count))
+            self._listening = socket.create_server(
+                (host_info.address, host_info.port), backlog=max(128, host_info.count)
+            )
         except OSError as error:
             raise MachineError(
-                f"host 0 cannot listen at {place.address}:{place.port}: {error.strerror}",
+                f"host 0 cannot listen at {host_info.address}:{host_info.port}: {error.strerror}",
                 hint="--address is an address of host 0 itself, with a free port",
             ) from error
         self._listening.settimeout(_TICK_SECONDS)
@@ -181,12 +183,12 @@ class HeadLink:
     def _join(self, session: Session, who: dict[str, Any]) -> str:
         """Take a supervisor in; returns why not, or ''."""
         number, name, incarnation = who.get("number"), who.get("name"), who.get("incarnation")
-        expected = {"hosts": self._place.count, "ranks": self._world, "version": self._version}
+        expected = {"hosts": self._host.count, "ranks": self._world, "version": self._version}
         for key, value in expected.items():
             if who.get(key) != value:
                 return f"it was started with {key} {str(who.get(key))[:40]}, host 0 with {value}"
         if type(number) is not int or number not in self._peers or not isinstance(name, str):
-            return f"there is no host {str(number)[:40]} among 1 to {self._place.count - 1}"
+            return f"there is no host {str(number)[:40]} among 1 to {self._host.count - 1}"
         with self._lock:
             peer, now = self._peers[number], time.monotonic()
             if peer.incarnation != incarnation and peer.session is not None and now - peer.heard < FROZEN_SECONDS:
@@ -255,12 +257,12 @@ _EXCHANGES = 60
 class FollowerLink:
     """Keeps one connection to the head until it is closed. `order` is what the head said last, {} before that."""
 
-    def __init__(self, place: HostPlace, world: int, version: str, run_dir: Path) -> None:
-        self._place, self._run_dir = place, run_dir
+    def __init__(self, host_info: HostInfo, world: int, version: str, run_dir: Path) -> None:
+        self._host, self._run_dir = host_info, run_dir
         self._who = {
-            "number": place.number,
-            "name": place.name,
-            "hosts": place.count,
+            "number": host_info.number,
+            "name": host_info.name,
+            "hosts": host_info.count,
             "ranks": world,
             "version": version,
             "incarnation": secrets.token_hex(8),
@@ -364,18 +366,18 @@ class FollowerLink:
             time.sleep(_TICK_SECONDS)
 
     def _connect(self) -> Session | None:
-        place = self._place
+        host_info = self._host
         try:
             secret = read_secret(self._run_dir)  # again each time: a new start of the head makes a new one
             if secret is None:
                 self._problem = f"host 0 has not left its secret in {self._run_dir} yet"
                 return None
-            connection = socket.create_connection((place.address, place.port), _CONNECT_SECONDS)
+            connection = socket.create_connection((host_info.address, host_info.port), _CONNECT_SECONDS)
         except UpsError as error:
             self._refused = error
             return None
         except OSError as error:
-            self._problem = f"{place.address}:{place.port}: {error.strerror or error}"
+            self._problem = f"{host_info.address}:{host_info.port}: {error.strerror or error}"
             return None
         session = Session(connection)
         try:

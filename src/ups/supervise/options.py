@@ -34,7 +34,7 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @dataclass(frozen=True, slots=True)
-class HostPlace:
+class HostInfo:
     """Host `number` of `count`. `name` is for people; the number is what a host is known by.
 
     address, port: where the head listens for the other supervisors; interface: what gloo and NCCL talk over.
@@ -62,10 +62,10 @@ class HostPlace:
         return range(number * share, (number + 1) * share)
 
 
-def find_place(
+def find_host_info(
     count: int, ranks: int, number: int | None, address: str, interface: str, environ: Mapping[str, str] | None = None
-) -> HostPlace:
-    """The place of this supervisor from options, where one is not given from Slurm. Raises ConfigError.
+) -> HostInfo:
+    """The position of this supervisor, from options, else from Slurm. Raises ConfigError.
 
     number: None takes SLURM_NODEID. interface: '' takes the one that owns the route to the head.
     """
@@ -86,7 +86,7 @@ def find_place(
         )
     ip, port = _resolve(address)
     name = _NAME.sub("_", env.get("SLURMD_NODENAME") or os.uname().nodename)[:64]
-    return HostPlace(number, count, name, ip, port, interface or interface_towards(ip, port))
+    return HostInfo(number, count, name, ip, port, interface or interface_towards(ip, port))
 
 
 def _resolve(address: str) -> tuple[str, int]:
@@ -183,7 +183,7 @@ class Options:
     document. `identity` is what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if
     recipe, statistics or data are not those that the run was started with; it is called before each restart and
     before success is declared. `last_step` is where a finished run must stand, where the recipe fixes it.
-    `trackers` and `mirror` are looked at, not waited for. `ranks` are those of the whole run; with a `place` among
+    `trackers` and `mirror` are looked at, not waited for. `ranks` are those of the whole run; with a `host_info`, its position among
     several hosts those of this host are `local_ranks`.
     """
 
@@ -208,19 +208,21 @@ class Options:
     last_step: int | None = None
     trackers: Trackers | None = None
     mirror: BucketMirror | None = None
-    place: HostPlace | None = None
+    host_info: HostInfo | None = None
 
     @property
     def local_ranks(self) -> range:
         """The ranks that this supervisor starts and watches."""
-        return range(self.ranks) if self.place is None else self.place.ranks_of(self.place.number, self.ranks)
+        return (
+            range(self.ranks) if self.host_info is None else self.host_info.ranks_of(self.host_info.number, self.ranks)
+        )
 
     @property
     def host(self) -> str:
         """How this host is called in lines and records."""
-        return os.uname().nodename if self.place is None else self.place.label
+        return os.uname().nodename if self.host_info is None else self.host_info.label
 
     @property
     def evidence_name(self) -> str:
         """The file for evidence: of each host its own, because they share the directory."""
-        return "evidence.json" if self.place is None else f"evidence.host_{self.place.number:05d}.json"
+        return "evidence.json" if self.host_info is None else f"evidence.host_{self.host_info.number:05d}.json"

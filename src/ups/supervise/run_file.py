@@ -530,7 +530,7 @@ def _locked(path: Path, who: str, hint: str = _HINT) -> Iterator[None]:
     except OSError as error:
         raise MachineError(
             f"the run directory {run_dir} cannot be made or written: {error.strerror}",
-            hint="choose another place with --set run.dir=PATH",
+            hint="choose another directory with --set run.dir=PATH",
         ) from error
     with file:
         try:

@@ -25,7 +25,7 @@ from ups.record.rank_wrapper import write_json
 from ups.record.run_dir import RunDir
 from ups.record.text import counted, duration_text
 from ups.supervise.checkpoints import last_commit
-from ups.supervise.options import HostPlace
+from ups.supervise.options import HostInfo
 from ups.supervise.run_file import MAX_BYTES, faults_of
 from ups.supervise.trackers import notes_of
 
@@ -209,9 +209,9 @@ _FLOATS = ("seconds", "loss", "steps_per_second")
 class HostFile:
     """The writer, for one supervisor. A full disk must not end what it watches."""
 
-    def __init__(self, run_dir: Path, place: HostPlace, ranks: range) -> None:
-        self._path = RunDir(run_dir).host_note(place.number)
-        self._label, self._ranks = place.label, ranks
+    def __init__(self, run_dir: Path, host_info: HostInfo, ranks: range) -> None:
+        self._path = RunDir(run_dir).host_note(host_info.number)
+        self._label, self._ranks = host_info.label, ranks
         self._next = 0.0
 
     def look(self, box_dir: Path) -> None:

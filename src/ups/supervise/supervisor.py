@@ -51,7 +51,7 @@ def supervise(options: Options, say: Callable[[str], None] | None = None) -> int
 
 
 def supervise_held(options: Options, say: Callable[[str], None] | None = None, link: HeadLink | None = None) -> int:
-    """The same for who holds the run already (`run_lock.hold_run`); with a `link` as the head of several hosts."""
+    """The same for who holds the run already (`hold_run`); with a `link` as the head of several hosts."""
     with (
         contextlib.closing(HeldDirectory(options.run_dir)) as held,
         listen() as stop_request,

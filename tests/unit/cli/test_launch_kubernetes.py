@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.unit.launch.test_empty_machine import machine
+from tests.unit.launch.test_job import machine
 from ups.cli import main as front
 
 OPTIONS = ["--image", "registry.example.org/ups:1.0", "--claim", "shared", "--hosts", "2"]

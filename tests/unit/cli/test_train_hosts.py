@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.launch.test_empty_machine import machine
+from tests.unit.launch.test_job import machine
 from ups.cli import main as front
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.unit.launch.test_empty_machine import machine
+from tests.unit.launch.test_job import machine
 from ups.errors import ConfigError, MachineError
 from ups.launch.skypilot import SkyPilotJob, command, submit, task, text
 

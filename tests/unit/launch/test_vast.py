@@ -21,7 +21,7 @@ import pytest
 
 from tests.support import vastai_program
 from tests.support.vast_server import VastServer, processes_below, serve
-from tests.unit.launch.test_empty_machine import machine
+from tests.unit.launch.test_job import machine
 from ups.errors import ConfigError, HostLostError, InstanceLeftError, MachineError
 from ups.launch import vast
 from ups.launch.job import NAMES

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ups.record.blackbox import BlackBox, Phase, ring_path
-from ups.supervise.options import HostPlace
+from ups.supervise.options import HostInfo
 from ups.supervise.run_file import RunFile, read_run
 from ups.supervise.status import HostFile, rows_of_hosts
 
-PLACE = HostPlace(1, 2, "gpu-17", "10.0.0.1", 29500, "eth0")
+PLACE = HostInfo(1, 2, "gpu-17", "10.0.0.1", 29500, "eth0")
 
 
 def test_the_ranks_of_a_host_are_seen_by_others(tmp_path: Path) -> None:

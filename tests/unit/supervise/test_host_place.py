@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from ups.errors import ConfigError
-from ups.supervise.options import find_place, interface_towards
+from ups.supervise.options import find_host_info, interface_towards
 
 
 def test_ranks_are_spread_over_hosts_in_their_order() -> None:
-    place = find_place(2, 6, 1, "127.0.0.1:29500", "")
+    place = find_host_info(2, 6, 1, "127.0.0.1:29500", "")
     assert [list(place.ranks_of(number, 6)) for number in range(2)] == [[0, 1, 2], [3, 4, 5]]
     assert not place.is_head
     assert place.interface == "lo"
@@ -19,8 +19,8 @@ def test_ranks_are_spread_over_hosts_in_their_order() -> None:
 
 def test_the_scheduler_says_which_host_this_is() -> None:
     slurm = {"SLURM_NODEID": "3", "SLURMD_NODENAME": "gpu-17"}
-    assert find_place(4, 4, None, "127.0.0.1:29500", "ib0", slurm).label == "3:gpu-17"
-    assert find_place(4, 4, 1, "127.0.0.1:29500", "ib0", slurm).label == "1:gpu-17"
+    assert find_host_info(4, 4, None, "127.0.0.1:29500", "ib0", slurm).label == "3:gpu-17"
+    assert find_host_info(4, 4, 1, "127.0.0.1:29500", "ib0", slurm).label == "1:gpu-17"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_scheduler_says_which_host_this_is() -> None:
 def test_a_place_that_cannot_be_is_refused(changed: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {"count": 2, "ranks": 2, "number": 0, "address": "127.0.0.1:29500", "interface": ""}
     with pytest.raises(ConfigError, match=words):
-        find_place(**{**given, **changed}, environ={})
+        find_host_info(**{**given, **changed}, environ={})
 
 
 def test_the_interface_is_the_one_on_the_way_to_the_head() -> None:

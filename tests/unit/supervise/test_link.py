@@ -24,7 +24,7 @@ from ups.supervise.link import (
     read_secret,
 )
 from ups.supervise.link_endpoints import FollowerLink, HeadLink, head_link
-from ups.supervise.options import HostPlace
+from ups.supervise.options import HostInfo
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 
@@ -166,14 +166,14 @@ def test_a_secret_from_the_environment_leaves_no_file(tmp_path: Path, monkeypatc
 
 
 @contextlib.contextmanager
-def linked(run_dir: Path) -> Iterator[tuple[HeadLink, HostPlace]]:
-    place = HostPlace(0, 2, "n0", "127.0.0.1", free_port(), "lo")
+def linked(run_dir: Path) -> Iterator[tuple[HeadLink, HostInfo]]:
+    place = HostInfo(0, 2, "n0", "127.0.0.1", free_port(), "lo")
     with head_link(place, 2, "1.0", run_dir) as link:
         yield link, place
 
 
-def follower_of(place: HostPlace, run_dir: Path, version: str = "1.0", ranks: int = 2) -> FollowerLink:
-    return FollowerLink(HostPlace(1, 2, "n1", place.address, place.port, "lo"), ranks, version, run_dir)
+def follower_of(place: HostInfo, run_dir: Path, version: str = "1.0", ranks: int = 2) -> FollowerLink:
+    return FollowerLink(HostInfo(1, 2, "n1", place.address, place.port, "lo"), ranks, version, run_dir)
 
 
 def test_orders_and_reports_arrive_also_after_the_connection_was_cut(tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_a_head_that_answers_nothing_is_silent_although_its_port_takes_connectio
     """As a host that is stopped as a whole: its kernel still lets everybody in."""
     make_secret(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        place = HostPlace(1, 2, "b", "127.0.0.1", int(server.getsockname()[1]), "lo")
+        place = HostInfo(1, 2, "b", "127.0.0.1", int(server.getsockname()[1]), "lo")
         with contextlib.closing(follower_of(place, tmp_path)) as follower:
             # Longer than one handshake: waiting for an answer is not standing still.
             wait_for(lambda: follower.silent_seconds > HANDSHAKE_SECONDS + 3.0, seconds=40)
@@ -265,7 +265,7 @@ def test_half_a_surrogate_pair_of_a_stranger_harms_neither_side(tmp_path: Path) 
     port = free_port()
     make_secret(tmp_path)
     with socket.create_server(("127.0.0.1", port)) as server:
-        place = HostPlace(0, 2, "n0", "127.0.0.1", port, "lo")
+        place = HostInfo(0, 2, "n0", "127.0.0.1", port, "lo")
         follower = follower_of(place, tmp_path)
         false_head, _ = server.accept()
         false_head.sendall((json.dumps({"protocol": "ups-link-1", "challenge": half}) + "\n").encode())
@@ -313,7 +313,7 @@ def test_a_host_that_reads_nothing_does_not_hold_up_the_head(tmp_path: Path) -> 
 
 def test_an_address_that_is_taken_leaves_no_secret(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        place = HostPlace(0, 2, "n0", "127.0.0.1", int(taken.getsockname()[1]), "lo")
+        place = HostInfo(0, 2, "n0", "127.0.0.1", int(taken.getsockname()[1]), "lo")
         with pytest.raises(MachineError, match="cannot listen"), head_link(place, 2, "1.0", tmp_path):
             pass
     assert not RunDir(tmp_path).link_secret.exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 from ups.errors import UpsError
 from ups.supervise.follower import follow
 from ups.supervise.link_endpoints import head_link
-from ups.supervise.options import Options, find_place
+from ups.supervise.options import Options, find_host_info
 from ups.supervise.run_file import hold_run
 from ups.supervise.standstill import Deadlines
 from ups.supervise.supervisor import supervise_held
@@ -20,7 +20,7 @@ def say(line: str) -> None:
 def main() -> int:
     settings = json.loads(sys.argv[1])
     run_dir, ranks = Path(settings["run_dir"]), settings["ranks"]
-    place = find_place(settings["hosts"], ranks, settings["host"], settings["address"], "")
+    host_info = find_host_info(settings["hosts"], ranks, settings["host"], settings["address"], "")
     options = Options(
         run_dir,
         ranks,
@@ -29,11 +29,11 @@ def main() -> int:
         deadlines=Deadlines(**settings["deadlines"]),
         environment={"TOY_MARK": sys.argv[3]},
         show_rank=None,
-        place=place,
+        host_info=host_info,
     )
-    if not place.is_head:
+    if not host_info.is_head:
         return follow(options, say, "test")
-    with hold_run(run_dir), head_link(place, ranks, "test", run_dir) as link:
+    with hold_run(run_dir), head_link(host_info, ranks, "test", run_dir) as link:
         return supervise_held(options, say, link)
 
 

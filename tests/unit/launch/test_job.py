@@ -13,7 +13,7 @@ import pytest
 
 from ups.config.recipe import dump_recipe, resolve_data
 from ups.errors import ConfigError
-from ups.launch.job import OLDEST_PYTHON, EmptyMachine, fetch, leave_results, require_data, run, secret_names, setup
+from ups.launch.job import OLDEST_PYTHON, RentedJob, fetch, leave_results, require_data, run, secret_names, setup
 
 RECIPE: dict[str, Any] = {
     "version": 1,
@@ -25,7 +25,7 @@ RECIPE: dict[str, Any] = {
 }
 
 
-def machine(**changes: Any) -> EmptyMachine:
+def machine(**changes: Any) -> RentedJob:
     given: dict[str, Any] = {
         "name": "waves",
         "recipe": dump_recipe(resolve_data(RECIPE).recipe),
@@ -35,7 +35,7 @@ def machine(**changes: Any) -> EmptyMachine:
         "started": 1_000_000.0,
         "mirror": "s3://bucket/waves",
     }
-    return EmptyMachine(**(given | changes))
+    return RentedJob(**(given | changes))
 
 
 def test_the_hours_count_from_the_launch_and_leave_time_to_save() -> None:
