@@ -183,8 +183,8 @@ class Options:
     document. `identity` is what checkpoints must carry; None where ranks are not ours. `check_inputs` raises if
     recipe, statistics or data are not those that the run was started with; it is called before each restart and
     before success is declared. `last_step` is where a finished run must stand, where the recipe fixes it.
-    `trackers` and `mirror` are looked at, not waited for. `ranks` are those of the whole run; with a `host_info`, its position among
-    several hosts those of this host are `local_ranks`.
+    `trackers` and `mirror` are looked at, not waited for. `ranks` are those of the whole run; in a run over several
+    hosts (`host_info`) those of this host are `local_ranks`.
     """
 
     run_dir: Path
