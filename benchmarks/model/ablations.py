@@ -3,13 +3,12 @@
     python benchmarks/model/ablations.py --data data --out ablations [--cpu-seconds 300] [--seeds 0,1] [--jobs 2]
                                          [--variant NAME ...] [--trajectories 16]
 
-Every variant is the joint recipe of `ups bench` on all nine tasks with one thing changed, and has the same CPU-seconds
-of one thread: its number of steps follows from what a step costs (`ups.run.step_cost`), so that others on the machine
-do not change the result. Scores are of the valid split alone: one step and whole rollouts, relative to the trajectory.
+Every variant is the joint recipe of ups-bench on all nine tasks with one thing changed, and has the same CPU-seconds of
+one thread: its number of steps follows from what a step costs (`protocol/step_cost.py`), so that others on the machine
+do not change the result. Scores are of the valid split only: one step and whole rollouts, relative to the trajectory.
 The table shows the geometric mean over tasks and seeds of each score relative to the unchanged recipe of the same seed
 (above 1: worse; a task counts as 10 at most), and each seed. What is finished is not repeated. Takes `cpu-seconds` (and
-some for scores) for each line and seed.
-"""
+some for scores) for each line and seed."""
 
 from __future__ import annotations
 
@@ -178,7 +177,7 @@ SAME_COST = (
 
 def recipe_of(variant: str, seed: int, data: Path, cpu_seconds: float) -> Recipe:
     """The joint recipe with one thing changed; `cpu_seconds` for all tasks together."""
-    from ups.evaluation.protocol import entries
+    from benchmarks.protocol.recipes import entries
     from ups.solvers.tasks import BENCH_TASKS
 
     tasks = list(BENCH_TASKS)

@@ -3,7 +3,7 @@
     python benchmarks/model/constraints.py --data DIR --out DIR [--cpu-seconds 120] [--jobs 2] [--score 64]
 
 DIR holds the stores of ns2d, swe2d and euler1d. Each is copied twice, with and without what its description says of
-its fields, and the recipe `ups-alone` of `ups bench` is trained on both copies for the same CPU time:
+its fields, and the recipe `ups-alone` of ups-bench is trained on both copies for the same CPU time:
 
     flow2d      the velocity of ns2d, from its vorticity: free of divergence, mean velocity conserved
     swe2d       height positive and conserved
@@ -74,7 +74,7 @@ def write_copy(case: str, which: str, data: Path, target: Path) -> None:
 
 
 def job_of(options: argparse.Namespace, case: str, which: str) -> Job:
-    from ups.evaluation.protocol import entries
+    from benchmarks.protocol.recipes import entries
 
     source, _ = CASES[case]
     recipe: Recipe = copy.deepcopy(entries(["ups-alone"], [source], "", options.cpu_seconds)[0].recipe)

@@ -5,17 +5,17 @@
 
 Tasks: ks1d and ns2d, which lose their future to chaos; and advection1d, where no gain is expected: it is linear and
 fully given by its first frame, so that nothing is left to be uncertain about. Two models of each, by the recipe
-`ups-alone` of `ups bench` with the same network:
+`ups-alone` of ups-bench with the same network:
 
     operator    cpu-seconds for the operator
     corrected   (1 - share) of them for the operator, share for the corrector that starts from it. Kind ensemble: in
                 each step a quarter of the operator's windows, as two members of two steps. Kind flow: two thirds of the
                 share for the corrector, a network of half the width, and one for its student
 
-Both kinds may share a directory: operators and starts are then trained once.
-Budgets are turned into steps beforehand (`ups.run.step_cost`). The rates of the corrector, relative to a quarter of the
-operator's, are chosen by the CRPS on the valid split with the first seed. The table is of the test split, over all
-steps of whole rollouts; median over seeds, with the ends. Asked of the first two tasks, and shown of the third:
+Both kinds may share a directory: operators and starts are then trained once. Budgets are turned into steps beforehand
+(`protocol/step_cost.py`). The rates of the corrector, relative to a quarter of the operator's, are chosen by the CRPS
+on the valid split with the first seed. The table is of the test split, over all steps of whole rollouts; median over
+seeds, with the ends. Asked of the first two tasks, and shown of the third:
 
     mean        the error of the mean of the members is not above the operator's
     crps        is below the operator's absolute error, and below that of Gaussian noise of equal spread around the
@@ -148,7 +148,7 @@ class Study:
 
     def job(self, task: str, model: str, seed: int, factor: float = 1.0) -> Job:
         """One training, whose bundle is kept. model: OPERATOR, START, or a corrector of this kind."""
-        from ups.evaluation.protocol import entries
+        from benchmarks.protocol.recipes import entries
 
         budget = self.cpu_seconds * (1 if model == OPERATOR else 1 - self.share)
         recipe: Recipe = copy.deepcopy(entries(["ups-alone"], [task], str(self.data), budget)[0].recipe)

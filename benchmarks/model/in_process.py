@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for benchmarks.protocol
+
 Recipe = dict[str, Any]
 Result = dict[str, Any]
 
@@ -62,11 +64,11 @@ def defaults_of(recipe: Recipe) -> str:
 
 
 def with_steps(recipe: Recipe, place: Path, name: str) -> Recipe:
-    """The recipe with numbers of steps in place of CPU-seconds (`ups.run.step_cost`).
+    """The recipe with numbers of steps in place of CPU-seconds (`benchmarks.protocol.step_cost`).
 
     A cost is measured once for each name, and the yardstick once for all, in this process, which has one thread.
     """
-    from ups.run import step_cost
+    from benchmarks.protocol import step_cost
 
     def measured() -> list[float]:
         return step_cost.middle([step_cost.step_costs(recipe) for _ in range(step_cost.ROUNDS)])

@@ -23,13 +23,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for benchmarks.protocol
+
 LIMIT = 1.05
 NEAR = 4  # points at either end where a seam would be
 
 
 def recipe_of(task: str, store: Path, run_dir: Path, seed: int, steps: int) -> dict[str, Any]:
-    """The recipe of `ups bench` for a network of one task, with a level more."""
-    from ups.evaluation.protocol import entries
+    """The recipe of ups-bench for a network of one task, with a level more."""
+    from benchmarks.protocol.recipes import entries
 
     recipe = entries(["ups-alone"], [task], str(store.parent))[0].recipe
     for stage in recipe["stages"]:

@@ -1,10 +1,10 @@
-"""The stage `steady` on darcy2d next to the baselines of `ups bench`, each trained for the same CPU time on one task.
+"""The stage `steady` on darcy2d next to the baselines of ups-bench, each trained for the same CPU time on one task.
 
     python benchmarks/model/steady.py --data DIR --out DIR [--cpu-seconds 240] [--seeds 0] [--refine 0,3] [--jobs 2]
 
-Baselines are those of `ups bench` by its own recipes. The steady network is that of `ups-alone`, trained by the stage
+Baselines are those of ups-bench by its own recipes. The steady network is that of `ups-alone`, trained by the stage
 `steady`, with so many steps of refinement by the discretized equation (docs/stages.md); with 0 the network alone
-answers, as a baseline does. Budgets are turned into steps beforehand (`ups.run.step_cost`). Scores are of 64 test
+answers, as a baseline does. Budgets are turned into steps beforehand (`protocol/step_cost.py`). Scores are of 64 test
 trajectories, relative to the field; median over seeds. Asked: with refinement at or below the best baseline. The cost
 of an answer is CPU time of one thread for 16 samples in turns, relative to the first row. What is finished is not
 repeated. Last line: one JSON object. Exit code 1 if what is asked is not reached.
@@ -31,7 +31,7 @@ NUM_SCORED, NUM_TIMED, BLOCKS = 64, 16, 10
 
 
 def job_of(options: argparse.Namespace, model: str, seed: int) -> Job:
-    from ups.evaluation.protocol import entries
+    from benchmarks.protocol.recipes import entries
 
     baseline = model in BASELINES
     entry = entries([model if baseline else "ups-alone"], [TASK], str(options.data.resolve()), options.cpu_seconds)[0]

@@ -6,7 +6,7 @@
 
 One 1D and one 2D task are left out: burgers1d and diffreact2d. Both are made of terms that the other seven have (ks1d
 carries itself along as Burgers does, reacdiff1d reacts and diffuses), and neither has a sibling with its own equation:
-where joint training can teach anything, it is here. The joint recipe of `ups bench` is trained on the other seven with
+where joint training can teach anything, it is here. The joint recipe of ups-bench is trained on the other seven with
 `cpu-seconds` for each of them, once for each of the first `sources` seeds. Then three models learn each left-out task
 from 16, 64 and 256 trajectories, each with the same CPU-seconds and the same features of training:
 
@@ -69,7 +69,7 @@ class Study:
 
     def source(self, seed: int) -> Job:
         """The joint model of the other tasks."""
-        from ups.evaluation.protocol import entries
+        from benchmarks.protocol.recipes import entries
         from ups.solvers.tasks import BENCH_TASKS
 
         others = [task for task in BENCH_TASKS if task not in self.left_out]
@@ -82,7 +82,7 @@ class Study:
 
     def tuned(self, case: Case, factor: float, seed: int) -> Job:
         """One model on one task."""
-        from ups.evaluation.protocol import entries
+        from benchmarks.protocol.recipes import entries
 
         stores = self.out / "data" / str(case.trajectories)
         recipe: Recipe = copy.deepcopy(entries([ENTRY[case.model]], [case.task], str(stores), self.tuning)[0].recipe)

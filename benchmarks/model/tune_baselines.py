@@ -5,7 +5,7 @@
                                               [--model fno+ ...] [--windows 16,4 ...] [--weight-decay 0.1 ...]
 
 Each model is trained once for each factor of the learning rates of `ups` (and each number of windows of a 1D and of a
-2D task in a step, and each weight decay, if given; otherwise those of `ups bench`), and has `cpu-seconds` for all nine
+2D task in a step, and each weight decay, if given; otherwise those of ups-bench), and has `cpu-seconds` for all nine
 tasks together, as a line of `ablations.py` has. So short a training likes high rates: `--cpu-seconds 2160` is the
 budget of the benchmark, and with it a few tasks say whether the choice holds. The table shows errors relative to the
 first line of a model, as the geometric mean over tasks (below 1: better); docs/ablations.md says what was chosen by it.
@@ -26,12 +26,12 @@ from in_process import Job, file_name, run_jobs
 
 MODELS = ("fno+", "unet+", "ups-alone")
 FACTORS = [1.0, 0.5, 2.0, 4.0]
-OF_BENCH = "of ups bench"
+OF_BENCH = "of ups-bench"
 
 
 def job_of(options: argparse.Namespace, model: str, task: str, factor: float, windows: str, decay: float | None) -> Job:
     """One training of one task. Learning rates and weight decay do not change what a step costs."""
-    from ups.evaluation.protocol import OWN_RATES, entries
+    from benchmarks.protocol.recipes import OWN_RATES, entries
     from ups.solvers.tasks import BENCH_TASKS
 
     entry = entries([model], [task], str(options.data.resolve()), options.cpu_seconds / len(BENCH_TASKS))[0]

@@ -1,4 +1,8 @@
-"""`ups bench`: ups-bench v1, or with a recipe its model beside baselines; can be interrupted and called again."""
+"""`ups bench RECIPE`: its model beside baselines; can be interrupted and called again.
+
+The protocol of ups-bench v1 on nine tasks is a program of the repository, `benchmarks/protocol`: `ups bench` without a
+recipe says so.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,13 @@ from ups.cli.options import JsonOption, SetOption, new_app
 from ups.cli.output import note, report, say
 from ups.errors import ConfigError
 
-CPU_SECONDS = 240.0
+PROTOCOL = "python -m benchmarks.protocol"
+WHERE = f"""ups bench RECIPE trains the model of a recipe, an FNO and a U-Net for the same CPU time, and compares them.
+
+The protocol of ups-bench v1 on nine tasks is not part of the package. Start it in a checkout of the repository:
+  {PROTOCOL} --help
+  {PROTOCOL} --jobs 2
+docs/benchmark.md says what it measures."""
 app = new_app()
 
 
@@ -21,71 +31,45 @@ def bench(
         typer.Argument(metavar="RECIPE", help="Compare the model of this recipe with baselines.", show_default=False),
     ] = None,
     model: Annotated[
-        list[str],
-        typer.Option(
-            metavar="NAME",
-            help="reference, fno, unet, fno+, unet+, ups-alone or ups; with RECIPE fno or unet. May be given many "
-            "times. [default: all]",
-        ),
+        list[str], typer.Option(metavar="NAME", help="fno or unet; may be given many times. [default: both]")
     ] = [],  # noqa: B006 - typer copies it
-    task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
-    data: Annotated[str, typer.Option(help="Directory of the data sets; what is missing is generated.")] = "data",
-    out: Annotated[
-        str, typer.Option(help="Directory for runs and results. [default: bench, with RECIPE runs/NAME-bench]")
-    ] = "",
-    cpu_seconds: Annotated[
-        float, typer.Option(min=1.0, help="Budget of each task, CPU-seconds of one thread. ups-bench v1: 240.")
-    ] = CPU_SECONDS,
-    jobs: Annotated[int, typer.Option(min=1, help="Trainings at the same time, one thread each.")] = 1,
-    small: Annotated[bool, typer.Option("--small", help="A quick try on 32,8,8 trajectories; not comparable.")] = False,
-    page_only: Annotated[
-        bool, typer.Option("--page-only", help="Only write the page and its pictures again, from OUT/bench.json.")
-    ] = False,
+    out: Annotated[str, typer.Option(help="Directory for runs and results. [default: runs/NAME-bench]")] = "",
     set: SetOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
+    # Options of the protocol, which was part of this command: known for one version, to say where it is.
+    task: Annotated[list[str], typer.Option(hidden=True)] = [],  # noqa: B006
+    data: Annotated[str | None, typer.Option(hidden=True)] = None,
+    cpu_seconds: Annotated[float | None, typer.Option(hidden=True)] = None,
+    jobs: Annotated[int | None, typer.Option(hidden=True)] = None,
+    small: Annotated[bool, typer.Option("--small", hidden=True)] = False,
+    page_only: Annotated[bool, typer.Option("--page-only", hidden=True)] = False,
 ) -> None:
-    """Train and score models at equal CPU time: by the fixed protocol on nine tasks, or on the data of a RECIPE.
+    """Train the model of a RECIPE, an FNO and a U-Net for the same CPU time on its data, next to the references.
 
-    With a RECIPE: its model, FNO and U-Net next to the references; writes OUT/index.html, and runs into OUT.
-
-    Without: writes OUT/bench.json, OUT/bench.md and OUT/pictures (extra `report`). Each training is an ordinary run in
-    OUT/runs with its recipe in OUT/recipes. What is finished is not repeated.
+    Writes OUT/index.html, and runs into OUT. What is finished is not repeated. Without a RECIPE: says where the
+    protocol of the nine tasks is.
     """
-    from pathlib import Path
-
+    given = {"--data": data, "--cpu-seconds": cpu_seconds, "--jobs": jobs}
+    words = [f"--task {name}" for name in task]
+    words += [f"{name} {value}" for name, value in given.items() if value is not None]
+    words += [name for name, on in {"--small": small, "--page-only": page_only}.items() if on]
     if recipe is not None:
-        if task or data != "data" or cpu_seconds != CPU_SECONDS or jobs > 1 or small or page_only:
+        if words:
             raise ConfigError("a RECIPE says tasks, data and budget itself", hint="use --model, --out, --set, --json")
         _bench_recipe(recipe, model, out, set, json=json)
         return
     if set:
         raise ConfigError("--set changes a RECIPE, and none is given", hint="ups bench RECIPE --set FIELD=VALUE")
-    from ups.evaluation.protocol import MODELS
-    from ups.run.bench import Bench
-    from ups.run.progress_line import ProgressLine
-    from ups.solvers.tasks import BENCH_TASKS
-
-    for name, known, what in [(n, MODELS, "model") for n in model] + [(n, BENCH_TASKS, "task") for n in task]:
-        if name not in known:
-            raise ConfigError(f"ups-bench has no {what} '{name}'", hint=f"choose from {', '.join(known)}")
-    # In the order of the protocol, each once.
-    models = [name for name in MODELS if name in (model or MODELS)]
-    tasks = [name for name in BENCH_TASKS if name in (task or BENCH_TASKS)]
-    work = Bench(models, tasks, Path(data), Path(out or "bench"), cpu_seconds=cpu_seconds, small=small)
-    if page_only and (model or task):
-        raise ConfigError("--page-only shows what bench.json holds", hint="leave --model and --task out")
-    if page_only:
-        document = work.write_page()
-    else:
-        with ProgressLine() as line:
-            document = work.run(jobs, line)
+    words = [*(f"--model {name}" for name in model), *words, *([f"--out {out}"] if out else [])]
+    if words:
+        raise ConfigError(
+            "`ups bench` has no RECIPE, and the protocol of the nine tasks is not part of the package",
+            hint=f"in a checkout of the repository: {' '.join([PROTOCOL, *words])}",
+        )
     if json:
-        report(document)
+        report({"protocol": PROTOCOL})
     else:
-        say(work.page.read_text().rstrip("\n"))
-        note(f"wrote {work.page} and {work.result}")
-    if document["failures"]:
-        raise typer.Exit(6)
+        say(WHERE)
 
 
 def _bench_recipe(recipe: str, models: list[str], out: str, changes: list[str], *, json: bool) -> None:

@@ -79,7 +79,7 @@ COMMANDS = (
     Command("why", "ups.cli.why", "why a run stopped: rank, place, cause, what to do", LOOK),
     Command("eval", "ups.cli.eval", "score a model and its references", USE),
     Command("compare", "ups.cli.compare", "several runs side by side", USE),
-    Command("bench", "ups.cli.bench", "a model beside FNO and U-Net, or the nine tasks", USE),
+    Command("bench", "ups.cli.bench", "a model beside FNO and U-Net, at equal CPU time", USE),
     Command("rollout", "ups.cli.rollout", "simulate with a bundle", USE),
     Command("export", "ups.cli.export", "write a bundle for other programs", USE),
 )

@@ -481,7 +481,7 @@ def hold_run(run_dir: Path) -> Iterator[None]:
     the second one holds where the file was deleted or the file system has no locks.
     """
     who = "another supervisor already runs"
-    with _locked(RunDir(run_dir).supervisor_lock, who):
+    with hold_lock(RunDir(run_dir).supervisor_lock, who):
         if living_supervisor(run_dir) not in (0, os.getpid()):
             raise _taken(run_dir, who)
         yield
@@ -493,15 +493,7 @@ def hold_steps(run_dir: Path) -> Iterator[None]:
 
     Raises RunHeldError if another process has them.
     """
-    with _locked(RunDir(run_dir).steps_lock, "another `ups run` is at work on"):
-        yield
-
-
-@contextlib.contextmanager
-def hold_bench(directory: Path) -> Iterator[None]:
-    """Hold a directory of `ups bench` for this process: two of them would train the same rows by other costs."""
-    hint = "wait for it, or choose another --out"
-    with _locked(directory / ".bench.lock", "another `ups bench` is at work in", hint):
+    with hold_lock(RunDir(run_dir).steps_lock, "another `ups run` is at work on"):
         yield
 
 
@@ -522,7 +514,8 @@ _HINT = "look at it with `ups status`, or choose another run.name"
 
 
 @contextlib.contextmanager
-def _locked(path: Path, who: str, hint: str = _HINT) -> Iterator[None]:
+def hold_lock(path: Path, who: str, hint: str = _HINT) -> Iterator[None]:
+    """Hold the directory of a lock file for this process; `who` begins the message of RunHeldError."""
     run_dir = path.parent
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

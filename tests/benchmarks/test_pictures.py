@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.protocol.measure import machine
+from benchmarks.protocol.pictures import median_seed
+from benchmarks.protocol.recipes import KEPT, row
+from benchmarks.protocol.trainings import LOCK_NAME, Bench
 from tests.support.mixture import write_mixture
 from ups.config.model import MultiscaleConfig
 from ups.data.normalize import ensure_statistics
 from ups.data.open import open_paths
 from ups.errors import DataError, RunHeldError
-from ups.evaluation.protocol import KEPT, row
 from ups.inference.bundle import BundleInfo, write_bundle
 from ups.models.build import build_model
-from ups.run.bench import Bench
-from ups.run.bench_measure import machine
-from ups.run.bench_pictures import median_seed
 from ups.run.progress_line import ProgressLine
-from ups.supervise.run_file import hold_bench
+from ups.supervise.run_file import hold_lock
 
 pytest.importorskip("matplotlib")
 # Names of the benchmark for the small tasks of the tests; only names count here.
@@ -52,7 +52,7 @@ def bench(tmp_path: Path) -> Bench:
     write_bundle(out / "runs/ups-all/bundle", stepper, info, config_text="run:\n  name: ups-all\n", card="# ups\n")
     document = {
         "protocol": "ups-bench v1",
-        "command": "ups bench",
+        "command": "python -m benchmarks.protocol",
         "cpu_seconds_per_task": 240.0,
         "machine": {"cpu": "one"},
         "data": dict.fromkeys(AS, "0" * 64),
@@ -94,7 +94,7 @@ def test_a_damaged_result_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_one_bench_at_a_time_works_in_a_directory(tmp_path: Path) -> None:
-    with hold_bench(tmp_path), pytest.raises(RunHeldError, match="another `ups bench` is at work"):
+    with hold_lock(tmp_path / LOCK_NAME, ""), pytest.raises(RunHeldError, match="another benchmark is at work"):
         Bench([], [], tmp_path, tmp_path, cpu_seconds=1.0, small=True).run(1, ProgressLine())
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ups.evaluation.protocol import entries
-from ups.run import step_cost
+from benchmarks.protocol import step_cost
+from benchmarks.protocol.recipes import entries
 from ups.solvers.request import make_request
 from ups.solvers.sweep import generate
 

@@ -1,4 +1,4 @@
-"""What the table of `ups bench` says of a training beside its scores: cost of a rollout, memory, the machine."""
+"""What the table of ups-bench says of a training beside its scores: cost of a rollout, memory, the machine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.protocol.step_cost import Yardstick
 from ups import __version__
 from ups.run.follow_metrics import read_rows
-from ups.run.step_cost import Yardstick
 
 if TYPE_CHECKING:
     from ups.models.stepper import Stepper
@@ -24,7 +24,7 @@ ROLLOUT_STEPS, ROLLOUT_REPEATS = 20, 10
 def rollout_sticks(stepper: Stepper, data: Path, task: str) -> float:
     """What a step of a rollout of one sample costs on one thread: passes of the yardstick, median over repetitions.
 
-    In turns with it (`ups.run.step_cost`), because trainings may be working next to this.
+    In turns with it (`benchmarks.protocol.step_cost`), because trainings may be working next to this.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The pictures of a result of `ups bench`: ratios, error against cost, and the joint model on every task.
+"""The pictures of a result of ups-bench: ratios, error against cost, and the joint model on every task.
 
 Made from the result and the bundle of a run, so that they can be drawn again without a training.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.protocol.recipes import JOINT, Entry
 from ups.errors import MissingExtraError, UpsError
-from ups.evaluation.protocol import JOINT, Entry
 from ups.record.manifest import write_file_atomically
 
 FOLDER = "pictures"
@@ -32,7 +32,7 @@ def write_pictures(document: Mapping[str, Any], out: Path, data: Path) -> dict[s
 
     A picture that can not be drawn is a warning: the tables are worth hours of training.
     """
-    from ups.evaluation.report.bench_charts import cost_chart, cost_chart_by_task, ratio_chart
+    from benchmarks.protocol.charts import cost_chart, cost_chart_by_task, ratio_chart
 
     rows = document["rows"]
     makers: dict[str, Callable[[], bytes | None]] = {
@@ -60,11 +60,11 @@ def write_pictures(document: Mapping[str, Any], out: Path, data: Path) -> dict[s
 
 def joint_page(rows: Any, out: Path, data: Path) -> bytes | None:
     """The joint model on all of its tasks: of its seeds the median one. None if no joint model was trained."""
+    from benchmarks.protocol.charts import task_page
     from ups.config.schema import TaskConfig
     from ups.data.open import open_task
     from ups.evaluation.gallery import examples
     from ups.evaluation.report.figures import check_packages
-    from ups.evaluation.report.task_page import task_page
     from ups.evaluation.results import trajectory_means
     from ups.evaluation.rollout import RolloutPlan, score_task
     from ups.inference.bundle import load_bundle
@@ -91,7 +91,7 @@ def joint_page(rows: Any, out: Path, data: Path) -> bytes | None:
 
 def median_seed(rows: Any) -> tuple[str, int, tuple[str, ...]] | None:
     """Model, seed and tasks of the joint model whose rollouts are the middle ones over its seeds."""
-    from ups.evaluation.bench_page import geometric_mean
+    from benchmarks.protocol.page import geometric_mean
 
     for model in sorted(JOINT):
         mine = [r for r in rows if r["model"] == model]

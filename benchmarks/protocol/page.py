@@ -1,4 +1,4 @@
-"""The result of `ups bench` as a page of tables: scores, ratios between models, and what each training was.
+"""The result of ups-bench as a page of tables: scores, ratios between models, and what each training was.
 
 A model that was trained with several seeds stands in the tables with its median, and the spread after it.
 """
@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ups.evaluation.protocol import METRICS, MODELS, REFERENCE
+from benchmarks.protocol.recipes import METRICS, MODELS, REFERENCE
 from ups.solvers.tasks import BENCH_TASKS
 
 Rows = Sequence[Mapping[str, Any]]
@@ -24,7 +24,7 @@ RATIO_METRICS = (("One step", "one_step_trmse"), ("Whole rollout", "trmse"))
 
 
 def markdown(document: Mapping[str, Any], pictures: Mapping[str, str] | None = None) -> str:
-    """document: rows, command, machine, data, failures (see `ups.run.bench`); pictures: title -> path."""
+    """document: rows, command, machine, data, failures (see `trainings.py`); pictures: title -> path."""
     rows: Rows = document["rows"]
     tasks = [task for task in BENCH_TASKS if any(r["task"] == task for r in rows)]
     models = [model for model in MODELS if any(r["model"] == model for r in rows)]

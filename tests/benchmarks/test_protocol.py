@@ -6,10 +6,10 @@ import math
 
 import pytest
 
+from benchmarks.protocol.page import geometric_mean, markdown, number, ratios_of
+from benchmarks.protocol.recipes import CPU_SECONDS, KEPT, MODELS, OWN_RATES, REFERENCE, SEEDS, entries, row
 from ups.config.recipe import resolve
 from ups.config.yaml_subset import dump
-from ups.evaluation.bench_page import geometric_mean, markdown, number, ratios_of
-from ups.evaluation.protocol import CPU_SECONDS, KEPT, MODELS, OWN_RATES, REFERENCE, SEEDS, entries, row
 from ups.solvers.tasks import TASKS
 
 
@@ -59,7 +59,7 @@ def test_names_are_unique_because_they_are_directories():
 def document(*rows):
     return {
         "protocol": "ups-bench v1",
-        "command": "ups bench",
+        "command": "python -m benchmarks.protocol",
         "cpu_seconds_per_task": 240.0,
         "machine": {"cpu": "one"},
         "data": dict.fromkeys(TASKS, "0123456789abcdef0123"),

@@ -1,4 +1,4 @@
-"""`ups bench` from data to table with real trainings, and again without repeating one."""
+"""The protocol from data to table with real trainings, and again without repeating one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.checkout import path_with
 from ups.record import processes
+
+PROTOCOL = [sys.executable, "-m", "benchmarks.protocol"]
+ENVIRONMENT = {**os.environ, **path_with()}
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
 def bench(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ups", "bench", "--small", "--cpu-seconds", "1", "--task", "advection1d", *options]
-    return subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, timeout=400)
+    command = [*PROTOCOL, "--small", "--cpu-seconds", "1", "--task", "advection1d", *options]
+    return subprocess.run(command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=400)
 
 
 @pytest.mark.long
@@ -59,9 +63,9 @@ def test_a_model_is_trained_scored_and_not_trained_again(tmp_path: Path) -> None
 @pytest.mark.long
 def test_who_is_asked_to_leave_leaves_no_training_behind(tmp_path: Path) -> None:
     options = ["--small", "--cpu-seconds", "600", "--task", "advection1d", "--model", "unet", "--model", "fno"]
-    command = [sys.executable, "-m", "ups", "bench", *options]
+    command = [*PROTOCOL, *options]
     metrics = tmp_path / "bench/runs/fno-advection1d/metrics.jsonl"
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as process:
         try:
             deadline = time.monotonic() + 200
             while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:

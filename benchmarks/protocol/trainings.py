@@ -1,4 +1,4 @@
-"""The trainings of `ups bench`: each is `ups train` on a recipe of the protocol, in a process of its own.
+"""The trainings of the protocol: each is `ups train` on one of its recipes, in a process of its own.
 
 The scores are those that `ups train` leaves in the run's bundle, so that a row of the table can be repeated by hand.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,24 +20,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from benchmarks.protocol import step_cost
+from benchmarks.protocol.measure import machine, peak_memory, rollout_sticks
+from benchmarks.protocol.page import markdown
+from benchmarks.protocol.recipes import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, row
 from ups.config.identity import learned
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import dump
 from ups.errors import ConfigError, DataError, TrainingError, exit_code_of_signal
-from ups.evaluation.bench_page import markdown
-from ups.evaluation.protocol import CPU_SECONDS, MODELS, REFERENCE, VERSION, Entry, entries, row
 from ups.evaluation.results import from_json, to_json
 from ups.record import processes
 from ups.record.manifest import write_file_atomically
-from ups.run.bench_measure import machine, peak_memory, rollout_sticks
 from ups.run.directory import read_run_recipe
 from ups.run.progress_line import ProgressLine
-from ups.run.step_cost import with_steps
 from ups.solvers.tasks import BENCH_TASKS
-from ups.supervise.run_file import hold_bench
+from ups.supervise.run_file import hold_lock
 
 # Machines whose fixed piece of work takes so many times as long are not of one kind.
 _OTHER_SPEED = 1.25
+LOCK_NAME = ".bench.lock"
 
 
 class Bench:
@@ -55,7 +57,9 @@ class Bench:
 
     def run(self, jobs: int, line: ProgressLine) -> dict[str, Any]:
         """Whatever is not there yet, then the result (also written to disk). A failed training leaves a gap."""
-        with hold_bench(self.out):
+        # Two of them would train the same rows by other costs.
+        who, hint = "another benchmark is at work in", "wait for it, or choose another --out"
+        with hold_lock(self.out / LOCK_NAME, who, hint):
             return self._run(jobs, line)
 
     def _run(self, jobs: int, line: ProgressLine) -> dict[str, Any]:
@@ -90,28 +94,28 @@ class Bench:
         if not self.result.is_file():
             raise DataError(
                 f"{self.result} does not exist: there is no result to show yet",
-                hint="run `ups bench` without --page-only; what is finished is not trained again",
+                hint="start it without --page-only; what is finished is not trained again",
             )
         try:
             plain: dict[str, Any] = json.loads(self.result.read_text())
             document = from_json(plain)
             missing = {"rows", "data", "machine"} - document.keys()
         except (ValueError, AttributeError) as error:
-            raise DataError(f"{self.result} is damaged: {error}", hint="remove it and run `ups bench` again") from error
+            raise DataError(f"{self.result} is damaged: {error}", hint="remove it and start again") from error
         if missing:
-            raise DataError(f"{self.result} is not a result of `ups bench`: it has no {', '.join(sorted(missing))}")
+            raise DataError(f"{self.result} is not a result of the protocol: it has no {', '.join(sorted(missing))}")
         self._write_page(document)
         return plain
 
     def _write_page(self, document: dict[str, Any]) -> None:
-        from ups.run.bench_pictures import write_pictures
+        from benchmarks.protocol.pictures import write_pictures
 
         pictures = write_pictures(document, self.out, self.data)
         write_file_atomically(self.page, markdown(document, pictures).encode())
 
     def _command(self, jobs: int) -> str:
         """What repeats this result on another machine."""
-        words = ["ups bench"]
+        words = ["python -m benchmarks.protocol"]
         words += [f"--model {name}" for name in self.models] if len(self.models) < len(MODELS) else []
         words += [f"--task {name}" for name in self.tasks] if len(self.tasks) < len(BENCH_TASKS) else []
         words += [f"--cpu-seconds {self.cpu_seconds:g}"] if self.cpu_seconds != CPU_SECONDS else []
@@ -143,7 +147,7 @@ class Bench:
                 missing.setdefault(key, entry)
         if missing:
             recipes = "".join(json.dumps(entry.recipe) + "\n" for entry in missing.values())
-            with self._busy(jobs - 1), self._one_thread("ups.run.step_cost", stdin=subprocess.PIPE) as process:
+            with self._busy(jobs - 1), self._measurer(stdin=subprocess.PIPE) as process:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 process.stdin.write(recipes)
@@ -165,9 +169,10 @@ class Bench:
             if process.returncode or not missing.keys() <= found["costs"].keys():
                 raise TrainingError("the costs of a step could not be measured", hint="see the message above")
         seconds = found["yardstick_seconds"]
+        costs = [found["costs"][_what_costs(entry)]["stages"] for entry in wanted]
         return [
-            dataclasses.replace(e, recipe=with_steps(e.recipe, found["costs"][_what_costs(e)]["stages"], seconds))
-            for e in wanted
+            dataclasses.replace(entry, recipe=step_cost.with_steps(entry.recipe, of_stages, seconds))
+            for entry, of_stages in zip(wanted, costs, strict=True)
         ]
 
     @contextlib.contextmanager
@@ -175,16 +180,16 @@ class Bench:
         """So many processes that work as trainings would."""
         with contextlib.ExitStack() as stack:
             for _ in range(count):
-                process = stack.enter_context(self._one_thread("ups.run.step_cost", "busy"))
+                process = stack.enter_context(self._measurer("busy"))
                 stack.callback(process.kill)
                 assert process.stdout is not None
                 process.stdout.readline()
             yield
 
-    def _one_thread(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
-        """A module of ups as a program, with one thread."""
+    def _measurer(self, *words: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
+        """The program that measures costs, with one thread."""
         return subprocess.Popen(
-            processes.module_command(*words),
+            [sys.executable, "-P", str(Path(step_cost.__file__)), *words],
             cwd=self.out,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdin=stdin,

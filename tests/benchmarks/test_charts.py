@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from ups.evaluation.bench_page import markdown
-from ups.evaluation.protocol import KEPT, REFERENCE, row
+from benchmarks.protocol.page import markdown
+from benchmarks.protocol.recipes import KEPT, REFERENCE, row
 from ups.solvers.tasks import BENCH_TASKS
 
 pytest.importorskip("matplotlib")
 
-from ups.evaluation.report.bench_charts import cost_chart, cost_chart_by_task, ratio_chart, tasks_and_models
+from benchmarks.protocol.charts import cost_chart, cost_chart_by_task, ratio_chart, tasks_and_models
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
