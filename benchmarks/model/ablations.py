@@ -8,7 +8,8 @@ one thread: its number of steps follows from what a step costs (`protocol/step_c
 do not change the result. Scores are of the valid split only: one step and whole rollouts, relative to the trajectory.
 The table shows the geometric mean over tasks and seeds of each score relative to the unchanged recipe of the same seed
 (above 1: worse; a task counts as 10 at most), and each seed. What is finished is not repeated. Takes `cpu-seconds` (and
-some for scores) for each line and seed."""
+some for scores) for each line and seed.
+"""
 
 from __future__ import annotations
 
