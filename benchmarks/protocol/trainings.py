@@ -74,7 +74,7 @@ class Bench:
         failed = self._train_all(wanted, identities, jobs, line)
         for entry, code in zip(wanted, failed, strict=True):
             if not code:
-                rows += self._kept_rows(entry, identities) or []
+                rows += self.kept_rows(entry, identities) or []
         document = {
             "protocol": VERSION if not self.small else f"{VERSION} (small data, not comparable)",
             "command": self._command(jobs),
@@ -143,7 +143,7 @@ class Bench:
         # Seeds of a model cost alike: one of them is measured.
         missing: dict[str, Entry] = {}
         for entry in wanted:
-            if (key := _what_costs(entry)) not in found["costs"]:
+            if (key := costs_key(entry)) not in found["costs"]:
                 missing.setdefault(key, entry)
         if missing:
             recipes = "".join(json.dumps(entry.recipe) + "\n" for entry in missing.values())
@@ -169,7 +169,7 @@ class Bench:
             if process.returncode or not missing.keys() <= found["costs"].keys():
                 raise TrainingError("the costs of a step could not be measured", hint="see the message above")
         seconds = found["yardstick_seconds"]
-        costs = [found["costs"][_what_costs(entry)]["stages"] for entry in wanted]
+        costs = [found["costs"][costs_key(entry)]["stages"] for entry in wanted]
         return [
             dataclasses.replace(entry, recipe=step_cost.with_steps(entry.recipe, of_stages, seconds))
             for entry, of_stages in zip(wanted, costs, strict=True)
@@ -242,7 +242,7 @@ class Bench:
         Rows of a finished training are all that its table needs: runs/ may be gone, and on another machine of the same
         kind a benchmark goes on from costs.json and results/ alone.
         """
-        if self._kept_rows(entry, data) is not None:
+        if self.kept_rows(entry, data) is not None:
             return 0
         code = self._train(entry, line)
         if not code:
@@ -257,7 +257,7 @@ class Bench:
             write_file_atomically(self._result_of(entry), (json.dumps(to_json(kept), indent=1) + "\n").encode())
         return code
 
-    def _kept_rows(self, entry: Entry, data: dict[str, str]) -> list[dict[str, Any]] | None:
+    def kept_rows(self, entry: Entry, data: dict[str, str]) -> list[dict[str, Any]] | None:
         """Rows of an earlier call, by the same recipe with the same defaults on the same data."""
         try:
             found = from_json(json.loads(self._result_of(entry).read_text()))
@@ -350,7 +350,7 @@ class Bench:
     def _seconds_of_last_stage(self, entry: Entry) -> float:
         """CPU time of one of its steps, on the machine at rest."""
         found = json.loads(self.costs.read_text())
-        return float(found["costs"][_what_costs(entry)]["stages"][-1]) * self._yardstick_seconds()
+        return float(found["costs"][costs_key(entry)]["stages"][-1]) * self._yardstick_seconds()
 
     def _yardstick_seconds(self) -> float:
         return float(json.loads(self.costs.read_text())["yardstick_seconds"])
@@ -373,7 +373,7 @@ class Bench:
         return rows, identities
 
 
-def _what_costs(entry: Entry) -> str:
+def costs_key(entry: Entry) -> str:
     """A hash of all in a recipe that its costs depend on, defaults of the network included: not of how long it trains,
     and where."""
     kept = {key: value for key, value in entry.recipe.items() if key != "run"}
