@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.protocol.step_cost import Yardstick
 from ups import __version__
-from ups.run.follow_metrics import read_rows
+from ups.run.progress_line import read_rows
 
 if TYPE_CHECKING:
     from ups.models.stepper import Stepper

@@ -9,7 +9,7 @@ from ups.config.schema import Recipe
 from ups.distributed.runtime import Runtime
 from ups.plan.yardstick import this_cpu
 from ups.run.assemble import open_data
-from ups.run.measured_step import measure_steps
+from ups.run.planning import measure_steps
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_THRESHOLD = 32 << 20  # what glibc's own rule comes to where large blocks are freed

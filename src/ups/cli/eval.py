@@ -43,7 +43,7 @@ def evaluate(
     """
     from ups.library.scores import evaluate as evaluate_model
     from ups.run.progress_line import ProgressLine
-    from ups.run.score_text import score_lines
+    from ups.run.scoring import score_lines
 
     scores = evaluate_model(
         model,

@@ -29,9 +29,8 @@ def bundle(
 
     from ups.evaluation.results import to_json
     from ups.inference.stored_scores import stored_warnings, written_words
-    from ups.run.bundling import bundle_of_run
     from ups.run.progress_line import ProgressLine
-    from ups.run.score_text import score_lines
+    from ups.run.scoring import bundle_of_run, score_lines
 
     with ProgressLine(quiet=json) as line:
         path, results = bundle_of_run(run, Path(out) if out is not None else None, trajectories, line.count)

@@ -24,7 +24,7 @@ from ups.errors import MachineError, UpsError
 from ups.record.log import short_line
 from ups.record.run_dir import home_directory
 from ups.record.text import printable
-from ups.run.table import table as table
+from ups.run.progress_line import table as table
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _MAX_LOG_BYTES = 1_000_000

@@ -52,7 +52,7 @@ def plan(
     from ups.plan.failures import HOURS_BETWEEN_FAILURES
     from ups.run.assemble import open_data
     from ups.run.directory import check_ranks
-    from ups.run.stage_plan import Circumstances, measure_stages, plan_run
+    from ups.run.planning import Circumstances, measure_stages, plan_run
 
     checked = resolve(recipe_file(recipe), set).recipe
     if measure and gpu is not None:

@@ -39,7 +39,7 @@ def run(
             say(text)
 
         def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
-            from ups.run.score_text import score_lines
+            from ups.run.scoring import score_lines
 
             self.line(score_lines(results, styled))
 

@@ -37,7 +37,7 @@ def list_(
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""
     from ups.record.run_dir import RunDir, is_bundle
     from ups.record.text import duration_text
-    from ups.run.tags import tags_of
+    from ups.run.many_runs import tags_of
     from ups.supervise.checkpoints import last_commit
     from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
     from ups.supervise.trackers import catch_up
@@ -91,7 +91,7 @@ def remove(
     json: JsonOption = False,
 ) -> None:
     """Delete a run with its checkpoints, bundle and report. Refuses a run that is alive."""
-    from ups.run.removal import remove_run
+    from ups.run.many_runs import remove_run
 
     path, left = remove_run(run)
     if json:
@@ -111,16 +111,16 @@ def promote(
 ) -> None:
     """Give a tag to a completed run with a whole bundle. A run with a tag is neither removed nor cleaned away."""
     from ups.record.text import path_text
-    from ups.run import tags
+    from ups.run import many_runs
 
     if take_away:
-        path = tags.take_away(run, tag)
+        path = many_runs.take_away(run, tag)
         if json:
             report({"tag": tag, "run": str(path), "taken_away": True})
         else:
             say(f"{path_text(path)} does not have the tag '{tag}' any more")
         return
-    made = tags.promote(run, tag)
+    made = many_runs.promote(run, tag)
     if json:
         report(made)
         return
@@ -138,8 +138,7 @@ def clean(
     """Say which runs have ended without a bundle, and remove them with --yes. Never one with a tag, or one alive."""
     from ups.errors import UpsError
     from ups.record.text import counted, size_text
-    from ups.run.cleaning import candidates
-    from ups.run.removal import remove_run
+    from ups.run.many_runs import candidates, remove_run
 
     found = candidates(directory, completed=completed)
     chosen = [one for one in found if not one.kept]
@@ -181,8 +180,7 @@ def page(
 ) -> None:
     """Write one HTML page about all runs of a directory: verdicts, gates, scores, small loss curves."""
     from ups.record.files import write_file_atomically
-    from ups.run.overview import cards
-    from ups.run.overview_page import overview_page
+    from ups.run.overview import cards, overview_page
 
     found = cards(directory)
     if not found:

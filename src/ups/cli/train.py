@@ -91,7 +91,7 @@ def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, host_info: Ho
 
         def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
             from ups.inference.stored_scores import written_words
-            from ups.run.score_text import score_lines
+            from ups.run.scoring import score_lines
 
             say(score_lines(results, styled))
             say(written_words(bundle))

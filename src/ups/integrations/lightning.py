@@ -33,9 +33,8 @@ from ups.distributed.precision import weight_dtype
 from ups.errors import ConfigError
 from ups.models.transfer import transfer
 from ups.run.assemble import OpenData, bare_stage, stage_loader
-from ups.run.bundling import SCORED_TRAJECTORIES, make_bundle
-from ups.run.scoring import score
-from ups.run.stage_starts import from_outside
+from ups.run.directory import from_outside
+from ups.run.scoring import SCORED_TRAJECTORIES, make_bundle, score
 from ups.run.trained import Trained
 from ups.run.warm_start import stepper_at
 from ups.spec.batch import Batch

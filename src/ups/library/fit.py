@@ -18,7 +18,7 @@ def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
     second one leaves at once and raises KeyboardInterrupt. An error is written into the run, for `run.why()`, and
     raised. Models, stages and readers that this process has registered are seen, other than by `train`.
     """
-    from ups.run.completed import completed_step
+    from ups.run.directory import completed_step
     from ups.run.in_process import train_in_process
     from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.trackers import Trackers

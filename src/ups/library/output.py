@@ -51,14 +51,13 @@ class Printed(Output):
 
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
         from ups.inference.stored_scores import written_words
-        from ups.run.score_text import score_lines
+        from ups.run.scoring import score_lines
 
         sys.stdout.write(printable(f"{score_lines(results)}\n{written_words(bundle)}", keep=chr(10)) + "\n")
 
     @contextlib.contextmanager
     def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
-        from ups.run.follow_metrics import MetricsFollower
-        from ups.run.progress_line import ProgressLine
+        from ups.run.progress_line import MetricsFollower, ProgressLine
 
         stages = [stage.type for stage in recipe.stages]
         with ProgressLine() as line, MetricsFollower(RunDir(run_dir).metrics, stages, line) as rows:

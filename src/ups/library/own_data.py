@@ -213,7 +213,7 @@ def _measured_steps(recipe: Path, reader: GridReader) -> tuple[int, str]:
 def _step_seconds(recipe: Recipe, reader: GridReader, most_samples: int) -> float:
     """CPU time of a training step, by a few steps with at most so many samples."""
     from ups.run.assemble import OpenData
-    from ups.run.stage_plan import measure_stages
+    from ups.run.planning import measure_stages
     from ups.spec.statistics import Statistics
 
     size, task = recipe.data.batch_size, reader.task

@@ -255,8 +255,7 @@ def _evaluate_inputs(job: Job) -> Any:
 
 
 def _evaluate(job: Job) -> str:
-    from ups.run.reporting import report_folder, write_scores
-    from ups.run.scoring import add_cost, score
+    from ups.run.scoring import add_cost, report_folder, score, write_scores
     from ups.run.trained import load_trained
     from ups.supervise.run_file import hold_run
 
@@ -312,8 +311,8 @@ def _bundle_outputs(job: Job) -> str:
 def _bundle(job: Job) -> str:
     from ups.evaluation.results import from_json
     from ups.inference.stored_scores import stored_warnings
-    from ups.run.bundling import make_bundle
     from ups.run.gate import read_results
+    from ups.run.scoring import make_bundle
     from ups.run.trained import load_trained
     from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.run_file import hold_run
@@ -328,7 +327,7 @@ def _bundle(job: Job) -> str:
 def _report(job: Job) -> str:
     from ups.evaluation.results import from_json
     from ups.run.gate import read_results
-    from ups.run.reporting import write_page
+    from ups.run.scoring import write_page
     from ups.run.trained import load_trained
     from ups.supervise.run_file import hold_run
 

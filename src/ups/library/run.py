@@ -92,7 +92,7 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl as they were written."""
-        from ups.run.follow_metrics import read_rows
+        from ups.run.progress_line import read_rows
 
         return read_rows(self.path)
 
@@ -119,8 +119,7 @@ class Run:
 
     def report(self, *, split: str = "test") -> Path:
         """Score the newest checkpoint and write the report of `ups eval`; returns its page."""
-        from ups.run.reporting import report_folder, write_scores
-        from ups.run.scoring import score
+        from ups.run.scoring import report_folder, score, write_scores
         from ups.run.trained import load_trained
 
         trained, began = load_trained(str(self.path)), time.monotonic()

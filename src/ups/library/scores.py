@@ -56,13 +56,13 @@ class Scores:
 
     def write(self, folder: str | os.PathLike[str] | None = None, *, page: bool = False) -> list[Path]:
         """Write scores.json, and with `page` the report; default next to the model. Returns what was written."""
-        from ups.run.reporting import write_scores
+        from ups.run.scoring import write_scores
 
         place = Path(folder) if folder is not None else self.folder
         return write_scores(place, self._trained, self.results, page=page, scoring_seconds=self._seconds)
 
     def __str__(self) -> str:
-        from ups.run.score_text import score_lines
+        from ups.run.scoring import score_lines
 
         return score_lines(self.results)
 
@@ -147,8 +147,7 @@ def evaluate(
     """
     from ups.record.run_dir import find_model
     from ups.run.progress_line import ProgressLine
-    from ups.run.reporting import report_folder
-    from ups.run.scoring import score
+    from ups.run.scoring import report_folder, score
     from ups.run.trained import check_tasks, load_trained
 
     if split not in HELD_OUT:

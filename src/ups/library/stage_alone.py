@@ -16,7 +16,7 @@ from ups.errors import ConfigError, UpsError
 from ups.record.checkpoints import list_checkpoints, read_progress
 from ups.record.manifest import is_committed
 from ups.record.text import path_text
-from ups.run.stage_starts import earlier_stage
+from ups.run.directory import earlier_stage
 
 
 def stage_alone(resolved: ResolvedRecipe, run_dir: Path, stage: str, changes: list[str]) -> ResolvedRecipe:

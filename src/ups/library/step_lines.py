@@ -54,8 +54,7 @@ class StepLines(StepOutput):
 
     @contextlib.contextmanager
     def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
-        from ups.run.follow_metrics import MetricsFollower
-        from ups.run.progress_line import ProgressLine
+        from ups.run.progress_line import MetricsFollower, ProgressLine
 
         stages = [stage.type for stage in recipe.stages]
         line = self._progress or ProgressLine(quiet=True)
@@ -63,7 +62,7 @@ class StepLines(StepOutput):
             yield before_gate(rows.say, recipe)
 
     def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
-        from ups.run.score_text import score_lines
+        from ups.run.scoring import score_lines
 
         self.line(score_lines(results))
 

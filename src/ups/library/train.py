@@ -22,6 +22,7 @@ from ups.library.run import Run
 from ups.record.identity import RunIdentity
 from ups.record.processes import module_command
 from ups.record.run_dir import RunDir
+from ups.run.directory import from_outside
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
@@ -65,7 +66,7 @@ def train_resolved(
     host_info: of this process, in a run over several hosts. The first host does all that is done once; the others
     only start and watch their ranks. bundle: whether it is also scored and bundled.
     """
-    from ups.run.completed import completed_step
+    from ups.run.directory import completed_step
     from ups.supervise.bucket_mirror import BucketMirror
     from ups.supervise.trackers import Trackers
 
@@ -103,11 +104,16 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
     """Check machine and data, hold the run, and write what ranks read; gives the identity of the run."""
     from ups.data.open import open_tasks
     from ups.doctor.probes.preflight import check_data, check_machine
-    from ups.run.directory import check_ranks, ensure_run_statistics, prepare
-    from ups.run.identity import identify, never_stepped
-    from ups.run.removal import INPUTS, leave_no_trace
+    from ups.run.directory import (
+        INPUTS,
+        check_ranks,
+        ensure_run_statistics,
+        identify,
+        leave_no_trace,
+        never_stepped,
+        prepare,
+    )
     from ups.run.restoring import restore_run
-    from ups.run.warm_start import keep_starts
     from ups.supervise.bucket_mirror import check_mirror
     from ups.supervise.run_file import hold_run
     from ups.supervise.tracker_feed import check_trackers
@@ -129,7 +135,10 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
                 restore_run(run_dir, recipe)
                 prepare(run_dir, resolved, ranks)
                 ensure_run_statistics(run_dir, recipe, readers)
-                keep_starts(run_dir, recipe)
+                if from_outside(recipe):
+                    from ups.run.warm_start import keep_starts
+
+                    keep_starts(run_dir, recipe)
                 check_latents(run_dir, recipe, readers)
                 stack.close()  # ranks open the data themselves
                 identity = identify(run_dir, recipe)
@@ -142,7 +151,7 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
 
 def check_gate(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
     """Raises GateError if the run is trained and its scores were judged as too bad: a bundle would hide that."""
-    from ups.run.completed import completed_step
+    from ups.run.directory import completed_step
     from ups.supervise.run_file import GATE_FAILED, read_run, was_started
 
     if not was_started(run_dir) or read_run(run_dir)["state"] != GATE_FAILED:
@@ -176,8 +185,7 @@ def start_ranks(
     mirror: BucketMirror | None = None,
 ) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
-    from ups.run.directory import last_step_of
-    from ups.run.identity import check_inputs
+    from ups.run.directory import check_inputs, last_step_of
     from ups.supervise.fault import MICRO_BATCH_SIZE
     from ups.supervise.supervisor import supervise_held
 
@@ -231,7 +239,7 @@ def _release_followers(run_dir: Path, ranks: int, host_info: HostInfo, line: str
 
 def _release_followers_after(error: UpsError, run_dir: Path, ranks: int, host_info: HostInfo) -> None:
     """Tell the other hosts why the run cannot start: they would wait for host 0 until their deadline."""
-    from ups.run.removal import INPUTS, leave_no_trace
+    from ups.run.directory import INPUTS, leave_no_trace
     from ups.supervise.run_file import hold_run
 
     made = not run_dir.exists()
@@ -273,7 +281,7 @@ def _options(run_dir: Path, recipe: Recipe, ranks: int, host_info: HostInfo | No
 
 def leave_bundle(run_dir: Path, output: Output) -> None:
     """Score a completed run on its test split and write RUN/bundle."""
-    from ups.run.bundling import bundle_of_run
+    from ups.run.scoring import bundle_of_run
 
     with output.scoring() as progress:
         path, results = bundle_of_run(str(run_dir), progress=progress)

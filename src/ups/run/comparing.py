@@ -20,8 +20,8 @@ from ups.record.checkpoints import latest_verified
 from ups.record.files import read_object
 from ups.record.manifest import read_manifest, write_file_atomically
 from ups.record.run_dir import find_model, is_bundle
-from ups.run.reporting import report_folder, write_scores
-from ups.run.table import table
+from ups.run.progress_line import table
+from ups.run.scoring import report_folder, write_scores
 from ups.run.trained import load_trained
 
 Changes = dict[str, list[tuple[str, str, str]]]

@@ -13,8 +13,8 @@ from typing import Any
 
 from ups.config.gate import BEST, COST, DRIFT, GateCondition
 from ups.errors import ConfigError
+from ups.inference.stored_scores import MODEL
 from ups.record.files import load_object
-from ups.run.scoring import MODEL
 
 
 @dataclass(frozen=True, slots=True)

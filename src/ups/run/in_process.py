@@ -30,9 +30,8 @@ from ups.record.failure import Recorder, read_failure
 from ups.record.identity import RunIdentity
 from ups.record.run_dir import RunDir
 from ups.record.text import path_text
-from ups.run.directory import last_step_of
-from ups.run.identity import check_inputs
-from ups.run.rank import run_stages
+from ups.run.assemble import run_stages
+from ups.run.directory import check_inputs, last_step_of
 from ups.supervise.checkpoints import damage_line, find_usable, last_commit, missing_proof
 from ups.supervise.fault import Fault
 from ups.supervise.run_file import RunFile, state_after

@@ -36,7 +36,7 @@ from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
 from ups.record.processes import run_in_processes
 from ups.run.assemble import OpenData, bare_stage, cache_key, open_data
-from ups.run.stage_starts import from_outside, start_path
+from ups.run.directory import from_outside, start_path
 from ups.run.warm_start import source_of, stepper_at
 from ups.spec.batch import Float32
 

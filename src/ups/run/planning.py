@@ -1,18 +1,34 @@
-"""From a recipe to what its stages need: opens the data, finds the kinds of micro-batches, rehearses each stage."""
+"""The plan of a run: what each stage needs on one rank, how long it takes, what failures and hours add.
+
+Bytes and arithmetic are counted in a rehearsal of the real code (`ups.plan.rehearsal`). Seconds are made from them
+with a table of devices, so they are estimates; `measure_steps` trains a few real steps instead.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from ups.config.schema import Recipe
 from ups.data.sampler import Cut
+from ups.distributed.runtime import Runtime
+from ups.plan.communication import GPUS_PER_HOST, traffic
 from ups.plan.devices import Device
+from ups.plan.failures import HOURS_BETWEEN_FAILURES, Outlook, outlook
 from ups.plan.rehearsal import Kind, Rehearsal, rehearse
-from ups.run.assemble import OpenData, bare_stage, stage_loader
+from ups.run.assemble import OpenData, assemble, bare_stage, stage_loader
+from ups.run.cache_gain import field_bytes
 from ups.spec.place import Place
+from ups.training.engine import Engine
+from ups.training.progress import Progress
 
 # Steps of a mixture that are looked at to see which micro-batches come how often.
 _STEPS = 64
@@ -90,3 +106,239 @@ def pass_seconds(found: Rehearsal, kinds: Sequence[Kind], device: Device) -> tup
     forward = sum(k.per_step * device.seconds(one) for k, one in zip(kinds, found.forward, strict=True))
     backward = sum(k.per_step * device.seconds(one) for k, one in zip(kinds, found.backward, strict=True))
     return forward, backward
+
+
+# Assumed of the copy of a state into host memory, bytes per second.
+_COPY_BANDWIDTH = 10e9
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a plan is made for. Rates are bytes per second; the price is of one device.
+
+    hours_between_failures: of one GPU, or of the machine whose CPU all ranks share; None: failures are left out.
+    """
+
+    ranks: int
+    device: Device
+    price_per_hour: float | None = None
+    hours_between_failures: float | None = HOURS_BETWEEN_FAILURES
+    restart_seconds: float = 120.0
+    storage_bandwidth: float = 1e9
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory of one rank."""
+        return self.device.usable_bytes // (1 if self.device.queues else self.ranks)
+
+    def outlook(self, save_seconds: float, interval: float = 0.0) -> Outlook | None:
+        """What failures cost with saves every `interval` seconds of work; 0: Young's interval."""
+        if self.hours_between_failures is None:
+            return None
+        num_devices = self.ranks if self.device.queues else 1
+        return outlook(num_devices, self.hours_between_failures, save_seconds, self.restart_seconds, interval)
+
+
+def strategy_of(recipe: Recipe, ranks: int) -> str:
+    """The strategy that a run on so many ranks gets."""
+    given = recipe.engine.strategy
+    return given if given != "auto" else "ddp" if ranks > 1 else "single"
+
+
+def shards_of(recipe: Recipe, ranks: int) -> int:
+    """Over how many ranks one copy of the model is spread."""
+    return (recipe.engine.shard_ranks or ranks) if strategy_of(recipe, ranks) == "fsdp" else 1
+
+
+def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str, Any]:
+    """The plan as plain data: `stages` and `run`."""
+    stages = [plan_stage(recipe, opened, index, given) for index in range(len(recipe.stages))]
+    seconds = [stage["seconds"] for stage in stages]
+    save_bytes = max(stage["checkpoint_bytes"] for stage in stages)
+    save_seconds = save_bytes / given.storage_bandwidth
+    # An asynchronous save stops the loop for the copy of what this rank holds, and writes while training goes on.
+    copied = max(stage["state_bytes"] for stage in stages) / _COPY_BANDWIDTH
+    stops_seconds = copied if recipe.checkpoint.asynchronous else save_seconds
+    longest = max(stages, key=lambda stage: stage["seconds"])
+    step = longest["step"]["seconds"]
+    configured = recipe.checkpoint.interval_steps
+    young, as_is = given.outlook(stops_seconds), given.outlook(stops_seconds, interval=configured * step)
+    effective = as_is.effective if as_is else configured * step / (configured * step + stops_seconds)
+    hours = sum(seconds) / 3600 / effective if effective else float("inf")
+    return {
+        "device": {"name": given.device.name, "source": given.device.source, "memory_bytes": given.device.memory_bytes},
+        "ranks": given.ranks,
+        "hosts": math.ceil(given.ranks / GPUS_PER_HOST) if given.device.queues else 1,
+        "network_bandwidth": given.device.network_bandwidth,
+        "strategy": strategy_of(recipe, given.ranks),
+        "precision": recipe.engine.precision,
+        "data_bytes": {reader.task.name: field_bytes(reader) for reader in opened.readers},
+        "stages": stages,
+        "checkpoints": {
+            "bytes": save_bytes,
+            "save_seconds": save_seconds,
+            "stops_seconds": stops_seconds,
+            "interval_steps": configured,
+            "young_interval_steps": max(1, round(young.interval_seconds / step)) if young else None,
+        },
+        "failures": {
+            "hours_between": young.failure_seconds / 3600 if young else None,
+            "effective_part": effective,
+            "effective_part_young": young.effective if young else None,
+        },
+        "training_seconds": sum(seconds),
+        "hours": hours,
+        "device_hours": hours * given.ranks,
+        "price": None if given.price_per_hour is None else hours * given.ranks * given.price_per_hour,
+    }
+
+
+def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstances) -> dict[str, Any]:
+    """What stage `index` needs on one rank, as plain data."""
+    stage, device, ranks = recipe.stages[index], given.device, given.ranks
+    kinds = kinds_of(recipe, opened, index, ranks)
+    found = rehearse_stage(recipe, opened, index, ranks, kinds)
+    forward, backward = pass_seconds(found, kinds, device)
+    update = device.seconds(found.update)
+    gathers_low = recipe.engine.precision == "bfloat16" and not recipe.engine.float32_fraction
+    shards = shards_of(recipe, ranks)
+    sent = traffic(
+        strategy_of(recipe, ranks),
+        ranks,
+        shards,
+        device,
+        # fully_shard cuts rows: where a tensor has fewer rows than ranks, padding is sent as well.
+        parameter_bytes=found.parameter_bytes * shards // (2 if gathers_low else 1),
+        gradient_bytes=found.gradient_bytes * shards,
+        units=found.units,
+        passes=sum(kind.per_step for kind in kinds),
+        forward_seconds=forward,
+        backward_seconds=backward,
+    )
+    step = forward + backward + update + sent.exposed_seconds
+    steps = stage.steps or max(1, round((stage.budget_seconds or 0.0) / step))
+    peak = device_bytes(found, _offloaded(recipe, device))
+    weight_bytes = found.parameters * (8 if recipe.engine.precision == "float64" else 4)
+    return {
+        "type": stage.type,
+        "parameters": found.parameters,
+        "trained": found.trainable,
+        "optimizer": stage.optim.type,
+        "micro_batches": {"+".join(b.task.name for b in kind.batches): list(kind.samples) for kind in kinds},
+        "memory_bytes": {
+            "parameters": found.parameter_bytes,
+            "gradients": found.gradient_bytes,
+            "optimizer": found.optimizer_bytes,
+            "average": found.average_bytes,
+            "batch": found.batch_bytes,
+            "activations": found.activation_bytes,
+            "peak": peak,
+            "usable": given.usable_bytes,
+        },
+        "fits": peak <= given.usable_bytes,
+        "samples_of_a_rank": max(recipe.data_of(index).batch_sizes) // ranks,
+        "largest_micro_batch": _largest(recipe, opened, index, given, kinds, peak),
+        "flops": sum(
+            k.per_step * op.flops
+            for k, *passes in zip(kinds, found.forward, found.backward, strict=True)
+            for one in passes
+            for op in one
+        )
+        + sum(op.flops for op in found.update),
+        "step": {
+            "seconds": step,
+            "forward_seconds": forward,
+            "backward_seconds": backward,
+            "update_seconds": update,
+            "sent_bytes": sent.sent_bytes,
+            "communication_seconds": sent.seconds,
+            "not_hidden_seconds": sent.exposed_seconds,
+        },
+        "steps": steps,
+        "seconds": steps * step,
+        "state_bytes": found.state_bytes,
+        # Without the padding of shards.
+        "checkpoint_bytes": round(found.state_bytes * weight_bytes / found.parameter_bytes),
+    }
+
+
+def _largest(
+    recipe: Recipe, opened: OpenData, index: int, given: Circumstances, kinds: Sequence[Kind], peak: int
+) -> int | None:
+    if recipe.engine.fixed_micro_batch_size is None and peak <= given.usable_bytes:
+        return max(n for kind in kinds for n in kind.samples)  # the whole share of a rank, which was just rehearsed
+    return largest_micro_batch(
+        recipe, opened, index, given.ranks, given.usable_bytes, offloaded=_offloaded(recipe, given.device)
+    )
+
+
+def _offloaded(recipe: Recipe, device: Device) -> bool:
+    """Whether weights and optimizer are somewhere else than the device that computes: on a CPU they never are."""
+    return recipe.engine.offload and device.queues
+
+
+def measure_stages(recipe: Recipe, opened: OpenData, steps: int = 4) -> list[dict[str, float]]:
+    """CPU time of a real step of each stage on one rank of this machine, on one thread.
+
+    Memory is left out: this process has used some already, and steps take from that first.
+    """
+    engine = recipe.engine.model_copy(update={"strategy": "single", "device": "cpu", "threads": 1})
+    alone = recipe.model_copy(update={"engine": engine})
+    with Runtime.start(engine) as runtime:
+        return [
+            {"step_seconds": measure_steps(alone, opened, runtime, index, steps).step_seconds}
+            for index in range(len(recipe.stages))
+        ]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """held_bytes: how much the resident memory grew at most, from before the stage was built. Seconds of CPU time."""
+
+    held_bytes: int
+    step_seconds: float
+
+
+class _Clock:
+    """A hook: CPU time of each step of this process."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._from = time.process_time()
+
+    def after_step(self, engine: Engine, agreed: object) -> None:
+        """Note the time since the last step."""
+        now = time.process_time()
+        self.seconds.append(now - self._from)
+        self._from = now
+
+    def at_end(self, engine: Engine) -> None:
+        """Nothing is left to do."""
+
+
+def measure_steps(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, steps: int) -> Measured:
+    """Train `steps` steps of stage `index` and throw them away; the first one warms up. Collective: all ranks."""
+    stages = list(recipe.stages)
+    stages[index] = stages[index].model_copy(update={"steps": steps, "budget_seconds": None})
+    short = recipe.model_copy(update={"stages": stages})
+    clock = _Clock()
+    _page_libraries_in()
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+    with assemble(short, opened, runtime, Progress(stage_index=index), hooks=[clock]) as parts:
+        parts.engine.run()
+    return Measured(_status("VmHWM") - before, statistics.median(clock.seconds[1:]))
+
+
+def _page_libraries_in() -> None:
+    """Pages of libraries that any network needs are not what a stage costs."""
+    x = torch.randn(2, 8, 16, 16, requires_grad=True)
+    weight = torch.randn(8, 8, 3, 3, requires_grad=True)
+    y = torch.nn.functional.conv2d(x, weight, padding=1)
+    z = torch.fft.irfft2(torch.fft.rfft2(y), s=(16, 16)).flatten(1)
+    (z @ z.mT).softmax(-1).sum().backward()
+
+
+def _status(name: str) -> int:
+    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(name + ":"))
+    return int(line.split()[1]) * 1024

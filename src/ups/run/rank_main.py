@@ -70,7 +70,7 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
     """All stages of a run, as the variables of the launcher say. Collective: all ranks."""
     from ups.distributed.environment import RankEnvironment
     from ups.record.identity import HASHED_VARIABLE, RunIdentity, note_commit, note_damage
-    from ups.run.rank import run_stages
+    from ups.run.assemble import run_stages
     from ups.training.stop_requests import StopRequests
 
     boxes = os.environ.get("UPS_BLACKBOX_DIR")

@@ -1,20 +1,42 @@
-"""Scores of a trained model on its held-out data, next to the references: shared by eval, train and bench."""
+"""Scores of a trained model on its held-out data, next to the references; their table, report and bundle.
+
+`ups eval`, `ups train`, `ups run` and the library all score here. Scores of several models: `ups.library.scores`.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from ups.evaluation.accumulate import Accumulator
-    from ups.evaluation.gallery import Example
-    from ups.evaluation.rollout import RolloutPlan
-    from ups.formats.base import Reader
-    from ups.models.rollout import Predictor
-    from ups.run.trained import Trained
-    from ups.spec.statistics import Statistics
+from ups.data.validate import trajectories_in_train
+from ups.evaluation.accumulate import Accumulator
+from ups.evaluation.ensemble import score_ensemble
+from ups.evaluation.gallery import Example, examples
+from ups.evaluation.headline import headlines
+from ups.evaluation.model_cost import BATCH_SIZE, model_milliseconds
+from ups.evaluation.references import references
+from ups.evaluation.report.page import write_report
+from ups.evaluation.results import leak_words, task_result, to_json
+from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.evaluation.solver_cost import solver_cost
+from ups.formats.base import Reader
+from ups.inference.bundle import BundleInfo, write_bundle
+from ups.inference.card import write_card
+from ups.inference.stored_scores import MODEL
+from ups.models.ensemble import has_members, members_of
+from ups.models.rollout import Predictor
+from ups.record.manifest import write_file_atomically
+from ups.record.run_dir import RunDir, find_model, is_bundle
+from ups.run.progress_line import table
+from ups.run.trained import Trained, load_trained, single_process_runtime
+from ups.spec.divergence import DivergenceLimits
+from ups.spec.statistics import Statistics
 
-MODEL = "model"
 NUM_WORST = 5
 # Of an ensemble. With so many, what is left of chance in a score of 64 trajectories is far below its differences.
 NUM_MEMBERS = 8
@@ -37,12 +59,6 @@ def score(
     Scores of a model that is an ensemble are those of its central member; its members are scored together next to it.
     solver_cost: also measure what the same error costs the solver that made the data (takes minutes).
     """
-    from ups.data.validate import trajectories_in_train
-    from ups.evaluation.references import references
-    from ups.evaluation.results import task_result
-    from ups.evaluation.rollout import RolloutPlan
-    from ups.models.ensemble import has_members
-
     results = []
     for reader in trained.readers:
         if (tasks and reader.task.name not in tasks) or not reader.splits.get(split, 0):
@@ -71,9 +87,6 @@ def _rollouts_and_steps(
     statistics: Statistics | None = None,
 ) -> tuple[dict[str, Accumulator], dict[str, Accumulator]]:
     """Scores of whole rollouts, and of the same frames each predicted from the true ones before it."""
-    from ups.evaluation.rollout import score_task
-    from ups.run.trained import single_process_runtime
-
     total = 2 * min(reader.splits[split], max_trajectories or reader.splits[split])
     done = 0
 
@@ -100,10 +113,6 @@ def _ensemble(
     progress: Progress | None,
 ) -> dict[str, Any]:
     """Scores of whole rollouts of `NUM_MEMBERS` members, as `ups.evaluation.ensemble` gives them."""
-    from ups.evaluation.ensemble import score_ensemble
-    from ups.models.ensemble import members_of
-    from ups.run.trained import single_process_runtime
-
     total, done = min(reader.splits[split], max_trajectories or reader.splits[split]), 0
 
     def add(count: int) -> None:
@@ -147,8 +156,6 @@ def _solver_cost(
     result: Mapping[str, Any],
     progress: Progress | None,
 ) -> dict[str, Any]:
-    from ups.evaluation.solver_cost import solver_cost
-
     error = float(result["predictors"][MODEL]["summary"]["trmse"])
     count = int(result["protocol"]["num_trajectories"])
     return solver_cost(
@@ -161,9 +168,6 @@ def add_cost(trained: Trained, results: Sequence[dict[str, Any]]) -> None:
 
     Not a part of `score`: a measured time is another one each time, and would make equal bundles differ.
     """
-    from ups.evaluation.model_cost import BATCH_SIZE, model_milliseconds
-    from ups.evaluation.rollout import RolloutPlan
-
     by_name = {reader.task.name: reader for reader in trained.readers}
     for result in results:
         reader, protocol, split = by_name[result["task"]], result["protocol"], result["split"]
@@ -177,10 +181,6 @@ def add_cost(trained: Trained, results: Sequence[dict[str, Any]]) -> None:
 
 def score_references(reader: Reader, context_frames: int = 1, split: str = "test") -> dict[str, Any]:
     """The result of the untrained predictors alone on one task."""
-    from ups.evaluation.references import references
-    from ups.evaluation.results import task_result
-    from ups.evaluation.rollout import RolloutPlan
-
     plan = RolloutPlan.whole(reader, context_frames, split=split)
     scores, steps = _rollouts_and_steps(references(reader, plan), reader, plan, split)
     return task_result(reader, plan, split, scores, reference_of({"steady": reader.task.steady}), steps)
@@ -188,10 +188,6 @@ def score_references(reader: Reader, context_frames: int = 1, split: str = "test
 
 def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, list[Example]]:
     """Truth and prediction of the model's worst trajectories of each task, worst first."""
-    from ups.evaluation.gallery import examples
-    from ups.evaluation.rollout import RolloutPlan
-    from ups.spec.divergence import DivergenceLimits
-
     found = {}
     by_name = {reader.task.name: reader for reader in trained.readers}
     for result in results:
@@ -211,8 +207,6 @@ def reference_of(result: Mapping[str, Any]) -> str:
 
 def ratio_words(ratio: float) -> str:
     """'31.2x'; a dash where there is none."""
-    import math
-
     return "-" if math.isnan(ratio) else f"{ratio:.3g}x" if ratio < 1 else f"{ratio:.1f}x"
 
 
@@ -225,3 +219,138 @@ def blow_up_words(result: Mapping[str, Any]) -> str:
             others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != MODEL)
             lines.append(f"{counts[MODEL]} of {total} trajectories of '{result['task']}' {verb} ({others})")
     return "; ".join(lines)
+
+
+def plain(text: str, *_styles: str) -> str:
+    """Text without terminal styles."""
+    return text
+
+
+def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str] = plain) -> str:
+    """A table for people: each score of the model next to the best reference, with a word where it is not better.
+
+    styled(text, *styles) makes a text bold, dim or yellow where that can be shown.
+    """
+    if not results:
+        return "nothing was scored: no task has a test split"
+    rows = [("task", "score", "model", "reference", "", "ratio", "")]
+    for result in results:
+        for number, line in enumerate(headlines(result, MODEL)):
+            name = "" if number else result["task"]
+            steps = f" ({result['protocol']['num_steps']} steps)" if line.score == "rollout" else ""
+            ours, theirs, ratio = f"{line.model:.4g}", f"{line.reference:.4g}", ratio_words(line.ratio)
+            rows.append((name, line.score + steps, ours, theirs, line.reference_name, ratio, line.verdict))
+    title = f"Errors on the {results[0]['split']} split, in physical units; given frames are not scored"
+    note = (
+        "one step, rollout, solution: RMSE relative to the RMS of the trajectory; nRMSE: of the frame; VRMSE: to its "
+        "deviation\n  reference: the best of those that learned nothing; ratio: reference / model"
+    )
+    lines = [styled(title, "bold"), table(rows), f"  {styled(note, 'dim')}"]
+    lines += [styled(f"warning: {blow_up_words(r)}", "yellow") for r in results if blow_up_words(r)]
+    lines += [styled(f"warning: {leak_words(result)}", "yellow") for result in results if result.get("in_train")]
+    lines += [f"{r['task']}: {ensemble_words(r['ensemble'])}" for r in results if "ensemble" in r]
+    lines += [f"{r['task']}: {cost_words(r['solver_cost'])}" for r in results if "solver_cost" in r]
+    return "\n".join(lines)
+
+
+def cost_words(cost: Mapping[str, Any]) -> str:
+    """What the same error costs a solver, or why that is not known."""
+    return str(cost.get("sentence") or cost["reason"])
+
+
+LEAST_DRAWING_SECONDS = 20.0
+
+
+def report_folder(model: Path) -> Path:
+    """Where the report of a run or bundle goes: RUN/report, or next to a bundle, in which any new file is damage."""
+    if not is_bundle(model):
+        return RunDir(model).report
+    named = model.resolve() if model.name in ("", "..") else model
+    return named.with_name(f"{named.name}-report")
+
+
+def write_scores(
+    folder: Path, trained: Trained, results: Sequence[Mapping[str, Any]], *, page: bool, scoring_seconds: float = 0.0
+) -> list[Path]:
+    """Write scores.json, and with `page` index.html, into `folder`; returns what was written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {"model": trained.name, "identity": trained.identity, "config": trained.config_text}
+    data["results"] = to_json(
+        [{**result, "headline": [line.to_json() for line in headlines(result, MODEL)]} for result in results]
+    )
+    scores = folder / "scores.json"
+    write_file_atomically(scores, json.dumps(data, indent=1, allow_nan=False).encode())
+    return [scores, write_page(folder, trained, results, scoring_seconds)] if page else [scores]
+
+
+def write_page(
+    folder: Path, trained: Trained, results: Sequence[Mapping[str, Any]], scoring_seconds: float = 0.0
+) -> Path:
+    """Write index.html into `folder`; returns it. Drawing takes no longer than scoring did, or LEAST_DRAWING_SECONDS.
+
+    Pictures are for eyes, and on a machine without free cores they would take longer than the training.
+    """
+    # JAX, if a solver was measured, warns of every fork; the one that makes films replaces itself at once.
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
+    ends = time.monotonic() + max(scoring_seconds, LEAST_DRAWING_SECONDS)
+    examples = worst_examples(trained, results)
+    text = write_report(
+        results,
+        examples,
+        title=f"{trained.name}: scores",
+        model=MODEL,
+        identity=trained.identity,
+        config_text=trained.config_text,
+        seconds=ends - time.monotonic(),
+    )
+    write_file_atomically(folder / "index.html", text.encode())
+    return folder / "index.html"
+
+
+# Enough for a card; `ups eval` scores the whole split.
+SCORED_TRAJECTORIES = 64
+
+
+def bundle_of_run(
+    run: str,
+    out: Path | None = None,
+    max_trajectories: int = SCORED_TRAJECTORIES,
+    progress: Progress | None = None,
+) -> tuple[Path, list[dict[str, Any]]]:
+    """Score a run on its test split and write its bundle, by default into the run; returns its place and the scores."""
+    trained = load_trained(run)
+    results = score(trained, max_trajectories=max_trajectories, progress=progress)
+    return make_bundle(out or RunDir(find_model(run)).bundle, trained, results), results
+
+
+def make_bundle(directory: Path, trained: Trained, results: Sequence[Mapping[str, Any]]) -> Path:
+    """Write the bundle of a trained model; `results` (see `ups.run.scoring`) go into its card."""
+    stepper = trained.stepper
+    info = BundleInfo(
+        networks=stepper.configs,
+        context_frames=stepper.context_frames,
+        tasks=stepper.tasks,
+        statistics=stepper.statistics,
+        coordinates={reader.task.name: reader.coordinates for reader in trained.readers},
+        scores=to_json({result["task"]: _summary(result) for result in results}),
+        provenance=trained.identity,
+        assumptions={reader.task.name: reader.assumptions for reader in trained.readers if reader.assumptions},
+        stages=tuple(trained.stages),
+    )
+    card = write_card(trained.name, info)
+    return write_bundle(directory, stepper, info, config_text=trained.config_text, card=card)
+
+
+def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a card keeps of a result: protocol, headline, and the summaries of the model and of its references."""
+    plan = result["protocol"]
+    words = f"{result['split']}, {plan['num_trajectories']} trajectories"
+    if not result["steady"]:
+        words += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
+    members = {"ensemble": ensemble_words(result["ensemble"])} if "ensemble" in result else {}
+    return members | {
+        "protocol": words,
+        "num_steps": plan["num_steps"],
+        "headline": [line.to_json() for line in headlines(result, MODEL)],
+        "predictors": {name: predictor["summary"] for name, predictor in result["predictors"].items()},
+    }

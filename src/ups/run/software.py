@@ -1,14 +1,23 @@
-"""Which versions and extras are installed: for `ups --version` and for env.json of a run. Imports none of them."""
+"""Installed versions and extras for `ups --version`, and env.json of a run. Imports none of the packages.
+
+env.json keeps variables by exact name only. Beginnings of names are not enough: next to NCCL_DEBUG and SLURM_JOB_ID
+stand SLURM_JWT and UPS_PASSWORD. A variable with any other name never reaches a file of the run.
+"""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import sys
+import time
+from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import ups
+from ups.record.files import MAX_RUN_BYTES, read_whole
 from ups.registry import OURS, REGISTRIES
 
 DISTRIBUTION = OURS
@@ -92,3 +101,106 @@ def installed_version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+# By what reads them. None holds a secret by its meaning; values are cleaned all the same.
+KEPT_VARIABLES = frozenset(
+    {
+        # threads and arithmetic
+        *("OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES", "OMP_SCHEDULE", "OMP_DYNAMIC"),
+        *("MKL_NUM_THREADS", "MKL_DYNAMIC", "MKL_CBWR", "OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME"),
+        *("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED"),
+        # devices and their memory
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"),
+        *("CUDA_MODULE_LOADING", "NVIDIA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"),
+        *("PYTORCH_NO_CUDA_MEMORY_CACHING", "MALLOC_ARENA_MAX"),
+        # torch
+        *("TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG", "TORCH_SHOW_CPP_STACKTRACES", "TORCH_LOGS"),
+        *("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_CACHE_DIR"),
+        *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",),
+        *("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"),
+        *("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_AVOID_RECORD_STREAMS", "TORCH_NCCL_HIGH_PRIORITY"),
+        # communication
+        *("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT", "TP_SOCKET_IFNAME"),
+        *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_SOCKET_IFNAME", "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"),
+        *("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_GID_INDEX", "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"),
+        *("NCCL_NET", "NCCL_NET_GDR_LEVEL", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
+        *("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_NTHREADS", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+        *("NCCL_CROSS_NIC", "NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_TIMEOUT", "NCCL_LAUNCH_MODE"),
+        # where a scheduler put the run
+        *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NODELIST", "SLURM_NODELIST"),
+        *("SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
+        *("SLURM_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"),
+        *("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID"),
+        *("SLURM_ARRAY_TASK_ID", "SLURM_CLUSTER_NAME", "SLURM_TIMELIMIT"),
+        # Python and ups
+        *("PYTHONUNBUFFERED", "PYTHONOPTIMIZE", "PYTHONFAULTHANDLER", "PYTHONDEVMODE", "PYTHONMALLOC"),
+        *("UPS_BLACKBOX_DIR",),
+    }
+)  # fmt: skip
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|PRIVATE|SIGNATURE|COOKIE|AUTH|JWT|DSN|(^|_)KEY|API_?KEY|KEY$", re.IGNORECASE
+)
+# user:password@ of a URL, whatever the scheme. Up to the last @, because passwords with / or @ are common: too much is
+# cut rather than too little.
+_USER_INFORMATION = re.compile(r"(?<=//)\S*@|[^\s/@:]+:(?!//)[^\s@]*@")
+# What follows a question mark in a URL may be a token; none of the kept variables needs it.
+_QUERY = re.compile(r"\?\S+")
+_MAX_CHARACTERS = 1000
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+
+def environment_record(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Versions, hardware and the variables that change a run."""
+
+    return {
+        "time": time.time(),
+        "host": platform.node(),
+        "cpus": os.cpu_count(),
+        "usable_cpus": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "software": {k: v for k, v in describe().items() if k != "extras"},
+        "git_commit": head_commit(Path.cwd()),
+        "variables": kept_variables(environment),
+    }
+
+
+def head_commit(directory: Path) -> str | None:
+    """The commit that HEAD names in the repository around a directory; None outside of one.
+
+    Read as text: git itself runs programs that a repository names (core.fsmonitor, filters, hooks), and this one may
+    have come out of an archive. For the same reason nobody compares the files with the commit.
+    """
+    try:
+        top = next(folder for folder in (directory, *directory.parents) if (folder / ".git").exists())
+        own = top / ".git"
+        if own.is_file():  # of a worktree or a submodule: the name of the directory
+            own = top / _text(own).removeprefix("gitdir: ")
+        shared = own / _text(own / "commondir") if (own / "commondir").is_file() else own
+        head = _text(own / "HEAD")
+        name = head.removeprefix("ref: ")
+        if name != head:
+            loose = shared / name
+            packed = "" if loose.is_file() else _text(shared / "packed-refs", MAX_RUN_BYTES)
+            lines = [line.removesuffix(f" {name}") for line in packed.split("\n") if line.endswith(f" {name}")]
+            head = lines[0] if lines else _text(loose)
+    except (OSError, ValueError, StopIteration):
+        return None
+    return head if _COMMIT.fullmatch(head) else None
+
+
+def _text(path: Path, limit: int = 4096) -> str:
+    return read_whole(path, limit).decode().strip()
+
+
+def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of KEPT_VARIABLES that are set, without user information in URLs and values of secrets."""
+    secrets = {value for name, value in environment.items() if _SECRET_NAME.search(name) and len(value) >= 6}
+
+    def cleaned(value: str) -> str:
+        if any(secret in value for secret in secrets):
+            return "(redacted)"
+        return _QUERY.sub("", _USER_INFORMATION.sub("", value))[:_MAX_CHARACTERS]
+
+    return {name: cleaned(environment[name]) for name in sorted(KEPT_VARIABLES & environment.keys())}

@@ -1,27 +1,44 @@
-"""A trained model from wherever a person points: a run directory or a bundle."""
+"""A trained model, from a run directory or a bundle, and what each stage of its training brought.
+
+A stage is judged by what it trains: errors of a step from true frames, or the CRPS of members next to the same score
+without any (the absolute error), or that of a student next to its teacher, which needs more evaluations. A stage that
+trains the operator itself as an ensemble is also compared with the operator that it began with.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ups.buckets.block_cache import use_cache
+from ups.config.schema import EngineConfig, Recipe
+from ups.data.open import open_task
+from ups.distributed.environment import RankEnvironment
+from ups.distributed.precision import weight_dtype
+from ups.distributed.runtime import Runtime
 from ups.errors import CheckpointError, ConfigError, DataError
+from ups.formats.base import Reader
+from ups.formats.held_out import HeldOutElsewhere
+from ups.inference.bundle import BundleInfo, load_bundle
 from ups.inference.stored_scores import TOO_SHORT
-from ups.record.run_dir import find_model, is_bundle
+from ups.models.build import build_model
+from ups.models.stepper import Stepper
+from ups.record.checkpoints import latest_verified, read_progress
+from ups.record.files import open_regular
+from ups.record.manifest import verify
+from ups.record.run_dir import RunDir, find_model, is_bundle
 from ups.record.text import printable
-from ups.run.stage_gains import stage_gains
-
-if TYPE_CHECKING:
-    from ups.config.schema import Recipe
-    from ups.distributed.runtime import Runtime
-    from ups.formats.base import Reader
-    from ups.inference.bundle import BundleInfo
-    from ups.models.stepper import Stepper
-    from ups.training.progress import Progress
+from ups.run.directory import check_recipe, check_statistics, read_run_recipe, read_statistics
+from ups.supervise.run_file import run_identity
+from ups.training.export import read_weights
+from ups.training.progress import Progress
 
 # Part of a budget of wall time in which rank 0 computes, if nothing holds it up: 0.8 to 1.
 LEAST_COMPUTED = 0.5
@@ -91,9 +108,6 @@ def check_tasks(known: Sequence[str], tasks: Iterable[str], name: str) -> None:
 
 def _on_other_data(trained: Trained, data: Mapping[str, str], name: str) -> Trained:
     """The same model with held-out trajectories from elsewhere, next to the train split that it knows."""
-    from ups.data.open import open_task
-    from ups.formats.held_out import HeldOutElsewhere
-
     known = {reader.task.name: reader for reader in trained.readers}
     check_tasks(list(known), data, name)
     settings = {task.name: task for task in trained.recipe.data.tasks}
@@ -107,10 +121,6 @@ def _on_other_data(trained: Trained, data: Mapping[str, str], name: str) -> Trai
 
 def single_process_runtime() -> AbstractContextManager[Runtime]:
     """A runtime of one process on the CPU, whatever launch variables are set around it."""
-    from ups.config.schema import EngineConfig
-    from ups.distributed.environment import RankEnvironment
-    from ups.distributed.runtime import Runtime
-
     return Runtime.start(EngineConfig(device="cpu", strategy="single"), RankEnvironment())
 
 
@@ -119,9 +129,6 @@ def _from_bundle(path: Path, data: Mapping[str, str] | None) -> Trained:
 
     Never by the cache of its recipe.
     """
-    from ups.inference.bundle import load_bundle
-    from ups.run.directory import read_run_recipe
-
     bundle, resolved = load_bundle(path), read_run_recipe(path)
     info, recipe = bundle.info, resolved.recipe
     named = printable("; ".join(f"{task.name}: {task.path}" for task in recipe.data.tasks))
@@ -142,9 +149,6 @@ def _from_bundle(path: Path, data: Mapping[str, str] | None) -> Trained:
 
 
 def _named_data(path: Path, info: BundleInfo, recipe: Recipe, data: Mapping[str, str]) -> list[Reader]:
-    from ups.data.open import open_task
-    from ups.formats.held_out import HeldOutElsewhere
-
     settings = {task.name: task for task in recipe.data.tasks}
     tasks = {task.name: task for task in info.tasks if task.name in settings}
     check_tasks(list(tasks), data, str(path))
@@ -156,8 +160,6 @@ def _named_data(path: Path, info: BundleInfo, recipe: Recipe, data: Mapping[str,
 
 
 def _recipe_data(path: Path, info: BundleInfo, recipe: Recipe) -> list[Reader]:
-    from ups.data.open import open_task
-
     try:
         readers: list[Reader] = [open_task(task) for task in recipe.data.tasks]
     except DataError as error:
@@ -176,18 +178,6 @@ def _recipe_data(path: Path, info: BundleInfo, recipe: Recipe) -> list[Reader]:
 
 
 def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
-    from ups.buckets.block_cache import use_cache
-    from ups.data.open import open_task
-    from ups.distributed.precision import weight_dtype
-    from ups.models.build import build_model
-    from ups.record.checkpoints import latest_verified, read_progress
-    from ups.record.manifest import verify
-    from ups.run.directory import read_run_recipe, read_statistics
-    from ups.run.identity import check_recipe, check_statistics
-    from ups.supervise.run_file import run_identity
-    from ups.training.export import read_weights
-    from ups.training.progress import Progress
-
     resolved = read_run_recipe(path)
     recipe = resolved.recipe
     check_recipe(path, recipe)
@@ -226,3 +216,78 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
     identity |= {f"data {reader.task.name}": reader.identity() for reader in readers}
     stages = stage_gains(path, recipe)
     return Trained(recipe.run.name, stepper.eval(), readers, recipe, resolved.text, identity, step, stages=stages)
+
+
+_ONE_STEP = "one step"
+
+
+def stage_gains(run_dir: Path, recipe: Recipe) -> list[dict[str, Any]]:
+    """Rows of stage, task, figure, against (what `before` is), before and after; none of a stage without validation."""
+    ends = _last_validations(run_dir)
+    found = []
+    for number, stage in enumerate(recipe.stages):
+        row = ends.get(number)
+        if row is None:
+            continue
+        label = stage.type if not getattr(stage, "kind", "") else f"{stage.type} ({stage.kind})"  # type: ignore[attr-defined]
+        for task in recipe.data.tasks:
+            if not stage.trains(task.name):
+                continue
+            # Every validation scores all tasks, also those that no stage has trained yet.
+            trained = [n for n in range(number) if recipe.stages[n].trains(task.name)]
+            earlier = [ends[n] for n in trained if n in ends]
+            found += [
+                {"stage": label, "task": task.name} | one
+                for one in _figures(stage.needs_noise, task.name, row, earlier)
+            ]
+    return [one for one in found if math.isfinite(one["before"]) and math.isfinite(one["after"])]
+
+
+def _figures(
+    trains_operator: bool, task: str, row: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """trains_operator: as an ensemble, of which the score without members is that of the central one."""
+
+    def value(of: Mapping[str, Any], name: str) -> float | None:
+        return of.get(f"valid/{task}/{name}")
+
+    crps, teacher, single = value(row, "crps"), value(row, "crps_teacher"), value(row, "absolute_error")
+    rows = []
+    if crps is not None and single is not None:
+        against = "its central member" if trains_operator else "operator alone"
+        rows = [{"figure": "CRPS", "against": against, "before": single, "after": crps}]
+        if teacher is not None:
+            rows.append({"figure": "CRPS", "against": "its teacher", "before": teacher, "after": crps})
+        if not trains_operator:
+            return rows
+    after = value(row, "one_step")
+    if after is None:
+        return rows
+    before = value(earlier[-1], "one_step") if earlier else None
+    if before is not None:
+        one_step = {"figure": _ONE_STEP, "against": "the stage before", "before": before, "after": after}
+        return [*rows, one_step]
+    if rows:
+        return rows
+    for reference in ("persistence", "training_mean"):
+        bar = value(row, reference)
+        if bar is not None:
+            words = reference.replace("_", " ")
+            return [{"figure": _ONE_STEP, "against": words, "before": bar, "after": after}]
+    return []
+
+
+def _last_validations(run_dir: Path) -> dict[int, dict[str, Any]]:
+    """Stage -> the last row of its validations."""
+    found: dict[int, dict[str, Any]] = {}
+    with contextlib.suppress(OSError), open_regular(RunDir(run_dir).metrics, follow_link=True) as lines:
+        for line in lines or ():
+            with contextlib.suppress(ValueError):  # a line that was cut off
+                row = json.loads(line)
+                if (
+                    isinstance(row, dict)
+                    and isinstance(row.get("stage"), int)
+                    and any(n.startswith("valid/") for n in row)
+                ):
+                    found[row["stage"]] = row
+    return found

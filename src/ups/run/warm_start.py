@@ -1,8 +1,8 @@
 """`start_from` of a stage: weights of another run, bundle or checkpoint, or of an earlier stage of the same run.
 
-What comes from outside is copied into the run (`start/<stage>`, a bundle) before any rank starts, and its hash is part
-of the run's identity: the source may change or vanish afterwards, and a copy that was replaced is noticed. Weights
-only: no optimizer state, no position.
+What comes from outside is copied into the run (`start/<stage>`, a bundle) before any rank starts: the source may change
+or vanish afterwards. Weights only: no optimizer state, no position. Which stages start from where, and the check of the
+copy: `ups.run.directory`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ups.config.schema import Recipe
 from ups.errors import ConfigError
+from ups.inference.bundle import load_bundle, write_bundle
+from ups.inference.card import write_card
+from ups.models.stepper import Stepper
+from ups.models.transfer import transfer
 from ups.record.manifest import MANIFEST_NAME, write_file_atomically
 from ups.record.run_dir import CONFIG_NAME, RunDir, find_model, is_bundle
-from ups.run.stage_starts import from_outside, start_path
-
-if TYPE_CHECKING:
-    from ups.models.stepper import Stepper
-    from ups.run.trained import Trained
+from ups.run.directory import (
+    from_outside,
+    start_path,
+)
+from ups.run.scoring import make_bundle
+from ups.run.trained import Trained, load_trained
 
 logger = logging.getLogger(__name__)
 
@@ -35,10 +39,6 @@ def keep_starts(run_dir: Path, recipe: Recipe) -> None:
 
 
 def _write_bundle(path: Path, name: str) -> None:
-    from ups.inference.bundle import load_bundle, write_bundle
-    from ups.inference.card import write_card
-    from ups.run.bundling import make_bundle
-
     source = _find(name)
     if is_bundle(source):
         bundle = load_bundle(source)
@@ -63,8 +63,6 @@ def _find(name: str) -> Path:
 
 
 def _trained(source: Path) -> Trained:
-    from ups.run.trained import load_trained
-
     if (source / CONFIG_NAME).is_file():
         return load_trained(str(source))
     return load_trained(str(source.parent.parent), checkpoint=source)
@@ -72,23 +70,17 @@ def _trained(source: Path) -> Trained:
 
 def stepper_at(name: str) -> Stepper:
     """The model that a stage with this `start_from` starts from, from where the name leads now."""
-    from ups.inference.bundle import load_bundle
-
     source = _find(name)
     return load_bundle(source).stepper if is_bundle(source) else _trained(source).stepper
 
 
 def source_of(run_dir: Path, index: int) -> Stepper:
     """The model that stage `index` starts from, from the run's own copy, whose bytes are verified."""
-    from ups.inference.bundle import load_bundle
-
     return load_bundle(start_path(run_dir, index)).stepper
 
 
 def take_weights(run_dir: Path, index: int, target: Stepper, *, say: bool) -> None:
     """Write into a new model what the source has for it; with `say` also list it in the run."""
-    from ups.models.transfer import transfer
-
     taken = transfer(source_of(run_dir, index), target)
     if not say:
         return

@@ -69,8 +69,7 @@ def prepare_real(run_dir: Path, recipe: str) -> RunIdentity:
     """What `ups train` does before it starts ranks."""
     from ups.config.recipe import resolve
     from ups.data.open import open_tasks
-    from ups.run.directory import ensure_run_statistics, prepare
-    from ups.run.identity import identify
+    from ups.run.directory import ensure_run_statistics, identify, prepare
     from ups.run.warm_start import keep_starts
 
     resolved = resolve(recipe)

@@ -10,7 +10,7 @@ import pytest
 
 from ups.evaluation.comparison import Scored, compare
 from ups.evaluation.headline import SCORES, headlines
-from ups.run.score_text import score_lines
+from ups.run.scoring import score_lines
 
 HARDNESS = np.random.default_rng(0).uniform(0.5, 1.5, 16)
 

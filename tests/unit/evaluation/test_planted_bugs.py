@@ -134,7 +134,7 @@ def test_test_trajectories_in_train_are_said_wherever_scores_are_shown(tmp_path:
     from ups.evaluation.references import references
     from ups.evaluation.report.page import write_report
     from ups.evaluation.results import task_result
-    from ups.run.score_text import score_lines
+    from ups.run.scoring import score_lines
 
     def shown(train: list[int], test: list[int], name: str) -> tuple[str, str]:
         reader = leakage_checks.store(tmp_path / name, train, test)

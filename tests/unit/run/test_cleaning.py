@@ -7,8 +7,7 @@ import pytest
 
 from tests.unit.run.made_runs import made_run
 from ups.cli.main import run
-from ups.run.cleaning import candidates
-from ups.run.tags import promote
+from ups.run.many_runs import candidates, promote
 from ups.supervise.run_file import hold_run, hold_steps
 
 
@@ -58,7 +57,7 @@ def test_a_run_that_was_started_since_the_list_was_made_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = made_run(tmp_path, "a", "failed")
-    monkeypatch.setattr("ups.run.cleaning.is_held", lambda path: False)
+    monkeypatch.setattr("ups.run.many_runs.is_held", lambda path: False)
     with hold_steps(path):
         assert run(["runs", "clean", str(tmp_path), "--yes"]) == 1
     assert "another `ups run` is at work on" in capsys.readouterr().out

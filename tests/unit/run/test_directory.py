@@ -15,7 +15,7 @@ from ups.config.schema import Recipe
 from ups.data.open import open_tasks
 from ups.errors import ConfigError, DataError
 from ups.run.directory import check_ranks, ensure_run_statistics, prepare, read_statistics, run_dir_of
-from ups.run.environment_record import kept_variables
+from ups.run.software import kept_variables
 
 
 @pytest.fixture

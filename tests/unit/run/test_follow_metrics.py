@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.run.follow_metrics import MetricsFollower, describe, read_rows
-from ups.run.progress_line import ProgressLine
+from ups.run.progress_line import MetricsFollower, ProgressLine, describe, read_rows
 
 ROW = {"stage": 1, "stage_step": 30, "stage_steps": 90, "loss": 0.12345, "steps_per_second": 2.0, "skipped": 0}
 

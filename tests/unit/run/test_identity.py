@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 import ups.data.open
-import ups.run.identity
+import ups.run.directory
 from tests.support.mixture import mixture_recipe, write_mixture
 from ups.config.recipe import ResolvedRecipe, resolve
 from ups.errors import DataChangedError, RecipeChangedError, StatisticsChangedError
 from ups.library.train import prepared
 from ups.record.identity import RunIdentity
-from ups.run.identity import check_inputs
+from ups.run.directory import check_inputs
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_every_task_is_opened_once_before_ranks_start(
 def test_a_recipe_that_nobody_touched_is_not_resolved_again(
     resolved: ResolvedRecipe, run: tuple[Path, RunIdentity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ups.run.identity, "resolve", None)
+    monkeypatch.setattr(ups.run.directory, "resolve", None)
     check_inputs(run[0], resolved.recipe, run[1])
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from tests.unit.run.made_runs import made_run
 from ups.cli.main import run
-from ups.run.overview import MAX_POINTS, cards, loss_of, scores_of
-from ups.run.overview_page import overview_page
-from ups.run.tags import promote
+from ups.run.many_runs import promote
+from ups.run.overview import MAX_POINTS, cards, loss_of, overview_page, scores_of
 from ups.supervise.run_file import note_gate
 
 HOSTILE = "<script>alert(1)<!-- \"'><img src=x onerror=alert(1)>&amp;"

@@ -14,8 +14,8 @@ import ups
 from ups.cli.main import run
 from ups.errors import ConfigError, RunHeldError, UpsError
 from ups.run import in_process
-from ups.run.identity import never_stepped
-from ups.run.removal import remove_records, remove_run
+from ups.run.directory import never_stepped, remove_records
+from ups.run.many_runs import remove_run
 from ups.supervise.run_file import RunFile, hold_run
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"

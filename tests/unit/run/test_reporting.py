@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.run.reporting import report_folder
+from ups.run.scoring import report_folder
 
 
 def test_a_report_goes_into_a_run_but_next_to_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

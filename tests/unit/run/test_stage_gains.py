@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from ups.config.schema import Recipe
-from ups.run.stage_gains import stage_gains
+from ups.run.trained import stage_gains
 
 RECIPE = Recipe.model_validate(
     {

@@ -7,8 +7,7 @@ import pytest
 from tests.unit.run.made_runs import made_run
 from ups.cli.main import run
 from ups.errors import ConfigError, IntegrityError
-from ups.run.removal import remove_run
-from ups.run.tags import promote, read_tags, tags_of, take_away
+from ups.run.many_runs import promote, read_tags, remove_run, tags_of, take_away
 
 
 def test_a_tag_moves_from_one_run_to_another(tmp_path: Path) -> None:

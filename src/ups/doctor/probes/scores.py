@@ -10,8 +10,7 @@ from torch import Tensor
 from ups.config.schema import Recipe
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
-from ups.run.assemble import Assembled, OpenData
-from ups.run.validation import build_validation
+from ups.run.assemble import Assembled, OpenData, build_validation
 from ups.spec.batch import Batch
 from ups.spec.place import Place
 from ups.training.hooks import EvaluateHook

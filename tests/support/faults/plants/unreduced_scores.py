@@ -2,6 +2,6 @@
 
 from types import SimpleNamespace
 
-from ups.run import validation
+from ups.run import assemble
 
-validation.dist = SimpleNamespace(all_reduce=lambda tensor: None)
+assemble.dist = SimpleNamespace(all_reduce=lambda tensor: None)

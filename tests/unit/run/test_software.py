@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ups.run.environment_record import head_commit
+from ups.run.software import head_commit
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="the repositories are made by git")
 
