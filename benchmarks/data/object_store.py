@@ -30,7 +30,7 @@ from ups.config.schema import DataConfig
 from ups.data.loader import Loader, build_loader
 from ups.data.open import open_task
 from ups.formats.store_writer import StoreWriter
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
@@ -64,7 +64,7 @@ def loader_of(path: str, workers: int, cache: Path | None, cache_bytes: int | No
             "loader": {"workers": workers, "prefetch": PREFETCH},
         }
     )
-    loader = build_loader(config, [open_task(config.tasks[0])], Place(0, 1), seed=0, window_frames=WINDOW)
+    loader = build_loader(config, [open_task(config.tasks[0])], RankInfo(0, 1), seed=0, window_frames=WINDOW)
     loader.start()
     next(loader)
     return loader

@@ -16,7 +16,7 @@ import tracemalloc
 
 from ups.config.schema import DataConfig
 from ups.data.sampler import Cut, Sampler, build_sampler
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
 MIN_NUMBERS_PER_SECOND = 200_000
 MAX_BYTES_PER_RANK = 1_000_000
@@ -40,7 +40,7 @@ def build(data: DataConfig, sizes: list[int]) -> Sampler:
     return build_sampler(data, [task.name for task in data.tasks], sizes, seed=17)
 
 
-def draw(sampler: Sampler, place: Place, micro_batch_size: int, seconds: float) -> tuple[int, float]:
+def draw(sampler: Sampler, place: RankInfo, micro_batch_size: int, seconds: float) -> tuple[int, float]:
     """(window numbers, CPU seconds) of one rank going through consecutive steps, micro-batch by micro-batch."""
     cut = Cut.of(sampler.batch_sizes[0], place, micro_batch_size)
     total, step, start = 0, 10**6, time.process_time()
@@ -65,7 +65,7 @@ def main() -> int:
 
     rates = {}
     for rank in ranks:
-        numbers, seconds = draw(build(data, sizes), Place(rank, options.ranks), options.rows, options.seconds)
+        numbers, seconds = draw(build(data, sizes), RankInfo(rank, options.ranks), options.rows, options.seconds)
         rates[rank] = numbers / seconds
         print(f"rank {rank}: {rates[rank]:,.0f} window numbers per CPU second")
 
@@ -73,7 +73,7 @@ def main() -> int:
     peaks = {}
     for rank in ranks:
         tracemalloc.start()
-        draw(build(data, sizes), Place(rank, options.ranks), options.rows, 0.3)
+        draw(build(data, sizes), RankInfo(rank, options.ranks), options.rows, 0.3)
         peaks[rank] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         print(f"rank {rank}: {peaks[rank]:,} bytes at the peak")

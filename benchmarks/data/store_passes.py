@@ -23,7 +23,7 @@ from ups.buckets.block_cache import LEAST_BYTES, use_cache
 from ups.config.schema import DataConfig
 from ups.data.loader import Loader, build_loader
 from ups.data.open import open_task
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
 
@@ -33,7 +33,7 @@ from tests.support.slow_proxy import slow_proxy
 BAR = 1.1
 
 
-def loader_of(address: str, place: Place, cache: Path, cache_bytes: int) -> Loader:
+def loader_of(address: str, place: RankInfo, cache: Path, cache_bytes: int) -> Loader:
     """A loader of one rank with one worker, started: it has the cache that is set now."""
     use_cache(str(cache), cache_bytes)
     config = DataConfig.model_validate(
@@ -73,7 +73,7 @@ def main() -> None:
                     before, share = proxy.num_bytes, options.ranks // hosts
                     loaders = []
                     for rank in range(options.ranks):
-                        place = Place(rank, options.ranks, rank % share, share)
+                        place = RankInfo(rank, options.ranks, rank % share, share)
                         loaders.append(loader_of(address, place, folder / case / str(rank // share), cache_bytes))
                     for _ in range(len(loaders[0].source.indexes[0]) // BATCH):
                         for loader in loaders:

@@ -31,7 +31,7 @@ from ups.inference.bundle import load_bundle
 from ups.models.build import build_model
 from ups.models.stepper import OPERATOR, Stepper
 from ups.record.run_dir import find_bundle
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
 BAR = 1.02
 MAX_DRIFT = 1e-5
@@ -49,7 +49,7 @@ def without_projection(stepper: Stepper) -> Stepper:
 
 def examine(pair: dict[str, Any], reader: Reader, context_frames: int, trajectories: int) -> dict[str, Any]:
     """Errors and drift of both models on one task."""
-    plan, place = RolloutPlan.whole(reader, context_frames), Place(0, 1)
+    plan, place = RolloutPlan.whole(reader, context_frames), RankInfo(0, 1)
     rolled = score_task(pair, reader, place, plan, max_trajectories=trajectories)
     stepped = score_task(pair, reader, place, plan, max_trajectories=trajectories, kind="one_step")
     task = reader.task

@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace, case: str, which: str) -> dict[str, flo
     from ups.evaluation.rollout import RolloutPlan, read_inputs, score_task
     from ups.inference.bundle import load_bundle
     from ups.models.rollout import rollout
-    from ups.spec.place import Place
+    from ups.spec.batch import RankInfo
 
     torch.set_num_threads(1)
     stepper = load_bundle(job_of(options, case, which).keep).stepper  # type: ignore[arg-type]
@@ -107,8 +107,8 @@ def measure(options: argparse.Namespace, case: str, which: str) -> dict[str, flo
         plan = RolloutPlan.whole(reader, 1, split="test")
         limits: dict[str, Any] = {"max_trajectories": options.score}
         found = {
-            "one_step": score_task({"m": stepper}, reader, Place(0, 1), plan, kind="one_step", **limits)["m"],
-            "rollout": score_task({"m": stepper}, reader, Place(0, 1), plan, **limits)["m"],
+            "one_step": score_task({"m": stepper}, reader, RankInfo(0, 1), plan, kind="one_step", **limits)["m"],
+            "rollout": score_task({"m": stepper}, reader, RankInfo(0, 1), plan, **limits)["m"],
         }
         errors = {name: float(score.summary()["trmse"]) for name, score in found.items()}
         count = min(options.score, reader.splits["test"])

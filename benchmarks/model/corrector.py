@@ -281,7 +281,7 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
     from ups.inference.bundle import load_bundle
     from ups.models.ensemble import FlowMembers, Members, has_members, members_of
     from ups.models.flow import STUDENT, trained_flow
-    from ups.spec.place import Place
+    from ups.spec.batch import RankInfo
 
     stepper = load_bundle(bundle).stepper
     stepper.fix_weights()
@@ -290,7 +290,7 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
     limits: dict[str, Any] = {"split": split, "max_trajectories": trajectories}
 
     def scored(ensemble: Members) -> dict[str, Any]:
-        return score_ensemble(ensemble, reader, Place(0, 1), plan, **limits).result()
+        return score_ensemble(ensemble, reader, RankInfo(0, 1), plan, **limits).result()
 
     # A model without trained noise or corrector has one member, which is what its central one is.
     found = scored(members_of(stepper, stepper.tasks[0], members) if has_members(stepper) else Single(stepper, members))

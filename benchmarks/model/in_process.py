@@ -158,14 +158,14 @@ def train_and_score(
 def _scores(stepper: Any, readers: Any, split: str, trajectories: int) -> dict[str, dict[str, float]]:
     """Task -> errors relative to the trajectory of one step and of whole rollouts, and how many blew up."""
     from ups.evaluation.rollout import RolloutPlan, score_task
-    from ups.spec.place import Place
+    from ups.spec.batch import RankInfo
 
     scores = {}
     for reader in readers:
         plan = RolloutPlan.whole(reader, stepper.context_frames, split=split)
         common: dict[str, Any] = {"split": split, "max_trajectories": trajectories}
-        rolled = score_task({"model": stepper}, reader, Place(0, 1), plan, **common)["model"]
-        stepped = score_task({"model": stepper}, reader, Place(0, 1), plan, kind="one_step", **common)["model"]
+        rolled = score_task({"model": stepper}, reader, RankInfo(0, 1), plan, **common)["model"]
+        stepped = score_task({"model": stepper}, reader, RankInfo(0, 1), plan, kind="one_step", **common)["model"]
         whole, single = rolled.summary(), stepped.summary()
         scores[reader.task.name] = {
             "one_step": float(single["trmse"]),

@@ -33,7 +33,7 @@ def rollout_sticks(stepper: Stepper, data: Path, task: str) -> float:
     from ups.data.open import open_task
     from ups.models.one_thread import one_thread
     from ups.models.rollout import rollout
-    from ups.spec.place import Place
+    from ups.spec.batch import RankInfo
 
     stick, costs = Yardstick(), []
     with (
@@ -42,7 +42,7 @@ def rollout_sticks(stepper: Stepper, data: Path, task: str) -> float:
         one_thread(),
     ):
         frames = 0 if reader.task.steady else stepper.context_frames
-        batch, _ = next(evaluation_batches(reader, "test", Place(0, 1), window_frames=frames, batch_size=1))
+        batch, _ = next(evaluation_batches(reader, "test", RankInfo(0, 1), window_frames=frames, batch_size=1))
         before = stick.seconds()
         for _ in range(ROLLOUT_REPEATS):
             started = time.process_time()

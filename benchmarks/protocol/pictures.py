@@ -68,7 +68,7 @@ def joint_page(rows: Any, out: Path, data: Path) -> bytes | None:
     from ups.evaluation.results import trajectory_means
     from ups.evaluation.rollout import RolloutPlan, score_task
     from ups.inference.bundle import load_bundle
-    from ups.spec.place import Place
+    from ups.spec.batch import RankInfo
 
     chosen = median_seed(rows)
     if chosen is None:
@@ -80,7 +80,9 @@ def joint_page(rows: Any, out: Path, data: Path) -> bytes | None:
     for task in tasks:
         with contextlib.closing(open_task(TaskConfig(name=task, path=str(data / f"{task}.zarr")))) as reader:
             plan = RolloutPlan.whole(reader, stepper.context_frames)
-            scores = score_task({model: stepper}, reader, Place(0, 1), plan, max_trajectories=NUM_TRAJECTORIES)[model]
+            scores = score_task({model: stepper}, reader, RankInfo(0, 1), plan, max_trajectories=NUM_TRAJECTORIES)[
+                model
+            ]
             means = trajectory_means(scores.rows)
             middle = sorted(means, key=lambda t: means[t])[len(means) // 2]
             shown += examples(stepper, reader, plan, [middle])

@@ -12,8 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 from ups.training.losses import Losses
 from ups.training.stages import with_number
@@ -106,7 +105,7 @@ class ToyStage(nn.Module):
 class ToyLoader:
     """Blocks of `batch_size` windows, one task each, cut over ranks and micro-batches."""
 
-    def __init__(self, place: Place, *, batch_size: int = 8, micro_batch_size: int | None = None) -> None:
+    def __init__(self, place: RankInfo, *, batch_size: int = 8, micro_batch_size: int | None = None) -> None:
         share = batch_size // place.world_size
         self.micro = micro_batch_size or share
         assert batch_size % place.world_size == 0

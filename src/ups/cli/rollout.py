@@ -91,8 +91,8 @@ def rollout(
     """
     from ups import Simulator
     from ups.errors import ConfigError
+    from ups.inference.results import VTKHDF_SUFFIX, check_new, write_vtkhdf
     from ups.inference.simulator import BundleWarning
-    from ups.inference.vtkhdf import SUFFIX, check_new, write_vtkhdf
     from ups.run.progress_line import ProgressLine
 
     if out is None and film is None and picture is None:
@@ -108,7 +108,7 @@ def rollout(
         if name is not None and Path(name).suffix.lower() != suffix:
             kind = suffix.removeprefix(".").upper()
             raise ConfigError(f"{option} writes {kind}, not '{name}'", hint=f"give a name that ends in {suffix}")
-    vtkhdf = out is not None and Path(out).suffix == SUFFIX
+    vtkhdf = out is not None and Path(out).suffix == VTKHDF_SUFFIX
     if vtkhdf:
         check_new(Path(out or ""))
     if film is not None or picture is not None:

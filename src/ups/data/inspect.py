@@ -23,8 +23,8 @@ from ups.record.files import machine_error
 from ups.record.manifest import MANIFEST_NAME, read_manifest
 from ups.record.text import size_text
 from ups.spec.batch import Window
+from ups.spec.descriptors import Moments, by_channel
 from ups.spec.grid import is_uniform
-from ups.spec.moments import Moments, by_channel
 from ups.spec.task import Role
 
 NUM_SAMPLED = 16

@@ -26,8 +26,7 @@ from ups.data.windows import WindowIndex
 from ups.data.worker_pool import MAX_ASKED, WorkerPool
 from ups.errors import CheckpointError, ConfigError, DataError, UpsError
 from ups.formats.base import Reader
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 from ups.spec.task import TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -41,7 +40,7 @@ class Loader:
     `with` block) to end its workers; they also end when it is collected or its process dies.
     """
 
-    def __init__(self, source: RankSource, place: Place, config: LoaderConfig, start_step: int = 0) -> None:
+    def __init__(self, source: RankSource, place: RankInfo, config: LoaderConfig, start_step: int = 0) -> None:
         self.source = source
         self._tasks = tuple(reader.task for reader in source.readers)
         self._rank = place.rank
@@ -154,7 +153,7 @@ class Loader:
 def build_loader(
     data: DataConfig,
     readers: Sequence[Reader],
-    place: Place,
+    place: RankInfo,
     *,
     seed: int,
     window_frames: int,
@@ -199,7 +198,7 @@ def build_loader(
 def evaluation_batches(
     reader: Reader,
     split: str,
-    place: Place,
+    place: RankInfo,
     *,
     window_frames: int,
     batch_size: int,

@@ -25,9 +25,8 @@ from ups.errors import DataError, MachineError
 from ups.formats.base import Array, Reader, WindowBlock
 from ups.record.files import open_regular, parse_object, write_file_atomically
 from ups.record.run_dir import home_directory
-from ups.spec.descriptors import RangeFinder
+from ups.spec.descriptors import Moments, RangeFinder, by_channel, ranges_fit
 from ups.spec.keyed import key_of
-from ups.spec.moments import Moments, by_channel
 from ups.spec.statistics import Statistics, safe
 from ups.spec.task import TaskSpec
 
@@ -252,7 +251,7 @@ def _check(statistics: Statistics, reader: Reader, file: Path) -> None:
             raise DataError(f"{file}: statistics of '{role}' do not fit task '{task.name}', which has {count} of them")
     if not statistics.waves_fit(task):
         raise DataError(f"{file}: 'smooth_from' does not fit the channels and axes of task '{task.name}'")
-    if not statistics.ranges_fit(task, reader.space):
+    if not ranges_fit(statistics.ranges, task, reader.space):
         raise DataError(f"{file}: 'ranges' does not fit the channels and the grid of task '{task.name}'")
 
 

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from ups.data.permutation import MAX_SIZE, Permutation
 from ups.errors import ConfigError, DataError
+from ups.spec.batch import RankInfo
 from ups.spec.keyed import key_of
-from ups.spec.place import Place
 
 if TYPE_CHECKING:
     from ups.config.schema import DataConfig
@@ -271,7 +271,7 @@ class Cut:
     micro_batch_size: int
 
     @classmethod
-    def of(cls, batch_size: int, place: Place, micro_batch_size: int | None = None) -> Cut:
+    def of(cls, batch_size: int, place: RankInfo, micro_batch_size: int | None = None) -> Cut:
         """The cut for one rank. Raises ConfigError where ranks would be unequal.
 
         micro_batch_size: the most windows that a rank takes at once. It takes the largest part that divides its share,

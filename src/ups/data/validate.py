@@ -30,8 +30,8 @@ from ups.formats.base import Reader
 from ups.formats.check_store import check_store
 from ups.formats.zarr_store import is_own_store
 from ups.spec.batch import Float32, Float64, Window
+from ups.spec.descriptors import Moments, by_channel
 from ups.spec.grid import cell_widths
-from ups.spec.moments import Moments, by_channel
 from ups.spec.task import BoundaryValue, TaskSpec
 
 KINDS = {

@@ -1,4 +1,4 @@
-"""The runtime of a rank: device, process groups, mesh, time-outs, fault handler, and the `Place` that loaders need.
+"""The runtime of a rank: device, process groups, mesh, time-outs, fault handler, and the `RankInfo` that loaders need.
 
 `with Runtime.start(config) as runtime:` is the only way to a rank, a device or a mesh. Which launcher started the
 process is left to `environment.py`; how a model is spread over ranks to `strategies.py`; decisions to `agreement.py`.
@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from ups.config.schema import EngineConfig
 from ups.distributed.environment import RankEnvironment
 from ups.errors import DiskFullError, DistributedError, MachineError
-from ups.spec.place import DeviceKind, Place
+from ups.spec.batch import DeviceKind, RankInfo
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ SHARD = "shard"
 class Runtime:
     """What a started rank has. Groups and mesh are None on a single rank that needs none."""
 
-    place: Place
+    place: RankInfo
     device: torch.device
     strategy: str
     attempt: int
@@ -85,7 +85,7 @@ class Runtime:
             device = choose_device(config.device, env)
             strategy = choose_strategy(config.strategy, env)
             _fix_arithmetic(stack, config, env, device)
-            place = Place(env.rank, env.world_size, env.local_rank, env.local_world_size, _kind(device))
+            place = RankInfo(env.rank, env.world_size, env.local_rank, env.local_world_size, _kind(device))
             if strategy == "single":
                 yield Runtime(place, device, strategy, env.attempt, None, None, None)
                 return

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ups.errors import DataError
 from ups.evaluation import metrics
-from ups.spec.divergence import DivergenceLimits
+from ups.spec.descriptors import DivergenceLimits
 
 # Means over samples, steps and channels of these (B, T, C) metrics make up a trajectory's row.
 ROW_METRICS = ("rmse", "nrmse", "vrmse", "trmse")

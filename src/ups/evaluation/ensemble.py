@@ -27,9 +27,8 @@ from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
 from ups.formats.base import Reader
 from ups.models.ensemble import Members, by_member, repeated
 from ups.models.rollout import rollout
-from ups.spec.batch import Batch
+from ups.spec.batch import Batch, RankInfo
 from ups.spec.grid import point_weights
-from ups.spec.place import Place
 
 # Of which curves are kept. absolute_error: of the central member, which has no spread; gaussian: with noise of the
 # members' spread around it; mean_rmse: of the mean of the members.
@@ -123,7 +122,7 @@ class EnsembleScores:
 def score_ensemble(
     ensemble: Members,
     reader: Reader,
-    place: Place,
+    place: RankInfo,
     plan: RolloutPlan,
     *,
     split: str = "test",

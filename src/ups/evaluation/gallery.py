@@ -13,7 +13,7 @@ from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
 from ups.formats.base import Reader
 from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Float64
-from ups.spec.divergence import DivergenceLimits
+from ups.spec.descriptors import DivergenceLimits
 from ups.spec.grid import is_uniform
 from ups.spec.task import TaskSpec
 

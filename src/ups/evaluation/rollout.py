@@ -19,10 +19,9 @@ from ups.errors import DataError
 from ups.evaluation.accumulate import Accumulator
 from ups.formats.base import Reader
 from ups.models.rollout import Predictor, rollout
-from ups.spec.batch import Batch
-from ups.spec.divergence import DivergenceLimits
+from ups.spec.batch import Batch, RankInfo
+from ups.spec.descriptors import DivergenceLimits
 from ups.spec.grid import point_weights
-from ups.spec.place import Place
 from ups.spec.statistics import Statistics
 
 
@@ -80,7 +79,7 @@ def one_steps(predictor: Predictor, batch: Batch, context_frames: int) -> Tensor
 def score_task(
     predictors: dict[str, Predictor],
     reader: Reader,
-    place: Place,
+    place: RankInfo,
     plan: RolloutPlan,
     *,
     split: str = "test",

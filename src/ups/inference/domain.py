@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ups.errors import BundleError
 from ups.models.grid_fit import Resampling
-from ups.spec.labels import units_differ
+from ups.spec.grid import units_differ
 from ups.spec.task import AxisSpec, TaskSpec
 
 Float64 = npt.NDArray[np.float64]

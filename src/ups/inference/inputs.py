@@ -18,7 +18,7 @@ from torch import Tensor
 from ups.errors import BundleError
 from ups.inference.domain import Domain, check_units, fit_domain, given_coordinates, is_array, is_dataset, labeled_in
 from ups.spec.batch import Batch
-from ups.spec.labels import component_dim, component_labels
+from ups.spec.grid import component_dim, component_labels
 from ups.spec.task import FieldSpec, ParameterSpec, Role, TaskSpec
 
 Float64 = npt.NDArray[np.float64]

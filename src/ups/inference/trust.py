@@ -18,8 +18,7 @@ from ups.inference.bundle import BundleInfo
 from ups.inference.domain import points_text
 from ups.inference.inputs import Start
 from ups.inference.stored_scores import not_better
-from ups.spec.descriptors import describe, descriptor_names
-from ups.spec.divergence import MAX_PEAK, MAX_RMS, DivergenceLimits
+from ups.spec.descriptors import MAX_PEAK, MAX_RMS, DivergenceLimits, describe, descriptor_names
 from ups.spec.statistics import Statistics
 from ups.spec.task import Role, TaskSpec
 

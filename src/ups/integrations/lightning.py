@@ -37,8 +37,7 @@ from ups.run.directory import from_outside
 from ups.run.scoring import SCORED_TRAJECTORIES, make_bundle, score
 from ups.run.trained import Trained
 from ups.run.warm_start import stepper_at
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 from ups.training.balance import follow
 from ups.training.clipping import clip_factor
 from ups.training.ema import Ema
@@ -221,7 +220,7 @@ class StageData(LightningDataModule):
             trainer = self.trainer
             assert trainer is not None
             kind = "cuda" if self._module.device.type == "cuda" else "cpu"
-            place = Place(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices, kind)  # type: ignore[arg-type]
+            place = RankInfo(trainer.global_rank, trainer.world_size, trainer.local_rank, trainer.num_devices, kind)  # type: ignore[arg-type]
             index = self._module.progress.stage_index
             self._loader = stage_loader(self._recipe, self._opened, place, index, self._module.stage)
         loader = self._loader

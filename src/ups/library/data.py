@@ -13,7 +13,7 @@ from ups.config.description import TaskDescription
 from ups.data.open import open_paths
 from ups.errors import DataError
 from ups.formats.base import GridReader, Subsampling
-from ups.spec.labels import CONVENTIONS, axis_attributes, component_dim, field_attributes, time_attributes
+from ups.spec.grid import CONVENTIONS, axis_attributes, component_dim, field_attributes, time_attributes
 from ups.spec.task import Role, TaskSpec
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, arrange, locals_of
 from ups.plan.ghosts import ghost_batch, ghostly, make_ghost, pretended_world
 from ups.plan.operations import Operation, Watch
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 from ups.training.engine import Engine
 from ups.training.stages import Stage
 
@@ -94,7 +93,7 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
     found.trainable = sum(p.numel() for p in stage.parameters() if p.requires_grad)
     with contextlib.ExitStack() as stack:
         mesh = stack.enter_context(pretended_world(ranks, config.shard_ranks)) if strategy == "fsdp" else None
-        place = Place(0, ranks, 0, ranks, "cpu")
+        place = RankInfo(0, ranks, 0, ranks, "cpu")
         pretended = "single" if strategy == "ddp" else strategy
         runtime = Runtime(place, _CPU, pretended, 0, None, None, mesh)
         stack.enter_context(ghostly())

@@ -44,8 +44,8 @@ from ups.record.identity import RunIdentity
 from ups.record.run_dir import RunDir
 from ups.run.directory import check_start, earlier_stage, read_statistics, stages_to_keep
 from ups.run.warm_start import take_weights
+from ups.spec.batch import RankInfo
 from ups.spec.keyed import key_of
-from ups.spec.place import Place
 from ups.spec.statistics import Statistics
 from ups.tracking.metrics_file import MetricsWriter
 from ups.training.checkpoint import Checkpointer
@@ -113,7 +113,7 @@ def bare_stage(recipe: Recipe, opened: OpenData, index: int, device: str = "cpu"
     return stepper, stage
 
 
-def stage_loader(recipe: Recipe, opened: OpenData, place: Place, index: int, stage: Stage) -> Loader:
+def stage_loader(recipe: Recipe, opened: OpenData, place: RankInfo, index: int, stage: Stage) -> Loader:
     """The loader of one rank for stage `index`; with a cache, which is checked, fields are read only if they count."""
     data, config = recipe.data_of(index), recipe.stages[index]
     readers = opened.readers_of(recipe, data)
@@ -392,7 +392,7 @@ def build_validation(
 
 
 def _members(
-    stepper: Stepper, reader: Reader, place: Place, plan: RolloutPlan, members: int, **common: Any
+    stepper: Stepper, reader: Reader, place: RankInfo, plan: RolloutPlan, members: int, **common: Any
 ) -> Iterator[tuple[str, float, float]]:
     """Name, sum and number of each score of `members` members on this rank; nothing without members."""
     flow = trained_flow(stepper, reader.task)

@@ -26,7 +26,7 @@ from ups.plan.failures import HOURS_BETWEEN_FAILURES, Outlook, outlook
 from ups.plan.rehearsal import Kind, Rehearsal, rehearse
 from ups.run.assemble import OpenData, assemble, bare_stage, stage_loader
 from ups.run.cache_gain import field_bytes
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 from ups.training.engine import Engine
 from ups.training.progress import Progress
 
@@ -37,7 +37,7 @@ _STEPS = 64
 def kinds_of(recipe: Recipe, opened: OpenData, index: int, ranks: int) -> list[Kind]:
     """The kinds of micro-batches that the first of `ranks` ranks sees in stage `index`, with one real batch of each."""
     _, stage = bare_stage(recipe, opened, index, device="meta")
-    with stage_loader(recipe, opened, Place(0, ranks, 0, ranks), index, stage) as loader:
+    with stage_loader(recipe, opened, RankInfo(0, ranks, 0, ranks), index, stage) as loader:
         source = loader.source
         first: dict[tuple[tuple[int, int], ...], tuple[int, ...]] = {}
         often: Counter[tuple[tuple[int, int], ...]] = Counter()
@@ -78,7 +78,7 @@ def largest_micro_batch(
     Rehearsed, not extrapolated: of the sizes that cut the share of a rank evenly, the list is halved until one is left.
     A rank never takes more than its share, whatever the memory.
     """
-    place = Place(0, ranks, 0, ranks)
+    place = RankInfo(0, ranks, 0, ranks)
     share = max(Cut.of(size, place).share for size in recipe.data_of(index).batch_sizes)
     sizes = [n for n in range(1, share + 1) if share % n == 0]
 

@@ -25,8 +25,7 @@ from ups.evaluation.results import leak_words, task_result, to_json
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.evaluation.solver_cost import solver_cost
 from ups.formats.base import Reader
-from ups.inference.bundle import BundleInfo, write_bundle
-from ups.inference.card import write_card
+from ups.inference.bundle import BundleInfo, write_bundle, write_card
 from ups.inference.stored_scores import MODEL
 from ups.models.ensemble import has_members, members_of
 from ups.models.rollout import Predictor
@@ -34,7 +33,7 @@ from ups.record.manifest import write_file_atomically
 from ups.record.run_dir import RunDir, find_model, is_bundle
 from ups.run.progress_line import table
 from ups.run.trained import Trained, load_trained, single_process_runtime
-from ups.spec.divergence import DivergenceLimits
+from ups.spec.descriptors import DivergenceLimits
 from ups.spec.statistics import Statistics
 
 NUM_WORST = 5

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from ups.config.schema import Recipe
 from ups.errors import ConfigError
-from ups.inference.bundle import load_bundle, write_bundle
-from ups.inference.card import write_card
+from ups.inference.bundle import load_bundle, write_bundle, write_card
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
 from ups.record.manifest import MANIFEST_NAME, write_file_atomically

@@ -33,7 +33,7 @@ from ups.formats.zarr_store import read_store_attributes
 from ups.record.files import hold_partial, machine_error, sync_parents, temporary_name, write_file_atomically
 from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Solution, Split, cell_centers
 from ups.solvers.request import Job, Request, chunk_file, make_request, read_chunk, run_jobs
-from ups.spec.moments import Moments, by_channel
+from ups.spec.descriptors import Moments, by_channel
 from ups.spec.task import TaskSpec
 
 Format = Literal["store", "pdebench"]

@@ -1,1 +1,1 @@
-"""What the modules agree on: tasks, windows, batches, and the place of a rank."""
+"""What the modules agree on: tasks, windows, batches, and the rank that they are for."""

@@ -1,4 +1,6 @@
-"""Windows (numpy, one sample) and batches (torch, many samples of one task). Always on the CPU until the step.
+"""Windows (numpy, one sample), batches (torch, many samples of one task) and the rank they are for.
+
+Batches are on the CPU until the step.
 
 Shape legend, the same in 1D, 2D and 3D:
     B samples   T frames   C channels of a role, in the order of `TaskSpec.channel_names(role)`
@@ -10,7 +12,7 @@ to ask whether an array is there, only how many channels it has.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ from ups.spec.task import TaskSpec
 
 if TYPE_CHECKING:
     import torch
+
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -147,3 +150,27 @@ class Batch:
             noise=None if self.noise is None else self.noise[start:stop],
             latents=None if self.latents is None else self.latents[start:stop],
         )
+
+
+DeviceKind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """The position of a rank in the world. Made only by `ups.distributed.runtime` (and by tests).
+
+    A loader takes a `RankInfo`, and only a started runtime makes one: a loader built before the process group exists is
+    a type error, not a race in which every rank reads the same data.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int = 0
+    local_world_size: int = 1
+    device_kind: DeviceKind = "cpu"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is not in a world of {self.world_size}")
+        if not 0 <= self.local_rank < self.local_world_size:
+            raise ValueError(f"local rank {self.local_rank} is not among {self.local_world_size} local ranks")

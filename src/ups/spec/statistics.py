@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from ups.errors import DataError
 from ups.spec.task import Role, TaskSpec
 
-if TYPE_CHECKING:
-    from ups.spec.descriptors import Ranges
+# For each channel and descriptor: smallest and largest value of the train split, and the limits of what is usual.
+Ranges = tuple[tuple[tuple[float, float, float, float], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,6 @@ class Statistics:
         """Whether frames go through orders of magnitude, as those of a field that decays: more than a factor of e up
         and down from the usual size. Of the benchmark's tasks burgers1d has 2.4, and no other more than 0.53."""
         return self.size_spread > 1.0
-
-    def ranges_fit(self, task: TaskSpec, space: Sequence[int]) -> bool:
-        """Whether `ranges` has the channels of a task, and the descriptors of its grid."""
-        from ups.spec.descriptors import descriptor_names  # with numpy, which `ups run` does without
-
-        count = len(descriptor_names(task.axes, space))
-        expected = {role: [count] * task.num_channels(role) for role in get_args(Role) if task.num_channels(role)}
-        return {role: [len(channel) for channel in channels] for role, channels in self.ranges.items()} == expected
 
     def to_json(self) -> dict[str, Any]:
         data = asdict(self)

@@ -28,7 +28,7 @@ from ups.data.pack import pack
 from ups.data.validate import validate_paths
 from ups.errors import ConfigError, DataChangedError, DataError, StoreRefusedError, StoreUnavailableError
 from ups.formats.base import GridReader
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -108,7 +108,7 @@ def _batches(path: str, rank: int, workers: int) -> list[bytes]:
         {"tasks": [{"name": "t", "path": path}], "batch_size": 4, "loader": {"workers": workers}}
     )
     reader = open_task(data.tasks[0])
-    with build_loader(data, [reader], Place(rank, 2), seed=0, window_frames=3) as loader:
+    with build_loader(data, [reader], RankInfo(rank, 2), seed=0, window_frames=3) as loader:
         return [next(loader)[0].state.numpy().tobytes() for _ in range(5)]
 
 

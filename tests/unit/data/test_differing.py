@@ -26,8 +26,7 @@ from ups.formats.check_store import check_store
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
 from ups.models.references import persistence
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 WAVE = TaskSpec("wave", (FieldSpec("u"),), (AxisSpec("x"),), dt=0.1)
@@ -117,7 +116,7 @@ def test_a_pass_of_the_loader_has_every_window_once_whatever_the_world(store: Pa
     seen = {}
     for world in (1, 2, 3):
         found: list[tuple[int, float]] = []
-        loaders = [build_loader(data, [reader], Place(r, world), seed=3, window_frames=2) for r in range(world)]
+        loaders = [build_loader(data, [reader], RankInfo(r, world), seed=3, window_frames=2) for r in range(world)]
         for _ in range(num_windows):
             for loader in loaders:
                 (batch,) = next(loader)
@@ -174,7 +173,7 @@ def test_rollouts_go_to_the_end_of_each_trajectory_and_count_alike(store: Path) 
 
     scores = {}
     for world in (1, 2):
-        parts = [score_task({"p": spy}, reader, Place(r, world), plan)["p"] for r in range(world)]
+        parts = [score_task({"p": spy}, reader, RankInfo(r, world), plan)["p"] for r in range(world)]
         scores[world] = parts[0].merge(parts[1:])
     one, two = scores[1], scores[2]
     expected = {}
@@ -191,15 +190,15 @@ def test_rollouts_go_to_the_end_of_each_trajectory_and_count_alike(store: Path) 
     torch.testing.assert_close(one.spectra("truth"), two.spectra("truth"))
     assert set(np.round(seen_dt, 6)) == set(STEPS["test"])
     predictors = references(reader, plan)
-    whole = score_task(predictors, reader, Place(0, 1), plan)
-    steps = score_task(predictors, reader, Place(0, 1), plan, kind="one_step")
+    whole = score_task(predictors, reader, RankInfo(0, 1), plan)
+    steps = score_task(predictors, reader, RankInfo(0, 1), plan, kind="one_step")
     result = task_result(reader, plan, "test", whole, "persistence", steps)
     assert result["protocol"]["num_trajectories"] == 3
 
 
 def test_a_trajectory_with_nothing_to_predict_is_left_out(store: Path) -> None:
     reader = StoreReader(store)
-    found = score_task({"p": persistence}, reader, Place(0, 1), RolloutPlan.whole(reader, 2))["p"]
+    found = score_task({"p": persistence}, reader, RankInfo(0, 1), RolloutPlan.whole(reader, 2))["p"]
     assert sorted(found.rows) == [0, 1]
 
 
@@ -217,7 +216,7 @@ def test_evaluation_batches_take_those_that_are_long_enough(store: Path) -> None
     numbers = [
         t
         for rank in range(2)
-        for _, part in evaluation_batches(reader, "test", Place(rank, 2), window_frames=3, batch_size=4)
+        for _, part in evaluation_batches(reader, "test", RankInfo(rank, 2), window_frames=3, batch_size=4)
         for t in part
     ]
     assert sorted(numbers) == [0, 1]

@@ -27,10 +27,9 @@ from ups.errors import CheckpointError, ConfigError, DataError, MachineError
 from ups.formats.zarr_store import StoreReader
 from ups.record.causes import cause_of_error
 from ups.record.failure import location_of_error
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 
-ALONE = Place(0, 1)
+ALONE = RankInfo(0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def data_config(*paths: Path, batch_size: int = 8, workers: int = 0, timeout: fl
 
 def loader_of(
     *readers: StoreReader,
-    place: Place = ALONE,
+    place: RankInfo = ALONE,
     workers: int = 0,
     timeout: float = 30.0,
     micro_batch_size: int | None = None,
@@ -132,7 +131,7 @@ def test_ranks_and_micro_batches_only_cut_the_same_global_batch(wave: Path, darc
     readers = StoreReader(wave), StoreReader(darcy)
     whole = numbers(take(loader_of(*readers), 6))
     parts = [
-        numbers(take(loader_of(*readers, place=Place(r, world_size), micro_batch_size=1), 48 // world_size))
+        numbers(take(loader_of(*readers, place=RankInfo(r, world_size), micro_batch_size=1), 48 // world_size))
         for r in range(world_size)
     ]
     per_block = 8 // world_size
@@ -174,7 +173,7 @@ def test_the_position_is_the_step_and_another_world_continues_with_the_next_wind
     take(first, 4)
     state = first.state_dict()
     assert state == {"step": 4}
-    ranks = [loader_of(reader, place=Place(r, 2)) for r in range(2)]
+    ranks = [loader_of(reader, place=RankInfo(r, 2)) for r in range(2)]
     for loader in ranks:
         loader.load_state_dict(state)
     again = [numbers(take(loader, 2)) for loader in ranks]
@@ -196,12 +195,12 @@ def test_a_position_that_is_no_step_is_refused(wave: Path, step: object) -> None
 
 def test_each_task_needs_its_reader(wave: Path, darcy: Path) -> None:
     with pytest.raises(ConfigError, match="2 tasks need as many readers"):
-        build_loader(data_config(wave, darcy), [StoreReader(wave)], Place(0, 1), seed=0, window_frames=2)
+        build_loader(data_config(wave, darcy), [StoreReader(wave)], RankInfo(0, 1), seed=0, window_frames=2)
 
 
 def test_windows_longer_than_the_trajectories_are_refused(wave: Path) -> None:
     with pytest.raises(DataError, match="do not fit"):
-        build_loader(data_config(wave), [StoreReader(wave)], Place(0, 1), seed=0, window_frames=10)
+        build_loader(data_config(wave), [StoreReader(wave)], RankInfo(0, 1), seed=0, window_frames=10)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
@@ -210,7 +209,12 @@ def test_evaluation_scores_every_sample_exactly_once(wave: Path, world_size: int
     seen: list[int] = []
     for rank in range(world_size):
         for batch, trajectories in evaluation_batches(
-            StoreReader(wave), "valid", Place(rank, world_size), window_frames=9, batch_size=2, max_trajectories=limit
+            StoreReader(wave),
+            "valid",
+            RankInfo(rank, world_size),
+            window_frames=9,
+            batch_size=2,
+            max_trajectories=limit,
         ):
             assert batch.state[:, 0, 0, 0].tolist() == [t * 1000.0 for t in trajectories]
             assert batch.state.shape[1] == 9
@@ -440,11 +444,11 @@ def test_a_killed_parent_leaves_no_worker_not_even_a_stopped_or_busy_one(wave: P
         "import sys; sys.path.append(sys.argv[2]); import planted_readers as planted\n"
         "from ups.config.schema import DataConfig\n"
         "from ups.data.loader import build_loader\n"
-        "from ups.spec.place import Place\n"
+        "from ups.spec.batch import RankInfo\n"
         "data = DataConfig.model_validate({'tasks': [{'name': 'wave', 'path': sys.argv[1]}], 'batch_size': 8,"
         " 'loader': {'workers': 3}})\n"
         "reader = planted.SleepingReader(sys.argv[1])\n"
-        "loader = build_loader(data, [reader], Place(0, 1), seed=0, window_frames=2)\n"
+        "loader = build_loader(data, [reader], RankInfo(0, 1), seed=0, window_frames=2)\n"
         "loader.start(); print(*loader.worker_pids, flush=True)\n"
         "for batch in loader: pass\n"
     )

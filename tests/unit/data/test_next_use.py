@@ -12,7 +12,7 @@ from ups.data.rank_source import Planned, RankSource
 from ups.data.read_ahead import steps_until_next_use
 from ups.data.sampler import Cut, Sampler
 from ups.data.windows import WindowIndex
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
 TRAJECTORIES, FRAMES, WINDOW, BLOCK = 20, 12, 4, 6
 
@@ -20,7 +20,7 @@ TRAJECTORIES, FRAMES, WINDOW, BLOCK = 20, 12, 4, 6
 def _source(rank: int, world: int, host_ranks: int, steady: bool = False, **differing: Any) -> RankSource:
     index = WindowIndex(TRAJECTORIES, 0 if steady else FRAMES, 0 if steady else WINDOW, steady, **differing)
     sampler = Sampler(["one"], [len(index)], seed=3, batch_sizes=[BLOCK], blocks_per_step=1)
-    cut = Cut.of(BLOCK, Place(rank, world))
+    cut = Cut.of(BLOCK, RankInfo(rank, world))
     return RankSource((None,), (index,), sampler, (cut,), host_ranks=host_ranks)  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from ups.errors import DataError
 from ups.formats.base import Subsampling
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
-from ups.spec.moments import Moments
+from ups.spec.descriptors import Moments, ranges_fit
 from ups.spec.statistics import Statistics, safe
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
@@ -91,7 +91,7 @@ def test_pieces_of_any_size_give_the_same_statistics(
     flow: Path, read_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = compute_statistics(StoreReader(flow))
-    assert whole.ranges_fit(TASK, (4, 6))
+    assert ranges_fit(whole.ranges, TASK, (4, 6))
     monkeypatch.setattr(normalize, "_READ_BYTES", read_bytes)
     found = compute_statistics(StoreReader(flow))
     assert_exact(found, range(20))

@@ -19,7 +19,7 @@ from ups.data.open import open_task
 from ups.errors import MachineError
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 FRAMES, WINDOW, POINTS, CHANNELS, TRAJECTORIES, BATCH, NUM_BATCHES = 21, 4, 32, 3, 32, 8, 25
@@ -49,7 +49,7 @@ def test_without_a_cache_nothing_fails_before_a_window_is_read(tmp_path: Path, m
     monkeypatch.setattr(StoreReader, "remote", True)
     monkeypatch.setattr(read_ahead, "the_cache", no_room)
     data = _settings(str(tmp_path / "s.zarr"))
-    with build_loader(data, [open_task(data.tasks[0])], Place(0, 1), seed=0, window_frames=WINDOW) as loader:
+    with build_loader(data, [open_task(data.tasks[0])], RankInfo(0, 1), seed=0, window_frames=WINDOW) as loader:
         assert loader._ahead is not None
         for _ in range(3):
             next(loader)
@@ -68,7 +68,7 @@ def test_no_window_is_downloaded_twice_for_one_batch(tmp_path: Path, monkeypatch
         cached_objects._store.cache_clear()
         forget("")
         data = _settings(address)
-        with build_loader(data, [open_task(data.tasks[0])], Place(0, 1), seed=0, window_frames=WINDOW) as loader:
+        with build_loader(data, [open_task(data.tasks[0])], RankInfo(0, 1), seed=0, window_frames=WINDOW) as loader:
             before = counter.num_bytes
             for _ in range(NUM_BATCHES):
                 next(loader)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ups.config.schema import DataConfig
 from ups.data.sampler import Cut, Sampler, TaskStream, build_sampler
 from ups.errors import ConfigError, DataError
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
 SIZES = st.lists(st.integers(1, 10**12) | st.integers(1, 200), min_size=1, max_size=10)
 STEPS = st.integers(0, 10**9) | st.integers(0, 50)
@@ -26,7 +26,7 @@ def sampler_of(sizes: list[int], batch_size: int, blocks_per_step: int, seed: in
 
 
 def rank_batches(
-    sampler: Sampler, place: Place, step: int, micro_batch_size: int | None
+    sampler: Sampler, place: RankInfo, step: int, micro_batch_size: int | None
 ) -> Iterator[tuple[int, np.ndarray]]:
     cut = Cut.of(sampler.batch_sizes[0], place, micro_batch_size)
     for slot in range(sampler.blocks_per_step):
@@ -41,8 +41,8 @@ def global_batch(
     """(task, window) of every row, slot by slot, as the world of that size sees it."""
     slots: list[list[tuple[int, int]]] = [[] for _ in range(sampler.blocks_per_step)]
     for rank in range(world_size):
-        cut = Cut.of(sampler.batch_sizes[0], Place(rank, world_size), micro_batch_size)
-        for i, (task, numbers) in enumerate(rank_batches(sampler, Place(rank, world_size), step, micro_batch_size)):
+        cut = Cut.of(sampler.batch_sizes[0], RankInfo(rank, world_size), micro_batch_size)
+        for i, (task, numbers) in enumerate(rank_batches(sampler, RankInfo(rank, world_size), step, micro_batch_size)):
             slots[i // cut.batches_per_block] += [(task, int(n)) for n in numbers]
     return [row for slot in slots for row in slot]
 
@@ -94,7 +94,7 @@ def test_ranks_are_disjoint(sizes: list[int], world_size: int, slots: int, step:
     sampler = sampler_of(sizes, 2 * world_size, slots)
     seen: set[tuple[int, int, int]] = set()  # (task, pass, window): a task smaller than the batch is passed repeatedly
     for rank in range(world_size):
-        cut = Cut.of(sampler.batch_sizes[0], Place(rank, world_size))
+        cut = Cut.of(sampler.batch_sizes[0], RankInfo(rank, world_size))
         for slot in range(slots):
             task, place = sampler.locate(step, slot)
             start, stop = cut.rows(0)
@@ -143,7 +143,7 @@ def test_equal_shares_and_a_slot_for_each_task_put_each_task_once_in_each_step(n
 def test_a_micro_batch_holds_one_task_and_it_is_the_same_on_all_ranks() -> None:
     sampler = sampler_of([50, 60, 70], 12, 2)
     for step in range(6):
-        tasks = {tuple(task for task, _ in rank_batches(sampler, Place(rank, 4), step, 1)) for rank in range(4)}
+        tasks = {tuple(task for task, _ in rank_batches(sampler, RankInfo(rank, 4), step, 1)) for rank in range(4)}
         assert len(tasks) == 1
         assert len(next(iter(tasks))) == 2 * 3
 
@@ -200,19 +200,19 @@ def test_a_recipe_builds_its_sampler() -> None:
 
 def test_a_block_that_ranks_cannot_share_equally_is_refused_with_the_sizes_that_work() -> None:
     with pytest.raises(ConfigError, match="a block of 32 windows cannot be cut into 12 equal ranks") as caught:
-        Cut.of(32, Place(0, 12))
+        Cut.of(32, RankInfo(0, 12))
     assert caught.value.hint == "set batch_size (of data or of the task) to 24 or 36, or use 8 or 16 ranks"
 
 
 def test_more_ranks_than_rows_are_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        Cut.of(4, Place(0, 1024))
+        Cut.of(4, RankInfo(0, 1024))
     assert caught.value.hint == "set batch_size (of data or of the task) to 1024, or use 4 ranks"
 
 
 def test_a_micro_batch_is_the_largest_part_of_the_share_that_is_allowed() -> None:
-    assert Cut.of(32, Place(0, 2), 5).micro_batch_size == 4
-    assert Cut.of(5, Place(0, 1), 4).micro_batch_size == 1
+    assert Cut.of(32, RankInfo(0, 2), 5).micro_batch_size == 4
+    assert Cut.of(5, RankInfo(0, 1), 4).micro_batch_size == 1
 
 
 def test_each_task_has_blocks_of_its_own_size_and_misses_no_window() -> None:
@@ -231,7 +231,7 @@ def test_each_task_has_blocks_of_its_own_size_and_misses_no_window() -> None:
 
 
 def test_a_micro_batch_larger_than_the_share_is_the_whole_share() -> None:
-    assert Cut.of(32, Place(0, 8), 16).micro_batch_size == 4
+    assert Cut.of(32, RankInfo(0, 8), 16).micro_batch_size == 4
 
 
 def test_an_empty_task_is_refused() -> None:

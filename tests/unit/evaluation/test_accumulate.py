@@ -118,7 +118,7 @@ def test_shapes_that_would_score_context_frames_or_drop_channels_are_refused():
 
 
 def test_blow_up_and_divergence_are_two_criteria() -> None:
-    from ups.spec.divergence import DivergenceLimits
+    from ups.spec.descriptors import DivergenceLimits
 
     limits = DivergenceLimits(torch.zeros(1).double(), torch.full((1,), 10.0).double(), torch.full((1,), 10.0).double())
     truth = torch.ones(4, 2, 1, 8)

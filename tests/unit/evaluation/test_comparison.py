@@ -15,7 +15,7 @@ from ups.evaluation.comparison import Scored, compare, read_scores, scored_from
 from ups.evaluation.references import references
 from ups.evaluation.results import task_result, to_json
 from ups.evaluation.rollout import RolloutPlan, score_task
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
 
 def damped(factor: float):
@@ -30,8 +30,8 @@ def data(factor: float, start_frame: int = 0, num_trajectories: int = 5, steady:
     reader = MemoryReader(num_trajectories, points=8, steady=steady)
     plan = RolloutPlan.whole(reader, 1, start_frame)
     predictors = {"model": damped(factor), **references(reader, plan)}
-    scores = score_task(predictors, reader, Place(0, 1), plan)
-    steps = score_task(predictors, reader, Place(0, 1), plan, kind="one_step")
+    scores = score_task(predictors, reader, RankInfo(0, 1), plan)
+    steps = score_task(predictors, reader, RankInfo(0, 1), plan, kind="one_step")
     results = to_json([task_result(reader, plan, "test", scores, "model", steps)])
     return {"model": "m", "identity": {}, "config": f"factor: {factor}\n", "results": results}
 

@@ -21,8 +21,7 @@ from ups.evaluation.ensemble_metrics import (
 from ups.evaluation.metrics import shell_energy
 from ups.evaluation.rollout import RolloutPlan
 from ups.formats.base import Array
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 
 
 def ensemble(*values: float) -> torch.Tensor:
@@ -139,7 +138,7 @@ class Wrong:
 def test_trajectories_of_unequal_length_count_alike_in_every_score() -> None:
     reader = Constant()
     plan = RolloutPlan.whole(reader, 1, split="test")
-    found = score_ensemble(Wrong(), reader, Place(0, 1), plan, kind="one_step").result()  # type: ignore[arg-type]
+    found = score_ensemble(Wrong(), reader, RankInfo(0, 1), plan, kind="one_step").result()  # type: ignore[arg-type]
     for name in ("crps", "absolute_error", "gaussian", "mean_rmse"):
         assert found["summary"][name] == pytest.approx((1 + 0.1) / 2), name
     # The last step is of the long one alone.

@@ -18,7 +18,7 @@ from ups.evaluation.gallery import Example, examples
 from ups.evaluation.references import references
 from ups.evaluation.results import paired_difference, task_result, to_json
 from ups.evaluation.rollout import RolloutPlan, score_task
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 pytest.importorskip("matplotlib")
@@ -37,8 +37,8 @@ def page() -> str:
     results, pictures = [], {}
     for reader in (MemoryReader(), MemoryReader(points=8, steady=True)):
         plan = RolloutPlan.whole(reader, 1)
-        scores = score_task({"model": almost, **references(reader, plan)}, reader, Place(0, 1), plan)
-        steps = score_task({"model": almost, **references(reader, plan)}, reader, Place(0, 1), plan, kind="one_step")
+        scores = score_task({"model": almost, **references(reader, plan)}, reader, RankInfo(0, 1), plan)
+        steps = score_task({"model": almost, **references(reader, plan)}, reader, RankInfo(0, 1), plan, kind="one_step")
         results.append(task_result(reader, plan, "test", scores, "model", steps))
         pictures[reader.task.name] = examples(almost, reader, plan, scores["model"].worst(2))
     members = EnsembleScores.empty(2, 0, RolloutPlan(1, 0, 5), ("u",), None)

@@ -14,9 +14,9 @@ from ups.errors import DataError
 from ups.evaluation.references import mean_field, references
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.models.references import persistence
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
-ALONE = Place(rank=0, world_size=1)
+ALONE = RankInfo(rank=0, world_size=1)
 
 
 def exact(batch):
@@ -65,7 +65,7 @@ def test_every_trajectory_is_scored_once_over_the_ranks(world_size):
     reader = MemoryReader(num_trajectories=7)
     plan = RolloutPlan.whole(reader, 1)
     whole = summaries(reader, {"p": persistence}, plan)["p"]
-    parts = [score_task({"p": persistence}, reader, Place(r, world_size), plan)["p"] for r in range(world_size)]
+    parts = [score_task({"p": persistence}, reader, RankInfo(r, world_size), plan)["p"] for r in range(world_size)]
     merged = parts[0].merge(parts[1:]).summary()
     assert merged["num_samples"] == 7
     for name, value in whole.items():
@@ -120,11 +120,11 @@ from pathlib import Path
 from tests.support.memory_reader import MemoryReader
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.models.references import persistence
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
 def peak(num_trajectories):
     reader = MemoryReader(num_trajectories, num_frames=3, points=1024)
-    score_task({"p": persistence}, reader, Place(0, 1), RolloutPlan(1, 0, 2), batch_size=50)
+    score_task({"p": persistence}, reader, RankInfo(0, 1), RolloutPlan(1, 0, 2), batch_size=50)
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM")))
 

@@ -24,8 +24,8 @@ from ups.formats.base import Subsampling
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
 from ups.models.references import persistence
+from ups.spec.batch import RankInfo
 from ups.spec.grid import point_weights
-from ups.spec.place import Place
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 TASK = TaskSpec("layer", (FieldSpec("u"),), (AxisSpec("x", ("wall", "open")),), dt=0.1, conserved=("u",))
@@ -56,7 +56,7 @@ def test_scores_do_not_depend_on_where_the_points_stand(tmp_path: Path, name: st
         def wrong(batch: torch.Tensor, x: np.ndarray = x) -> torch.Tensor:
             return batch.state[:, -1] + torch.from_numpy(0.3 * np.exp(-5 * x)).float()
 
-        found[label] = score_task({"model": wrong}, reader, Place(0, 1), plan)["model"].summary()[name]
+        found[label] = score_task({"model": wrong}, reader, RankInfo(0, 1), plan)["model"].summary()[name]
     assert found["uneven"] == pytest.approx(found["even"], rel=0.01)
 
 
@@ -75,8 +75,8 @@ def test_there_are_no_spectra_and_the_page_does_without(tmp_path: Path) -> None:
     reader = written(tmp_path / "a.zarr", X)
     plan = RolloutPlan.whole(reader, 1)
     predictors = references(reader, plan)
-    scores = score_task(predictors, reader, Place(0, 1), plan)
-    steps = score_task(predictors, reader, Place(0, 1), plan, kind="one_step")
+    scores = score_task(predictors, reader, RankInfo(0, 1), plan)
+    steps = score_task(predictors, reader, RankInfo(0, 1), plan, kind="one_step")
     result = task_result(reader, plan, "test", scores, "persistence", steps)
     assert result["spectrum_steps"] == []
     assert not any(key.startswith("frmse") for key in result["predictors"]["persistence"]["summary"])

@@ -27,8 +27,7 @@ from ups.formats.hdf5 import survey_files
 from ups.formats.pdebench import PdebenchReader
 from ups.formats.pdebench_problems import PROBLEMS
 from ups.formats.zarr_store import StoreReader
-from ups.inference.bundle import BundleInfo
-from ups.inference.card import write_card
+from ups.inference.bundle import BundleInfo, write_card
 from ups.models.build import build_model
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 

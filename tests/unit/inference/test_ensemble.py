@@ -73,7 +73,7 @@ def test_members_stream_to_a_file(simulator: Simulator, tmp_path: Path, name: st
 
 def test_who_blows_up_is_named_by_sample_and_member(simulator: Simulator) -> None:
     from ups.inference.inputs import read_start
-    from ups.inference.layout import Divergence, Layout
+    from ups.inference.results import Divergence, Layout
     from ups.inference.trust import Trust
 
     task = simulator.tasks["advection"]

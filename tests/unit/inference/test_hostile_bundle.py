@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.small_bundle import make_bundle
 from tests.unit.inference.test_bundle import recommit
 from ups.errors import BundleError, DataError
-from ups.inference.bundle import load_bundle, read_info
-from ups.inference.card import write_card
+from ups.inference.bundle import load_bundle, read_info, write_card
 from ups.spec.task import TaskSpec
 
 HUGE = 10**400
@@ -131,7 +130,7 @@ def test_units_stand_in_a_card(sound: Path) -> None:
 
 
 def test_an_equation_reads_as_it_was_written() -> None:
-    from ups.inference.card import plain
+    from ups.inference.bundle import plain
 
     assert plain("u_t + u u_x = nu u_xx, (0, 1)") == "u_t + u u_x = nu u_xx, (0, 1)"
 

@@ -14,7 +14,7 @@ import xarray
 
 from tests.support.small_bundle import ADVECTION, FLOW, grid, make_bundle
 from ups.errors import BundleError
-from ups.inference import streamed
+from ups.inference import results
 from ups.inference.simulator import Simulator
 
 
@@ -53,7 +53,7 @@ def test_results_follow_the_cf_conventions(simulator: Simulator, tmp_path: Path,
 
 def test_the_three_ways_hold_the_same_numbers(simulator: Simulator, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(
-        streamed, "CHUNK_BYTES", 2 * 4 * 2 * 3 * 16 * 16
+        results, "CHUNK_BYTES", 2 * 4 * 2 * 3 * 16 * 16
     )  # two frames: several chunks, the last not full
     first, *others = (flow(simulator, out=out) for out in places(tmp_path).values())
     for other in others:
@@ -115,7 +115,7 @@ def test_a_file_that_is_there_is_not_replaced(simulator: Simulator, tmp_path: Pa
 def test_units_of_time_that_readers_take_for_durations_are_shortened(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from ups.spec.labels import time_attributes
+    from ups.spec.grid import time_attributes
 
     units = time_attributes(replace(ADVECTION, time_unit="seconds"))
     found = xarray.Dataset(coords={"time": ("time", [0.5, 1.0], units)})

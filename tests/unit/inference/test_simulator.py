@@ -97,7 +97,7 @@ def test_a_steady_task_is_solved_not_stepped(simulator):
 
 
 def test_streaming_to_a_store_gives_the_same_frames(simulator, tmp_path, monkeypatch):
-    monkeypatch.setattr("ups.inference.streamed.CHUNK_BYTES", 16 * 4 * 3)
+    monkeypatch.setattr("ups.inference.results.CHUNK_BYTES", 16 * 4 * 3)
     for states, options in ((U, {}), (RNG.normal(size=(2, 1, 16)), {"every": 2})):
         memory = simulator.rollout(states, 10, {"beta": 1.0}, task="advection", **options)
         stored = simulator.rollout(

@@ -138,7 +138,7 @@ def test_a_blow_up_is_reported_for_each_sample(simulator, tmp_path, out, monkeyp
             yield frame
 
     monkeypatch.setattr("ups.inference.simulator.rollout", bursting)
-    monkeypatch.setattr("ups.inference.streamed.CHUNK_BYTES", 16 * 4 * 3)
+    monkeypatch.setattr("ups.inference.results.CHUNK_BYTES", 16 * 4 * 3)
     states = np.stack([U, U, U])
     result = simulator.rollout(states, 5, {"beta": 1.0}, task="advection", out=out and tmp_path / out)
     assert result["blew_up"].values.tolist() == [False, True, False]
@@ -182,7 +182,7 @@ def test_each_member_diverges_on_its_own(growing):
 
 def with_ranges(simulator: Simulator) -> Simulator:
     """The same simulator with the ranges of waves 1 to 3 of amplitudes up to 1, and of smooth coefficients of darcy."""
-    from ups.spec.descriptors import RangeFinder
+    from ups.spec.descriptors import RangeFinder, ranges_fit
 
     draw = np.random.default_rng(0)
     amplitudes = draw.uniform(0, 1, (64, 3, 1))
@@ -199,7 +199,7 @@ def with_ranges(simulator: Simulator) -> Simulator:
             finder.add(range(64), values)
             ranges[role] = finder.ranges([0.1], [1.5])
         statistics[task] = replace(statistics[task], ranges=ranges)
-        assert statistics[task].ranges_fit(simulator.tasks[task], [16] * len(simulator.tasks[task].axes))
+        assert ranges_fit(statistics[task].ranges, simulator.tasks[task], [16] * len(simulator.tasks[task].axes))
     return Simulator(replace(simulator._bundle, info=replace(info, statistics=statistics)), simulator._device)
 
 
@@ -228,8 +228,8 @@ def test_a_bundle_without_ranges_says_that_it_cannot_tell(simulator):
 
 
 def test_a_field_keeps_its_name(tmp_path):
-    from ups.inference.frames import open_sink
     from ups.inference.inputs import read_start
+    from ups.inference.results import open_sink
     from ups.inference.trust import Trust
     from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 

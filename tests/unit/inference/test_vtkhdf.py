@@ -13,7 +13,7 @@ import xarray
 
 from tests.support import vtk_program
 from ups.errors import BundleError
-from ups.inference.vtkhdf import write_vtkhdf
+from ups.inference.results import write_vtkhdf
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 OTHER = os.environ.get("UPS_VTK_PYTHON", "")

@@ -24,11 +24,10 @@ from ups.record.manifest import COMMITTED_NAME, commit_directory, make_temporary
 from ups.run.assemble import OpenData, bare_stage, cache_key, open_data, stage_loader
 from ups.run.cache_gain import measure_gain, rounding_error
 from ups.run.latent_caching import encoder_hash, frozen_stepper, stage_to_cache, write_cache, writer_for
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 from ups.training.stages import LatentOperatorStage
 
-ALONE = Place(0, 1)
+ALONE = RankInfo(0, 1)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,7 @@ import pickle
 import pytest
 import torch
 
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 TASK = TaskSpec("t", (FieldSpec("u"), FieldSpec("v", tensor_rank=1)), (AxisSpec("x"), AxisSpec("y")), dt=0.1)
@@ -54,9 +53,9 @@ def test_a_batch_survives_pickling() -> None:
 @pytest.mark.parametrize(("rank", "world_size"), [(1, 1), (-1, 2), (0, 0)])
 def test_a_rank_outside_its_world_is_refused(rank: int, world_size: int) -> None:
     with pytest.raises(ValueError, match="is not in a world"):
-        Place(rank, world_size)
+        RankInfo(rank, world_size)
 
 
 def test_a_local_rank_outside_its_host_is_refused() -> None:
     with pytest.raises(ValueError, match="local"):
-        Place(0, 4, local_rank=2, local_world_size=2)
+        RankInfo(0, 4, local_rank=2, local_world_size=2)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ups.spec.descriptors import RangeFinder
-from ups.spec.divergence import DIVERGED, DivergenceLimits
+from ups.spec.descriptors import DIVERGED, DivergenceLimits, RangeFinder
 from ups.spec.statistics import Statistics
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 

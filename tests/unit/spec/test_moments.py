@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ups.spec.moments import Moments, by_channel
+from ups.spec.descriptors import Moments, by_channel
 
 
 def test_parts_have_the_range_and_size_of_the_whole() -> None:

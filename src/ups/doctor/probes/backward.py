@@ -35,7 +35,7 @@ def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) ->
     from ups.distributed.runtime import choose_device
     from ups.doctor.probes.parts import stage_name
     from ups.run.assemble import bare_stage
-    from ups.spec.place import Place
+    from ups.spec.batch import RankInfo
 
     device = choose_device(recipe.engine.device, RankEnvironment())
     dtype = weight_dtype(recipe.engine.precision)
@@ -46,7 +46,7 @@ def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) ->
     if not trained:
         raise CheckFailed(f"{stage_name(recipe, index)} trains no parameter at all")
     for reader in opened.readers_of(recipe, recipe.data_of(index)):
-        batch, _ = next(evaluation_batches(reader, "train", Place(0, 1), window_frames=frames, batch_size=2))
+        batch, _ = next(evaluation_batches(reader, "train", RankInfo(0, 1), window_frames=frames, batch_size=2))
         stage.zero_grad(set_to_none=True)
         with autocast(recipe.engine.precision, device):
             loss = stage([batch.to(device, dtype)]).total

@@ -55,12 +55,12 @@ def workers_to_try(wanted: int, blocks_per_step: int) -> int:
 def read(recipe: Recipe, opened: OpenData, ranks: int, workers: int) -> list[Batch]:
     """The first batches of rank 0, read by so many workers."""
     from ups.run.assemble import bare_stage, stage_loader
-    from ups.spec.place import Place
+    from ups.spec.batch import RankInfo
 
     loader_config = recipe.data.loader.model_copy(update={"workers": workers})
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"loader": loader_config})})
     _, stage = bare_stage(recipe, opened, 0, device="meta")
-    with stage_loader(recipe, opened, Place(0, ranks, 0, ranks), 0, stage) as loader:
+    with stage_loader(recipe, opened, RankInfo(0, ranks, 0, ranks), 0, stage) as loader:
         return [batch for _ in range(NUM_BATCHES) for batch in next(loader)]
 
 

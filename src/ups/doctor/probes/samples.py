@@ -45,13 +45,13 @@ def check(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report
     """One stage. Collective: all ranks."""
     from ups.distributed.agreement import from_all
     from ups.run.assemble import bare_stage, stage_loader
-    from ups.spec.place import Place
+    from ups.spec.batch import RankInfo
 
     _, stage = bare_stage(recipe, opened, index, device="meta")
     with stage_loader(recipe, opened, runtime.place, index, stage) as loader:
         mine = planned(loader, stage.seed)
         delivered = next(loader)[0].numbers.tolist()
-    with stage_loader(recipe, opened, Place(0, 1), index, stage) as alone:
+    with stage_loader(recipe, opened, RankInfo(0, 1), index, stage) as alone:
         reference = planned(alone, stage.seed)
         sizes = [len(window_index) for window_index in alone.source.indexes]
         names = [reader.task.name for reader in alone.source.readers]
@@ -112,7 +112,7 @@ def check_batch(batch_sizes: Sequence[int], everyone: Sequence[Seen], reference:
             raise CheckFailed(
                 f"all {world} ranks read the same windows at step {step}: {parts[0][1][:6]} ...",
                 means=f"{world} ranks would do the work of one: each sample is learned {world} times, the rest never",
-                hint="give every loader the Place of its own rank (ups.distributed.runtime makes it)",
+                hint="give every loader the RankInfo of its own rank (ups.distributed.runtime makes it)",
             )
         if union != once:
             twice, missing = sorted((union - once).elements()), sorted((once - union).elements())

@@ -11,8 +11,7 @@ from ups.config.schema import Recipe
 from ups.evaluation.rollout import RolloutPlan, score_task
 from ups.formats.base import Reader
 from ups.run.assemble import Assembled, OpenData, build_validation
-from ups.spec.batch import Batch
-from ups.spec.place import Place
+from ups.spec.batch import Batch, RankInfo
 from ups.training.hooks import EvaluateHook
 
 _NO_SCORES = ("step", "stage", "time")
@@ -35,7 +34,7 @@ def validation_scores(recipe: Recipe, opened: OpenData, parts: Assembled) -> dic
     return {name: float(value) for name, value in sink.row.items() if name not in _NO_SCORES}
 
 
-def scored_trajectories(reader: Reader, place: Place, context_frames: int, limit: int) -> Sequence[int]:
+def scored_trajectories(reader: Reader, place: RankInfo, context_frames: int, limit: int) -> Sequence[int]:
     """Trajectories of the valid split that this rank scores, found by scoring them with a model that predicts 0."""
     plan = RolloutPlan(context_frames, 0 if reader.task.steady else context_frames - 1, 1)
     scores = score_task({"zero": _zero}, reader, place, plan, split="valid", max_trajectories=limit)

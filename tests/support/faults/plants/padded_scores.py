@@ -1,7 +1,7 @@
 """Row 11: a rank with fewer trajectories scores the first one again, so that all have the same number."""
 
 from ups.evaluation import rollout
-from ups.spec.place import Place
+from ups.spec.batch import RankInfo
 
 _score = rollout.score_task
 
@@ -10,7 +10,7 @@ def score(predictors, reader, place, plan, *, split="test", max_trajectories=Non
     mine = _score(predictors, reader, place, plan, split=split, max_trajectories=max_trajectories, **settings)
     count = min(max_trajectories or reader.splits[split], reader.splits[split])
     if place.rank >= count % place.world_size > 0:
-        pad = _score(predictors, reader, Place(0, count), plan, split=split, max_trajectories=count, **settings)
+        pad = _score(predictors, reader, RankInfo(0, count), plan, split=split, max_trajectories=count, **settings)
         mine = {name: mine[name].merge([pad[name]]) for name in mine}
     return mine
 
