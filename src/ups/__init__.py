@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
     from ups.inference.simulator import Simulator
-    from ups.library.data import Dataset, open_data
+    from ups.library.data import Dataset, generate_data, open_data
     from ups.library.finetune import finetune_recipe
-    from ups.library.fit import fit
-    from ups.library.generate import generate_data
     from ups.library.own_data import import_data
     from ups.library.recipe import load_recipe
     from ups.library.run import Run
     from ups.library.run_recipe import run_recipe
     from ups.library.scores import Comparison, Scores, compare, evaluate
-    from ups.library.train import train
+    from ups.library.train import fit, train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -53,8 +51,8 @@ _MODULES = {
     "compare": "ups.library.scores",
     "evaluate": "ups.library.scores",
     "finetune_recipe": "ups.library.finetune",
-    "fit": "ups.library.fit",
-    "generate_data": "ups.library.generate",
+    "fit": "ups.library.train",
+    "generate_data": "ups.library.data",
     "import_data": "ups.library.own_data",
     "load_recipe": "ups.library.recipe",
     "open_data": "ups.library.data",

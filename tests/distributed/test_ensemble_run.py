@@ -13,7 +13,7 @@ import ups
 from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.config.recipe import resolve
 from ups.errors import ConfigError
-from ups.library.stage_alone import stage_alone
+from ups.library.recipe import stage_alone
 from ups.models.ensemble import has_members
 from ups.run.scoring import score
 from ups.run.trained import load_trained

@@ -14,7 +14,7 @@ import ups
 from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.config.recipe import resolve
 from ups.errors import BundleError
-from ups.library.stage_alone import stage_alone
+from ups.library.recipe import stage_alone
 from ups.models.flow import STUDENT, trained_flow
 from ups.run.scoring import score
 from ups.run.trained import load_trained
@@ -44,7 +44,7 @@ def recipe(folder: Path, tasks: list[dict[str, Any]], name: str, **sections: Any
 def test_a_run_that_breaks_off_in_every_stage_ends_with_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ups.library.fit.leave_bundle", lambda *_: None)
+    monkeypatch.setattr("ups.library.train.leave_bundle", lambda *_: None)
     short = [stage | {"steps": 4} for stage in STAGES]
     tasks = write_mixture(tmp_path)[::2]
     given = {"stages": short, "checkpoint": {"interval_steps": 2}, "evaluate": {"max_trajectories": 1}}

@@ -42,7 +42,7 @@ def compare(
 
 def show(found: Comparison, out: str | None, *, json: bool) -> None:
     """Print a comparison, and write its page into `out`."""
-    from ups.run.comparing import seed_table
+    from ups.library.scores import seed_table
 
     written = found.write(Path(out)) if out is not None else None
     if json:

@@ -286,7 +286,7 @@ class _Input:
 def _data(bundle: Path, spec: TaskSpec, source: str | None, problem: str | None) -> TaskConfig:
     """The data to start from: what was asked for, or that of the run."""
     from ups.config.schema import TaskConfig
-    from ups.run.known_data import description_for, own_data
+    from ups.library.finetune import description_for, own_data
 
     if source is None:
         known = own_data(bundle, spec.name)

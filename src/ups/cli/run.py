@@ -30,8 +30,7 @@ def run(
     from ups.cli.output import note, report, say, styled
     from ups.config.recipe import recipe_file, resolve
     from ups.library.recipe_steps import StepOutput, before_gate
-    from ups.library.run_recipe import run_resolved
-    from ups.library.step_lines import StepLines
+    from ups.library.run_recipe import StepLines, run_resolved
     from ups.run.directory import run_dir_of
 
     class Terminal(StepLines):

@@ -58,7 +58,7 @@ def train(
     if stage is None:
         resolved = resolve(recipe_file(recipe), set)
         raise typer.Exit(start(resolved, run_dir_of(resolved, recipe, set), ranks, json=json, host_info=host_info))
-    from ups.library.stage_alone import stage_alone, without_place
+    from ups.library.recipe import stage_alone, without_place
 
     whole = resolve(recipe_file(recipe), without_place(set))
     alone = stage_alone(whole, run_dir_of(whole, recipe), stage, set)
@@ -82,8 +82,7 @@ def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, host_info: Ho
     from contextlib import contextmanager
 
     from ups.cli.output import note, report, say, styled
-    from ups.library.output import Output, Printed
-    from ups.library.train import train_resolved
+    from ups.library.train import Output, Printed, train_resolved
     from ups.record.text import path_text
 
     class Terminal(Printed):

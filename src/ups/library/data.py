@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ import numpy as np
 
 from ups.config.description import TaskDescription
 from ups.data.open import open_paths
-from ups.errors import DataError
+from ups.errors import ConfigError, DataError, MachineError, MissingExtraError, UpsError
 from ups.formats.base import GridReader, Subsampling
 from ups.spec.grid import CONVENTIONS, axis_attributes, component_dim, field_attributes, time_attributes
 from ups.spec.task import Role, TaskSpec
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     import xarray
 
     from ups.spec.batch import Batch, Float32
+
 
 PathLike = str | os.PathLike[str]
 
@@ -200,3 +203,49 @@ class Dataset:
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {split}" for split, count in self.splits.items())
         return f"Dataset({self.task.name!r}, {counts}, {self.num_frames} frames of {'x'.join(map(str, self.space))})"
+
+
+_ERRORS: dict[str, type[UpsError]] = {
+    kind.cause: kind for kind in (ConfigError, DataError, MachineError, MissingExtraError)
+}
+
+
+def generate_data(
+    task: str,
+    out: str | os.PathLike[str] = "data",
+    *,
+    trajectories: tuple[int, int, int] = (512, 64, 64),
+    resolution: int | None = None,
+    frames: int | None = None,
+    parameters: Mapping[str, float] | None = None,
+    seed: int = 0,
+    processes: int | None = None,
+    overwrite: bool = False,
+) -> Dataset:
+    """Make OUT/TASK.zarr like `ups data generate`, and open it. What is there already is kept.
+
+    trajectories: of train, valid and test. resolution: stored points of each axis; frames: stored frames. parameters:
+    values to give instead of drawing them. processes: of the solver, default one for each core.
+    """
+    options = {"--trajectories": ",".join(map(str, trajectories)), "--resolution": resolution, "--frames": frames}
+    options |= {"--seed": seed, "--processes": processes, "--out": os.fspath(out)}
+    words = [f"{name}={value}" for name, value in options.items() if value is not None]
+    words += [f"--parameter={name}={value!r}" for name, value in (parameters or {}).items()]
+    words += ["--overwrite"] if overwrite else []
+    command = processes.module_command("ups", "data", "generate", task, *words, "--json")
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        # Who is killed leaves no solver behind, which would hold the store against the next try.
+        preexec_fn=processes.bound_to(os.getpid()),
+    )
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        raise MachineError(f"the generation of '{task}' ended without a result: {done.stderr[-500:].strip()}") from None
+    if done.returncode:
+        error = found["error"]
+        raise _ERRORS.get(error["cause"], MachineError)(error["message"], hint=error["hint"])
+    return open_data(found[0]["path"])

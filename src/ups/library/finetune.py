@@ -8,13 +8,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ups.config.description import TaskDescription
+from ups.buckets.path import data_path
+from ups.config.description import TaskDescription, description_next_to, read_description
 from ups.config.recipe import ResolvedRecipe, plain_data, resolve_data
-from ups.config.schema import Recipe
-from ups.errors import BundleError, ConfigError
+from ups.config.schema import Recipe, TaskConfig
+from ups.data.open import open_paths
+from ups.errors import BundleError, ConfigError, DataError
+from ups.formats.open_container import needs_description
+from ups.formats.zarr_store import is_own_store
 from ups.library.recipe import override_text
 from ups.record.files import load_object
 from ups.record.run_dir import BUNDLE_FILE, find_bundle, is_bundle
+from ups.run.directory import read_run_recipe
 from ups.spec.task import TaskSpec
 
 logger = logging.getLogger(__name__)
@@ -50,9 +55,6 @@ def resolve_finetuning(
     changes: list[str],
 ) -> ResolvedRecipe:
     """The same with its canonical text and hash; changes as `ups train --set` takes them."""
-    from ups.run.directory import read_run_recipe
-    from ups.run.known_data import description_for
-
     source = find_bundle(os.fspath(bundle))
     if not is_bundle(source):
         raise BundleError(
@@ -117,8 +119,6 @@ def _described(description: TaskDescription | None) -> dict[str, Any]:
 
 
 def _task_of(data: str, description: TaskDescription | None) -> TaskSpec:
-    from ups.data.open import open_paths
-
     reader = open_paths(data, description=description)
     reader.close()
     return reader.task
@@ -171,3 +171,42 @@ def _interface(task: TaskSpec) -> Mapping[str, object]:
         "axes": [(axis.name, axis.boundary) for axis in task.axes],
         "parameters": [parameter.name for parameter in task.parameters],
     }
+
+
+def own_data(bundle: Path, task: str) -> TaskConfig:
+    """The data that a task was trained on. Raises BundleError where the bundle does not say so."""
+    try:
+        tasks = read_run_recipe(bundle).recipe.data.tasks
+    except ConfigError:  # a bundle needs no recipe that this version reads
+        tasks = []
+    for known in tasks:
+        if known.name == task:
+            return known
+    raise BundleError(f"{bundle} does not say on which data '{task}' was trained", hint="say where to start: INPUT")
+
+
+def description_for(bundle: Path, source: str, task: str | None = None) -> TaskDescription | None:
+    """What the arrays of a file mean: by the task.yaml next to it, else by what the run was told about its own data.
+
+    task: of the bundle; without it the first whose description the file fits. None for what needs no description.
+    """
+    if not data_path(source).exists() or is_own_store(source):
+        return None
+    beside = description_next_to([source])
+    if beside is not None:
+        return read_description(beside)
+    try:
+        tasks = read_run_recipe(bundle).recipe.data.tasks
+    except ConfigError:
+        return None
+    known = [one.description for one in tasks if task in (None, one.name) and one.description is not None]
+    found = [one if isinstance(one, TaskDescription) else read_description(one) for one in known]
+    if task is not None or not needs_description(data_path(source)):
+        return found[0] if found and task is not None else None
+    for one in found:
+        try:
+            open_paths(source, description=one).close()
+        except DataError:
+            continue
+        return one
+    return None

@@ -7,17 +7,26 @@ each in steps.json. No torch.
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ups.config.recipe import ResolvedRecipe
+from ups.config.schema import Recipe
 from ups.errors import GateError, UpsError
-from ups.library.output import messages_shown
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
-from ups.library.recipe_steps import STEPS, Job, Step, StepOutput, StoppedError
+from ups.library.recipe_steps import STEPS, Job, Step, StepOutput, StoppedError, before_gate
 from ups.library.run import Run
+from ups.library.train import messages_shown
+from ups.record.run_dir import RunDir
+from ups.record.text import duration_text, path_text, printable
 from ups.run.steps_file import DONE, FAILED, INTERRUPTED, StepRecord, StepsFile, digest
 from ups.supervise.run_file import GATE_FAILED
+
+if TYPE_CHECKING:
+    from ups.run.progress_line import ProgressLine
+
 
 # What a tracker gets to hear of the gate, and of the report.
 TRACKER_SECONDS = 60.0
@@ -29,7 +38,6 @@ def run_recipe(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **
     recipe and overrides as in `train`. Returns the run whatever its verdict is: look at `run.state`, which is
     'gate_failed' where the scores do not reach the gate of the recipe. Raises UpsError where a step cannot be done.
     """
-    from ups.library.step_lines import StepLines
 
     resolved = resolve_recipe(recipe, overrides)
     run_dir = run_dir_for(recipe, resolved)
@@ -43,7 +51,6 @@ def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: St
 
     Raises RunHeldError if another process works on the same run, and UpsError for a step that cannot be done.
     """
-    from ups.library.next_step import next_words
     from ups.run.directory import check_ranks
     from ups.supervise.run_file import hold_steps
     from ups.supervise.tracker_feed import check_trackers
@@ -128,3 +135,84 @@ def _tell_trackers(job: Job) -> None:
     remember(job.run_dir)
     if not any(sync(job.run_dir, list(by_name(job.resolved.recipe.tracking.trackers)), TRACKER_SECONDS).values()):
         forget(job.run_dir)
+
+
+def next_words(job: Job, *, stopped: bool = False) -> str:
+    """One line for a run after its last step. stopped: the training did not come to its end."""
+    from ups.supervise.run_file import read_run
+
+    run = path_text(job.run_dir)
+    if stopped:
+        # A run that was told to stop has a checkpoint and no fault.
+        goes_on = read_run(job.run_dir)["state"] in ("stopped", "preempted")
+        return "next: the same command goes on from the last checkpoint" if goes_on else f"next: ups why {run}"
+    report = f"the report is {path_text(RunDir(job.run_dir).report_page)}"
+    if job.gate_failed:
+        return f"next: ups why {run} says what does not hold; {report}"
+    tasks = job.resolved.recipe.data.tasks
+    chosen = f" --task {tasks[0].name}" if len(tasks) > 1 else ""
+    return f"next: ups rollout {run}{chosen} --picture {job.run_dir.name}.png; {report}"
+
+
+_WIDTH = max(len(step.name) for step in STEPS) + 2
+
+
+class StepLines(StepOutput):
+    """Results on standard output; on standard error what a step does, how far it is, and that it goes on."""
+
+    _progress: ProgressLine | None = None
+
+    def line(self, text: str) -> None:
+        """Write whole lines, above the progress."""
+        if self._progress is not None:
+            self._progress.clear()
+        self.write(text)
+
+    def write(self, text: str) -> None:
+        """Write whole lines."""
+        sys.stdout.write(printable(text, keep="\n") + "\n")
+        sys.stdout.flush()
+
+    @contextlib.contextmanager
+    def working(self, name: str, does: str) -> Iterator[None]:
+        from ups.run.progress_line import ProgressLine
+
+        try:
+            with ProgressLine() as self._progress:
+                self._progress.working(f"{name}: {does}")
+                yield
+        finally:
+            self._progress = None
+
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
+        yield None if self._progress is None else self._progress.count
+
+    @contextlib.contextmanager
+    def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
+        from ups.run.progress_line import MetricsFollower, ProgressLine
+
+        stages = [stage.type for stage in recipe.stages]
+        line = self._progress or ProgressLine(quiet=True)
+        with MetricsFollower(RunDir(run_dir).metrics, stages, line) as rows:
+            yield before_gate(rows.say, recipe)
+
+    def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
+        from ups.run.scoring import score_lines
+
+        self.line(score_lines(results))
+
+    def ended(self, record: StepRecord) -> None:
+        words = {DONE: record.says, GATE_FAILED: f"not passed: {record.says}"}
+        text = words.get(record.outcome, f"{record.outcome}: {record.cause or record.says}")
+        self.line(f"{record.name:<{_WIDTH}}{text} ({duration_text(record.seconds)})")
+
+    def pronounced(self, line: str) -> None:
+        self.line(line)
+
+    def unchanged(self, record: StepRecord) -> None:
+        words = f"not passed: {record.says}" if record.outcome == GATE_FAILED else record.says
+        self.line(f"{record.name:<{_WIDTH}}unchanged: {words}")
+
+    def closing(self, words: str) -> None:
+        self.line(words)

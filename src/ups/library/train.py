@@ -6,31 +6,61 @@ No torch here: the ranks import it, and when torch is what is broken this proces
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ups.config.recipe import ResolvedRecipe
 from ups.config.schema import Recipe
-from ups.errors import GateError, RunDirectoryLostError, UpsError
-from ups.library.output import Output, Printed, messages_shown
+from ups.errors import GateError, MachineError, RunDirectoryLostError, TrainingError, UpsError
+from ups.inference.stored_scores import stored_warnings, written_words
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.run import Run
 from ups.record.identity import RunIdentity
+from ups.record.log import log_shown_by, short_line
 from ups.record.processes import module_command
 from ups.record.run_dir import RunDir
-from ups.run.directory import from_outside
+from ups.record.text import last_line, path_text, printable
+from ups.run.directory import (
+    INPUTS,
+    check_inputs,
+    check_ranks,
+    completed_step,
+    ensure_run_statistics,
+    from_outside,
+    identify,
+    last_step_of,
+    leave_no_trace,
+    never_stepped,
+    prepare,
+    read_run_recipe,
+    read_statistics,
+)
+from ups.run.progress_line import MetricsFollower, ProgressLine
+from ups.run.restoring import restore_run
+from ups.supervise.bucket_mirror import BucketMirror, check_mirror
+from ups.supervise.fault import MICRO_BATCH_SIZE
+from ups.supervise.follower import follow
+from ups.supervise.head import dismiss
+from ups.supervise.link_endpoints import head_link
+from ups.supervise.options import HostInfo, Options
+from ups.supervise.run_file import GATE_FAILED, hold_run, read_run, was_started
+from ups.supervise.supervisor import supervise_held
+from ups.supervise.tracker_feed import check_trackers
+from ups.supervise.trackers import Trackers
 
 if TYPE_CHECKING:
     from ups.formats.base import Reader
-    from ups.supervise.bucket_mirror import BucketMirror
-    from ups.supervise.options import HostInfo, Options
-    from ups.supervise.trackers import Trackers
+
 
 logger = logging.getLogger(__name__)
+_REHEARSAL_SECONDS = 600
 
 
 def train(recipe: RecipeLike, ranks: int = 1, *, progress: bool = False, **overrides: Any) -> Run:
@@ -66,10 +96,6 @@ def train_resolved(
     host_info: of this process, in a run over several hosts. The first host does all that is done once; the others
     only start and watch their ranks. bundle: whether it is also scored and bundled.
     """
-    from ups.run.directory import completed_step
-    from ups.supervise.bucket_mirror import BucketMirror
-    from ups.supervise.trackers import Trackers
-
     if host_info is not None and not host_info.is_head:
         return follow_host(resolved.recipe, run_dir, ranks, output, host_info)
     with contextlib.ExitStack() as stack:
@@ -104,19 +130,6 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
     """Check machine and data, hold the run, and write what ranks read; gives the identity of the run."""
     from ups.data.open import open_tasks
     from ups.doctor.probes.preflight import check_data, check_machine
-    from ups.run.directory import (
-        INPUTS,
-        check_ranks,
-        ensure_run_statistics,
-        identify,
-        leave_no_trace,
-        never_stepped,
-        prepare,
-    )
-    from ups.run.restoring import restore_run
-    from ups.supervise.bucket_mirror import check_mirror
-    from ups.supervise.run_file import hold_run
-    from ups.supervise.tracker_feed import check_trackers
 
     recipe = resolved.recipe
     check_trackers(recipe.tracking.trackers)
@@ -151,9 +164,6 @@ def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1
 
 def check_gate(run_dir: Path, recipe: Recipe, identity: RunIdentity) -> None:
     """Raises GateError if the run is trained and its scores were judged as too bad: a bundle would hide that."""
-    from ups.run.directory import completed_step
-    from ups.supervise.run_file import GATE_FAILED, read_run, was_started
-
     if not was_started(run_dir) or read_run(run_dir)["state"] != GATE_FAILED:
         return
     if completed_step(run_dir, recipe, identity, bundled=False) is not None:
@@ -168,7 +178,6 @@ def check_latents(run_dir: Path, recipe: Recipe, readers: Sequence[Reader]) -> N
     """Raises DataError if a cache of latents is not of the encoder, data and statistics of the run."""
     if any(stage.cache_place for stage in recipe.stages):
         from ups.run.assemble import OpenData
-        from ups.run.directory import read_statistics
         from ups.run.latent_caching import check_encoders
 
         check_encoders(run_dir, recipe, OpenData(readers, read_statistics(run_dir, readers)))
@@ -185,10 +194,6 @@ def start_ranks(
     mirror: BucketMirror | None = None,
 ) -> int:
     """Start the ranks of a prepared run that is held, and stay until its verdict; returns the exit code of the run."""
-    from ups.run.directory import check_inputs, last_step_of
-    from ups.supervise.fault import MICRO_BATCH_SIZE
-    from ups.supervise.supervisor import supervise_held
-
     share = max(size for n in range(len(recipe.stages)) for size in recipe.data_of(n).batch_sizes) // ranks
     options = _options(run_dir, recipe, ranks, host_info)
     chosen = _chosen(run_dir, recipe, ranks, len(options.local_ranks))
@@ -208,10 +213,35 @@ def start_ranks(
         if host_info is None:
             return supervise_held(options, say)
         from ups import __version__
-        from ups.supervise.link_endpoints import head_link
 
         with head_link(host_info, ranks, __version__, run_dir) as link:
             return supervise_held(options, say, link)
+
+
+def auto_micro_batch(run_dir: Path, ranks: int, host_bytes: int) -> int:
+    """Windows in a pass for a run whose directory is prepared. No torch in this process.
+
+    host_bytes: memory of this host for each of its ranks. Raises MachineError if not even one window fits.
+    """
+    command = module_command("ups.run.planning", str(run_dir), str(ranks), str(host_bytes))
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_REHEARSAL_SECONDS, check=False)
+        problem = last_line(done.stderr) if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        problem = f"the rehearsal took more than {_REHEARSAL_SECONDS} s"
+    if problem:
+        raise TrainingError(
+            f"no micro-batch could be chosen for engine.micro_batch_size=auto: {problem}",
+            hint="set engine.micro_batch_size to a number of windows; `ups plan` shows what stages need",
+        )
+    found = json.loads(done.stdout.splitlines()[-1])
+    if found["micro_batch_size"] is None:
+        raise MachineError(
+            f"stage {found['stage']} does not fit with one window: {found['usable_bytes'] / 2**30:.1f} GiB are usable",
+            hint="use engine.activation_checkpointing, engine.strategy=fsdp on more ranks, or a smaller model; "
+            "`ups plan` shows what takes the memory",
+        )
+    return int(found["micro_batch_size"])
 
 
 def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict[str, int]:
@@ -219,8 +249,6 @@ def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict
     if recipe.engine.micro_batch_size != "auto":
         return {}
     from ups.doctor.probes.ulimits import memory_available_bytes
-    from ups.run.auto_micro_batch import auto_micro_batch
-    from ups.supervise.fault import MICRO_BATCH_SIZE
 
     found = auto_micro_batch(run_dir, ranks, memory_available_bytes() // local_ranks)
     logger.info("engine.micro_batch_size=auto: %d windows fit", found)
@@ -230,8 +258,6 @@ def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict
 def _release_followers(run_dir: Path, ranks: int, host_info: HostInfo, line: str, code: int = 0) -> None:
     """Tell the other hosts of a run that there is nothing to do."""
     from ups import __version__
-    from ups.supervise.head import dismiss
-    from ups.supervise.link_endpoints import head_link
 
     with head_link(host_info, ranks, __version__, run_dir) as link:
         dismiss(link, line, code)
@@ -239,9 +265,6 @@ def _release_followers(run_dir: Path, ranks: int, host_info: HostInfo, line: str
 
 def _release_followers_after(error: UpsError, run_dir: Path, ranks: int, host_info: HostInfo) -> None:
     """Tell the other hosts why the run cannot start: they would wait for host 0 until their deadline."""
-    from ups.run.directory import INPUTS, leave_no_trace
-    from ups.supervise.run_file import hold_run
-
     made = not run_dir.exists()
     # Whatever goes wrong here, the error that is on its way is the one to show.
     with contextlib.suppress(UpsError), hold_run(run_dir):
@@ -258,7 +281,6 @@ def _release_followers_after(error: UpsError, run_dir: Path, ranks: int, host_in
 def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, host_info: HostInfo) -> int:
     """Start and watch the ranks of this host as host 0 says, until its verdict; returns the exit code of the run."""
     from ups import __version__
-    from ups.supervise.follower import follow
 
     with output.following_host() as say:
         return follow(_options(run_dir, recipe, ranks, host_info), say, __version__)
@@ -266,8 +288,6 @@ def follow_host(recipe: Recipe, run_dir: Path, ranks: int, output: Output, host_
 
 def _options(run_dir: Path, recipe: Recipe, ranks: int, host_info: HostInfo | None) -> Options:
     """What every supervisor of the run knows about its ranks."""
-    from ups.supervise.options import Options
-
     threads = recipe.engine.threads or (1 if ranks > 1 else None)
     return Options(
         run_dir=run_dir,
@@ -286,3 +306,114 @@ def leave_bundle(run_dir: Path, output: Output) -> None:
     with output.scoring() as progress:
         path, results = bundle_of_run(str(run_dir), progress=progress)
     output.scored(results, path)
+
+
+def fit(recipe: RecipeLike, *, progress: bool = True, **overrides: Any) -> Run:
+    """Train a recipe here, on one rank, with a progress line; or go on with a run that was interrupted.
+
+    recipe and overrides as in `train`; the losses are those of `train(recipe, ranks=1)`, bit by bit, for the same
+    number of threads. An interrupt (Ctrl-C, "stop" in a notebook) saves and returns the run in state 'stopped'; a
+    second one leaves at once and raises KeyboardInterrupt. An error is written into the run, for `run.why()`, and
+    raised. Models, stages and readers that this process has registered are seen, other than by `train`.
+    """
+    from ups.run.in_process import train_in_process
+
+    resolved = resolve_recipe(recipe, overrides)
+    run_dir, output = run_dir_for(recipe, resolved), Printed() if progress else Output()
+    with messages_shown(progress), prepared(resolved, run_dir, 1) as identity:
+        done = completed_step(run_dir, resolved.recipe, identity)
+        if done is not None:
+            output.completed_before(run_dir, done)
+            return Run(run_dir)
+        with (
+            BucketMirror(run_dir, resolved.recipe.checkpoint),
+            Trackers(run_dir, resolved.recipe.tracking.trackers) as trackers,
+        ):
+            with output.following(run_dir, resolved.recipe) as say:
+                code = train_in_process(run_dir, resolved.recipe, identity, say, trackers)
+            if code == 0:
+                leave_bundle(run_dir, output)
+    return Run(run_dir)
+
+
+class Output:
+    """Keeps silent. `ups train` and `progress=True` put others in its place."""
+
+    def completed_before(self, run_dir: Path, step: int) -> None:
+        """There is nothing to do: the run was completed by an earlier start."""
+
+    def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
+        """The scores of a completed run, and where its bundle is."""
+
+    @contextlib.contextmanager
+    def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
+        """Show progress while entered; gives the function that takes whole lines (faults, the verdict)."""
+        yield lambda line: None
+
+    @contextlib.contextmanager
+    def following_host(self) -> Iterator[Callable[[str], None]]:
+        """The same on a host that follows another one: lines about its own ranks, and the verdict of the run."""
+        yield lambda line: None
+
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
+        """Show progress while entered; gives the function that takes what is done, how much of it, of how much."""
+        yield None
+
+
+class Printed(Output):
+    """Lines on standard output, progress on standard error."""
+
+    # How a person gives a stage that many more steps.
+    more_steps = "stages__{}__{}=MORE"
+
+    def completed_before(self, run_dir: Path, step: int) -> None:
+        sys.stdout.write(printable(completed_words(run_dir, step, self.more_steps), keep=chr(10)) + "\n")
+
+    def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
+        from ups.run.scoring import score_lines
+
+        sys.stdout.write(printable(f"{score_lines(results)}\n{written_words(bundle)}", keep=chr(10)) + "\n")
+
+    @contextlib.contextmanager
+    def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
+        stages = [stage.type for stage in recipe.stages]
+        with ProgressLine() as line, MetricsFollower(RunDir(run_dir).metrics, stages, line) as rows:
+            line.show("starting", in_log=False)  # a rank needs some seconds for its imports
+            yield rows.say
+
+    @contextlib.contextmanager
+    def following_host(self) -> Iterator[Callable[[str], None]]:
+        yield _write_line
+
+    @contextlib.contextmanager
+    def scoring(self) -> Iterator[Callable[[str, int, int], None] | None]:
+        with ProgressLine() as line:
+            yield line.count
+
+
+def completed_words(run_dir: Path, step: int, more_steps: str) -> str:
+    """What is said about a run that is completed already, with the way to go on."""
+    stages = read_run_recipe(run_dir).recipe.stages
+    length = "steps" if stages[-1].steps is not None else "budget_seconds"
+    way = more_steps.format(len(stages) - 1, length)
+    bundle = RunDir(run_dir).bundle
+    head = f"{path_text(run_dir)} is completed: step {step}, verified; its bundle is {path_text(bundle)}"
+    warnings = [f"WARNING: {text}" for text in stored_warnings(bundle)[1]]
+    return "\n".join([head, f"to train it longer: {way}", *warnings])
+
+
+@contextlib.contextmanager
+def messages_shown(progress: bool) -> Iterator[None]:
+    """Show warnings on standard error to who asked for progress and has not configured logging."""
+    with log_shown_by(_write_short) if progress else contextlib.nullcontext():
+        yield
+
+
+def _write_line(line: str) -> None:
+    sys.stdout.write(printable(line) + "\n")
+    sys.stdout.flush()
+
+
+def _write_short(record: logging.LogRecord) -> None:
+    sys.stderr.write(short_line(record) + "\n")

@@ -6,8 +6,10 @@ with a table of devices, so they are estimates; `measure_steps` trains a few rea
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,14 +20,16 @@ from typing import Any
 import torch
 
 from ups.config.schema import Recipe
+from ups.data.open import open_tasks
 from ups.data.sampler import Cut
 from ups.distributed.runtime import Runtime
 from ups.plan.communication import GPUS_PER_HOST, traffic
-from ups.plan.devices import Device
+from ups.plan.devices import OF_FREE_MEMORY, Device
 from ups.plan.failures import HOURS_BETWEEN_FAILURES, Outlook, outlook
 from ups.plan.rehearsal import Kind, Rehearsal, rehearse
 from ups.run.assemble import OpenData, assemble, bare_stage, stage_loader
 from ups.run.cache_gain import field_bytes
+from ups.run.directory import read_run_recipe, read_statistics
 from ups.spec.batch import RankInfo
 from ups.training.engine import Engine
 from ups.training.progress import Progress
@@ -108,6 +112,8 @@ def pass_seconds(found: Rehearsal, kinds: Sequence[Kind], device: Device) -> tup
     return forward, backward
 
 
+# What a rank on a CPU holds besides tensors: Python, torch, kernels.
+_PROCESS_BYTES = 600 << 20
 # Assumed of the copy of a state into host memory, bytes per second.
 _COPY_BANDWIDTH = 10e9
 
@@ -342,3 +348,37 @@ def _page_libraries_in() -> None:
 def _status(name: str) -> int:
     line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(name + ":"))
     return int(line.split()[1]) * 1024
+
+
+def usable_bytes(recipe: Recipe, host_bytes: int) -> tuple[int, bool]:
+    """Bytes for the tensors of one rank, and whether they are those of a GPU."""
+    if recipe.engine.device != "cpu" and torch.cuda.is_available():
+        return int(OF_FREE_MEMORY * torch.cuda.mem_get_info(0)[0]), True
+    return int(OF_FREE_MEMORY * host_bytes) - _PROCESS_BYTES, False
+
+
+def main() -> None:
+    """Print the largest micro-batch size with which every stage of a run fits: for `engine.micro_batch_size: auto`.
+
+    In a process of its own: it needs torch, which the supervisor must not, and asks CUDA for free memory, which leaves
+    a context on the device for as long as the process lives.
+    """
+    run_dir, ranks, host_bytes = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    recipe = read_run_recipe(run_dir).recipe
+    usable, on_gpu = usable_bytes(recipe, host_bytes)
+    smallest, at = None, 0
+    with open_tasks(recipe.data) as readers:
+        opened = OpenData(readers, read_statistics(run_dir, readers))
+        for index in range(len(recipe.stages)):
+            found = largest_micro_batch(
+                recipe, opened, index, ranks, usable, offloaded=recipe.engine.offload and on_gpu
+            )
+            if smallest is None or found is None or found < smallest:
+                smallest, at = found, index
+            if found is None:
+                break
+    sys.stdout.write(json.dumps({"micro_batch_size": smallest, "stage": at, "usable_bytes": usable}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from ups.config.schema import TaskConfig
 from ups.data import fetch as fetch_module
 from ups.data.fetch import RemoteFile, RemoteSet
 from ups.errors import ConfigError, FetchUnavailableError
-from ups.library.data_step import make_data, source_facts
+from ups.library.recipe_steps import make_data, source_facts
 
 NAME = "pdebench/small"
 

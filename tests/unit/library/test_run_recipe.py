@@ -14,7 +14,7 @@ from ups.config.recipe import ResolvedRecipe, resolve
 from ups.errors import DataError, RunHeldError
 from ups.library import run_recipe
 from ups.library.recipe_steps import Job, Step, StepOutput, before_gate
-from ups.library.step_lines import StepLines
+from ups.library.run_recipe import StepLines
 from ups.record.identity import file_sha256
 from ups.run.steps_file import read_steps
 from ups.supervise.run_file import hold_steps

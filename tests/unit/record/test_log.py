@@ -16,7 +16,7 @@ SOURCE = Path(log.__file__).parents[1]
 WRITERS = {
     "doctor/probes/check.py",
     "doctor/probes/libraries.py",
-    "library/output.py",
+    "library/train.py",
     "record/failure.py",
     "record/log.py",
     "record/rank_wrapper.py",

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.evaluation.test_comparison import scored
 from ups.evaluation.comparison import Scored, compare
 from ups.evaluation.report.side_by_side import write_comparison
-from ups.run.comparing import seed_groups, seed_table
+from ups.library.scores import seed_groups, seed_table
 
 
 def run(label: str, factor: float, seed: object, rate: float = 0.1, more: str = "") -> Scored:

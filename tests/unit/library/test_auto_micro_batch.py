@@ -12,11 +12,10 @@ from ups.config.recipe import resolve_data
 from ups.config.schema import Recipe
 from ups.errors import MachineError
 from ups.library.recipe import RecipeLike
-from ups.library.train import prepared, train
+from ups.library.train import auto_micro_batch, prepared, train
 from ups.plan.devices import OF_FREE_MEMORY
 from ups.run.assemble import open_data
-from ups.run.auto_micro_batch import _PROCESS_BYTES, auto_micro_batch
-from ups.run.planning import kinds_of, rehearse_stage
+from ups.run.planning import _PROCESS_BYTES, kinds_of, rehearse_stage
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
