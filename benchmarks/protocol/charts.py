@@ -22,8 +22,7 @@ from benchmarks.protocol.page import (
     values_of,
 )
 from benchmarks.protocol.recipes import MODELS, REFERENCE
-from ups.evaluation.gallery import Example
-from ups.evaluation.report.figures import LINE_COLORS, draw_panels, png_bytes, pyplot
+from ups.evaluation.figures import LINE_COLORS, Example, draw_panels, png_bytes, pyplot
 from ups.solvers.tasks import BENCH_TASKS
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")

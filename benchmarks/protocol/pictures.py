@@ -63,8 +63,7 @@ def joint_page(rows: Any, out: Path, data: Path) -> bytes | None:
     from benchmarks.protocol.charts import task_page
     from ups.config.schema import TaskConfig
     from ups.data.open import open_task
-    from ups.evaluation.gallery import examples
-    from ups.evaluation.report.figures import check_packages
+    from ups.evaluation.figures import check_packages, examples
     from ups.evaluation.results import trajectory_means
     from ups.evaluation.rollout import RolloutPlan, score_task
     from ups.inference.bundle import load_bundle

@@ -14,8 +14,7 @@ from ups.data.open import open_task
 from ups.distributed.agreement import from_all
 from ups.distributed.runtime import Runtime
 from ups.evaluation.accumulate import Accumulator
-from ups.evaluation.references import references
-from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.evaluation.rollout import RolloutPlan, references, score_task
 from ups.models.build import build_model
 from ups.testing.ranks import launch
 

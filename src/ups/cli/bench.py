@@ -77,7 +77,7 @@ def _bench_recipe(recipe: str, models: list[str], out: str, changes: list[str], 
 
     from ups.cli.compare import show
     from ups.config.recipe import recipe_file, resolve
-    from ups.evaluation.report.figures import check_packages
+    from ups.evaluation.figures import check_packages
     from ups.library.bench import bench_recipe
     from ups.record.text import path_text
     from ups.run.directory import run_dir_of

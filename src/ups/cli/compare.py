@@ -66,8 +66,8 @@ def show(found: Comparison, out: str | None, *, json: bool) -> None:
 
 def _lines(found: TaskComparison, costs: dict[str, dict[str, float]]) -> str:
     """A table for people: models side by side with the reference, a star for the best if it is no accident."""
-    from ups.evaluation.headline import SCORES
-    from ups.evaluation.report.page import difference_words
+    from ups.evaluation.report import difference_words
+    from ups.evaluation.results import SCORES
 
     steady = found.first["steady"]
     rows = [["error", *found.results, "reference", "", ""]]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ups.config.schema import TaskConfig
-    from ups.evaluation.gallery import Example
+    from ups.evaluation.figures import Example
     from ups.inference.simulator import Simulator
     from ups.spec.task import TaskSpec
 
@@ -112,7 +112,7 @@ def rollout(
     if vtkhdf:
         check_new(Path(out or ""))
     if film is not None or picture is not None:
-        from ups.evaluation.report.figures import check_packages
+        from ups.evaluation.figures import check_packages
 
         check_packages(film=film is not None)
     found = find_bundle(bundle)
@@ -302,7 +302,7 @@ def _read_input(
 ) -> _Input:
     from ups.data.open import open_task
     from ups.errors import DataError
-    from ups.evaluation.references import mean_field
+    from ups.evaluation.rollout import mean_field
 
     source = config.paths[0]
     netcdf = Path(source).suffix in (".nc", ".nc4", ".cdf")
@@ -404,7 +404,7 @@ def _example(spec: TaskSpec, result: Any, start: _Input, every: int) -> Example:
     """The first sample of a result as a picture book, with the truth for as long as there is one."""
     import numpy as np
 
-    from ups.evaluation.gallery import Example
+    from ups.evaluation.figures import Example
 
     role = spec.predicted
     parts, units = [], []
@@ -483,9 +483,8 @@ def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]
 
 def _draw(example: Example, channel: int, film: str | None, picture: str | None) -> list[str]:
     from ups.errors import DataError
-    from ups.evaluation.gallery import even
-    from ups.evaluation.report.figures import fields_png
-    from ups.evaluation.report.figures import film as make_film
+    from ups.evaluation.figures import even, fields_png
+    from ups.evaluation.figures import film as make_film
     from ups.record.manifest import write_file_atomically
 
     written = []

@@ -13,8 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import ConfigError, DataError
-from ups.evaluation.headline import SCORES, best_reference, difference, headlines, significant, with_article
-from ups.evaluation.results import from_json, paired_difference, trajectory_means
+from ups.evaluation.results import (
+    SCORES,
+    best_reference,
+    difference,
+    from_json,
+    headlines,
+    paired_difference,
+    significant,
+    trajectory_means,
+    with_article,
+)
 from ups.record.files import load_object
 from ups.record.text import printable
 

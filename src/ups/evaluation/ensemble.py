@@ -13,16 +13,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ups.evaluation.ensemble_metrics import (
+from ups.evaluation.metrics import (
     fair_crps,
     gaussian_crps,
     mean_over_space,
     mean_square_of_mean,
     rank_counts,
+    shell_energy,
     spread_skill,
     spread_square,
+    trajectory_rms,
 )
-from ups.evaluation.metrics import shell_energy, trajectory_rms
 from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
 from ups.formats.base import Reader
 from ups.models.ensemble import Members, by_member, repeated

@@ -2,7 +2,8 @@
 
 Frames up to and including the start frame are given; only later ones are predicted and scored. Every trajectory of the
 split is scored once: rank r of W takes trajectories r, r + W, ... and `ups.evaluation.accumulate` joins the ranks.
-Memory holds one batch of trajectories, whatever the number of trajectories.
+Memory holds one batch of trajectories, whatever the number of trajectories. `references` are the predictors without
+training that every score is compared with.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -18,6 +20,7 @@ from torch import Tensor
 from ups.errors import DataError
 from ups.evaluation.accumulate import Accumulator
 from ups.formats.base import Reader
+from ups.models.references import TrainingMean, linear_extrapolation, persistence
 from ups.models.rollout import Predictor, rollout
 from ups.spec.batch import Batch, RankInfo
 from ups.spec.descriptors import DivergenceLimits
@@ -171,3 +174,25 @@ def read_inputs(
         numbers=torch.tensor(list(part), dtype=torch.int64),
     )
     return batch, target[:, None] if steady else state[:, plan.context_frames :]
+
+
+def mean_field(reader: Reader, max_trajectories: int = 512) -> Tensor:
+    """(C, *S): point-by-point mean of target or state over (at most so many) train trajectories, streamed."""
+    count = min(reader.splits["train"], max_trajectories)
+    total: np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None = None
+    for trajectory in range(count):
+        window = reader.read("train", trajectory, 0, reader.frames_in("train", trajectory))
+        frame = window.target if reader.task.steady else window.state.mean(axis=0, dtype=np.float64)
+        total = frame.astype(np.float64) if total is None else total + frame
+    assert total is not None, "a train split is never empty"
+    return torch.from_numpy(total / count)
+
+
+def references(reader: Reader, plan: RolloutPlan) -> dict[str, Predictor]:
+    """The untrained predictors that make sense for a task: the mean for steady ones, persistence and co. for others."""
+    found: dict[str, Predictor] = {"training mean": TrainingMean({reader.task.name: mean_field(reader)})}
+    if not reader.task.steady:
+        found["persistence"] = persistence
+        if plan.context_frames >= 2:
+            found["linear extrapolation"] = linear_extrapolation
+    return found

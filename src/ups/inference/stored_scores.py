@@ -20,7 +20,7 @@ MAX_WORDS = 200
 # Heading, key in the summary of a predictor.
 SCORES = (("one step", "one_step_trmse"), ("rollout", "trmse"))
 MEDIANS = (("median nRMSE", "nrmse_median"), ("median VRMSE", "vrmse_median"))
-# How verdicts begin (`ups.evaluation.headline`) where a model is not better than its best reference.
+# How verdicts begin (`ups.evaluation.results`) where a model is not better than its best reference.
 _NOT_BETTER = ("not better", "not significantly better", "worse")
 # In the provenance of a bundle: in what way its training was shorter than its recipe means.
 TOO_SHORT = "training too short"

@@ -18,9 +18,8 @@ from ups.config.yaml_subset import parse
 from ups.errors import ConfigError
 from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, read_scores
 from ups.evaluation.comparison import compare as compare_scored
-from ups.evaluation.headline import SCORES, headlines
-from ups.evaluation.report.side_by_side import write_comparison
-from ups.evaluation.results import to_json
+from ups.evaluation.report import write_comparison
+from ups.evaluation.results import SCORES, headlines, to_json
 from ups.library.run import Run
 from ups.record.checkpoints import latest_verified
 from ups.record.files import read_object

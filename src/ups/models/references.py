@@ -21,7 +21,7 @@ def linear_extrapolation(batch: Batch) -> Tensor:
 class TrainingMean:
     """The mean frame of the train split, point by point: the least that a steady task's model must beat.
 
-    mean_fields: task name -> (C, *S), on the grid of the data (see `ups.evaluation.references.mean_field`).
+    mean_fields: task name -> (C, *S), on the grid of the data (see `ups.evaluation.rollout.mean_field`).
     """
 
     def __init__(self, mean_fields: dict[str, Tensor]) -> None:

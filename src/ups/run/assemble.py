@@ -27,9 +27,8 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import Strategy, spread
 from ups.errors import CheckpointError, ConfigError
 from ups.evaluation.ensemble import score_ensemble
-from ups.evaluation.references import mean_field
 from ups.evaluation.results import trajectory_means
-from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.evaluation.rollout import RolloutPlan, mean_field, score_task
 from ups.formats.base import Reader
 from ups.models.build import build_model
 from ups.models.ensemble import FlowMembers, has_members, members_of

@@ -15,15 +15,12 @@ from typing import Any
 
 from ups.data.validate import trajectories_in_train
 from ups.evaluation.accumulate import Accumulator
+from ups.evaluation.cost import BATCH_SIZE, model_milliseconds, solver_cost
 from ups.evaluation.ensemble import score_ensemble
-from ups.evaluation.gallery import Example, examples
-from ups.evaluation.headline import headlines
-from ups.evaluation.model_cost import BATCH_SIZE, model_milliseconds
-from ups.evaluation.references import references
-from ups.evaluation.report.page import write_report
-from ups.evaluation.results import leak_words, task_result, to_json
-from ups.evaluation.rollout import RolloutPlan, score_task
-from ups.evaluation.solver_cost import solver_cost
+from ups.evaluation.figures import Example, examples
+from ups.evaluation.report import write_report
+from ups.evaluation.results import headlines, leak_words, task_result, to_json
+from ups.evaluation.rollout import RolloutPlan, references, score_task
 from ups.formats.base import Reader
 from ups.inference.bundle import BundleInfo, write_bundle, write_card
 from ups.inference.stored_scores import MODEL

@@ -118,7 +118,7 @@ def test_a_steady_task_and_steps_beyond_the_truth_have_no_persistence(
 def test_a_picture_shows_the_time_of_the_data(desk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From frame 3 on, the first predicted frame is that of four steps after the start of the trajectory."""
     pytest.importorskip("matplotlib")
-    from ups.evaluation.report import figures
+    from ups.evaluation import figures
 
     drawn = []
     real = figures.fields_png
@@ -137,7 +137,7 @@ def test_a_trajectory_of_its_own_length_and_time_step_is_shown_as_it_is(
     desk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    from ups.evaluation.report import figures
+    from ups.evaluation import figures
 
     drawn = []
     real = figures.fields_png
@@ -200,7 +200,7 @@ def test_a_store_of_another_time_step_is_thinned_or_refused(desk: Path, capsys: 
 def drawn_examples(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
     """What is drawn, and which channel of it."""
     pytest.importorskip("matplotlib")
-    from ups.evaluation.report import figures
+    from ups.evaluation import figures
 
     drawn: list[tuple[Any, int]] = []
     real = figures.fields_png

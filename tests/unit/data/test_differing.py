@@ -17,10 +17,9 @@ from ups.data.pack import pack
 from ups.data.validate import trajectories_in_train, validate_paths
 from ups.data.windows import WindowIndex
 from ups.errors import DataError
-from ups.evaluation.gallery import examples
-from ups.evaluation.references import references
+from ups.evaluation.figures import examples
 from ups.evaluation.results import task_result
-from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.evaluation.rollout import RolloutPlan, references, score_task
 from ups.formats.base import Subsampling
 from ups.formats.check_store import check_store
 from ups.formats.store_writer import StoreWriter

@@ -12,9 +12,8 @@ import pytest
 from tests.support.memory_reader import MemoryReader
 from ups.errors import ConfigError, DataError
 from ups.evaluation.comparison import Scored, compare, read_scores, scored_from
-from ups.evaluation.references import references
 from ups.evaluation.results import task_result, to_json
-from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.evaluation.rollout import RolloutPlan, references, score_task
 from ups.spec.batch import RankInfo
 
 
@@ -100,7 +99,7 @@ def test_scores_with_infinities_come_back_as_numbers(tmp_path):
 
 def test_the_page_is_one_file_with_every_model_and_the_changes():
     pytest.importorskip("matplotlib")
-    from ups.evaluation.report.side_by_side import write_comparison
+    from ups.evaluation.report import write_comparison
 
     tasks, notes = compare([scored("A <1>", 0.9), scored("B", 0.99)])
     page = write_comparison(tasks, notes, title="T", changes={"B": [("model.width", "96", "<128>")]})

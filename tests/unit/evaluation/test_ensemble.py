@@ -10,15 +10,15 @@ import torch
 
 from tests.support.memory_reader import MemoryReader
 from ups.evaluation.ensemble import EnsembleScores, score_ensemble
-from ups.evaluation.ensemble_metrics import (
+from ups.evaluation.metrics import (
     fair_crps,
     gaussian_crps,
     mean_square_of_mean,
     rank_counts,
+    shell_energy,
     spread_skill,
     spread_square,
 )
-from ups.evaluation.metrics import shell_energy
 from ups.evaluation.rollout import RolloutPlan
 from ups.formats.base import Array
 from ups.spec.batch import Batch, RankInfo

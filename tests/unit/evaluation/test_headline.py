@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ups.evaluation.comparison import Scored, compare
-from ups.evaluation.headline import SCORES, headlines
+from ups.evaluation.results import SCORES, headlines
 from ups.run.scoring import score_lines
 
 HARDNESS = np.random.default_rng(0).uniform(0.5, 1.5, 16)

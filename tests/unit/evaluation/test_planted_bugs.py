@@ -131,9 +131,9 @@ def test_a_blind_search_for_test_trajectories_in_train_is_seen(tmp_path: Path, m
 
 def test_test_trajectories_in_train_are_said_wherever_scores_are_shown(tmp_path: Path) -> None:
     from ups.data.validate import trajectories_in_train, validate_paths
-    from ups.evaluation.references import references
-    from ups.evaluation.report.page import write_report
+    from ups.evaluation.report import write_report
     from ups.evaluation.results import task_result
+    from ups.evaluation.rollout import references
     from ups.run.scoring import score_lines
 
     def shown(train: list[int], test: list[int], name: str) -> tuple[str, str]:

@@ -14,10 +14,9 @@ import torch
 
 from tests.support.memory_reader import MemoryReader
 from ups.evaluation.ensemble import EnsembleScores
-from ups.evaluation.gallery import Example, examples
-from ups.evaluation.references import references
+from ups.evaluation.figures import Example, examples
 from ups.evaluation.results import paired_difference, task_result, to_json
-from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.evaluation.rollout import RolloutPlan, references, score_task
 from ups.spec.batch import RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
@@ -32,7 +31,7 @@ def almost(batch):
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    from ups.evaluation.report.page import write_report
+    from ups.evaluation.report import write_report
 
     results, pictures = [], {}
     for reader in (MemoryReader(), MemoryReader(points=8, steady=True)):
@@ -81,14 +80,14 @@ def test_the_page_shows_an_ensemble_with_ranks_and_spread(page):
 
 
 def test_a_chart_of_nothing_finite_is_drawn():
-    from ups.evaluation.report.charts import curve_figure, spectrum_figure
+    from ups.evaluation.report import curve_figure, spectrum_figure
 
     assert "<svg" in curve_figure({"model": [math.inf, math.inf]}, "t", "y", "x")
     assert "<svg" in spectrum_figure([1.0, 0.0, 0.0], {"model": [math.inf] * 3}, "t")
 
 
 def test_round_off_does_not_squeeze_a_spectrum():
-    from ups.evaluation.report.charts import spectrum_figure
+    from ups.evaluation.report import spectrum_figure
 
     drawn = spectrum_figure([0.0, 1.0, 1e-16, 1e-3], {"model": [0.0, 0.5, 1e-5, 2e-16]}, "t")
     exponents = {int(found) for found in re.findall(r"\{10\^\{(-?\d+)\}\}", drawn)}  # as comments name the ticks
@@ -114,7 +113,7 @@ def test_a_difference_knows_its_uncertainty():
 def test_a_film_shows_fields_that_move(tmp_path, dims, with_truth):
     """Every frame is decoded and looked at: the panels of a film can be empty, and everything around them right."""
     imageio = pytest.importorskip("imageio.v3")
-    from ups.evaluation.report.figures import film
+    from ups.evaluation.figures import film
 
     space = tuple(np.meshgrid(*[np.arange(8) / 8] * dims, indexing="ij"))
     waves = np.stack([np.sin(2 * np.pi * (space[0] - 0.2 * step)) for step in range(3)])[:, None]
@@ -130,7 +129,7 @@ def test_a_film_shows_fields_that_move(tmp_path, dims, with_truth):
 
 
 def test_a_picture_of_a_cube_says_which_plane_it_shows():
-    from ups.evaluation.report import figures
+    from ups.evaluation import figures
 
     task = TaskSpec("cube", (FieldSpec("u"),), tuple(AxisSpec(name) for name in "xyz"), dt=0.1)
     grid = (np.arange(8) / 8,) * 3
@@ -147,7 +146,7 @@ def saturated(reach: float) -> Example:
 
 
 def test_a_prediction_that_leaves_the_color_scale_is_marked():
-    from ups.evaluation.report import figures
+    from ups.evaluation import figures
 
     little, far = saturated(1.05), saturated(2.0)
     assert figures._limits(little, 0) == (0.0, 1.05)
@@ -160,7 +159,7 @@ def test_a_prediction_that_leaves_the_color_scale_is_marked():
 
 def test_the_color_beyond_the_scale_is_in_the_picture(tmp_path):
     imageio = pytest.importorskip("imageio.v3")
-    from ups.evaluation.report.figures import ABOVE, fields_png
+    from ups.evaluation.figures import ABOVE, fields_png
 
     color = np.array([int(ABOVE[i : i + 2], 16) for i in (1, 3, 5)])
     for reach, least in ((1.05, 0), (2.0, 1000)):
@@ -171,7 +170,7 @@ def test_the_color_beyond_the_scale_is_in_the_picture(tmp_path):
 
 
 def test_colors_that_are_not_on_the_scale_are_explained_where_they_are_drawn():
-    from ups.evaluation.report import figures
+    from ups.evaluation import figures
 
     def explained(example: Example, shown: np.ndarray) -> list[str]:
         figure = figures.pyplot().figure(layout="constrained")
@@ -192,7 +191,7 @@ def test_frames_that_have_diverged_are_marked_and_set_no_scale(tmp_path, with_tr
     imageio = pytest.importorskip("imageio.v3")
     from dataclasses import replace
 
-    from ups.evaluation.report import figures
+    from ups.evaluation import figures
 
     sound = saturated(1.0)
     prediction = sound.prediction.copy()
@@ -213,7 +212,7 @@ def test_frames_that_have_diverged_are_marked_and_set_no_scale(tmp_path, with_tr
 def test_a_title_says_of_which_split_a_trajectory_is():
     from dataclasses import replace
 
-    from ups.evaluation.report.figures import _title
+    from ups.evaluation.figures import _title
 
     reader = MemoryReader()
     (example,) = examples(almost, reader, RolloutPlan.whole(reader, 1), [1])
@@ -224,14 +223,14 @@ def test_a_title_says_of_which_split_a_trajectory_is():
 
 @pytest.mark.parametrize(("frames", "rate"), [(2, 2), (9, 2), (12, 3), (40, 8), (80, 8), (81, 9), (120, 12), (999, 24)])
 def test_a_film_is_neither_too_short_nor_too_long(frames, rate):
-    from ups.evaluation.report.figures import film_rate
+    from ups.evaluation.figures import film_rate
 
     assert film_rate(frames) == rate
 
 
 @pytest.mark.parametrize("height", [0.25, 3.0])
 def test_a_figure_is_as_large_as_its_maps(height):
-    from ups.evaluation.report import figures
+    from ups.evaluation import figures
 
     figure, grid = figures.pyplot().subplots(1, 3, figsize=(11, 6), layout="constrained", squeeze=False)
     for axes in grid[0]:
@@ -246,7 +245,7 @@ def test_a_figure_is_as_large_as_its_maps(height):
 
 
 def test_drawing_ends_when_its_time_is_over_and_the_page_says_so(monkeypatch):
-    from ups.evaluation.report import page as module
+    from ups.evaluation import report as module
 
     drawn = []
     monkeypatch.setattr(module, "fields_png", lambda example, channel: drawn.append(example.trajectory) or b"")
@@ -263,7 +262,7 @@ def test_drawing_ends_when_its_time_is_over_and_the_page_says_so(monkeypatch):
 
 
 def test_a_film_with_less_time_has_fewer_frames_over_the_same_span(tmp_path, monkeypatch):
-    from ups.evaluation.report import figures
+    from ups.evaluation import figures
 
     encoded = []
     monkeypatch.setattr(figures, "_encode", lambda ffmpeg, figure, show, steps, size: encoded.append(list(steps)))

@@ -11,8 +11,7 @@ import torch
 
 from tests.support.memory_reader import MemoryReader
 from ups.errors import DataError
-from ups.evaluation.references import mean_field, references
-from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.evaluation.rollout import RolloutPlan, mean_field, references, score_task
 from ups.models.references import persistence
 from ups.spec.batch import RankInfo
 

@@ -15,11 +15,10 @@ from ups.data.open import check_conserved
 from ups.data.validate import validate_paths
 from ups.errors import ConfigError, DataError
 from ups.evaluation import metrics
-from ups.evaluation.gallery import examples
-from ups.evaluation.references import references
-from ups.evaluation.report.page import _bands, _spectra
+from ups.evaluation.figures import examples
+from ups.evaluation.report import _bands, _spectra
 from ups.evaluation.results import task_result
-from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.evaluation.rollout import RolloutPlan, references, score_task
 from ups.formats.base import Subsampling
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader

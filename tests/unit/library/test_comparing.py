@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.evaluation.test_comparison import scored
 from ups.evaluation.comparison import Scored, compare
-from ups.evaluation.report.side_by_side import write_comparison
+from ups.evaluation.report import write_comparison
 from ups.library.scores import seed_groups, seed_table
 
 

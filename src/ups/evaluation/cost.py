@@ -1,8 +1,9 @@
-"""What the model's error costs without the model: the solver that made the data, on coarser grids, with larger steps.
+"""CPU time of a rollout step: of the model, and of the solver that made the data, at the error of the model.
 
-Each setting starts from the same stored frames as the model, is scored on the stored grid by the same metric, and is
-timed in CPU-seconds of one thread, over the same number of trajectories at once. A setting that blows up has an
-infinite error. The data is itself a solution on some grid: on that grid a solver only repeats it.
+The solver runs on coarser grids and with larger steps. Each setting starts from the same stored frames as the model, is
+scored on the stored grid by the same metric, and is timed in CPU-seconds of one thread, over the same number of
+trajectories at once. A setting that blows up has an infinite error. The data is itself a solution on some grid: on that
+grid a solver only repeats it.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import numpy as np
 import torch
 
 from ups.evaluation.accumulate import Accumulator
-from ups.evaluation.model_cost import BATCH_SIZE, cpu_seconds, model_milliseconds
 from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.formats.base import Reader
 from ups.models.one_thread import one_thread
-from ups.models.rollout import Predictor
+from ups.models.rollout import Predictor, rollout
 from ups.solvers.coarse_solver import Given, Restart, Setting, own_task, restart_of
 from ups.solvers.problem import Float64
 
 CPU = torch.device("cpu")
+BATCH_SIZE = 32
+# Repeats of a timing: three, more while they are short, fewer once they are long.
+MIN_REPEATS, MAX_REPEATS = 3, 10
+SHORT_SECONDS, LONG_SECONDS = 0.3, 4.0
 # Grids finer than the first that is so many times more accurate than the model only cost more.
 ENOUGH = 10.0
 # CPU-seconds for the settings of one task; a grid that would need more is left out, and the result says so.
@@ -158,3 +162,32 @@ def _measure(
 def _last(state: torch.Tensor) -> torch.Tensor:
     """(B, C, *S): the last given frame; nothing for a steady task."""
     return state[:, -1] if state.shape[1] else state[:, :0].flatten(1, 2)
+
+
+@torch.no_grad()
+def model_milliseconds(
+    model: Predictor, reader: Reader, plan: RolloutPlan, split: str, trajectories: Sequence[int]
+) -> float:
+    """CPU milliseconds per step and trajectory of rollouts of these trajectories together."""
+    batch, _ = read_inputs(reader, split, trajectories, plan, CPU, torch.float32)
+
+    def run() -> None:
+        for _ in rollout(model, batch, plan.num_steps):
+            pass
+
+    with one_thread():
+        run()  # the first call pays for what later ones find in memory
+        return 1e3 * cpu_seconds(run) / (len(trajectories) * plan.num_steps)
+
+
+def cpu_seconds(run: Callable[[], object]) -> float:
+    """The least CPU time of a call over some repeats, all threads of the process together.
+
+    The least, because other programs on the machine only add to it.
+    """
+    spent: list[float] = []
+    while sum(spent) < LONG_SECONDS and len(spent) < (MAX_REPEATS if sum(spent) < SHORT_SECONDS else MIN_REPEATS):
+        started = time.process_time()
+        run()
+        spent.append(time.process_time() - started)
+    return min(spent)

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tests.support.memory_reader import MemoryReader
-from ups.evaluation.model_cost import cpu_seconds
+from ups.evaluation.cost import cpu_seconds, solver_cost, verdict
 from ups.evaluation.rollout import RolloutPlan
-from ups.evaluation.solver_cost import solver_cost, verdict
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
 from ups.models.references import persistence
