@@ -104,7 +104,7 @@ def test_a_part_that_is_unregistered_is_gone_everywhere(recipe: Path) -> None:
     resolve(recipe, ["model.type=unet"])
     with MODELS.without("unet"):
         assert "unet" not in MODELS.names()
-        with pytest.raises(ConfigError, match=r"model\.type.*expected one of latent_operator, fno, multiscale"):
+        with pytest.raises(ConfigError, match=r"model\.type.*expected one of multiscale, fno, latent_operator"):
             resolve(recipe, ["model.type=unet"])
         assert "UnetConfig" not in str(recipe_schema())
         with pytest.raises(ConfigError, match="there is no model 'unet'"):
@@ -193,7 +193,7 @@ def test_a_model_for_one_task_and_a_stage_on_latents_are_checked_by_what_parts_d
         with pytest.raises(ConfigError, match=rf"model\.type '{model}' has no latents to train on"):
             resolve(recipe, [f"model.type={model}", "stages=[{type: autoencode, steps: 1}]"])
     tasks = "data.tasks=[{name: a, path: a.zarr}, {name: b, path: b.zarr}]"
-    with pytest.raises(ConfigError, match=r"learns one task, and data\.tasks has 2; use latent_operator"):
+    with pytest.raises(ConfigError, match=r"learns one task, and data\.tasks has 2; use multiscale or latent_operator"):
         resolve(recipe, ["model.type=unet", tasks])
 
 

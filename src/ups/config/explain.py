@@ -328,7 +328,8 @@ def sections_at(schema: type[Section], data: Value, path: FieldPath, *, choose: 
             kinds = [kind for field in fields for kind in sections_in(field.annotation)]
         written = _lookup(data, path[: number + 1])
         if isinstance(written, dict) and (choose or number < len(path) - 1) and len(kinds) > 1:
-            chosen = [k for k in kinds if written.get("type") in literals(k.model_fields["type"].annotation)]
+            name = kinds[0].type_of(written) if issubclass(kinds[0], PartSection) else written.get("type")
+            chosen = [k for k in kinds if name in literals(k.model_fields["type"].annotation)]
             kinds = chosen or kinds
     return kinds
 

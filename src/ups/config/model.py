@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+import logging
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from ups.config.part import PartSection
-from ups.config.setting import REQUIRED, setting
+from ups.config.setting import REQUIRED, former_name, setting
 from ups.registry import MODELS
+
+logger = logging.getLogger(__name__)
+
+# The default of versions before `multiscale` became it: what a stored recipe or bundle without `type` means.
+FORMER_DEFAULT = "latent_operator"
 
 
 class ModelConfig(PartSection):
@@ -21,7 +27,7 @@ class ModelConfig(PartSection):
     """
 
     registry = MODELS
-    default_type = "latent_operator"
+    default_type: ClassVar[str] = "multiscale"
     many_tasks: ClassVar[bool] = False
     has_latents: ClassVar[bool] = False
     can_conserve: ClassVar[bool] = False
@@ -36,6 +42,26 @@ class ModelConfig(PartSection):
         ge=0,
         le=64,
     )
+
+    @classmethod
+    def type_of(cls, value: dict[str, Any]) -> Any:
+        """The type that a section names. One that names none, but sizes of the former default, means that one still."""
+        if "type" in value:
+            return value["type"]
+        default, former = (_names(ModelConfig.settings_of(name)) for name in (cls.default_type, FORMER_DEFAULT))
+        only_former = value.keys() & (former - default) and not value.keys() & (default - former)
+        return FORMER_DEFAULT if only_former else cls.default_type
+
+    @classmethod
+    def _chosen(cls, value: Any) -> PartSection:
+        if isinstance(value, dict) and "type" not in value and cls.type_of(value) == FORMER_DEFAULT:
+            logger.warning(
+                "a model without type has settings of type %s, the former default: add 'type: %s' (now it is %s)",
+                FORMER_DEFAULT,
+                FORMER_DEFAULT,
+                cls.default_type,
+            )
+        return super()._chosen(value)
 
     @property
     def grid_divisor(self) -> int:
@@ -68,8 +94,13 @@ class ModelConfig(PartSection):
         return self.model_dump(mode="json")
 
 
+def _names(config: type[ModelConfig]) -> set[str]:
+    fields = config.model_fields.items()
+    return {name for name, _ in fields} | {former_name(field) for _, field in fields}
+
+
 class LatentOperatorConfig(ModelConfig):
-    """Grid encoder -> latent operator -> decoder: the network for stages on latents, and the one without `type`."""
+    """Grid encoder -> latent operator -> decoder: the network for stages on latents."""
 
     many_tasks = True
     has_latents = True
@@ -129,7 +160,7 @@ class LatentOperatorConfig(ModelConfig):
 
 
 class MultiscaleConfig(ModelConfig):
-    """Convolutions at full resolution, attention on a coarse grid and a linear Fourier part, shared by all tasks."""
+    """Default: convolutions at full resolution, attention on a coarse grid, a linear Fourier part, shared by tasks."""
 
     many_tasks = True
     can_conserve = True

@@ -29,6 +29,11 @@ class PartSection(Section):
         return "registry" in cls.__dict__
 
     @classmethod
+    def type_of(cls, value: dict[str, Any]) -> Any:
+        """The type that a section names, or the default."""
+        return value.get("type", cls.default_type)
+
+    @classmethod
     def kinds(cls) -> dict[str, type[Self]]:
         """The settings of every part of this kind that can be imported, by name; the default comes first."""
         found = {}
@@ -79,7 +84,7 @@ class PartSection(Section):
             return value
         if not isinstance(value, dict):
             raise PydanticKnownError("model_attributes_type")
-        name = value.get("type", cls.default_type)
+        name = cls.type_of(value)
         if name is None and "type" not in value:
             raise PydanticKnownError("union_tag_not_found", {"discriminator": "'type'"})
         if not isinstance(name, str) or name not in cls.registry.names():

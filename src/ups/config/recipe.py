@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from ups.config.description import description_text
 from ups.config.explain import RecipeError, explain
 from ups.config.former_names import present_path, use_present_names
+from ups.config.model import FORMER_DEFAULT
 from ups.config.schema import Recipe
 from ups.config.yaml_subset import (
     MAX_BYTES,
@@ -55,10 +56,27 @@ def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Reso
     """Load a recipe with its includes, apply `a.b=c` overrides in order, and check everything."""
     reader = _Reader()
     document = reader.read(os.fspath(path))
+    if os.path.basename(path) == CONFIG_NAME:
+        _name_models(document)
     for override in overrides:
         apply_override(document, override)
     described = _take_descriptions(document)
     return _resolved(document, frozenset({*reader.included, *described}), (*reader.files, *described))
+
+
+def _name_models(document: Document) -> None:
+    """Write the type into models of a stored recipe (config.yaml of a run or bundle) that name none: the default of the
+    version that stored it."""
+    recipe, networks = document.value, document.value.get("networks")
+    if recipe.get("model") is None:
+        recipe["model"] = {}
+    models = {("model",): recipe["model"]}
+    if isinstance(networks, dict):
+        models |= {("networks", name): model for name, model in networks.items()}
+    for path, model in models.items():
+        if isinstance(model, dict) and "type" not in model:
+            model["type"] = FORMER_DEFAULT
+            document.origins |= dict.fromkeys([path, (*path, "type")], document.origins.get(path, document.origins[()]))
 
 
 def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe") -> ResolvedRecipe:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ups import __version__
-from ups.config.model import ModelConfig
+from ups.config.model import FORMER_DEFAULT, ModelConfig
 from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.inference.stored_scores import bundle_warnings
 from ups.models.build import build_model, wrong_names
@@ -234,7 +234,9 @@ def _info_from(data: Mapping[str, Any]) -> BundleInfo:
         if statistics[spec.name].ranges and not ranges_fit(statistics[spec.name].ranges, spec, space):
             raise ValueError(f"ranges of task '{spec.name}' do not fit its channels and grid")
     return BundleInfo(
-        networks={name: reading.validate_python(network) for name, network in given.items()},
+        networks={
+            name: reading.validate_python({"type": FORMER_DEFAULT, **network}) for name, network in given.items()
+        },
         context_frames=context,
         tasks=specs,
         statistics=statistics,
@@ -257,7 +259,7 @@ def _check_needs(network: Mapping[str, Any], needs: Any) -> None:
 
     The type is looked up among the names that installed packages announce: no name in a bundle is ever imported.
     """
-    name = network.get("type", ModelConfig.default_type)
+    name = network.get("type", FORMER_DEFAULT)
     if not isinstance(name, str):
         raise ValueError("the type of the model must be a text")
     if name in MODELS.names():

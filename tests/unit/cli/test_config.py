@@ -48,7 +48,7 @@ def test_check_tells_every_mistake_on_a_line_and_leaves_with_3(capsys: pytest.Ca
     assert lines == [
         'error: config: --set run.seed = "x": expected a whole number -> Key of every random draw: weights, order of '
         "windows, noise.",
-        "error: config: --set model.widht = 3: no such field in model -> did you mean 'width'?",
+        "error: config: --set model.widht = 3: no such field in model -> did you mean 'widths'?",
     ]
 
 

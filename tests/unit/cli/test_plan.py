@@ -60,7 +60,7 @@ BY_HAND = {
 def wide(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Words of the plan of docs/plan.md: 78,876,480 weights, a batch of 1,024."""
     folder = tmp_path_factory.mktemp("wide")
-    changes = ["model.width=1024", "model.depth=4", "model.num_heads=16", "data.batch_size=1024"]
+    changes = ["model={type: latent_operator, width: 1024, depth: 4, num_heads: 16}", "data.batch_size=1024"]
     changes += ["stages.0.steps=10000", "checkpoint.interval_steps=500"]
     recipe = yaml.safe_load((Path(__file__).parents[3] / "recipes" / "tiny.yaml").read_text())
     for task in recipe["data"]["tasks"]:

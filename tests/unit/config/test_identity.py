@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from ups.config import former_names
 from ups.config.identity import first_difference, learned, recipe_identity
-from ups.config.recipe import resolve
+from ups.config.recipe import resolve, resolve_data
 from ups.config.setting import REQUIRED, Section, setting
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "tiny.yaml"
@@ -43,7 +45,7 @@ def test_how_a_run_is_done_is_free(change: str) -> None:
     [
         "run.seed=7",
         "data.batch_size=64",
-        "model.width=24",
+        "model.kernel_size=5",
         "stages.0.optim.learning_rate=0.5",
         "engine.precision=float64",
     ],
@@ -58,6 +60,47 @@ def test_the_identity_holds_no_free_field() -> None:
     found = learned(resolve(RECIPE).recipe)
     assert "checkpoint" not in found
     assert "path" not in str(found["data"])
+
+
+STORED = Path(__file__).parents[2] / "integration" / "runs"
+DATA = {"tasks": [{"name": "a", "path": "a.zarr"}]}
+PLAIN: dict[str, Any] = {"version": 1, "run": {"name": "x"}, "data": DATA, "stages": [{"type": "operator", "steps": 1}]}
+
+
+@pytest.mark.parametrize("without_type", [False, True])
+def test_a_stored_recipe_without_a_type_keeps_model_and_identity(tmp_path: Path, without_type: bool) -> None:
+    text = (STORED / "v2" / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(text.replace("  type: latent_operator\n", "") if without_type else text)
+    recipe = resolve(tmp_path / "config.yaml").recipe
+    assert recipe.model.type == "latent_operator"
+    stored = json.loads((STORED / "v2" / "run.json").read_text())["identity"]["recipes"]
+    assert [recipe_identity(recipe)] == stored
+
+
+def test_a_stored_recipe_without_a_model_is_of_the_former_default(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(json.dumps(PLAIN | {"networks": {"steady": {}}}))
+    recipe = resolve(tmp_path / "config.yaml").recipe
+    assert recipe.model.type == "latent_operator"
+    assert recipe.networks.steady is not None
+    assert recipe.networks.steady.type == "latent_operator"
+    assert resolve(tmp_path / "config.yaml", ["model.type=multiscale"]).recipe.model.type == "multiscale"
+
+
+def test_a_new_recipe_without_a_type_is_multiscale_and_says_so_in_its_identity() -> None:
+    plain, named, former = (
+        resolve_data(PLAIN | {"model": model}).recipe
+        for model in ({}, {"type": "multiscale"}, {"type": "latent_operator"})
+    )
+    assert plain.model.type == "multiscale"
+    assert recipe_identity(plain) == recipe_identity(named)
+    assert recipe_identity(named) != recipe_identity(former)
+
+
+def test_sizes_of_the_former_default_still_mean_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        recipe = resolve_data(PLAIN | {"model": {"width": 32, "neighbour_mixing": False}}).recipe
+    assert recipe.model.type == "latent_operator"
+    assert "add 'type: latent_operator'" in caplog.text
 
 
 class Old(Section):

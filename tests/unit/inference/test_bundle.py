@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 
@@ -85,6 +87,18 @@ def test_a_bundle_of_one_network_is_read_as_its_operator():
     assert {former_name(name) for name in present} == stored.keys()
     for name, tensor in present.items():
         assert torch.equal(tensor, stored[former_name(name)])
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_bundle_without_a_type_is_of_the_former_default(version, tmp_path):
+    path = tmp_path / "bundle"
+    shutil.copytree(HERE / version / "latent_operator", path)
+    text = (path / "bundle.json").read_text()
+    (path / "bundle.json").write_text(re.sub(r'"type": "latent_operator",\s*', "", text))
+    recommit(path)
+    found = load_bundle(path)
+    assert found.info.model == load_bundle(HERE / version / "latent_operator").info.model
+    assert found.info.model.type == "latent_operator"
 
 
 @pytest.mark.processes
