@@ -28,6 +28,7 @@ PARTS = {
     "jax": "exponax",
     "click": "typer",
     "pydantic_core": "pydantic",
+    "typing_extensions": "pydantic",
     "imageio_ffmpeg": "imageio",
     "mpl_toolkits": "matplotlib",
 }

@@ -32,7 +32,7 @@ class Run:
     @property
     def document(self) -> dict[str, Any]:
         """run.json: attempts, faults, notices and all that follows."""
-        return read_run(self.path)
+        return dict(read_run(self.path))
 
     @property
     def state(self) -> str:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ups.record import processes
 from ups.record.blackbox import Phase, Record
@@ -41,6 +41,9 @@ _WRAPPERS_LEAVE_SECONDS = 5.0
 _CAUSE_SECONDS = 15.0
 
 
+AttemptState = Literal["finished", "left", "failed", "ended"]
+
+
 @dataclass(slots=True)
 class StopRequest:
     """Somebody asked the run to leave: `number` is the signal, 0 for nobody; `urgent` means now."""
@@ -53,7 +56,7 @@ class StopRequest:
 class Outcome:
     """How an attempt ended: `finished`, `left` or `failed`; `ended` where only another host had a reason for that."""
 
-    state: str
+    state: AttemptState
     fault: Fault | None
     last_step: int
     exits: dict[int, int]
@@ -430,7 +433,12 @@ class Attempt:
             consequences=[s.document() for s in found if s.rank != first.rank],
         )
 
-    def _outcome(self, state: str, fault: Fault | None, orphans: list[processes.Process]) -> Outcome:
+    def _outcome(
+        self,
+        state: AttemptState,
+        fault: Fault | None,
+        orphans: list[processes.Process],
+    ) -> Outcome:
         last_step = max((view.last.step for view in self._views if view.last is not None), default=0)
         exits = {view.rank: int(view.exit["code"]) for view in self._views if view.exit is not None}
         behind = next((view.rank for view in self._views if view.last is not None and view.last.step < last_step), None)

@@ -22,7 +22,7 @@ from ups.errors import MissingExtraError
 from ups.record.checkpoints import list_checkpoints
 from ups.record.processes import module_command
 from ups.record.run_dir import RunDir
-from ups.supervise.run_file import note_mirror
+from ups.supervise.run_file import update_run
 from ups.supervise.trackers import end_tracker
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class BucketMirror:
             finally:
                 end_tracker(process)  # also if somebody is tired of waiting
         note = self.note()
-        note_mirror(self._run_dir, asdict(note))
+        update_run(self._run_dir, mirror=asdict(note))
         if process is None or process.returncode != 0:
             why = note.problem or f"the bucket did not answer within {self._close_seconds:.0f} s"
             has = (

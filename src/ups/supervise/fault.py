@@ -13,57 +13,46 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any
+
+from pydantic import Field, StrictStr, TypeAdapter
 
 from ups.record.causes import base_name
-from ups.record.files import is_number, is_whole
 from ups.record.text import printable
 
 # The keys of `ups why --json`, in this order; the rest of a fault is evidence.
-KEYS = (
-    "attempt",
-    "rank",
-    "world",
-    "host",
-    "step",
-    "phase",
-    "cause",
-    "at",
-    "checkpoint",
-    "lost_steps",
-    "action",
-    "log",
-)
-
-
+KEYS = ("attempt", "rank", "world", "host", "step", "phase", "cause", "at", "checkpoint", "lost_steps", "action", "log")
 MAX_REASON = 240
+# Values of JSON documents: a whole number of 64 bits that is not true or false, and a finite number.
+Whole = Annotated[int, Field(strict=True, ge=-(2**63), lt=2**63)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """The first cause of one failed attempt. `checkpoint` is the step of the last commit, None if there is none."""
 
-    attempt: int
-    rank: int
-    world: int
-    host: str
-    step: int
-    phase: str
-    cause: str
-    at: str = "-"
-    checkpoint: int | None = None
-    lost_steps: int = 0
-    action: str = ""
-    log: str = ""
-    message: str = ""
-    hint: str = ""
-    exit_code: int = 6
-    time_wall: float = 0.0
+    attempt: Whole
+    rank: Whole
+    world: Whole
+    host: StrictStr
+    step: Whole
+    phase: StrictStr
+    cause: StrictStr
+    at: StrictStr = "-"
+    checkpoint: Whole | None = None
+    lost_steps: Whole = 0
+    action: StrictStr = ""
+    log: StrictStr = ""
+    message: StrictStr = ""
+    hint: StrictStr = ""
+    exit_code: Whole = 6
+    time_wall: Number = 0.0
     # From the death, or for a standstill from the last sign of life, to the moment at which the supervisor knew.
-    noticed_after_seconds: float = 0.0
-    down_after_seconds: float = 0.0
-    evidence: str = ""
+    noticed_after_seconds: Number = 0.0
+    down_after_seconds: Number = 0.0
+    evidence: StrictStr = ""
     consequences: list[dict[str, Any]] = field(default_factory=list)
 
     def one_line(self) -> str:
@@ -101,28 +90,14 @@ class Fault:
         """As JSON: the documented keys first."""
         return asdict(self)
 
-    @staticmethod
-    def is_document(value: object) -> bool:
-        """Whether `value` has the documented keys, each of its kind: it may come from an untrusted file."""
-        whole = ("attempt", "rank", "world", "step", "lost_steps")
-        numbers = ("time_wall", "noticed_after_seconds", "down_after_seconds")
-        texts = ("host", "phase", "cause", "at", "action", "log", "message", "hint", "evidence")
-        return (
-            isinstance(value, dict)
-            and all(key in value for key in KEYS)
-            and all(is_whole(value[key]) for key in whole)
-            and is_whole(value.get("exit_code", 0))
-            and all(isinstance(value.get(key, ""), str) for key in texts)
-            and (value["checkpoint"] is None or is_whole(value["checkpoint"]))
-            and all(is_number(value.get(key, 0.0)) for key in numbers)
-            and isinstance(value.get("consequences", []), list)
-        )
-
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Fault:
-        """Read back what `document` gave; unknown keys of a newer version are left out."""
-        known = {f.name for f in fields(cls)}
-        return cls(**{key: value for key, value in document.items() if key in known})
+    def from_document(cls, document: object) -> Fault:
+        """Read back what `document` gave; keys of a newer version are left out. Raises ValueError."""
+        return _FAULTS.validate_python(document)
+
+
+# Frames of peers and run.json hold faults: every value is checked before it is printed or computed with.
+_FAULTS = TypeAdapter(Fault)
 
 
 REPEATS_TO_STOP = 3

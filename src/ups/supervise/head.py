@@ -13,40 +13,41 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
 from ups.errors import HostLostError
 from ups.record.causes import causes_first
 from ups.record.files import is_whole
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
-from ups.supervise.attempt import Outcome, StopRequest
-from ups.supervise.fault import Fault
+from ups.supervise.attempt import AttemptState, Outcome, StopRequest
+from ups.supervise.fault import Fault, Whole
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.link_endpoints import HeadLink, Peer
 from ups.supervise.options import Options, Rendezvous
 from ups.supervise.status import HostFile
 from ups.supervise.supervisor_process import STOP_SIGNALS
 
-_STATES = ("finished", "left", "failed", "ended")
 _MAX_CONSEQUENCES = 16
 # Of each text of a fault: a frame of the link is bounded, and a message or a hint may be of any length.
 _MAX_TEXT = 4000
-_MAX_RANK_DIGITS = 9
+_RankNumber = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 
 
 @dataclass(frozen=True, slots=True)
 class HostOutcome:
     """What one host says about an attempt. `time_ns`: of its first cause, on the head's clock."""
 
-    state: str
+    state: AttemptState
     fault: Fault | None = None
-    cascade: bool = False
-    time_ns: int = 0
-    last_step: int = 0
-    behind: int | None = None
-    orphans: int = 0
-    exits: dict[str, int] = field(default_factory=dict)
+    cascade: StrictBool = False
+    time_ns: Whole = 0
+    last_step: Whole = 0
+    behind: Whole | None = None
+    orphans: Whole = 0
+    exits: dict[_RankNumber, Whole] = field(default_factory=dict)
 
     @classmethod
     def of(cls, outcome: Outcome, offset_ns: int = 0) -> HostOutcome:
@@ -71,48 +72,27 @@ class HostOutcome:
 
     @classmethod
     def from_json(cls, document: object) -> HostOutcome | None:
-        """What `to_json` gave; None for anything else."""
-        if not isinstance(document, dict) or document.get("state") not in _STATES:
+        """What `to_json` gave; None for anything else: a peer may send whatever it likes."""
+        try:
+            outcome = _OUTCOMES.validate_python(document)
+        except ValidationError:
             return None
-        fault, exits, behind = document.get("fault"), document.get("exits"), document.get("behind")
-        if (
-            (fault is not None and not (Fault.is_document(fault) and _is_flat(fault.get("consequences", []))))
-            or not all(is_whole(document.get(key)) for key in ("time_ns", "last_step", "orphans"))
-            or not isinstance(exits, dict)
-            or not all(_is_rank(key) and is_whole(value) for key, value in exits.items())
-            or not (behind is None or is_whole(behind))
-        ):
-            return None
-        return cls(
-            document["state"],
-            None if fault is None else Fault.from_document(_shown(fault)),
-            document.get("cascade") is True,
-            document["time_ns"],
-            document["last_step"],
-            behind,
-            document["orphans"],
-            exits,
-        )
+        fault = outcome.fault
+        if fault is None:
+            return outcome
+        if not all(isinstance(v, str | int | float | None) for one in fault.consequences for v in one.values()):
+            return None  # it goes into run.json, whose depth is limited
+        # With control characters escaped: a line break in a cause would print a second line, which may look like ours.
+        texts = {name: value for name, value in fault.document().items() if isinstance(value, str)}
+        shown = {name: printable(value, "\n\t" if name == "message" else "") for name, value in texts.items()}
+        return replace(outcome, fault=replace(fault, **shown))
+
+
+_OUTCOMES = TypeAdapter(HostOutcome)
 
 
 def _cut(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value[:_MAX_TEXT] if isinstance(value, str) else value for key, value in document.items()}
-
-
-def _shown(fault: dict[str, Any]) -> dict[str, Any]:
-    """With control characters escaped: a line break in a cause would print a second line, which may look like ours."""
-    kept = {"message": "\n\t"}
-    return {key: printable(v, kept.get(key, "")) if isinstance(v, str) else v for key, v in fault.items()}
-
-
-def _is_flat(consequences: list[Any]) -> bool:
-    """Whether each is an object of plain values: what a host says goes into run.json, which has a limit of depth."""
-    plain = (str, int, float, type(None))
-    return all(isinstance(one, dict) and all(isinstance(v, plain) for v in one.values()) for one in consequences)
-
-
-def _is_rank(key: str) -> bool:
-    return key.isascii() and key.isdigit() and len(key) <= _MAX_RANK_DIGITS
 
 
 def joined(outcomes: dict[int, HostOutcome], first_ranks: Sequence[int], training_wall: float | None) -> Outcome:

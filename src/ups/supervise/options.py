@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ups.errors import ConfigError, MachineError
 from ups.record.identity import RunIdentity
@@ -25,6 +25,7 @@ from ups.supervise.standstill import Deadlines
 
 if TYPE_CHECKING:
     from ups.supervise.bucket_mirror import BucketMirror
+    from ups.supervise.run_file import RunDocument
     from ups.supervise.trackers import Trackers
 
 _SIOCGIFCONF = 0x8912
@@ -202,7 +203,7 @@ class Options:
     poll_seconds: float = 0.1
     # Rank whose output is shown; None shows none.
     show_rank: int | None = 0
-    on_verdict: Callable[[dict[str, Any]], None] | None = None
+    on_verdict: Callable[[RunDocument], None] | None = None
     identity: RunIdentity | None = None
     check_inputs: Callable[[], None] | None = None
     last_step: int | None = None

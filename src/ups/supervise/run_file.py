@@ -13,10 +13,13 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal, NotRequired
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from ups.errors import (
     ConfigError,
@@ -28,11 +31,11 @@ from ups.errors import (
     exit_code_of_signal,
 )
 from ups.record import processes
-from ups.record.files import MAX_RUN_BYTES, is_number, is_whole, load_object, parse_object, read_object
+from ups.record.files import MAX_RUN_BYTES, parse_object, read_object, read_whole
 from ups.record.identity import RunIdentity
 from ups.record.manifest import write_file_atomically
 from ups.record.run_dir import RUNS, RunDir, meant_by
-from ups.supervise.fault import Fault, stored_overrides
+from ups.supervise.fault import Fault, Number, Whole, stored_overrides
 
 FORMAT_VERSION = 1
 MAX_NOTICES = 100
@@ -41,7 +44,6 @@ MAX_NOTICES = 100
 # theirs in `failures/`. So thousands of attempts fit.
 MAX_CONSEQUENCE_BYTES = 2 << 20
 MAX_RANKS = 100_000
-_MAX_TIME = 1e11  # seconds since 1970: a date that calendars still have
 GATE_FAILED = "gate_failed"
 # Trained to the end, and that is proven; whether the scores are good enough is another question.
 TRAINED = ("completed", GATE_FAILED)
@@ -54,16 +56,104 @@ def state_after(asked: int) -> tuple[str, int]:
     return "preempted", exit_code_of_signal(signal.SIGTERM)
 
 
+Time = Annotated[float, Field(strict=True, ge=0, le=1e11)]  # seconds since 1970: a date that calendars still have
+StoredFault = Annotated[dict[str, Any], AfterValidator(lambda fault: Fault.from_document(fault) and fault)]
+Extension = TypedDict("Extension", {"time": Number, "step": Number, "field": str, "from": Number, "to": Number})
+
+
+class StoredAttempt(TypedDict):
+    """One attempt. Readers rely on its number and its faults only."""
+
+    number: Whole
+    faults: NotRequired[list[StoredFault]]
+    started: NotRequired[Any]
+    ended: NotRequired[Any]
+    training: NotRequired[Any]
+    from_checkpoint: NotRequired[Any]
+    overrides: NotRequired[Any]
+    exits: NotRequired[Any]
+    last_step: NotRequired[Any]
+    outcome: NotRequired[Any]
+    orphans: NotRequired[Any]
+
+
+class Notice(TypedDict):
+    """A line that was no fault and that somebody should know."""
+
+    line: str
+
+
+class TrackerEntry(TypedDict):
+    """Where a tracker has the run."""
+
+    name: str
+    id: str
+    url: str
+
+
+class GateCondition(TypedDict):
+    """How one condition of the gate was judged."""
+
+    task: str
+    condition: str
+    holds: bool
+    says: str
+
+
+class StoredGate(TypedDict):
+    """How the gate judged a run."""
+
+    conditions: NotRequired[list[GateCondition]]
+    passed: NotRequired[bool]
+    time: NotRequired[Any]
+
+
+class RunDocument(TypedDict):
+    """The content of run.json. What is not required is missing in files of older versions; unknown keys are kept."""
+
+    __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
+
+    format: Literal[1]
+    name: str
+    state: str
+    cause: str
+    verdict: str
+    exit_code: Whole | None
+    ranks: Annotated[int, Field(ge=0, le=MAX_RANKS)]
+    started: Time
+    ended: Time | None
+    blackbox_dir: Annotated[str, Field(pattern=r"^[^\x00]*$")]
+    checkpoint: Whole | None
+    attempts: list[StoredAttempt]
+    notices: list[Notice]
+    host: NotRequired[str]
+    machine: NotRequired[str]
+    hosts: NotRequired[list[str]]
+    supervisor_pid: NotRequired[Annotated[int, Field(ge=0, lt=2**31)]]
+    supervisor_started: NotRequired[Whole]
+    max_restarts: NotRequired[Whole]
+    overrides: NotRequired[dict[str, Any]]
+    extensions: NotRequired[list[Extension]]
+    trackers: NotRequired[list[TrackerEntry]]
+    mirror: NotRequired[dict[str, Any]]
+    gate: NotRequired[StoredGate]
+    identity: NotRequired[Any]
+    updated: NotRequired[Any]
+
+
+_DOCUMENTS = TypeAdapter(RunDocument)
+
+
 class RunFile:
     """The writer. `document` is plain JSON; change it, then `save`."""
 
     def __init__(self, run_dir: Path, name: str = "run.json") -> None:
         self.path = run_dir / name
-        self.document: dict[str, Any] = {}
+        self.document: RunDocument = {}  # type: ignore[typeddict-item]
 
     def begin(self, *, ranks: int, max_restarts: int, box_root: Path, identity: RunIdentity | None = None) -> None:
         """Start a new stretch of supervision; what earlier ones wrote down stays."""
-        earlier = _read_or_none(self.path) or {}
+        earlier: Mapping[str, Any] = _read_or_none(self.path) or {}
         if earlier.get("state") == "running":
             # Only a killed supervisor leaves this behind: a living one holds the lock of the run.
             for attempt in earlier.get("attempts", [])[-1:]:
@@ -127,14 +217,14 @@ class RunFile:
         return line, self.save()
 
 
-def verdict_line(state: str, exit_code: int, attempts: list[dict[str, Any]], cause: str = "", detail: str = "") -> str:
+def verdict_line(state: str, exit_code: int, attempts: list[StoredAttempt], cause: str = "", detail: str = "") -> str:
     """The one line about the end of a run."""
     faults = sum(len(attempt.get("faults", [])) for attempt in attempts)
     parts = [f"VERDICT state={state} exit={exit_code} attempts={len(attempts)} faults={faults}"]
     return " ".join(parts + ([f"cause={cause}"] if cause else []) + ([detail] if detail else []))
 
 
-def _bound_consequences(attempts: list[dict[str, Any]]) -> None:
+def _bound_consequences(attempts: list[StoredAttempt]) -> None:
     left = MAX_CONSEQUENCE_BYTES
     for fault in reversed([fault for attempt in attempts for fault in attempt.get("faults", [])]):
         kept = []
@@ -146,7 +236,7 @@ def _bound_consequences(attempts: list[dict[str, Any]]) -> None:
         fault["consequences"] = kept
 
 
-def read_run(run_dir: Path) -> dict[str, Any]:
+def read_run(run_dir: Path) -> RunDocument:
     """The state of a run, merged over hosts; `died` if it says running but its supervisor is gone from this host."""
     documents, problems = [], []
     for path in RunDir(run_dir).all_run_json():
@@ -199,21 +289,13 @@ def note_extension(run_dir: Path, field: str, before: float, now: float, recipe:
         raise MachineError(f"cannot write {file.path}: {problem}")
 
 
-def note_trackers(run_dir: Path, trackers: list[dict[str, str]]) -> None:
-    """Write down where the trackers of a run are; for who holds the run. Must not raise: it has its verdict."""
+def update_run(run_dir: Path, **values: Any) -> None:
+    """Write values into the record of a run; for who holds the run. Does not raise: the run has its verdict."""
     document = _read_or_none(RunDir(run_dir).run_json)
-    if document is not None and document.get("trackers") != trackers:
+    if document is not None and any(document.get(name) != value for name, value in values.items()):
         file = RunFile(run_dir)
-        file.document = {**document, "trackers": trackers}
-        file.save()
-
-
-def note_mirror(run_dir: Path, mirror: dict[str, Any]) -> None:
-    """Write down what the bucket has of a run; for who holds the run. Must not raise: it has its verdict."""
-    document = _read_or_none(RunDir(run_dir).run_json)
-    if document is not None and document.get("mirror") != mirror:
-        file = RunFile(run_dir)
-        file.document = {**document, "mirror": mirror}
+        file.document = document
+        file.document.update(values)  # type: ignore[typeddict-item]
         file.save()
 
 
@@ -284,7 +366,7 @@ def run_or_newest(name: str | None) -> Path:
     return running[0] if running else known[0][0]
 
 
-def list_runs(directory: Path) -> list[tuple[Path, dict[str, Any]]]:
+def list_runs(directory: Path) -> list[tuple[Path, RunDocument]]:
     """All runs in a directory with their state, the newest first."""
     found = []
     for path in _directories(directory):
@@ -314,33 +396,34 @@ def _directories(directory: Path) -> list[Path]:
         return []
 
 
-def faults_of(document: dict[str, Any]) -> list[dict[str, Any]]:
+def faults_of(document: RunDocument) -> list[dict[str, Any]]:
     """All faults of a run in the order in which they happened."""
     faults = [fault for attempt in document["attempts"] for fault in attempt.get("faults", [])]
     return sorted(faults, key=lambda fault: (fault["attempt"], fault.get("time_wall", 0.0)))
 
 
-def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _merge(one: RunDocument, other: RunDocument) -> RunDocument:
     """Two hosts of one run: the worse state wins, faults are put side by side by attempt."""
     order = ("failed", "stopped", "preempted", "running", GATE_FAILED, "completed")
     worse = min((one, other), key=lambda d: order.index(d["state"]) if d["state"] in order else 0)
-    attempts: dict[int, dict[str, Any]] = {}
+    attempts: dict[int, StoredAttempt] = {}
     for document in (one, other):
         for attempt in document["attempts"]:
             known = attempts.setdefault(attempt["number"], {**attempt, "faults": []})
             known["faults"] = [*known["faults"], *attempt.get("faults", [])]
-    merged = {**worse, "ranks": one["ranks"] + other["ranks"], "notices": one["notices"] + other["notices"]}
+    merged = worse.copy()
+    merged["ranks"], merged["notices"] = one["ranks"] + other["ranks"], one["notices"] + other["notices"]
     merged["attempts"] = [attempts[number] for number in sorted(attempts)]
     merged["started"] = min(one["started"], other["started"])
     return merged
 
 
-def _supervisor_is_gone(document: dict[str, Any]) -> bool:
+def _supervisor_is_gone(document: RunDocument) -> bool:
     if document.get("machine", machine_mark()) != machine_mark():
         return False  # of several hosts another one, whatever its name is
     if document.get("host") != os.uname().nodename:
         return False
-    pid: int = document.get("supervisor_pid", 0)
+    pid = document.get("supervisor_pid", 0)
     # A number can be given to a new process; its start time distinguishes the two.
     return not processes.is_alive(pid) or _start_time(pid) != document.get("supervisor_started")
 
@@ -353,105 +436,26 @@ def _start_time(pid: int) -> int:
     return int(text[text.rindex(")") + 2 :].split()[19])
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> RunDocument:
     """A checked run.json. Raises OSError, or ValueError with what is wrong."""
-    return _checked(load_object(path, MAX_RUN_BYTES))
+    return parse_run(read_whole(path, MAX_RUN_BYTES))
 
 
-def parse_run(content: bytes) -> dict[str, Any]:
-    """A checked run.json that came from elsewhere. Raises ValueError with what is wrong."""
-    return _checked(parse_object(content))
+def parse_run(content: bytes) -> RunDocument:
+    """A checked run.json, of this or an earlier version. Raises ValueError with what is wrong."""
+    try:
+        return _DOCUMENTS.validate_python(parse_object(content))
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_input=False)[0]
+        name = ".".join(str(part) for part in problem["loc"])
+        raise ValueError(f"'{name}' is not what a supervisor writes: {problem['msg']}") from None
 
 
-def _checked(document: dict[str, Any]) -> dict[str, Any]:
-    if document.get("format") != FORMAT_VERSION:
-        raise ValueError(f"it is not of format {FORMAT_VERSION}")
-    wrong = next((name for name, sound in _checks(document) if not sound), "")
-    if wrong:
-        raise ValueError(f"'{wrong}' is not what a supervisor writes")
-    return document
-
-
-def _read_or_none(path: Path) -> dict[str, Any] | None:
+def _read_or_none(path: Path) -> RunDocument | None:
     try:
         return _read(path)
     except (OSError, ValueError):
         return None
-
-
-def _checks(document: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Each part that readers rely on, and whether it is what it should be: the file may be untrusted."""
-    get = document.get
-    for name in ("name", "state", "cause", "verdict", "blackbox_dir"):
-        yield name, isinstance(get(name), str) and "\0" not in document[name]
-    yield "host", isinstance(get("host", ""), str)
-    yield "started", is_time(get("started"))
-    yield "ended", "ended" in document and (get("ended") is None or is_time(get("ended")))
-    for name in ("checkpoint", "exit_code"):
-        yield name, name in document and (get(name) is None or is_whole(get(name)))
-    yield "ranks", is_whole(get("ranks")) and 0 <= document["ranks"] <= MAX_RANKS
-    yield "max_restarts", is_whole(get("max_restarts", 0))
-    yield "supervisor_pid", is_whole(get("supervisor_pid", 0)) and 0 <= get("supervisor_pid", 0) < 2**31
-    yield "supervisor_started", is_whole(get("supervisor_started", 0))
-    yield "machine", isinstance(get("machine", ""), str)
-    hosts = get("hosts", [])
-    yield "hosts", isinstance(hosts, list) and all(isinstance(host, str) for host in hosts)
-    yield "overrides", isinstance(get("overrides", {}), dict)
-    notices = get("notices")
-    yield (
-        "notices",
-        isinstance(notices, list)
-        and all(isinstance(notice, dict) and isinstance(notice.get("line"), str) for notice in notices),
-    )
-    yield (
-        "extensions",
-        isinstance(get("extensions", []), list)
-        and all(
-            isinstance(one, dict)
-            and isinstance(one.get("field"), str)
-            and all(is_number(one.get(name)) for name in ("time", "step", "from", "to"))
-            for one in get("extensions", [])
-        ),
-    )
-    yield (
-        "trackers",
-        isinstance(get("trackers", []), list)
-        and all(
-            isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("name", "id", "url"))
-            for one in get("trackers", [])
-        ),
-    )
-    yield "mirror", isinstance(get("mirror", {}), dict)
-    yield "gate", _is_gate(get("gate", {}))
-    attempts = get("attempts")
-    yield "attempts", isinstance(attempts, list) and all(_is_attempt(attempt) for attempt in attempts)
-
-
-def is_time(value: object) -> bool:
-    """Whether a value is a time that can be shown: seconds since 1970."""
-    return is_number(value) and 0 <= value <= _MAX_TIME  # type: ignore[operator]
-
-
-def _is_gate(gate: object) -> bool:
-    if not isinstance(gate, dict):
-        return False
-    conditions = gate.get("conditions", [])
-    return isinstance(conditions, list) and all(
-        isinstance(one, dict)
-        and isinstance(one.get("holds"), bool)
-        and all(isinstance(one.get(key), str) for key in ("task", "condition", "says"))
-        for one in conditions
-    )
-
-
-def _is_attempt(attempt: object) -> bool:
-    if not isinstance(attempt, dict) or not is_whole(attempt.get("number")):
-        return False
-    faults = attempt.get("faults", [])
-    return isinstance(faults, list) and all(Fault.is_document(fault) for fault in faults)
-
-
-MAX_BYTES = 2**22
 
 
 def machine_mark() -> str:
@@ -468,7 +472,7 @@ def head_was_lost(run_dir: Path) -> bool:
         written = RunDir(run_dir).run_json.stat().st_mtime_ns
         for path in RunDir(run_dir).host_notes():
             # Both times are the file server's: clocks of hosts do not count.
-            if path.stat().st_mtime_ns > written and (read_object(path, MAX_BYTES) or {}).get("left") == "head_lost":
+            if path.stat().st_mtime_ns > written and (read_object(path) or {}).get("left") == "head_lost":
                 return True
     return False
 

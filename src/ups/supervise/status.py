@@ -10,9 +10,11 @@ import contextlib
 import math
 import os
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, StrictStr, TypeAdapter, ValidationError
 
 from ups.buckets.mirror_process import MirrorNote
 from ups.buckets.mirror_process import read_note as read_mirror_note
@@ -20,34 +22,37 @@ from ups.errors import UpsError
 from ups.record import processes
 from ups.record.blackbox import BlackBoxReader, Phase, Record, ring_path
 from ups.record.failure import memory_of_process
-from ups.record.files import is_number, is_whole, read_object
+from ups.record.files import read_object
 from ups.record.rank_wrapper import write_json
 from ups.record.run_dir import RunDir
 from ups.record.text import counted, duration_text
 from ups.supervise.checkpoints import last_commit
+from ups.supervise.fault import Whole
 from ups.supervise.options import HostInfo
-from ups.supervise.run_file import MAX_BYTES, faults_of
+from ups.supervise.run_file import RunDocument, faults_of
 from ups.supervise.trackers import notes_of
 
 _WINDOW = 512
+# JSON has no NaN: it is null there.
+OrNaN = Annotated[float, Field(strict=True), BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
     """One row of the table. `seconds` is the time in the current phase; `host` is '' for a rank of this host."""
 
-    rank: int
-    pid: int
-    state: str
-    step: int
-    phase: str
-    seconds: float
-    collective: int
-    resident_bytes: int
-    loss: float
-    total_steps: int
-    steps_per_second: float
-    host: str = ""
+    rank: Whole
+    pid: Whole
+    state: StrictStr
+    step: Whole
+    phase: StrictStr
+    seconds: OrNaN
+    collective: Whole
+    resident_bytes: Whole
+    loss: OrNaN
+    total_steps: Whole
+    steps_per_second: OrNaN
+    host: StrictStr = ""
 
     def document(self) -> dict[str, Any]:
         """As JSON, where NaN and infinity do not exist."""
@@ -55,7 +60,10 @@ class RankStatus:
         return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
-def rank_statuses(run_dir: Path, document: dict[str, Any]) -> list[RankStatus]:
+_ROWS = TypeAdapter(RankStatus)
+
+
+def rank_statuses(run_dir: Path, document: RunDocument) -> list[RankStatus]:
     """One row per rank whose ring can be read."""
     live = document["state"] == "running" and document["blackbox_dir"]
     directory = Path(document["blackbox_dir"]) if live else RunDir(run_dir).blackbox
@@ -73,7 +81,7 @@ def rows_of_rings(directory: Path, ranks: range, *, live: bool) -> list[RankStat
     return rows
 
 
-def summary(run_dir: Path, document: dict[str, Any], rows: list[RankStatus]) -> dict[str, Any]:
+def summary(run_dir: Path, document: RunDocument, rows: list[RankStatus]) -> dict[str, Any]:
     """The run as a whole: the slowest rank sets step and rate."""
     running = document["state"] == "running"
     slowest = min(rows, key=lambda row: row.step, default=None)
@@ -202,8 +210,6 @@ def _rate(records: list[Record]) -> float:
 
 
 _EVERY_SECONDS = 2.0
-_TEXTS = ("state", "phase")
-_FLOATS = ("seconds", "loss", "steps_per_second")
 
 
 class HostFile:
@@ -233,25 +239,10 @@ class HostFile:
 
 def rows_of_hosts(run_dir: Path) -> list[RankStatus]:
     """The rows that other hosts have left; what is not one is left out."""
-    return [row for path in RunDir(run_dir).host_notes() for row in _rows(read_object(path, MAX_BYTES) or {})]
-
-
-def _rows(document: dict[str, Any]) -> list[RankStatus]:
-    host, rows = document.get("host"), document.get("ranks")
-    if not isinstance(host, str) or not isinstance(rows, list):
-        return []
-    names = [field.name for field in fields(RankStatus) if field.name != "host"]
-    found = []
-    for row in rows:
-        if not isinstance(row, dict):
-            continue
-        values: dict[str, Any] = {name: row.get(name) for name in names}
-        values |= {name: float("nan") for name in _FLOATS if values[name] is None}
-        sound = (
-            all(isinstance(values[name], str) for name in _TEXTS)
-            and all(is_number(values[name]) or values[name] != values[name] for name in _FLOATS)
-            and all(is_whole(values[name]) for name in names if name not in (*_TEXTS, *_FLOATS))
-        )
-        if sound:
-            found.append(RankStatus(**values, host=host))
-    return found
+    rows = []
+    for path in RunDir(run_dir).host_notes():
+        note = read_object(path) or {}
+        for row in note["ranks"] if isinstance(note.get("ranks"), list) else []:
+            with contextlib.suppress(ValidationError, TypeError):
+                rows.append(_ROWS.validate_python({**row, "host": note.get("host")}))
+    return rows

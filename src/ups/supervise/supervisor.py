@@ -36,7 +36,7 @@ from ups.supervise.launcher import keep_rings
 from ups.supervise.link_endpoints import HeadLink
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
-from ups.supervise.run_file import RunFile, hold_run, machine_mark, state_after
+from ups.supervise.run_file import RunFile, StoredAttempt, hold_run, machine_mark, state_after
 from ups.supervise.supervisor_process import OutputThread, box_root, listen
 
 
@@ -144,7 +144,7 @@ class _Supervision:
         if found.foreign is not None:
             raise found.foreign
         self._found = None
-        entry: dict[str, Any] = {
+        entry: StoredAttempt = {
             "number": number,
             "started": time.time(),
             "from_checkpoint": found.step,

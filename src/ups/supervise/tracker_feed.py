@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from ups.config.recipe import plain_data, resolve
@@ -38,7 +37,7 @@ from ups.record.log import show_log, write_to_stderr
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
 from ups.registry import TRACKERS
-from ups.supervise.run_file import read_run
+from ups.supervise.run_file import RunDocument, read_run
 from ups.supervise.trackers import BUSY, LATE, TrackerNote, read_note
 from ups.tracking.metrics_file import new_rows
 from ups.tracking.tracker import Ending, TrackedRun, Tracker
@@ -57,7 +56,7 @@ class Feed:
     def __init__(self, run_dir: Path, name: str, told: threading.Event) -> None:
         self._run_dir, self._name, self._told = run_dir, name, told
         self._note = TrackerNote()
-        self._document: dict[str, Any] = {}
+        self._document: RunDocument = {}  # type: ignore[typeddict-item]
 
     def run(self) -> None:
         """Feed until told to end, then tell the ending. Raises whatever the client does."""

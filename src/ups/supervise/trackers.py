@@ -18,25 +18,29 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Annotated, Self
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ups.config.tracker import TrackerConfig, by_name
 from ups.errors import UpsError
 from ups.record import processes
-from ups.record.files import is_number, is_whole, read_object, write_file_atomically
+from ups.record.files import read_object, write_file_atomically
 from ups.record.identity import file_sha256
 from ups.record.run_dir import RunDir, home_directory
 from ups.record.text import path_text
-from ups.supervise.run_file import note_trackers
+from ups.supervise.fault import Number
+from ups.supervise.run_file import RunDocument, update_run
 from ups.tracking.metrics_file import size_of
 
 # Exit codes of the process that feeds a tracker.
 BUSY = 11
 LATE = 12
+Count = Annotated[int, Field(strict=True, ge=0)]
 
 
 @dataclass(slots=True)
@@ -49,14 +53,14 @@ class TrackerNote:
     run_id: str = ""
     id: str = ""
     url: str = ""
-    rows: int = 0
-    offset: int = 0
+    rows: Count = 0
+    offset: Count = 0
     state: str = ""
-    ended: float | None = None
+    ended: Number | None = None
     attached: dict[str, str] = field(default_factory=dict)
     problem: str = ""
-    failures: int = 0
-    updated: float = 0.0
+    failures: Count = 0
+    updated: Number = 0.0
 
     def save(self, run_dir: Path, name: str) -> None:
         """Write the note; raises OSError or a MachineError where that is not possible."""
@@ -66,28 +70,20 @@ class TrackerNote:
         write_file_atomically(path, (json.dumps(asdict(self), indent=1) + "\n").encode())
 
 
+_NOTES = TypeAdapter(TrackerNote)
+
+
 def note_path(run_dir: Path, name: str) -> Path:
     return RunDir(run_dir).tracker_note(name)
 
 
 def read_note(run_dir: Path, name: str, run_id: str = "") -> TrackerNote:
     """The note of a tracker; a new one if there is none, or one of another run (`run_id`)."""
-    found = read_object(note_path(run_dir, name)) or {}
-    texts = [found.get(key) for key in ("run_id", "id", "url", "state", "problem")]
-    numbers = [found.get(key) for key in ("rows", "offset", "failures")]
-    attached, ended, updated = found.get("attached"), found.get("ended"), found.get("updated")
-    sound = (
-        all(isinstance(text, str) for text in texts)
-        and all(is_whole(number) and number >= 0 for number in numbers)  # type: ignore[operator]
-        and isinstance(attached, dict)
-        and all(isinstance(value, str) for value in attached.values())
-        and (ended is None or is_number(ended))
-        and is_number(updated)
-        and found.keys() == TrackerNote.__dataclass_fields__.keys()
-    )
-    if not sound or (run_id and found["run_id"] != run_id):
+    try:
+        note = _NOTES.validate_python(read_object(note_path(run_dir, name)) or {})
+    except ValidationError:
         return TrackerNote(run_id)
-    return TrackerNote(**found)
+    return TrackerNote(run_id) if run_id and note.run_id != run_id else note
 
 
 def notes_of(run_dir: Path) -> dict[str, TrackerNote]:
@@ -100,7 +96,7 @@ SYNC_SECONDS = 600.0
 _MAX_CAUGHT_UP = 4
 
 
-def is_complete(run_dir: Path, document: Mapping[str, Any], note: TrackerNote) -> bool:
+def is_complete(run_dir: Path, document: RunDocument, note: TrackerNote) -> bool:
     """Whether a tracker has every row of a run that has ended, and knows how."""
     told = note.state == document["state"] and note.ended == document["ended"]
     return told and note.offset >= size_of(RunDir(run_dir).metrics)
@@ -127,7 +123,7 @@ def sync(run_dir: Path, names: Sequence[str], seconds: float = SYNC_SECONDS) -> 
     return problems
 
 
-def catch_up(runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
+def catch_up(runs: Sequence[tuple[Path, RunDocument]]) -> None:
     """Tell trackers in the background how runs have ended whose supervisor could not: for `ups status` and `ups runs`.
 
     Only for runs that this person has started with these trackers, by the memory in the home directory: a run directory
@@ -202,7 +198,7 @@ def forget(run_dir: Path) -> None:
             mark.unlink(missing_ok=True)
 
 
-def _is_remembered(run_dir: Path, document: Mapping[str, Any]) -> bool:
+def _is_remembered(run_dir: Path, document: RunDocument) -> bool:
     if not document.get("trackers") and not note_path(run_dir, "").parent.is_dir():
         return False  # most runs: nothing is hashed for them
     mark = _mark(run_dir)
@@ -263,7 +259,7 @@ class Trackers:
                     "tracker '%s' is not complete: %s; complete it with: ups track sync %s",
                     *(name, problem, path_text(self._run_dir)),
                 )
-        note_trackers(self._run_dir, self.known())  # one that was slow to open has its address only now
+        update_run(self._run_dir, trackers=self.known())  # one that was slow to open has its address only now
         if all(process.returncode == 0 for process in self._processes.values()):
             forget(self._run_dir)
 

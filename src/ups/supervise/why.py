@@ -14,10 +14,10 @@ from ups.record.failure import frames_of_text
 from ups.record.files import inside, read_object
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
-from ups.supervise.fault import KEYS, Fault
+from ups.supervise.fault import Fault
 from ups.supervise.launcher import FLIGHT_PREFIX
 from ups.supervise.rank_view import tail
-from ups.supervise.run_file import GATE_FAILED, faults_of
+from ups.supervise.run_file import GATE_FAILED, RunDocument, faults_of
 
 ADVICE: dict[str, str] = {
     "exception": "Read the traceback below and fix the line that is named; if it lies inside ups, please report it.",
@@ -102,16 +102,12 @@ _LOG_LINES = 15
 _STACK_LINES = 14
 
 
-def faults_as_json(document: dict[str, Any]) -> list[dict[str, Any]]:
+def faults_as_json(document: RunDocument) -> list[dict[str, Any]]:
     """One object per fault in the order of time; the documented keys come first."""
-    faults = []
-    for fault in faults_of(document):
-        ordered = {key: fault[key] for key in KEYS}
-        faults.append({**ordered, **{key: value for key, value in fault.items() if key not in ordered}})
-    return faults
+    return [{**Fault.from_document(fault).document(), **fault} for fault in faults_of(document)]
 
 
-def explain(run_dir: Path, document: dict[str, Any], *, number: int | None = None) -> str:
+def explain(run_dir: Path, document: RunDocument, *, number: int | None = None) -> str:
     """The whole explanation as text. `number` chooses a fault (0 is the first); default the one that ended the run."""
     faults = [Fault.from_document(fault) for fault in faults_of(document)]
     if not faults:
@@ -129,7 +125,7 @@ def explain(run_dir: Path, document: dict[str, Any], *, number: int | None = Non
     return _text([*lines, *_notices(document)])
 
 
-def _notices(document: dict[str, Any]) -> list[str]:
+def _notices(document: RunDocument) -> list[str]:
     """What was no fault and somebody should know, the newest."""
     lines = [f"  {notice['line']}" for notice in document["notices"][-_MAX_NOTICES_SHOWN:]]
     return ["", "Notices:", *lines] if lines else []
@@ -140,7 +136,7 @@ def _text(lines: Iterable[str]) -> str:
     return "\n".join(printable(line, keep="\t") for line in lines)
 
 
-def _without_fault(document: dict[str, Any], healed: int) -> Iterator[str]:
+def _without_fault(document: RunDocument, healed: int) -> Iterator[str]:
     state = document["state"]
     yield document["verdict"] or f"state={state}"
     yield ""
@@ -165,7 +161,7 @@ def _without_fault(document: dict[str, Any], healed: int) -> Iterator[str]:
         yield "No rank failed in this run."
 
 
-def gate_lines(document: dict[str, Any]) -> Iterator[str]:
+def gate_lines(document: RunDocument) -> Iterator[str]:
     """Each condition of the gate that was judged, those that do not hold first."""
     for one in sorted(document.get("gate", {}).get("conditions", []), key=lambda one: one["holds"]):
         mark = "holds" if one["holds"] else "FAILED"
