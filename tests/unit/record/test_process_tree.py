@@ -20,6 +20,7 @@ ALLOWED = {
     ("doctor/other_python.py", "-c"),
     ("launch/job.py", "-c"),
     ("launch/job.py", "-m"),
+    ("cli/bench.py", "-m"),  # printed: how the nine-task protocol is started
     ("launch/kubernetes.py", "-c"),  # bash
 }
 
