@@ -49,8 +49,8 @@ def main() -> None:
     hdf5.TIMEOUT_SECONDS = 10.0
     # One guard for all of them; a reader of its own would start one each.
     well = "--well" in sys.argv
-    survey = hdf5.survey_well_files if well else hdf5.survey_files
-    survey([p for p in paths if Path(p).is_file()])
+    form = "the_well" if well else "pdebench"
+    hdf5.survey_files([p for p in paths if Path(p).is_file()], form)
     for path in paths:
         started = time.monotonic()
         try:

@@ -18,7 +18,7 @@ import tokenize
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
@@ -29,14 +29,11 @@ import numpy.typing as npt
 from ups.buckets.path import data_path, natural
 from ups.errors import DataError
 from ups.formats.base import Array
-from ups.formats.hdf5 import FileKey, Region, check_unchanged, file_key, map_unchanged
-from ups.formats.hdf5_survey import TreeSurvey
+from ups.formats.hdf5 import SAMPLE_BLOCKS, FileKey, Region, file_key, hash_sample, map_named, open_unchanged
 from ups.formats.shards import ProcessCache
 
 # What a file may hold in small arrays that are read whole: coordinates, times, parameters.
 MAX_SMALL_VALUES = 1 << 22
-IDENTITY_BLOCKS = 64
-IDENTITY_BLOCK_BYTES = 4096
 
 Attribute = float | str
 
@@ -106,12 +103,8 @@ class Container(ABC):
         files = self._files()
         sizes = [file.stat().st_size for file in files]
         digest = hashlib.sha256(json.dumps(["arrays", sizes]).encode())
-        blocks = max(2, IDENTITY_BLOCKS // len(files)) if files else 2
         for file, size in zip(files[:1000], sizes, strict=False):
-            with file.open("rb") as stream:
-                for i in range(blocks):
-                    stream.seek(i * max(0, size - IDENTITY_BLOCK_BYTES) // (blocks - 1))
-                    digest.update(stream.read(IDENTITY_BLOCK_BYTES))
+            hash_sample(digest, file, size, max(2, SAMPLE_BLOCKS // len(files)))
         return digest.hexdigest()
 
     def _files(self) -> list[Path]:
@@ -155,10 +148,13 @@ class Container(ABC):
 _DIGITS = re.compile(r"\d+")
 
 
-def find_families(survey: TreeSurvey) -> dict[str, list[str]]:
-    """Parent -> its largest set of at least two such groups, in the order of their numbers. None lies in another."""
+def find_families(arrays: Iterable[str]) -> dict[str, list[str]]:
+    """Which groups of a file are trajectories: siblings whose names differ by a number and that hold the same arrays.
+
+    Parent -> its largest set of at least two such groups, in the order of their numbers. None lies in another.
+    """
     contents: dict[str, set[str]] = {}
-    for name in survey.arrays:
+    for name in arrays:
         for parent in parents(name):
             contents.setdefault(parent, set()).add(name.removeprefix(f"{parent}/"))
     alike: dict[str, dict[tuple[str, frozenset[str]], list[str]]] = {}
@@ -304,12 +300,12 @@ class NumpyContainer(Container):
     def read(self, name: str, region: Region) -> Array:
         place = self._places[name]
         try:
-            members = _unpacked.get((place.key[0], ()), lambda: _Members(place.key)) if place.packed else None
+            members = open_unchanged(_unpacked, place.key, _Members) if place.packed else None
             data = members.get(name, place) if members is not None else None
         except _DAMAGE as error:
             raise DataError(f"{self.path}: array '{name}' is damaged: {str(error)[:200]}", hint=_NUMPY_HINT) from error
         if data is None:
-            mapped = _maps.get((place.key[0], ()), lambda: map_unchanged(place.key))
+            mapped = open_unchanged(_maps, place.key, map_named)
             size = int(np.prod(place.shape, dtype=np.int64)) * np.dtype(place.dtype).itemsize
             data = mapped[place.offset : place.offset + size]
         values = data.view(place.dtype).reshape(place.shape, order="F" if place.fortran else "C")
@@ -435,20 +431,19 @@ def _header(file: IO[bytes], key: FileKey, end: int, packed: str = "") -> _Numpy
 class _Members:
     """Compressed members that this process has unpacked."""
 
-    def __init__(self, key: FileKey) -> None:
-        check_unchanged(key)
-        self._path, self._found = key[0], dict[str, Array]()
+    def __init__(self, path: str) -> None:
+        self._path, self._arrays = path, dict[str, Array]()
 
     def get(self, name: str, place: _NumpyArray) -> Array:
-        if name not in self._found:
+        if name not in self._arrays:
             size = int(np.prod(place.shape, dtype=np.int64)) * np.dtype(place.dtype).itemsize
             with zipfile.ZipFile(self._path) as archive, archive.open(place.packed) as stream:
                 stream.read(place.offset)
                 data = io.BytesIO(stream.read(size)).getbuffer()
             if len(data) != size:
                 raise DataError(f"{self._path}: array '{name}' is shorter than its header says", hint=_NUMPY_HINT)
-            self._found[name] = np.frombuffer(data, np.uint8)
-        return self._found[name]
+            self._arrays[name] = np.frombuffer(data, np.uint8)
+        return self._arrays[name]
 
 
 _maps: ProcessCache[Array] = ProcessCache(64)

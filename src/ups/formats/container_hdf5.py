@@ -6,6 +6,7 @@ unequal length, each is a part of the file with arrays of shape (1, ...) under t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +17,7 @@ import numpy as np
 from ups.errors import DataError
 from ups.formats.base import Array
 from ups.formats.container import Attribute, Container, Variable, ambiguous, find_families, listed, parents
-from ups.formats.hdf5 import FileKey, Region, drop_hdf5, read_region, survey_tree_file
-from ups.formats.hdf5_survey import ArraySurvey, TreeSurvey
+from ups.formats.hdf5 import ArraySurvey, FileKey, FileSurvey, Region, Values, drop_hdf5, read_region, survey_file
 
 MAX_COMMON_VALUES = 1 << 16
 # Attributes that say what the numbers of an array mean: it cannot be read as one where they differ.
@@ -72,26 +72,27 @@ class Hdf5Arrays(Container):
 class Hdf5Container(Hdf5Arrays):
     """All arrays of one file."""
 
-    def __init__(self, key: FileKey, survey: TreeSurvey) -> None:
-        self._key = key
+    def __init__(self, survey: FileSurvey) -> None:
+        self._key = survey.key
         self._arrays: dict[str, _Source] = {}
         self._unequal: dict[str, _Unequal] = {}
         self._by_group: dict[str, str] = {}  # array whose first dimension is over groups -> which groups
         self._groups: dict[str, list[str]] = {}
         variables: dict[str, Variable] = {}
-        attributes: dict[str, Attribute] = dict(survey.attributes.get("", {}))
         left_out = list(survey.left_out)
-        families = find_families(survey)
+        self._attributes_of = {path: _single(path, values, left_out) for path, values in survey.attributes.items()}
+        attributes: dict[str, Attribute] = dict(self._attributes_of.get("", {}))
+        families = find_families(survey.arrays)
         inside = {member for members in families.values() for member in members}
         for name, array in survey.arrays.items():
             if not inside.isdisjoint(parents(name)):
                 continue
             self._arrays[name] = array
             dims = _names(survey.dims[name])
-            variables[name] = Variable(name, array.shape, dims, survey.attributes[name], array.column_major)
-        for path, found in survey.attributes.items():
+            variables[name] = Variable(name, array.shape, dims, self._attributes_of[name], array.column_major)
+        for path, own in self._attributes_of.items():
             if path and path not in survey.arrays and inside.isdisjoint((path, *parents(path))):
-                attributes |= {f"{path}/{name}": value for name, value in found.items()}
+                attributes |= {f"{path}/{name}": value for name, value in own.items()}
         content: dict[str, list[str]] = {group: [] for group in inside}
         for path in survey.attributes:
             for group in inside.intersection((path, *parents(path))):
@@ -108,7 +109,7 @@ class Hdf5Container(Hdf5Arrays):
                 f"{listed(names)}: whether groups that hold an array of the same name are trajectories, fields or "
                 "splits is not known (groups of trajectories have names that differ by a number, and the same arrays)"
             )
-        super().__init__(key, self._arrays, variables, attributes, left_out)
+        super().__init__(survey.key, self._arrays, variables, attributes, left_out)
 
     def parts(self) -> list[Container]:
         """A part for each group, where the largest array of the file is one whose length differs between them."""
@@ -152,7 +153,7 @@ class Hdf5Container(Hdf5Arrays):
 
     def _add_arrays(
         self,
-        survey: TreeSurvey,
+        survey: FileSurvey,
         prefix: str,
         groups: list[str],
         content: dict[str, list[str]],
@@ -165,7 +166,7 @@ class Hdf5Container(Hdf5Arrays):
                 continue
             found = tuple(survey.arrays[f"{group}{member}"] for group in groups)
             name = f"{prefix}{member}"
-            equal, differing = _over_groups([survey.attributes[f"{group}{member}"] for group in groups])
+            equal, differing = _over_groups([self._attributes_of[f"{group}{member}"] for group in groups])
             decisive = sorted(_MEANING.intersection(differing))
             if decisive:
                 left_out.append(f"'{name}', whose attribute '{decisive[0]}' differs between groups")
@@ -192,7 +193,7 @@ class Hdf5Container(Hdf5Arrays):
 
     def _add_attributes(
         self,
-        survey: TreeSurvey,
+        survey: FileSurvey,
         prefix: str,
         groups: list[str],
         content: dict[str, list[str]],
@@ -205,7 +206,7 @@ class Hdf5Container(Hdf5Arrays):
             if f"{groups[0]}{owner}" in survey.arrays:
                 continue
             name = f"{prefix}{owner}"
-            equal, differing = _over_groups([survey.attributes.get(f"{group}{owner}", {}) for group in groups])
+            equal, differing = _over_groups([self._attributes_of.get(f"{group}{owner}", {}) for group in groups])
             for key, value in equal.items():
                 if isinstance(value, float):
                     differing[key] = [value] * len(groups)  # a number of each trajectory, though it is the same
@@ -246,9 +247,7 @@ class Hdf5Container(Hdf5Arrays):
 
 def open_hdf5(path: Path) -> Hdf5Container:
     """The arrays of a file. Raises DataError for one that HDF5 cannot open."""
-    key, survey = survey_tree_file(path)
-    drop_hdf5(key[0])
-    container = Hdf5Container(key, survey)
+    container = Hdf5Container(survey_file(path, "tree"))
     if not container.variables and len(container.parts()) == 1:
         reasons = "; ".join(container.left_out[:3])
         raise DataError(f"{path} has no arrays of numbers that can be read" + (f": {reasons}" if reasons else ""))
@@ -262,6 +261,19 @@ def _region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
 
 def _names(dims: tuple[str, ...]) -> tuple[str, ...]:
     return tuple("" if _NAMELESS.fullmatch(name) else name for name in dims)
+
+
+def _single(path: str, attributes: dict[str, Values], left_out: list[str]) -> dict[str, Attribute]:
+    """Attributes by name; of several numbers each by its index, so that a description can point at it."""
+    values: dict[str, Attribute] = {}
+    for name, items in attributes.items():
+        if len(items) == 1:
+            values[name] = items[0]
+        elif any(isinstance(item, str) for item in items):
+            left_out.append(f"attribute '{name}' of '{path or '/'}', a list of texts")
+        else:
+            values |= {f"{name}[{i}]": v for i, v in enumerate(items) if isinstance(v, float) and math.isfinite(v)}
+    return values
 
 
 def _over_groups(

@@ -1,8 +1,9 @@
 """Zarr groups that others wrote (versions 2 and 3) as named arrays, local files only.
 
-All metadata is looked at before the library sees it: it would follow links, and version 2 has codecs that run code
-(pickle). The library opens arrays one by one, never a group: a group may carry a second copy of the metadata of its
-arrays ("consolidated"), which would count instead. Dimensions are named as xarray writes them.
+The names of all codecs are checked before the library sees the metadata: version 2 has codecs that run code (pickle).
+The library then parses the metadata and reads values. It opens arrays one by one, never a group: a group may carry a
+second copy of the metadata of its arrays ("consolidated"), which would count instead. It would follow links, and unpack
+a small chunk to any size: both are refused here. Dimensions are named as xarray writes them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import zarr
+from zarr.abc.store import SuffixByteRequest
+from zarr.storage import LocalStore
 
 from ups.errors import DataError
 from ups.formats.base import Array
@@ -41,7 +45,7 @@ _CODECS = frozenset(
     | {f"numcodecs.{n}" for n in ("blosc", "zstd", "zlib", "gzip", "lz4", "shuffle", "delta", "fixedscaleoffset")}
 )
 _COMPUTING = frozenset({"delta", "fixedscaleoffset"})
-# Codecs that unpack: to how many bytes by the header of a chunk, and without one by unpacking at most so many.
+# Codecs that unpack: to how many bytes, by the header of a chunk, or by unpacking no more than a limit.
 _UNPACKED_BYTES: dict[str, Callable[[bytes, int], int]] = {
     "gzip": lambda data, most: len(gzip.GzipFile(fileobj=io.BytesIO(data)).read(most)),
     "zlib": lambda data, most: len(zlib.decompressobj().decompress(data, most)),
@@ -57,8 +61,8 @@ _HINT = "write it again with xarray's to_zarr"
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """An array, where it is in the directory, and in which version of the format.
+class _Stored:
+    """An array and where it is in the directory.
 
     packed: the codec that chunks are packed with, '' without one; each unpacks to at most `limit` bytes. num_chunks:
     in each shard, 0 without shards. computed: whether a filter computes the values, so that a value that is not finite
@@ -67,7 +71,7 @@ class _Place:
 
     variable: Variable
     inside: str
-    version: Literal[2, 3]
+    version: int
     packed: str
     limit: int
     num_chunks: int
@@ -77,18 +81,18 @@ class _Place:
 class ZarrContainer(Container):
     """The arrays of one group, and of the groups in it; one array, called 'array', if the directory is one itself."""
 
-    def __init__(self, path: str, arrays: dict[str, _Place], attributes: dict[str, Attribute], left_out: list[str]):
-        super().__init__(path, {name: place.variable for name, place in arrays.items()}, attributes, left_out)
-        self._places = arrays
+    def __init__(self, path: str, arrays: dict[str, _Stored], attributes: dict[str, Attribute], left_out: list[str]):
+        super().__init__(path, {name: stored.variable for name, stored in arrays.items()}, attributes, left_out)
+        self._stored = arrays
 
     def read(self, name: str, region: Region) -> Array:
-        place = self._places[name]
+        stored = self._stored[name]
         try:
-            array = _arrays.get((f"{self.path}/{place.inside}", ()), lambda: _open(self.path, place))
+            array = _arrays.get((f"{self.path}/{stored.inside}", ()), lambda: _open_limited(self.path, stored))
             values = np.asarray(array[region])
         except Exception as error:  # codecs raise nearly every type for damaged chunks
             raise DataError(f"{self.path}: array '{name}' cannot be read: {str(error)[:200]}") from error
-        if place.computed and not np.isfinite(values).all():
+        if stored.computed and not np.isfinite(values).all():
             raise DataError(
                 f"{self.path}: the filters of array '{name}' compute values that are not finite from what is stored",
                 hint="look at the scale and offset of its filters in the metadata of the array, or write it again",
@@ -102,31 +106,28 @@ class ZarrContainer(Container):
 def open_zarr(path: Path) -> ZarrContainer:
     """The arrays of a directory. Raises DataError for one that is no Zarr group, or holds what is not read."""
     left_out: list[str] = []
-    arrays: dict[str, _Place] = {}
+    arrays: dict[str, _Stored] = {}
     attributes: dict[str, Attribute] = {}
     _refuse_special(path)
     for folder, names, files in os.walk(path):
         if set(files).isdisjoint(_METADATA):
             names.clear()  # chunks
             continue
-        inside = os.path.relpath(folder, path)
-        name = "" if inside == "." else inside
-        metadata, found = _metadata(Path(folder), files)
-        values = _attributes(found, name, left_out)
+        inside = os.path.relpath(folder, path).removeprefix(".")
+        metadata, own = _metadata(Path(folder), files)
+        values = _attributes(own, inside, left_out)
         if metadata is None:
-            attributes |= values if not name else {f"{name}/{key}": value for key, value in values.items()}
+            attributes |= values if not inside else {f"{inside}/{key}": value for key, value in values.items()}
             continue
         names.clear()
-        variable = _variable(name or "array", metadata, found, values, left_out)
-        if variable is not None and _is_stored(Path(folder), variable, metadata, left_out):
-            version: Literal[2, 3] = 3 if "zarr.json" in files else 2
-            num_elements, (packed, num_chunks) = math.prod(_chunk_shape(metadata)), _packed(metadata) or ("", 0)
-            limit = min(16 * num_elements // max(num_chunks, 1), 2 * MAX_CHUNK_BYTES) + 1024
-            computed = not _COMPUTING.isdisjoint(_plain(_codecs(_stages(metadata))))
-            arrays[variable.name] = _Place(variable, name, version, packed, limit, num_chunks, computed)
+        try:
+            stored = _look_at(path, inside, metadata, own, values, left_out)
+            arrays[stored.variable.name] = stored
+        except _NotReadError as error:
+            left_out.append(f"'{inside or 'array'}', {error}")
         if len(arrays) > MAX_ARRAYS:
             raise DataError(f"{path} has more than {MAX_ARRAYS} arrays")
-    for same in ambiguous({name: len(place.variable.shape) for name, place in arrays.items()}):
+    for same in ambiguous({name: len(stored.variable.shape) for name, stored in arrays.items()}):
         for name in same:
             del arrays[name]
         left_out.append(
@@ -138,6 +139,10 @@ def open_zarr(path: Path) -> ZarrContainer:
             hint="; ".join(left_out[:3]) or f"{_HINT}; a folder holds .npy, .npz, .mat, .h5, .hdf5 or .nc files",
         )
     return ZarrContainer(str(path), arrays, attributes, left_out)
+
+
+class _NotReadError(Exception):
+    """Why an array is left out."""
 
 
 def _refuse_special(path: Path) -> None:
@@ -163,55 +168,62 @@ def _metadata(folder: Path, files: list[str]) -> tuple[dict[str, Any] | None, di
     try:
         if "zarr.json" in files:
             document = load_object(folder / "zarr.json")
-            found = document.get("attributes")
-            return (document if document.get("node_type") == "array" else None), found if isinstance(
-                found, dict
-            ) else {}
-        found = load_object(folder / ".zattrs") if ".zattrs" in files else {}
-        return (load_object(folder / ".zarray") if ".zarray" in files else None), found
+            attributes = document.get("attributes")
+            is_array = document.get("node_type") == "array"
+            return (document if is_array else None), attributes if isinstance(attributes, dict) else {}
+        attributes = load_object(folder / ".zattrs") if ".zattrs" in files else {}
+        return (load_object(folder / ".zarray") if ".zarray" in files else None), attributes
     except (OSError, ValueError) as error:
         raise DataError(f"{folder}: its metadata cannot be read: {error}", hint=_HINT) from error
 
 
-def _variable(
-    name: str, metadata: dict[str, Any], found: dict[str, Any], values: dict[str, Attribute], left_out: list[str]
-) -> Variable | None:
-    unknown = sorted(_codecs(_stages(metadata)) - _CODECS)
+def _look_at(
+    path: Path,
+    inside: str,
+    metadata: dict[str, Any],
+    own: dict[str, Any],
+    values: dict[str, Attribute],
+    left_out: list[str],
+) -> _Stored:
+    """One array. own: its attributes as stored; values: those that are read. Raises _NotReadError."""
+    stages = _stages(metadata)
+    unknown = sorted(_codecs(stages) - _CODECS)
     if unknown:
-        left_out.append(f"'{name}', whose codec '{unknown[0][:40]}' is not read")
-        return None
-    if _packed(metadata) is None:
-        left_out.append(f"'{name}', whose chunks are packed inside of another codec, or in shards of an unusual form")
-        return None
-    kind = metadata.get("dtype", metadata.get("data_type"))
+        raise _NotReadError(f"whose codec '{unknown[0][:40]}' is not read")
+    version = 3 if "node_type" in metadata else 2
     try:
-        dtype = np.dtype(kind if isinstance(kind, str) else object)
-    except (TypeError, SyntaxError, ValueError):
-        dtype = np.dtype(object)
-    shape = metadata.get("shape")
-    sound = isinstance(shape, list) and all(type(n) is int and n > 0 for n in shape) and math.prod(shape) < 1 << 60
-    if dtype.kind not in "fiu" or not isinstance(shape, list) or not sound:
-        left_out.append(f"'{name}', which holds no array of numbers ({str(kind)[:40]})")
-        return None
-    grid = _chunk_shape(metadata)
-    whole = isinstance(grid, list) and len(grid) == len(shape) and all(type(n) is int and n > 0 for n in grid)
-    if not whole or math.prod(grid) * dtype.itemsize > MAX_CHUNK_BYTES:
-        left_out.append(f"'{name}', whose chunks do not fit its shape or have more than {MAX_CHUNK_BYTES >> 20} MiB")
-        return None
-    named = found.get("_ARRAY_DIMENSIONS", metadata.get("dimension_names"))
-    dims = (
-        [str(n or "")[:80] for n in named]
-        if isinstance(named, list) and len(named) == len(shape)
-        else [""] * len(shape)
-    )
-    return Variable(name, tuple(shape), tuple(dims), values | _fill_value(metadata, found, dtype))
+        array = _open(LocalStore(str(path), read_only=True), inside, version)
+        shape, in_file, dtype = array.shape, array.shards or array.chunks, np.dtype(array.dtype)
+        num_chunks = math.prod(array.shards) // math.prod(array.chunks) if array.shards else 0
+        sound = dtype.kind in "fiu" and min(shape, default=1) > 0 and math.prod(shape) < 1 << 60
+        whole = min(in_file, default=1) > 0 and math.prod(in_file) * dtype.itemsize <= MAX_CHUNK_BYTES
+    except Exception as error:  # the library raises nearly every type for metadata that makes no sense
+        raise _NotReadError(f"whose metadata the zarr library refuses: {str(error)[:100]}") from error
+    if not sound:
+        raise _NotReadError(f"which must hold numbers, fewer than 2^60, and holds {dtype} of shape {shape}")
+    if not whole:
+        raise _NotReadError(f"whose chunks have more than {MAX_CHUNK_BYTES >> 20} MiB")
+    packed = _packed(stages, num_chunks)
+    if packed is None:
+        raise _NotReadError("whose chunks are packed inside of another codec, or in shards of an unusual form")
+    dims = own.get("_ARRAY_DIMENSIONS", metadata.get("dimension_names"))
+    if not isinstance(dims, list) or len(dims) != len(shape):
+        dims = [""] * len(shape)
+    attributes = values | _fill_value(metadata, own, dtype)
+    variable = Variable(inside or "array", shape, tuple(str(dim or "")[:80] for dim in dims), attributes)
+    counts = [-(-n // chunk) for n, chunk in zip(shape, in_file, strict=True)]
+    example = array.metadata.encode_chunk_key((0,) * len(shape))
+    _check_stored(path / inside, variable.name, counts, example, metadata.get("fill_value"), left_out)
+    limit = min(16 * math.prod(in_file) // max(num_chunks, 1), 2 * MAX_CHUNK_BYTES) + 1024
+    computed = not _COMPUTING.isdisjoint(_plain(_codecs(stages)))
+    return _Stored(variable, inside, version, packed, limit, num_chunks if packed else 0, computed)
 
 
-def _fill_value(metadata: dict[str, Any], found: dict[str, Any], dtype: np.dtype[Any]) -> dict[str, Attribute]:
+def _fill_value(metadata: dict[str, Any], own: dict[str, Any], dtype: np.dtype[Any]) -> dict[str, Attribute]:
     """The number for what is missing where xarray keeps it: in version 2 it is what the library fills chunks with, in
     version 3 an attribute, for floats the bytes of a float64 in base64."""
-    mark = found.get("_FillValue")
-    if "_ARRAY_DIMENSIONS" in found and "dtype" in metadata:
+    mark = own.get("_FillValue")
+    if "_ARRAY_DIMENSIONS" in own and "dtype" in metadata:
         mark = metadata.get("fill_value")
     if isinstance(mark, str) and dtype.kind == "f":
         try:
@@ -224,51 +236,30 @@ def _fill_value(metadata: dict[str, Any], found: dict[str, Any], dtype: np.dtype
         return {"_FillValue": float(np.float64(mark).astype(dtype) if dtype.kind == "f" else mark)}
 
 
-def _is_stored(folder: Path, variable: Variable, metadata: dict[str, Any], left_out: list[str]) -> bool:
-    """Whether chunks are there; those that are not are named: the library takes them for the fill value in silence."""
-    counts = [-(-n // chunk) for n, chunk in zip(variable.shape, _chunk_shape(metadata), strict=True)]
+def _check_stored(
+    folder: Path, name: str, counts: list[int], example: str, fill_value: object, left_out: list[str]
+) -> None:
+    """Name chunks that are not stored: the library reads them as the fill value. Raises _NotReadError if none is.
+
+    counts: of chunk files along each dimension. example: the name of the first one.
+    """
     expected = math.prod(counts)
-    start, separator = _chunk_names(metadata)
-    example = start + separator.join("0" for _ in counts) if counts else start.rstrip(separator) or "0"
-    name = re.compile(re.escape(example).replace("0", "([0-9]{1,18})"))
+    pattern = re.compile(re.escape(example).replace("0", "([0-9]{1,18})"))
     paths = (os.path.relpath(os.path.join(at, file), folder) for at, _, files in os.walk(folder) for file in files)
     files = [path for path in paths if path not in _METADATA]
     stored = sum(
         all(int(index) < n for index, n in zip(match.groups(), counts, strict=False))
-        for match in map(name.fullmatch, files)
+        for match in map(pattern.fullmatch, files)
         if match
     )
-    if stored >= expected:
-        return True
     if stored == 0 and len(counts) > 1:
         wrong = f": chunks must be named {example}, and are {min(files)[:80]} (dimension_separator)" if files else ""
-        left_out.append(f"'{variable.name}', of which no chunk is stored{wrong}")
-        return False
-    left_out.append(
-        f"{expected - stored} of {expected} chunks of '{variable.name}', which are not stored: not written, or all "
-        f"of it the fill value {str(metadata.get('fill_value'))[:40]}, which is taken"
-    )
-    return True
-
-
-def _chunk_names(metadata: dict[str, Any]) -> tuple[str, str]:
-    """(what the names of chunks begin with, what stands between their indices)."""
-    if "chunk_key_encoding" not in metadata:
-        return "", str(metadata.get("dimension_separator") or ".")
-    encoding = metadata["chunk_key_encoding"]
-    encoding = encoding if isinstance(encoding, dict) else {}
-    options = encoding.get("configuration")
-    separator = options.get("separator") if isinstance(options, dict) else None
-    return ("", str(separator or ".")) if encoding.get("name") == "v2" else (f"c{separator or '/'}", separator or "/")
-
-
-def _chunk_shape(metadata: dict[str, Any]) -> Any:
-    """The shape of what one file holds, where the metadata is of the usual form."""
-    if "chunks" in metadata:
-        return metadata["chunks"]
-    grid = metadata.get("chunk_grid")
-    configuration = grid.get("configuration") if isinstance(grid, dict) else None
-    return configuration.get("chunk_shape") if isinstance(configuration, dict) else None
+        raise _NotReadError(f"of which no chunk is stored{wrong}")
+    if stored < expected:
+        left_out.append(
+            f"{expected - stored} of {expected} chunks of '{name}', which are not stored: not written, or all "
+            f"of it the fill value {str(fill_value)[:40]}, which is taken"
+        )
 
 
 def _stages(metadata: dict[str, Any]) -> list[Any]:
@@ -282,7 +273,7 @@ def _stages(metadata: dict[str, Any]) -> list[Any]:
 
 def _codecs(stages: list[Any]) -> set[str]:
     """Names of all codecs among them, at any depth."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = list(stages)
     while waiting:
         item = waiting.pop()
@@ -290,48 +281,31 @@ def _codecs(stages: list[Any]) -> set[str]:
             waiting += item
         elif isinstance(item, dict):
             # Each version goes by one of the two keys: the other must not hide it.
-            found |= {str(item[key]) for key in ("id", "name") if key in item}
+            names |= {str(item[key]) for key in ("id", "name") if key in item}
             waiting += [value for value in item.values() if isinstance(value, dict | list)]
         elif isinstance(item, str):
-            found.add(item)
-    return found
+            names.add(item)
+    return names
 
 
-def _packed(metadata: dict[str, Any]) -> tuple[str, int] | None:
-    """(the codec that chunks are packed with, '' without one; chunks in a shard, 0 without shards).
+def _packed(stages: list[Any], num_chunks: int) -> str | None:
+    """The codec that chunks are packed with, '' without one. num_chunks: in a shard, 0 without shards.
 
-    None if a chunk is packed twice, or if its place in a shard is not known: then nothing bounds what it unpacks to.
+    None if a chunk is packed twice, or if its bytes in a shard cannot be found: then nothing bounds what it unpacks to.
     """
-    stages, num_chunks = _stages(metadata), 0
     if not _UNPACKED_BYTES.keys() & _plain(_codecs(stages)):
-        return "", 0
-    last = stages[-1] if stages else None
-    if isinstance(last, dict) and last.get("name") == "sharding_indexed":
-        inner = _shard(stages, _chunk_shape(metadata))
-        if inner is None:
+        return ""
+    if num_chunks:
+        shard = stages[-1].get("configuration", {})
+        usual = shard.get("index_location", "end") == "end" and _codecs(shard["index_codecs"]) == _INDEX_CODECS
+        if len(stages) > 1 or not usual:
             return None
-        stages, num_chunks = inner
-        last = stages[-1]
+        stages = shard["codecs"]
+    last = stages[-1]
     named = _plain({str(last.get("id", last.get("name")))} if isinstance(last, dict) else set())
-    found = _UNPACKED_BYTES.keys() & _plain(_codecs([last]))
-    alone = len(found) == 1 and found == named and not _UNPACKED_BYTES.keys() & _plain(_codecs(stages[:-1]))
-    return (found.pop(), num_chunks) if alone else None
-
-
-def _shard(stages: list[Any], outer: Any) -> tuple[list[Any], int] | None:
-    """Codecs and number of the chunks of a shard; None if a chunk cannot be found in it by what the metadata says."""
-    shard = stages[-1].get("configuration")
-    if len(stages) > 1 or not isinstance(shard, dict) or shard.get("index_location", "end") != "end":
-        return None
-    lists = [shard.get("chunk_shape"), shard.get("index_codecs"), shard.get("codecs"), outer]
-    inner, index, codecs, outer = (one if isinstance(one, list) else [] for one in lists)
-    if not (inner and codecs) or _codecs(index) != _INDEX_CODECS:
-        return None
-    if len(inner) != len(outer) or {type(n) for n in [*inner, *outer]} != {int} or min(inner) < 1:
-        return None
-    if any(of % n for n, of in zip(inner, outer, strict=True)):
-        return None
-    return codecs, math.prod(outer) // math.prod(inner)
+    packing = _UNPACKED_BYTES.keys() & _plain(_codecs([last]))
+    once = len(packing) == 1 and packing == named and not _UNPACKED_BYTES.keys() & _plain(_codecs(stages[:-1]))
+    return packing.pop() if once else None
 
 
 def _zstd_bytes(data: bytes, most: int) -> int:
@@ -360,9 +334,9 @@ def _plain(names: set[str]) -> set[str]:
     return {name.removeprefix("numcodecs.") for name in names}
 
 
-def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[str, Attribute]:
+def _attributes(own: dict[str, Any], name: str, left_out: list[str]) -> dict[str, Attribute]:
     values: dict[str, Attribute] = {}
-    for key, value in list(found.items())[:256]:
+    for key, value in list(own.items())[:256]:
         if isinstance(value, str):
             values[key] = value[:1000]
         elif is_number(value):
@@ -376,30 +350,36 @@ def _attributes(found: dict[str, Any], name: str, left_out: list[str]) -> dict[s
     return values
 
 
-def _open(path: str, place: _Place) -> Any:
-    import zarr
-    from zarr.abc.store import SuffixByteRequest
-    from zarr.storage import LocalStore
+def _open(store: LocalStore, inside: str, version: int) -> Any:
+    return zarr.open_array(store, path=inside, mode="r", zarr_format=3 if version == 3 else 2)
 
-    class Limited(LocalStore):
-        """Chunks that would unpack to more than they may hold are refused before a codec sees them."""
 
-        async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
-            found = await super().get(key, prototype, byte_range)
-            # The end of a shard is its index.
-            if found is None or key.rpartition("/")[2] in _METADATA or isinstance(byte_range, SuffixByteRequest):
-                return found
-            data = found.to_bytes()
-            chunks = [data]
-            if place.num_chunks and byte_range is None:
-                index = read_index(key, np.frombuffer(data, np.uint8), place.num_chunks)
-                chunks = [data[int(o) : int(o + n)] for o, n in zip(*index, strict=True) if o != MISSING]
-            if any(_UNPACKED_BYTES[place.packed](one, place.limit + 1) > place.limit for one in chunks):
-                raise ValueError(f"chunk '{key}' unpacks to more than it may hold")
-            return found
+def _open_limited(path: str, stored: _Stored) -> Any:
+    if not stored.packed:
+        return _open(LocalStore(path, read_only=True), stored.inside, stored.version)
+    store = _LimitedStore(path, read_only=True)
+    store.limits = stored
+    return _open(store, stored.inside, stored.version)
 
-    store = (Limited if place.packed else LocalStore)(path, read_only=True)
-    return zarr.open_array(store, path=place.inside, mode="r", zarr_format=place.version)
+
+class _LimitedStore(LocalStore):
+    """Chunks that would unpack to more than they may hold are refused before a codec sees them."""
+
+    limits: _Stored
+
+    async def get(self, key: str, prototype: Any = None, byte_range: Any = None) -> Any:
+        content = await super().get(key, prototype, byte_range)
+        # The end of a shard is its index.
+        if content is None or key.rpartition("/")[2] in _METADATA or isinstance(byte_range, SuffixByteRequest):
+            return content
+        data, limits = content.to_bytes(), self.limits
+        chunks = [data]
+        if limits.num_chunks and byte_range is None:
+            index = read_index(key, np.frombuffer(data, np.uint8), limits.num_chunks)
+            chunks = [data[int(o) : int(o + n)] for o, n in zip(*index, strict=True) if o != MISSING]
+        if any(_UNPACKED_BYTES[limits.packed](one, limits.limit + 1) > limits.limit for one in chunks):
+            raise ValueError(f"chunk '{key}' unpacks to more than it may hold")
+        return content
 
 
 _arrays: ProcessCache[Any] = ProcessCache(64)

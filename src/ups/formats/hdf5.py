@@ -5,13 +5,16 @@ huge allocation, none of which Python can catch (docs/decisions/0007-hdf5-is-rea
 structure is read by a child with limits on memory and time, and this process learns only the result. Contiguous data
 is then mapped at the surveyed offset without the library; only chunked data is opened here, with metadata that the
 child walked to the last chunk.
-
-    python -m ups.formats.hdf5_survey [--netcdf | --tree | --well]   names on standard input; one JSON line per file
+A file that passed is read here: a region is one slice per axis. Deflated chunks are inflated with a bound, because the
+filter of the library grows its buffer as far as a hostile chunk asks for; the ratio of the other filters is bounded by
+their format. Of a file in a bucket, contiguous data are read range by range.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -20,42 +23,118 @@ import os
 import subprocess
 import tempfile
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+import ups
 from ups.buckets.cached_objects import forget
 from ups.buckets.client import is_address
-from ups.buckets.path import data_path, plain_name
-from ups.errors import DataError, UpsError, error_of_cause
+from ups.buckets.path import BucketPath, data_path, plain_name
+from ups.errors import DataError, MachineError, UpsError, error_of_cause
 from ups.formats.base import Array
-from ups.formats.hdf5_survey import (
-    ArraySurvey,
-    FileSurvey,
-    NetcdfSurvey,
-    TreeSurvey,
-    WellSurvey,
-    open_library,
-)
 from ups.formats.shards import ObjectBytes, ProcessCache, map_file
-from ups.record.files import open_regular
+from ups.record.files import load_object, open_regular, write_file_atomically
 from ups.record.processes import module_command
+from ups.record.run_dir import home_directory
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 TIMEOUT_SECONDS = 120.0
 # Every block of metadata is a request there.
 BUCKET_TIMES = 10
 _HINT = "get the file again from its source, and compare its checksum"
+MAX_OPEN_MAPS = 64
+MAX_OPEN_LIBRARY_FILES = 32
+MAX_STORED_SURVEYS = 1000
+# To be raised with every change of what a survey refuses or returns.
+SURVEY_VERSION = 1
+# The identity of a file is its size and a sample of its bytes, because a file of 93 GB takes minutes to hash.
+SAMPLE_BLOCKS = 64
+SAMPLE_BLOCK_BYTES = 4096
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 MATLAB_TEXT = b"MATLAB"
+_T = TypeVar("_T")
+
+# The groups of The Well.
+FIELD_GROUPS = ("t0_fields", "t1_fields", "t2_fields")
+BOUNDARIES = "boundary_conditions"
+WELL_GROUPS = ("dimensions", "scalars", BOUNDARIES, *FIELD_GROUPS)
 
 FileKey = tuple[str, int, int, int]
-_Survey = TypeVar("_Survey", FileSurvey, WellSurvey)
-_surveys: dict[FileKey, FileSurvey | DataError] = {}
-_well_surveys: dict[FileKey, WellSurvey | DataError] = {}
+Region = tuple[slice, ...]
+Values = list[float] | list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySurvey:
+    """One dataset. `offset`: where a contiguous one starts in the file, else None; `chunks` of a chunked one.
+
+    column_major: `shape` is the reverse of what the file has, as MATLAB writes arrays.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int | None
+    chunks: tuple[int, ...] | None
+    filters: tuple[str, ...]
+    column_major: bool = False
+
+
+@dataclass
+class FileSurvey:
+    """Structure of one file. key: which state of which file it belongs to.
+
+    arrays: by path without a leading '/'. dims: names of their dimensions, '' where the file gives none. attributes: of
+    arrays and groups by path, '' for the file; numbers (true and false as 1 and 0) or texts, always as a list. unread:
+    names of attributes that are neither. left_out: parts that are not read, a few words each.
+
+    A PDEBench file may keep one group per trajectory. groups: their names, sorted. Arrays and attributes of such a
+    group have '{}' for its name, and attributes are those of the first group. offsets: where the contiguous bytes of
+    each array are, group by group. varying: attributes, and keys of the text `config`, that differ between groups.
+    """
+
+    size: int = 0
+    key: FileKey = ("", 0, 0, 0)
+    arrays: dict[str, ArraySurvey] = field(default_factory=dict)
+    dims: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, Values]] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    groups: tuple[str, ...] = ()
+    offsets: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    varying: tuple[str, ...] = ()
+
+
+def open_library(path: str) -> Any:
+    """An `h5py.File` for reading: of this host by name, in a bucket as a file object over cached blocks."""
+    import h5py
+
+    location = data_path(path)
+    if not isinstance(location, BucketPath):
+        return h5py.File(path, "r", locking=False)
+    file = h5py.File(location.open_object(), "r")
+    if not _open_objects:
+        atexit.register(_close_objects)
+    _open_objects.add(file)
+    return file
+
+
+def _close_objects() -> None:
+    """The library crashes in a file object that it still has open when Python has ended."""
+    for file in list(_open_objects):
+        with contextlib.suppress(Exception):
+            file.close()
+
+
+_open_objects: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def file_key(path: str | Path) -> FileKey:
@@ -71,59 +150,73 @@ def starts_as_hdf5(file: IO[bytes]) -> bool:
     return any(file.seek(place) == place and file.read(8) == HDF5_MAGIC for place in (0, 512))
 
 
-def survey_files(paths: Sequence[str | Path]) -> list[FileSurvey | DataError]:
-    """Structure of each file, or the reason why it is refused; files seen before by this process are not read again."""
-    return _survey_all(paths, _surveys, FileSurvey.from_json)
+def survey_files(paths: Sequence[str | Path], form: str = "pdebench") -> list[FileSurvey | DataError]:
+    """Structure of each file, or the reason why it is refused. A file that passed once, also in another process of this
+    user, is not surveyed again until it changes.
 
-
-def survey_well_files(paths: Sequence[str | Path]) -> list[WellSurvey | DataError]:
-    """The same for files of The Well."""
-    return _survey_all(paths, _well_surveys, WellSurvey.from_json, "--well")
-
-
-def _survey_all(
-    paths: Sequence[str | Path],
-    known: dict[FileKey, _Survey | DataError],
-    parse: Callable[[dict[str, Any]], _Survey],
-    *options: str,
-) -> list[_Survey | DataError]:
+    form: what the files are read as, `pdebench`, `the_well`, `netcdf` or `tree` (`hdf5_survey`).
+    """
+    known = _surveys.setdefault(form, {})
     keys: list[FileKey | DataError] = [_key_or_error(path) for path in paths]
     waiting = list(dict.fromkeys(k for k in keys if not isinstance(k, DataError) and k not in known))
+    known.update({key: survey for key in waiting if (survey := _load_survey(form, key)) is not None})
+    waiting = [key for key in waiting if key not in known]
     while waiting:
-        answers, problem = _ask_child([key[0] for key in waiting], *options)
-        found: list[_Survey | DataError] = [a if isinstance(a, DataError) else parse(a) for a in answers]
-        if problem and len(found) < len(waiting):
-            found.append(_blamed(waiting[len(found)], problem))
-        known.update(zip(waiting, found, strict=False))
-        waiting = waiting[len(found) :]
+        answers, problem = _ask_child([key[0] for key in waiting], form)
+        if problem and len(answers) < len(waiting):
+            blamed = f"{waiting[len(answers)][0]}: the HDF5 library {problem} while reading its structure"
+            answers.append(DataError(blamed, hint=_HINT))
+        for key, answer in zip(waiting, answers, strict=False):
+            known[key] = answer
+            if isinstance(answer, FileSurvey):
+                answer.key = key
+                _store_survey(form, answer)
+        waiting = waiting[len(answers) :]
     return [k if isinstance(k, DataError) else known[k] for k in keys]
 
 
-def survey_netcdf_file(path: str | Path) -> tuple[FileKey, NetcdfSurvey]:
-    """Structure of a NetCDF-4 file, and what it belongs to. Raises DataError for a file that is refused."""
-    key, answer = _survey_one(path, "--netcdf")
-    return key, NetcdfSurvey.from_json(answer)
+def survey_file(path: str | Path, form: str) -> FileSurvey:
+    """Structure of one file. Raises DataError for a file that is refused."""
+    (survey,) = survey_files([path], form)
+    if isinstance(survey, DataError):
+        raise survey
+    drop_hdf5(survey.key[0])
+    return survey
 
 
-def survey_tree_file(path: str | Path) -> tuple[FileKey, TreeSurvey]:
-    """All arrays of any HDF5 file, and what it belongs to. Raises DataError for a file that cannot be opened."""
-    key, answer = _survey_one(path, "--tree")
-    return key, TreeSurvey.from_json(answer)
+def _survey_path(form: str, key: FileKey) -> Path | None:
+    """Where the outcome is kept between commands: in the cache directory of the user. None for a file in a bucket.
+
+    The time of the last change of the inode is part of the name, since no program can set it back.
+    """
+    home = home_directory()
+    root = os.environ.get("XDG_CACHE_HOME") or (home and home / ".cache")
+    if not root or is_address(key[0]):
+        return None
+    changed = os.stat(key[0]).st_ctime_ns
+    name = hashlib.sha256(json.dumps([ups.__version__, SURVEY_VERSION, form, key, changed]).encode()).hexdigest()
+    return Path(root) / "ups" / "surveys" / f"{name}.json"
 
 
-def _survey_one(path: str | Path, option: str) -> tuple[FileKey, dict[str, Any]]:
-    key = _key_or_error(path)
-    if isinstance(key, DataError):
-        raise key
-    answers, problem = _ask_child([key[0]], option)
-    answer = answers[0] if answers else _blamed(key, problem)
-    if isinstance(answer, DataError):
-        raise answer
-    return key, answer
+def _load_survey(form: str, key: FileKey) -> FileSurvey | None:
+    with contextlib.suppress(OSError, ValueError):
+        path = _survey_path(form, key)
+        survey = _parse_survey(load_object(path)) if path is not None else None
+        return survey if survey is not None and survey.key == key else None
+    return None
 
 
-def _blamed(key: FileKey, problem: str) -> DataError:
-    return DataError(f"{key[0]}: the HDF5 library {problem} while reading its structure", hint=_HINT)
+def _store_survey(form: str, survey: FileSurvey) -> None:
+    """Keep the outcome; where that is not possible the next command surveys the file again."""
+    with contextlib.suppress(OSError, MachineError):
+        path = _survey_path(form, survey.key)
+        if path is None:
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file_atomically(path, json.dumps(asdict(survey)).encode())
+        stored = sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        for file in stored[:-MAX_STORED_SURVEYS]:
+            file.unlink(missing_ok=True)
 
 
 def _key_or_error(path: str | Path) -> FileKey | DataError:
@@ -151,9 +244,9 @@ def _key_or_error(path: str | Path) -> FileKey | DataError:
         return DataError(f"{path} cannot be opened: {reason}")
 
 
-def _ask_child(paths: list[str], *options: str) -> tuple[list[dict[str, Any] | DataError], str]:
+def _ask_child(paths: list[str], form: str) -> tuple[list[FileSurvey | DataError], str]:
     """Answers of one child in order, and how it ended if it did not reach the last file ('' if it did)."""
-    command = module_command("ups.formats.hdf5_survey", *options)
+    command = module_command("ups.formats.hdf5_survey", form)
     # Files, not pipes: thousands of groups make an answer of megabytes, and a killed child must not lose it.
     with tempfile.TemporaryFile() as names, tempfile.TemporaryFile() as output:
         names.write("\0".join(paths).encode())
@@ -170,18 +263,30 @@ def _ask_child(paths: list[str], *options: str) -> tuple[list[dict[str, Any] | D
                 child.wait()
         output.seek(0)
         lines = output.read().split(b"\n")[:-1]
-    answers: list[dict[str, Any] | DataError] = []
+    answers: list[FileSurvey | DataError] = []
     for line in lines[: len(paths)]:
         data = json.loads(line)
         if "error" in data and data["cause"] != DataError.cause:
             raise error_of_cause(data["cause"], data["error"], data["hint"])
-        answers.append(DataError(data["error"], hint=data["hint"] or _HINT) if "error" in data else data)
+        refused = "error" in data
+        answers.append(DataError(data["error"], hint=data["hint"] or _HINT) if refused else _parse_survey(data))
     code = child.returncode
     if code == 0 and len(answers) == len(paths):
         return answers, ""
     if code == -9:
         return answers, f"took longer than {limit:.0f} s"
     return answers, f"crashed (signal {-code})" if code < 0 else f"failed (exit code {code})"
+
+
+def _parse_survey(data: dict[str, Any]) -> FileSurvey:
+    return _survey_type().validate_python(data)
+
+
+@functools.cache
+def _survey_type() -> TypeAdapter[FileSurvey]:
+    from pydantic import TypeAdapter  # a tenth of a second, which the child of a survey does not need
+
+    return TypeAdapter(FileSurvey)
 
 
 def _wait_while_it_answers(child: subprocess.Popen[bytes], output: IO[bytes], limit: float) -> None:
@@ -196,26 +301,20 @@ def _wait_while_it_answers(child: subprocess.Popen[bytes], output: IO[bytes], li
             answered, deadline = size, time.monotonic() + limit
 
 
-Region = tuple[slice, ...]
-MAX_OPEN_MAPS = 64
-MAX_OPEN_LIBRARY_FILES = 32
-
-
 def read_region(key: FileKey, array: ArraySurvey, region: Region) -> Array:
     """Values of a region (slices with plain bounds inside the shape); a read-only view where the data is mapped."""
     if array.column_major:
         return read_region(key, replace(array, shape=array.shape[::-1], column_major=False), region[::-1]).T
     if array.offset is not None and is_address(key[0]):
-        found = _objects.get((key[0], ()), lambda: _object_unchanged(key))
-        return _read_ranges(found, array, region)
+        return _read_ranges(open_unchanged(_objects, key, ObjectBytes), array, region)
     if array.offset is not None:
         count = int(np.prod(array.shape))
         dtype = np.dtype(array.dtype)
-        mapped = _maps.get((key[0], ()), lambda: map_unchanged(key))
+        mapped = open_unchanged(_maps, key, map_named)
         data = mapped[array.offset : array.offset + count * dtype.itemsize]
         return np.asarray(data.view(dtype).reshape(array.shape)[region])
     try:
-        dataset = _files.get((key[0], ()), lambda: _open_unchanged(key))[array.name]
+        dataset = open_unchanged(_files, key, open_library)[array.name]
         if "deflate" in array.filters:
             return _inflate_region(dataset, array, region)
         return np.asarray(dataset[region])
@@ -232,82 +331,83 @@ def drop_hdf5(path: str) -> None:
     _files.drop(path)
 
 
-def map_unchanged(key: FileKey) -> Array:
-    check_unchanged(key)
-    return map_file(key[0], follow_link=True)
+def open_unchanged(cache: ProcessCache[_T], key: FileKey, opener: Callable[[str], _T]) -> _T:
+    """What is open of a file, from a cache of this process. Raises DataError if the file changed after its survey."""
+
+    def open_checked() -> _T:
+        if not data_path(key[0]).exists() or file_key(key[0]) != key:
+            raise DataError(f"{key[0]} changed since it was checked", hint="open it again when nobody writes to it")
+        return opener(key[0])
+
+    return cache.get((key[0], ()), open_checked)
 
 
-def _open_unchanged(key: FileKey) -> Any:
-    check_unchanged(key)
-    return open_library(key[0])
-
-
-def _object_unchanged(key: FileKey) -> ObjectBytes:
-    check_unchanged(key)
-    return ObjectBytes(key[0])
-
-
-def check_unchanged(key: FileKey) -> None:
-    if not data_path(key[0]).exists() or file_key(key[0]) != key:
-        raise DataError(f"{key[0]} changed since it was checked", hint="open it again when nobody writes to it")
+def map_named(path: str) -> Array:
+    """The bytes of a file that a person named, mapped."""
+    return map_file(path, follow_link=True)
 
 
 def bring_region(key: FileKey, array: ArraySurvey, region: Region) -> list[str]:
     """Bring the bytes of a region into the cache of this host, if the file is in a bucket; returns its blocks there."""
     if not is_address(key[0]):
         return []
-    found = _objects.get((key[0], ()), lambda: _object_unchanged(key))
+    data = open_unchanged(_objects, key, ObjectBytes)
     if array.offset is not None:
-        return [block for _, start, stop in _ranges(array, region) for block in found.bring(start, stop)]
-    dataset = _files.get((key[0], ()), lambda: _open_unchanged(key))[array.name]
-    wanted = [range(s.start, s.stop, s.step or 1) for s in region]
-    grid = [range(r.start // c, r[-1] // c + 1) for r, c in zip(wanted, array.chunks or (), strict=True)]
+        return [block for _, start, stop in _ranges(array, region) for block in data.bring(start, stop)]
+    dataset = open_unchanged(_files, key, open_library)[array.name]
     blocks: list[str] = []
-    for place in itertools.product(*grid):
-        chunk = dataset.id.get_chunk_info_by_coord(tuple(p * c for p, c in zip(place, array.chunks or (), strict=True)))
+    for corner in _chunk_corners(array, _indices(region)):
+        chunk = dataset.id.get_chunk_info_by_coord(corner)
         if chunk.byte_offset is not None:
-            blocks += found.bring(chunk.byte_offset, chunk.byte_offset + chunk.size)
+            blocks += data.bring(chunk.byte_offset, chunk.byte_offset + chunk.size)
     return blocks
 
 
-def _ranges(array: ArraySurvey, region: Region) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """(place in the region, first byte, end) of every run of bytes that a region of a contiguous array consists of.
+def _indices(region: Region) -> list[range]:
+    return [range(s.start, s.stop, s.step or 1) for s in region]
 
-    The place has an index for each axis before the last one that is cut, and for that one too where it has a step.
+
+def _chunk_corners(array: ArraySurvey, wanted: list[range]) -> Iterator[tuple[int, ...]]:
+    """First indices of the chunks that a region touches."""
+    grids = [range(r.start // c * c, r[-1] + 1, c) for r, c in zip(wanted, array.chunks or (), strict=True)]
+    return itertools.product(*grids)
+
+
+def _ranges(array: ArraySurvey, region: Region) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """(index in the region, first byte, end) of every run of bytes that a region of a contiguous array consists of.
+
+    The index has an entry for each axis before the last one that is cut, and for that one too where it has a step.
     """
     assert array.offset is not None
     itemsize = np.dtype(array.dtype).itemsize
-    wanted = [range(s.start, s.stop, s.step or 1) for s in region]
+    wanted = _indices(region)
     cut = max((i for i, (r, n) in enumerate(zip(wanted, array.shape, strict=True)) if len(r) != n), default=-1)
     single = cut >= 0 and wanted[cut].step != 1 and len(wanted[cut]) > 1
     outer = wanted[: cut + 1] if single else wanted[: max(cut, 0)]
     strides = [itemsize * math.prod(array.shape[i + 1 :]) for i in range(len(array.shape))]
-    for place in itertools.product(*(range(len(r)) for r in outer)):
-        start = array.offset + sum(outer[i][p] * strides[i] for i, p in enumerate(place))
+    for index in itertools.product(*(range(len(r)) for r in outer)):
+        start = array.offset + sum(outer[i][p] * strides[i] for i, p in enumerate(index))
         if single or cut < 0:
             length = strides[cut] if single else itemsize * math.prod(array.shape)
         else:
             start += wanted[cut].start * strides[cut]
             length = len(wanted[cut]) * strides[cut]
-        yield place, start, start + length
+        yield index, start, start + length
 
 
-def _read_ranges(found: ObjectBytes, array: ArraySurvey, region: Region) -> Array:
-    out = np.empty(tuple(len(range(s.start, s.stop, s.step or 1)) for s in region), array.dtype)
-    for place, start, stop in _ranges(array, region):
-        out[place] = found[start:stop].view(array.dtype).reshape(out[place].shape)
+def _read_ranges(data: ObjectBytes, array: ArraySurvey, region: Region) -> Array:
+    out = np.empty(tuple(map(len, _indices(region))), array.dtype)
+    for index, start, stop in _ranges(array, region):
+        out[index] = data[start:stop].view(array.dtype).reshape(out[index].shape)
     return out
 
 
 def _inflate_region(dataset: Any, array: ArraySurvey, region: Region) -> Array:
-    chunks = array.chunks or ()
-    wanted = [range(s.start, s.stop, s.step or 1) for s in region]
-    out = np.empty(tuple(len(r) for r in wanted), array.dtype)
-    grid = [range(r.start // c, r[-1] // c + 1) for r, c in zip(wanted, chunks, strict=True)]
-    for place in itertools.product(*grid):
-        corner = tuple(p * c for p, c in zip(place, chunks, strict=True))
+    wanted = _indices(region)
+    out = np.empty(tuple(map(len, wanted)), array.dtype)
+    for corner in _chunk_corners(array, wanted):
         target, source = [], []
-        for r, start, length in zip(wanted, corner, chunks, strict=True):
+        for r, start, length in zip(wanted, corner, array.chunks or (), strict=True):
             first = max(0, -(-(start - r.start) // r.step))
             last = min(len(r), -(-(start + length - r.start) // r.step))
             target.append(slice(first, last))
@@ -338,37 +438,36 @@ def _inflate(dataset: Any, array: ArraySurvey, corner: tuple[int, ...]) -> Array
     return raw.view(dtype).reshape(chunks)
 
 
+_surveys: dict[str, dict[FileKey, FileSurvey | DataError]] = {}
 _maps: ProcessCache[Array] = ProcessCache(MAX_OPEN_MAPS)
 _objects: ProcessCache[ObjectBytes] = ProcessCache(MAX_OPEN_MAPS)
 _files: ProcessCache[Any] = ProcessCache(MAX_OPEN_LIBRARY_FILES)
 
 
-BLOCKS = 64
-BLOCK_BYTES = 4096
-
-
-def file_identity(format_name: str, key: FileKey) -> str:
-    """Hash of what the file is read as, its size and its sample."""
-    size = key[1]
-    digest = hashlib.sha256(json.dumps([format_name, size]).encode())
-    with data_path(key[0]).open("rb") as file:
-        for i in range(BLOCKS):
-            file.seek(i * max(0, size - BLOCK_BYTES) // (BLOCKS - 1))
-            digest.update(file.read(BLOCK_BYTES))
-    return digest.hexdigest()
+def hash_sample(digest: Any, path: Path, size: int, num_blocks: int = SAMPLE_BLOCKS) -> None:
+    """Add blocks that are spread over a file to a hash."""
+    with path.open("rb") as file:
+        for i in range(num_blocks):
+            file.seek(i * max(0, size - SAMPLE_BLOCK_BYTES) // (num_blocks - 1))
+            digest.update(file.read(SAMPLE_BLOCK_BYTES))
 
 
 def files_identity(format_name: str, keys: Iterable[FileKey]) -> str:
-    """Hash of those of several files, in their order."""
-    digest = hashlib.sha256()
-    for key in keys:
-        digest.update(file_identity(format_name, key).encode())
-    return digest.hexdigest()
+    """Hash of what files are read as, their sizes and samples, in their order."""
+    total = hashlib.sha256()
+    for path, size, _, _ in keys:
+        digest = hashlib.sha256(json.dumps([format_name, size]).encode())
+        hash_sample(digest, data_path(path), size)
+        total.update(digest.hexdigest().encode())
+    return total.hexdigest()
 
 
 @dataclass(frozen=True)
 class NetcdfInput:
-    """dataset: an xarray.Dataset in memory; left_out: what else the file has, in words."""
+    """A NetCDF file as a rollout starts from it. dataset: an xarray.Dataset in memory; left_out: what else is in it.
+
+    xarray and h5netcdf do not open the file: they follow links and external storage, and allocate every claimed size.
+    """
 
     dataset: Any
     left_out: tuple[str, ...]
@@ -381,14 +480,15 @@ def read_netcdf(path: str | Path) -> NetcdfInput:
     """
     import xarray
 
-    key, survey = survey_netcdf_file(path)
-    drop_hdf5(key[0])
+    survey = survey_file(path, "netcdf")
     variables = {}
-    for name, array in survey.variables.items():
+    for name, array in survey.arrays.items():
         whole = tuple(slice(0, n, 1) for n in array.shape)
-        values = np.array(read_region(key, array, whole))  # a copy: the map of the file is let go below
-        variables[name] = xarray.Variable(survey.dims[name], values, survey.attributes[name])
-    drop_hdf5(key[0])
+        values = np.array(read_region(survey.key, array, whole))  # a copy: the map of the file is closed below
+        dims = [dim or f"phony_dim_{i}" for i, dim in enumerate(survey.dims[name])]
+        attributes = {key: value[0] for key, value in survey.attributes[name].items() if len(value) == 1}
+        variables[name] = xarray.Variable(dims, values, attributes)
+    drop_hdf5(survey.key[0])
     try:
         # A one-dimensional variable with the name of its dimension becomes that dimension's coordinate.
         dataset = xarray.decode_cf(xarray.Dataset(variables)).load()  # decoding is lazy: here, or outside of this guard
@@ -397,4 +497,4 @@ def read_netcdf(path: str | Path) -> NetcdfInput:
             f"{path} cannot be decoded by the CF conventions: {str(error)[:200]}",
             hint="look at the attributes units, calendar, scale_factor, add_offset and _FillValue of its variables",
         ) from error
-    return NetcdfInput(dataset, survey.left_out)
+    return NetcdfInput(dataset, tuple(survey.left_out))

@@ -9,7 +9,6 @@ from ups.buckets.path import BucketPath, data_path, natural
 from ups.errors import DataError
 from ups.formats.container import NUMPY_MAGIC, ZIP_MAGIC, Container, open_numpy, open_numpy_folder
 from ups.formats.container_hdf5 import open_hdf5
-from ups.formats.container_zarr import open_zarr
 from ups.formats.hdf5 import HDF5_MAGIC, MATLAB_TEXT, starts_as_hdf5
 from ups.record.files import open_regular
 
@@ -21,6 +20,8 @@ def open_container(path: str | Path) -> Container:
     """The arrays of a file or of a Zarr directory, recognized by its first bytes. Raises DataError."""
     path = data_path(path).absolute()
     if path.is_dir():
+        from ups.formats.container_zarr import open_zarr  # zarr takes a second to import, and no store of ups needs it
+
         _refuse_bucket(path, "a Zarr group of another kind than a store of ups")
         return open_zarr(path)
     try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +25,15 @@ from ups.errors import DataError
 from ups.formats.base import FULL, Array, GridReader, Source, SplitRows, Subsampling, split_counts
 from ups.formats.hdf5 import (
     HDF5_MAGIC,
-    FileKey,
+    ArraySurvey,
+    FileSurvey,
     Region,
     bring_region,
     drop_hdf5,
-    file_key,
     files_identity,
     read_region,
     survey_files,
 )
-from ups.formats.hdf5_survey import ArraySurvey, FileSurvey
 from ups.formats.pdebench_problems import (
     BOOKKEEPING,
     PROBLEMS,
@@ -96,9 +95,9 @@ class _Form:
     assumptions: tuple[str, ...] = ()
 
 
-def understand(key: FileKey, survey: FileSurvey, problem: str | None = None) -> FileLayout:
+def understand(survey: FileSurvey, problem: str | None = None) -> FileLayout:
     """The layout of a surveyed file. problem: what its user says that it holds. Raises DataError for other files."""
-    names = set(survey.datasets)
+    names = set(survey.arrays)
     if survey.groups:
         build: Callable[[_File], _Form] = _grouped
     elif {"tensor", "nu"} <= names:
@@ -111,30 +110,29 @@ def understand(key: FileKey, survey: FileSurvey, problem: str | None = None) -> 
         build = _incompressible
     else:
         raise DataError(
-            f"{key[0]} is not a PDEBench file: its datasets are {', '.join(sorted(names))[:200] or 'none'}",
+            f"{survey.key[0]} is not a PDEBench file: its datasets are {', '.join(sorted(names))[:200] or 'none'}",
             hint="`ups init DIR --data FILE` describes files of any other layout (docs/own-data.md)",
         )
-    file = _File(key, survey)
+    file = _File(survey)
     return _layout(file, build(file), problem)
 
 
-@dataclass
 class _File:
-    """A surveyed file with its attributes and the text of its embedded configuration."""
+    """A surveyed file. attributes: single numbers and texts of the file and, for files of groups, of the first group.
 
-    key: FileKey
-    survey: FileSurvey
-    name: str = ""
-    settings: dict[str, float] = field(default_factory=dict)
-    described: dict[str, float] = field(default_factory=dict)
-    output_path: str = ""
+    unread: names of other attributes. settings, described: numbers of the embedded configuration, and of its part about
+    the simulation; other parts are about plots and publication.
+    """
 
-    def __post_init__(self) -> None:
-        self.name = Path(self.key[0]).name
-        config = _configuration(self.survey.attributes.get("config"))
+    def __init__(self, survey: FileSurvey) -> None:
+        self.survey, self.path = survey, survey.key[0]
+        self.name = Path(self.path).name
+        attributes = {**survey.attributes.get("{}", {}), **survey.attributes[""]}
+        self.attributes = {name: values[0] for name, values in attributes.items() if len(values) == 1}
+        self.unread = [*(name for name in attributes if name not in self.attributes), *survey.unread]
+        config = _configuration(self.attributes.get("config"))
         self.settings = _numbers_of(config)
         simulation = config.get("sim", config)
-        # Only the part about the simulation itself: other parts are about plots and publication.
         self.described = _numbers_of(simulation) if isinstance(simulation, dict) else {}
         path = config.get("output_path")
         self.output_path = path if isinstance(path, str) else ""
@@ -142,24 +140,24 @@ class _File:
     @property
     def numbers(self) -> dict[str, float]:
         """Attributes that are one number and the same in every group."""
-        found = self.survey.attributes.items()
-        return {k: v for k, v in found if isinstance(v, float) and k not in self.survey.varying}
+        varying = self.survey.varying
+        return {k: v for k, v in self.attributes.items() if isinstance(v, float) and k not in varying}
 
     def array(self, name: str, num_dims: int) -> ArraySurvey:
-        found = self.survey.datasets.get(name) or self.survey.members.get(name)
-        if found is None or len(found.shape) != num_dims:
-            raise DataError(f"{self.key[0]}: dataset '{name}' with {num_dims} dimensions is missing")
-        return found
+        array = self.survey.arrays.get(name)
+        if array is None or len(array.shape) != num_dims:
+            raise DataError(f"{self.path}: dataset '{name}' with {num_dims} dimensions is missing")
+        return array
 
     def values(self, name: str, region: tuple[slice, ...] | None = None) -> Float64:
         """A small dataset as float64; of the first group where the name has a '{}'."""
-        array = self.survey.datasets.get(name) or self.survey.members.get(name)
+        array = self.survey.arrays.get(name)
         if array is None or math.prod(array.shape) > MAX_POINTS:
-            raise DataError(f"{self.key[0]}: dataset '{name}' is missing or absurdly long")
+            raise DataError(f"{self.path}: dataset '{name}' is missing, or has more than {MAX_POINTS} entries")
         if "{}" in name:
             array = member_of(self.survey, name, 0)
         full = tuple(slice(0, n, 1) for n in array.shape)
-        return np.array(read_region(self.key, array, region or full), np.float64).reshape(-1)
+        return np.array(read_region(self.survey.key, array, region or full), np.float64).reshape(-1)
 
     def parameter(self, name: str) -> tuple[float, str] | None:
         """Value and source: the attributes, else the embedded configuration, else the file name."""
@@ -178,10 +176,9 @@ class _File:
 
 def member_of(survey: FileSurvey, name: str, group: int) -> ArraySurvey:
     """The dataset of one trajectory group."""
-    form = survey.members[name]
-    offset = survey.offsets[name][group] if form.offset is not None else None
-    label = name.replace("{}", survey.groups[group])
-    return ArraySurvey(label, form.shape, form.dtype, offset, form.chunks, form.filters)
+    first = survey.arrays[name]
+    offset = survey.offsets[name][group] if first.offset is not None else None
+    return replace(first, name=name.replace("{}", survey.groups[group]), offset=offset)
 
 
 def _single(file: _File) -> _Form:
@@ -193,7 +190,7 @@ def _single(file: _File) -> _Form:
 def _darcy(file: _File) -> _Form:
     shape = file.array("tensor", 4).shape
     if shape[1] != 1 or file.array("nu", 3).shape != (shape[0], *shape[2:]):
-        raise DataError(f"{file.key[0]}: 'nu' and 'tensor' of a Darcy file do not fit together")
+        raise DataError(f"{file.path}: 'nu' and 'tensor' of a Darcy file do not fit together")
     sources = (FieldSource("static", "nu", "NXY"), FieldSource("target", "tensor", "NCXY"))
     fields = (FieldSpec("nu", role="static"), FieldSpec("tensor", role="target"))
     steady = "there are no times: taken as steady, with 'nu' given and 'tensor' asked for"
@@ -201,13 +198,13 @@ def _darcy(file: _File) -> _Form:
 
 
 def _compressible(file: _File) -> _Form:
-    dims = len(file.survey.datasets["density"].shape) - 2
+    dims = len(file.survey.arrays["density"].shape) - 2
     if not 1 <= dims <= 3:
-        raise DataError(f"{file.key[0]}: 'density' has no 1 to 3 space axes")
+        raise DataError(f"{file.path}: 'density' has no 1 to 3 space axes")
     names = ["density", "pressure", *("Vx", "Vy", "Vz")[:dims]]
     shape = file.array("density", dims + 2).shape
     if any(file.array(name, dims + 2).shape != shape for name in names):
-        raise DataError(f"{file.key[0]}: its fields differ in shape")
+        raise DataError(f"{file.path}: its fields differ in shape")
     sources = tuple(FieldSource("state", name, "NT" + _SPACE[:dims]) for name in names)
     return _Form(f"flow{dims}d", sources, shape, file.values("t-coordinate"), tuple(FieldSpec(n) for n in names))
 
@@ -219,10 +216,10 @@ def _incompressible(file: _File) -> _Form:
         or file.array("particles", 5).shape != (*velocity[:4], 1)
         or file.array("force", 4).shape != (velocity[0], *velocity[2:])
     ):
-        raise DataError(f"{file.key[0]}: 'velocity', 'particles' and 'force' do not fit together")
+        raise DataError(f"{file.path}: 'velocity', 'particles' and 'force' do not fit together")
     times = file.array("t", 2)
     if times.shape != velocity[:2]:
-        raise DataError(f"{file.key[0]}: 't' has shape {times.shape}, not that of the frames {velocity[:2]}")
+        raise DataError(f"{file.path}: 't' has shape {times.shape}, not that of the frames {velocity[:2]}")
     first = file.values("t", (slice(0, 1, 1), slice(0, times.shape[1], 1)))
     sources = (
         FieldSource("state", "velocity", "NTXYC"),
@@ -239,14 +236,12 @@ def _incompressible(file: _File) -> _Form:
 
 
 def _grouped(file: _File) -> _Form:
-    data = file.survey.members.get("{}/data")
+    data = file.survey.arrays.get("{}/data")
     if data is None or len(data.shape) not in (3, 4):
-        raise DataError(f"{file.key[0]}: its groups hold no 'data' of 3 or 4 dimensions")
+        raise DataError(f"{file.path}: its groups hold no 'data' of 3 or 4 dimensions")
     dims, channels = len(data.shape) - 2, data.shape[-1]
     if channels > MAX_CHANNELS:
-        raise DataError(
-            f"{file.key[0]}: 'data' has {channels} channels in its last dimension, more than {MAX_CHANNELS}"
-        )
+        raise DataError(f"{file.path}: 'data' has {channels} channels in its last dimension, more than {MAX_CHANNELS}")
     shape = (len(file.survey.groups), *data.shape[:-1])
     sources = (FieldSource("state", "{}/data", "T" + _SPACE[:dims] + "C"),)
     assumed = "coordinates and times of the first group are taken for all"
@@ -264,7 +259,7 @@ def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
     coordinates = tuple(_coordinate(file, letter.lower(), n) for letter, n in zip(_SPACE, space, strict=False))
     extents = [float((c[-1] - c[0]) * len(c) / (len(c) - 1)) for c in coordinates]
     numbers = file.numbers
-    named = tuple(dict.fromkeys((*file.survey.attributes, *file.survey.unread)))
+    named = tuple(dict.fromkeys((*file.attributes, *file.unread)))
     evidence = Evidence(file.name, file.output_path, form.name, named, numbers, file.described, extents)
     problem, reason = recognize(evidence, stated)
     assumptions = [reason]
@@ -307,7 +302,7 @@ def _assumed_domain(file: _File, problem: Problem, task: TaskSpec) -> list[str]:
         found.append(
             "the boundary is unknown: no axis is taken as periodic, and a model is told nothing about the ends"
         )
-    if "velocity" in file.survey.datasets and "x-coordinate" not in file.survey.datasets:
+    if "velocity" in file.survey.arrays and "x-coordinate" not in file.survey.arrays:
         found.append("there are no coordinates: cells of [0, 1] are taken")
     lengths = ", ".join(f"{axis.name} {axis.extent:.4g}" for axis in task.axes)
     found.append(f"the domain reaches half a cell beyond its first and last points: lengths {lengths}")
@@ -320,7 +315,7 @@ def _unused(file: _File, form: _Form, parameters: Mapping[str, float]) -> list[s
     survey = file.survey
     used = {name.lower() for name in parameters} | BOOKKEEPING
     found = []
-    names = [n for n in (*survey.attributes, *survey.unread) if n.lower() not in used]
+    names = [n for n in (*file.attributes, *file.unread) if n.lower() not in used]
     if names:
         found.append(f"not used: {show_names('attribute', list(dict.fromkeys(names)))}")
     varying = [n for n in survey.varying if n.lower() != "seed"]
@@ -331,7 +326,7 @@ def _unused(file: _File, form: _Form, parameters: Mapping[str, float]) -> list[s
         found.append(f"not used: {show_names('configured number', settings)}")
     read = {source.dataset for source in form.sources}
     coordinates = {"t", *(f"{c}-coordinate" for c in "txyz"), *(f"{{}}/grid/{c}" for c in "txyz")}
-    others = [n.removeprefix("{}/") for n in (*survey.datasets, *survey.members) if n not in read | coordinates]
+    others = [n.removeprefix("{}/") for n in survey.arrays if n not in read | coordinates]
     if others:
         found.append(f"not used: {show_names('dataset', others)}")
     return found
@@ -339,28 +334,28 @@ def _unused(file: _File, form: _Form, parameters: Mapping[str, float]) -> list[s
 
 def _coordinate(file: _File, name: str, size: int) -> Float64:
     dataset = f"{{}}/grid/{name}" if file.survey.groups else f"{name}-coordinate"
-    if dataset not in file.survey.datasets and dataset not in file.survey.members:
-        if "velocity" in file.survey.datasets:
+    if dataset not in file.survey.arrays:
+        if "velocity" in file.survey.arrays:
             return (np.arange(size) + 0.5) / size  # the incompressible files have no coordinates: cells of [0, 1]
-        raise DataError(f"{file.key[0]}: dataset '{dataset}' is missing")
+        raise DataError(f"{file.path}: dataset '{dataset}' is missing")
     values = file.values(dataset)
     if len(values) != size or size < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
-        raise DataError(f"{file.key[0]}: '{dataset}' must hold {size} increasing numbers, it has {len(values)} entries")
+        raise DataError(f"{file.path}: '{dataset}' must hold {size} increasing numbers, it has {len(values)} entries")
     return values
 
 
 def _time_step(file: _File, times: Float64, num_frames: int) -> float:
     # The 1D files have the end of the last step as an extra entry.
     if len(times) not in (num_frames, num_frames + 1) or num_frames < 2:
-        raise DataError(f"{file.key[0]}: {len(times)} times for {num_frames} frames")
+        raise DataError(f"{file.path}: {len(times)} times for {num_frames} frames")
     times = times[:num_frames]
     steps = np.diff(times)
     if not np.isfinite(times).all() or (steps <= 0).any():
-        raise DataError(f"{file.key[0]}: its times are not increasing")
+        raise DataError(f"{file.path}: its times are not increasing")
     mean = float((times[-1] - times[0]) / (num_frames - 1))
     # float32 times have steps that differ by their rounding
     if (np.abs(steps - mean) > 1e-2 * mean + 4e-7 * float(np.abs(times).max())).any():
-        raise DataError(f"{file.key[0]}: its time step is not constant", hint="windows need frames at equal distances")
+        raise DataError(f"{file.path}: its time step is not constant", hint="windows need frames at equal distances")
     return mean
 
 
@@ -395,7 +390,6 @@ def _numbers_of(configuration: dict[Any, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _ReadFile:
-    key: FileKey
     survey: FileSurvey
     layout: FileLayout
     parameters: Array  # (P,)
@@ -423,36 +417,34 @@ class PdebenchReader(GridReader):
             raise DataError("no PDEBench file is named")
         for path in listed:
             drop_hdf5(plain_name(path))
-        layouts: list[tuple[FileKey, FileSurvey, FileLayout]] = []
-        for path, survey in zip(listed, survey_files(listed), strict=True):
+        layouts: list[tuple[FileSurvey, FileLayout]] = []
+        for survey in survey_files(listed):
             if isinstance(survey, DataError):
                 raise survey
-            key = file_key(path)
-            layouts.append((key, survey, understand(key, survey, problem)))
-        for key, _, _ in layouts:
-            drop_hdf5(key[0])  # opened for the coordinates; nothing stays open before a fork
+            layouts.append((survey, understand(survey, problem)))
+            drop_hdf5(survey.key[0])  # opened for the coordinates; nothing stays open before a fork
         _check_same_problem(layouts)
-        first = layouts[0][2]
+        first = layouts[0][1]
         names = tuple(first.parameters)
         self._files = tuple(
-            _ReadFile(key, survey, layout, np.array([layout.parameters[n] for n in names], np.float32))
-            for key, survey, layout in layouts
+            _ReadFile(survey, layout, np.array([layout.parameters[n] for n in names], np.float32))
+            for survey, layout in layouts
         )
         counts = [f.layout.num_trajectories for f in self._files]
         self._rows = SplitRows(*split_counts(counts, valid_fraction, test_fraction))
-        task = replace(first.task, parameters=tuple(_parameter(n, [x[2] for x in layouts]) for n in names))
-        assumptions = tuple(dict.fromkeys(text for _, _, layout in layouts for text in layout.assumptions))
+        task = replace(first.task, parameters=tuple(_parameter(n, [layout for _, layout in layouts]) for n in names))
+        assumptions = tuple(dict.fromkeys(text for _, layout in layouts for text in layout.assumptions))
         source = Source(task, first.coordinates, first.num_frames, self._rows.totals, first.start_time, assumptions)
         super().__init__(source, subsampling)
 
     def where(self, split: str, trajectory: int) -> str:
         file, row = self._locate(split, trajectory)
         inside = f"group {file.survey.groups[row]}" if file.survey.groups else f"trajectory {row}"
-        return f"{file.key[0]} {inside} ({split} trajectory {trajectory})"
+        return f"{file.survey.key[0]} {inside} ({split} trajectory {trajectory})"
 
     def close(self) -> None:
         for file in self._files:
-            drop_hdf5(file.key[0])
+            drop_hdf5(file.survey.key[0])
 
     def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
         file, row = self._locate(split, trajectory)
@@ -467,18 +459,18 @@ class PdebenchReader(GridReader):
 
     @property
     def remote(self) -> bool:
-        return is_address(self._files[0].key[0])
+        return is_address(self._files[0].survey.key[0])
 
     def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
         file, row = self._locate(split, trajectory)
         blocks: list[str] = []
         for source in file.layout.sources:
             frames = slice(start, stop, step) if source.role == "state" else slice(0, 1, 1)
-            blocks += bring_region(file.key, *_region_of(file, row, source, frames))
+            blocks += bring_region(file.survey.key, *_region_of(file, row, source, frames))
         return blocks
 
     def _source_identity(self) -> str:
-        return files_identity("pdebench", [file.key for file in self._files])
+        return files_identity("pdebench", [file.survey.key for file in self._files])
 
     def _locate(self, split: str, trajectory: int) -> tuple[_ReadFile, int]:
         """File of a trajectory, and its row in there."""
@@ -497,7 +489,7 @@ def _region_of(file: _ReadFile, row: int, source: FieldSource, frames: slice) ->
     if "{}" in source.dataset:
         array = member_of(file.survey, source.dataset, row)
     else:
-        array = file.survey.datasets[source.dataset]
+        array = file.survey.arrays[source.dataset]
     region = tuple(
         slice(row, row + 1, 1) if letter == "N" else frames if letter == "T" else slice(0, size, 1)
         for letter, size in zip(source.axes, array.shape, strict=True)
@@ -506,7 +498,7 @@ def _region_of(file: _ReadFile, row: int, source: FieldSource, frames: slice) ->
 
 
 def _read_source(file: _ReadFile, row: int, source: FieldSource, frames: slice) -> Array:
-    values = read_region(file.key, *_region_of(file, row, source, frames))
+    values = read_region(file.survey.key, *_region_of(file, row, source, frames))
     axes = source.axes
     if "N" in axes:
         values, axes = values[0], axes[1:]
@@ -518,9 +510,10 @@ def _read_source(file: _ReadFile, row: int, source: FieldSource, frames: slice) 
     return np.asarray(values.transpose(order))  # (T, C, *S)
 
 
-def _check_same_problem(layouts: list[tuple[FileKey, FileSurvey, FileLayout]]) -> None:
-    first_key, _, first = layouts[0]
-    for key, _, layout in layouts[1:]:
+def _check_same_problem(layouts: list[tuple[FileSurvey, FileLayout]]) -> None:
+    first_path, first = layouts[0][0].key[0], layouts[0][1]
+    for survey, layout in layouts[1:]:
+        path = survey.key[0]
         same = layout.task.name == first.task.name and layout.num_frames == first.num_frames
         same = same and layout.task.fields == first.task.fields
         same = same and [len(c) for c in layout.coordinates] == [len(c) for c in first.coordinates]
@@ -529,13 +522,13 @@ def _check_same_problem(layouts: list[tuple[FileKey, FileSurvey, FileLayout]]) -
         )
         if not same or not math.isclose(layout.task.dt, first.task.dt, rel_tol=1e-4):
             raise DataError(
-                f"{key[0]} and {first_key[0]} differ in problem, grid, frames or time step",
+                f"{path} and {first_path} differ in problem, grid, frames or time step",
                 hint="files of one task must only differ in parameters; make them two tasks",
             )
         if layout.task.axes[0].boundary != first.task.axes[0].boundary or set(layout.parameters) != set(
             first.parameters
         ):
-            raise DataError(f"{key[0]} and {first_key[0]} differ in boundary or in which parameters they have")
+            raise DataError(f"{path} and {first_path} differ in boundary or in which parameters they have")
 
 
 def _parameter(name: str, layouts: list[FileLayout]) -> ParameterSpec:

@@ -27,11 +27,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import google_crc32c
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, Field, ValidationError
 
 from ups.buckets.cached_objects import ObjectInfo, bring, object_info, read_range
 from ups.buckets.client import is_address
@@ -64,8 +65,6 @@ MAX_ELEMENTS = 1 << 60
 # A chunk is the unit of decoding: larger ones are refused, so that a compressed chunk cannot ask for more memory.
 MAX_CHUNK_BYTES = 256 << 20
 MAX_CHUNKS_PER_SHARD = 1 << 20
-COMPRESSORS = ("zstd", "gzip")
-_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,59 @@ class ArrayLayout:
         return "/".join((self.directory, "c", *map(str, position)))
 
 
+_Length = Annotated[int, Field(strict=True, ge=1, le=1 << 48)]
+_Shape = Annotated[tuple[Annotated[int, Field(strict=True, ge=0, le=1 << 48)], ...], Field(min_length=1, max_length=6)]
+_Name = TypeVar("_Name")
+_Configuration = TypeVar("_Configuration")
+
+
+class _Part(BaseModel, Generic[_Name, _Configuration]):
+    """A part of a `zarr.json` with a name and settings. What is not named here is ignored, as in every Zarr reader."""
+
+    name: _Name
+    configuration: _Configuration = Field(default={}, validate_default=True)  # type: ignore[assignment]
+
+
+class _Grid(BaseModel):
+    chunk_shape: tuple[_Length, ...]
+
+
+class _Keys(BaseModel):
+    separator: Literal["/"] = "/"
+
+
+class _Endian(BaseModel):
+    endian: Literal["little"] = "little"
+
+
+_Bytes = _Part[Literal["bytes"], _Endian]
+_ChunkCodecs = tuple[_Bytes] | tuple[_Bytes, _Part[Literal["zstd", "gzip"], dict[str, Any]]]
+
+
+class _Shard(BaseModel):
+    chunk_shape: tuple[_Length, ...]
+    codecs: _ChunkCodecs
+    index_codecs: tuple[_Bytes, _Part[Literal["crc32c"], dict[str, Any]]]
+    index_location: Literal["end"] = "end"
+
+
+_Sharding = _Part[Literal["sharding_indexed"], _Shard]
+
+
+class _ArrayDocument(BaseModel):
+    zarr_format: Literal[3]
+    node_type: Literal["array"]
+    shape: Annotated[
+        tuple[Annotated[int, Field(strict=True, ge=0, le=1 << 48)], ...], Field(min_length=1, max_length=6)
+    ]
+    data_type: Literal["float32", "float64"]
+    chunk_grid: _Part[Literal["regular"], _Grid]
+    chunk_key_encoding: _Part[Literal["default"], _Keys]
+    codecs: tuple[_Sharding] | _ChunkCodecs
+    dimension_names: tuple[str, ...]
+    storage_transformers: tuple[()] | None = None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size. Raises DataError for anything else."""
     try:
@@ -131,72 +183,39 @@ def read_group(directory: Path) -> dict[str, Any]:
 def read_array(directory: Path) -> ArrayLayout:
     """Layout of a Zarr v3 array. Raises DataError if it is not one that ups can read within its bounds."""
     data = read_json(directory / "zarr.json")
+    try:
+        document = _ArrayDocument.model_validate(data)
+        layout = _layout(str(directory), document)
+    except ValueError as error:
+        what = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}, got {str(first['input'])[:60]}"
+        hint = "rewrite it with `ups data pack`; docs/store-format.md has the form"
+        raise DataError(f"array {directory}: {what}", hint=hint) from error
+    return layout
 
-    def refuse(what: str) -> DataError:
-        return DataError(f"array {directory}: {what}", hint="rewrite it with `ups data pack`")
 
-    if data.get("zarr_format") != 3 or data.get("node_type") != "array":
-        raise refuse("not a Zarr v3 array")
-    shape = _extents(data.get("shape"), minimum=0)
-    if shape is None or not 1 <= len(shape) <= 6 or math.prod(shape) > MAX_ELEMENTS:
-        raise refuse("its shape is missing or absurd")
-    dtype = _DTYPES.get(str(data.get("data_type")))
-    if dtype is None:
-        raise refuse(f"data type {str(data.get('data_type'))[:40]!r} is not float32 or float64")
-    grid = _configured(data.get("chunk_grid"), "regular")
-    shard_shape = _extents(None if grid is None else grid.get("chunk_shape"), minimum=1)
-    if shard_shape is None or len(shard_shape) != len(shape):
-        raise refuse("its chunk grid is missing or not regular")
-    keys = _configured(data.get("chunk_key_encoding"), "default")
-    if keys is None or keys.get("separator", "/") != "/":
-        raise refuse("its chunk keys are not the default ones with '/'")
-    if data.get("storage_transformers"):
-        raise refuse("storage transformers are not read")
-    names = data.get("dimension_names")
-    if not (isinstance(names, list) and len(names) == len(shape) and all(isinstance(n, str) for n in names)):
-        raise refuse("dimension_names are missing")
-    codecs = data.get("codecs")
-    if not isinstance(codecs, list) or not codecs:
-        raise refuse("codecs are missing")
-    chunk_shape, sharded = shard_shape, False
-    shard = _configured(codecs[0], "sharding_indexed")
-    if shard is not None:
-        inner = _extents(shard.get("chunk_shape"), minimum=1)
-        index_codecs = shard.get("index_codecs")
-        if (
-            len(codecs) != 1
-            or inner is None
-            or len(inner) != len(shape)
-            or any(s % c for s, c in zip(shard_shape, inner, strict=True))
-            or shard.get("index_location", "end") != "end"
-            or not isinstance(index_codecs, list)
-            or len(index_codecs) != 2
-            or not _is_little(index_codecs[0])
-            or _configured(index_codecs[1], "crc32c") is None
-        ):
-            raise refuse("its shards are not of the form in docs/store-format.md (index at the end, with crc32c)")
-        codecs, chunk_shape, sharded = shard.get("codecs"), inner, True
-    if not isinstance(codecs, list) or not 1 <= len(codecs) <= 2 or not _is_little(codecs[0]):
-        raise refuse("its codecs are not little-endian bytes with at most one compressor")
-    compressor = None
-    if len(codecs) == 2:
-        compressor = str(codecs[1].get("name")) if isinstance(codecs[1], Mapping) else "?"
-        if compressor not in COMPRESSORS:
-            raise refuse(f"compressor {compressor[:40]!r} is not one of {', '.join(COMPRESSORS)}")
-    layout = ArrayLayout(
-        directory=str(directory),
-        shape=shape,
-        dtype=dtype.str,
-        shard_shape=shard_shape,
-        chunk_shape=chunk_shape,
-        sharded=sharded,
-        compressor=compressor,
-        dimension_names=tuple(names),
-    )
-    if math.prod(chunk_shape) * dtype.itemsize > MAX_CHUNK_BYTES:
-        raise refuse(f"its chunks are larger than {MAX_CHUNK_BYTES >> 20} MiB")
+def _layout(directory: str, document: _ArrayDocument) -> ArrayLayout:
+    """Raises ValueError for sizes that do not fit together or go beyond the bounds."""
+    shape, shard_shape, names = document.shape, document.chunk_grid.configuration.chunk_shape, document.dimension_names
+    codecs: Any = document.codecs
+    chunk_shape, sharded = shard_shape, codecs[0].name == "sharding_indexed"
+    if sharded:
+        codecs, chunk_shape = codecs[0].configuration.codecs, codecs[0].configuration.chunk_shape
+    if not len(shape) == len(shard_shape) == len(chunk_shape) == len(names):
+        raise ValueError(f"chunks {shard_shape}, {chunk_shape} and dimension_names {names} must fit the shape {shape}")
+    if any(s % c for s, c in zip(shard_shape, chunk_shape, strict=True)):
+        raise ValueError(f"shards of shape {shard_shape} must consist of whole chunks of shape {chunk_shape}")
+    compressor = codecs[1].name if len(codecs) > 1 else None
+    dtype = np.dtype(document.data_type).newbyteorder("<").str
+    layout = ArrayLayout(directory, shape, dtype, shard_shape, chunk_shape, sharded, compressor, names)
+    if math.prod(shape) > MAX_ELEMENTS:
+        raise ValueError(f"an array must have at most 2^60 elements, got shape {shape}")
+    if layout.chunk_bytes > MAX_CHUNK_BYTES:
+        raise ValueError(f"chunks must have at most {MAX_CHUNK_BYTES >> 20} MiB, got {layout.chunk_bytes >> 20}")
     if math.prod(layout.chunks_per_shard) > MAX_CHUNKS_PER_SHARD:
-        raise refuse(f"its shards hold more than {MAX_CHUNKS_PER_SHARD} chunks")
+        raise ValueError(f"shards must hold at most {MAX_CHUNKS_PER_SHARD} chunks")
     return layout
 
 
@@ -237,27 +256,6 @@ def array_json(layout: ArrayLayout) -> dict[str, Any]:
 def group_json(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """The `zarr.json` of a group."""
     return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
-
-
-def _extents(value: object, minimum: int) -> tuple[int, ...] | None:
-    if not isinstance(value, list) or len(value) > 8:
-        return None
-    if not all(type(n) is int and minimum <= n <= 1 << 48 for n in value):
-        return None
-    return tuple(value)
-
-
-def _configured(entry: object, name: str) -> Mapping[str, Any] | None:
-    """Configuration of a named extension point, or None if it is another one."""
-    if not isinstance(entry, Mapping) or entry.get("name") != name:
-        return None
-    configuration = entry.get("configuration", {})
-    return configuration if isinstance(configuration, Mapping) else None
-
-
-def _is_little(codec: object) -> bool:
-    configuration = _configured(codec, "bytes")
-    return configuration is not None and configuration.get("endian", "little") == "little"
 
 
 Array = npt.NDArray[Any]

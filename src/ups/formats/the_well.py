@@ -20,16 +20,15 @@ from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, SplitRows,
 from ups.formats.described import same_points
 from ups.formats.hdf5 import (
     HDF5_MAGIC,
+    WELL_GROUPS,
     FileKey,
     Region,
     bring_region,
     drop_hdf5,
-    file_key,
     files_identity,
     read_region,
-    survey_well_files,
+    survey_files,
 )
-from ups.formats.hdf5_survey import GROUPS
 from ups.formats.the_well_layout import SPACE, WellField, WellLayout, plain, understand
 from ups.record.files import open_regular
 from ups.spec.batch import Float32
@@ -128,12 +127,12 @@ class WellReader(GridReader):
     ) -> None:
         listed = _files_of([data_path(paths)] if isinstance(paths, str | Path) else [data_path(p) for p in paths])
         layouts: list[tuple[FileKey, WellLayout]] = []
-        for path, survey in zip(listed, survey_well_files(listed), strict=True):
+        for survey in survey_files(listed, "the_well"):
             if isinstance(survey, DataError):
                 raise survey
-            key = file_key(path)
+            key = survey.key
             drop_hdf5(key[0])
-            layouts.append((key, understand(key, survey)))
+            layouts.append((key, understand(survey)))
             drop_hdf5(key[0])  # opened for coordinates and masks; nothing stays open before a fork
         check_same(layouts)
         found = [layout for _, layout in layouts]
@@ -314,7 +313,7 @@ class WellFormat:
                 seen = start + file.read(LOOKED_AT_BYTES)
         except (OSError, ValueError):
             return False
-        return start.startswith(HDF5_MAGIC) and sum(name.encode() in seen for name in GROUPS) >= 3
+        return start.startswith(HDF5_MAGIC) and sum(name.encode() in seen for name in WELL_GROUPS) >= 3
 
     def open(
         self,

@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ups.errors import DataError
 from ups.formats.base import Array, Int64
 from ups.formats.described import equal_steps
-from ups.formats.hdf5 import FileKey, read_region
-from ups.formats.hdf5_survey import BOUNDARIES, FIELD_GROUPS, ArraySurvey, WellSurvey
+from ups.formats.hdf5 import BOUNDARIES, FIELD_GROUPS, ArraySurvey, FileSurvey, read_region
 from ups.record.text import printable
 from ups.spec.batch import Float64
 from ups.spec.task import Boundary, FieldSpec, Role
@@ -64,7 +63,7 @@ def plain(text: str, fallback: str) -> str:
     return name if re.match(r"[A-Za-z_]", name) else f"{fallback}_{name}" if name else fallback
 
 
-def fields_of(path: str, survey: WellSurvey, sizes: Sizes) -> list[WellField]:
+def fields_of(path: str, survey: FileSurvey, sizes: Sizes) -> list[WellField]:
     """All fields in the order of the format: scalars, vectors, tensors, each as `field_names` lists them."""
     found: list[WellField] = []
     for rank, group in enumerate(FIELD_GROUPS):
@@ -79,7 +78,7 @@ def fields_of(path: str, survey: WellSurvey, sizes: Sizes) -> list[WellField]:
     return found
 
 
-def _field(path: str, survey: WellSurvey, key: str, rank: int, sizes: Sizes) -> WellField:
+def _field(path: str, survey: FileSurvey, key: str, rank: int, sizes: Sizes) -> WellField:
     array, attributes = survey.arrays[key], survey.attributes.get(key, {})
     axes = axes_of(path, array, attributes, rank, sizes)
     counts = [n for letter, n in zip(axes, array.shape, strict=True) if letter == "C"]
@@ -161,7 +160,7 @@ class Boundaries:
 
 
 def boundaries_of(
-    path: str, survey: WellSurvey, axes: list[str], sizes: Sizes, read: Callable[[ArraySurvey], Array]
+    path: str, survey: FileSurvey, axes: list[str], sizes: Sizes, read: Callable[[ArraySurvey], Array]
 ) -> Boundaries:
     """The boundaries of a file. read: the values of a small dataset."""
     groups = sorted(name for name in survey.attributes if name.startswith(f"{BOUNDARIES}/") and name.count("/") == 1)
@@ -182,7 +181,7 @@ def boundaries_of(
 
 def _take_condition(
     path: str,
-    survey: WellSurvey,
+    survey: FileSurvey,
     group: str,
     axes: list[str],
     sizes: Sizes,
@@ -265,16 +264,16 @@ class WellLayout:
         return len(self.frames)
 
 
-def understand(key: FileKey, survey: WellSurvey) -> WellLayout:
+def understand(survey: FileSurvey) -> WellLayout:
     """The layout of a surveyed file. Raises DataError for one that cannot be understood."""
-    return _Understanding(key, survey).layout()
+    return _Understanding(survey).layout()
 
 
 class _Understanding:
-    def __init__(self, key: FileKey, survey: WellSurvey) -> None:
-        self.key, self.path = key, key[0]
+    def __init__(self, survey: FileSurvey) -> None:
+        self.path = survey.key[0]
         # `fields_of` adds what is not listed; the survey itself is kept for the next reader of this file.
-        self.survey = WellSurvey(survey.size, survey.arrays, survey.attributes, list(survey.left_out))
+        self.survey = replace(survey, left_out=list(survey.left_out))
         self.root = survey.attributes.get("", {})
         self.assumptions: list[str] = []
 
@@ -349,7 +348,7 @@ class _Understanding:
     def _small(self, array: ArraySurvey) -> Array:
         if int(np.prod(array.shape)) > MAX_MASK_POINTS:
             raise DataError(f"{self.path}: '{array.name}' is absurdly large")
-        return read_region(self.key, array, tuple(slice(0, n, 1) for n in array.shape))
+        return read_region(self.survey.key, array, tuple(slice(0, n, 1) for n in array.shape))
 
     def _num_trajectories(self, times: ArraySurvey, dims: int) -> int:
         """By the time, else by the attribute, if a field has as many, else by a field that varies with both."""

@@ -112,4 +112,4 @@ def test_a_group_that_contains_itself_is_read_once(tmp_path: Path) -> None:
         file.create_group("g")["loop"] = file["/"]
     container = open_container(tmp_path / "a.h5")
     assert set(container.variables) == {"u"}
-    assert container.left_out == ("'g/loop', a group that it lies in itself",)
+    assert container.left_out == ("group 'g/loop' contains itself",)

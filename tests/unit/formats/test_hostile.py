@@ -187,11 +187,11 @@ def test_a_guard_that_is_killed_or_hangs_blames_the_file_and_goes_on(
         files.single(path)
     calls = []
 
-    def ask(names: list[str]) -> tuple[list[object], str]:
+    def ask(names: list[str], form: str) -> tuple[list[object], str]:
         calls.append(names)
         if names[0].endswith("1_Advection.h5"):
             return [], "crashed (signal 11)"
-        answers, problem = original(names[:1])
+        answers, problem = original(names[:1], form)
         return list(answers), problem or ("crashed (signal 11)" if len(names) > 1 else "")
 
     original = hdf5._ask_child
@@ -201,6 +201,36 @@ def test_a_guard_that_is_killed_or_hangs_blames_the_file_and_goes_on(
     assert isinstance(second, DataError)
     assert "crashed" in second.message
     assert not isinstance(third, DataError)
+
+
+def test_the_survey_of_a_file_is_kept_between_commands_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path, asked = tmp_path / NAME, []
+
+    def ask(names: list[str], form: str) -> tuple[list[object], str]:
+        asked.append(names)
+        answers, problem = original(names, form)
+        return list(answers), problem
+
+    def survey() -> object:
+        monkeypatch.setattr(hdf5, "_surveys", {})  # as a new process has it
+        return hdf5.survey_files([path])[0]
+
+    original = hdf5._ask_child
+    monkeypatch.setattr(hdf5, "_ask_child", ask)
+    files.single(path)
+    first = survey()
+    assert survey() == first
+    assert len(asked) == 1
+    (stored,) = (tmp_path / "cache" / "ups" / "surveys").iterdir()
+    stored.write_text("{}")  # damaged
+    assert survey() == first
+    assert len(asked) == 2
+    os.utime(path, ns=(0, 0))
+    survey()
+    assert len(asked) == 3
 
 
 def _store(path: Path, compression: str | None) -> None:

@@ -231,4 +231,4 @@ def test_what_xarray_writes_is_read_as_xarray_reads_it(tmp_path: Path, packing: 
     xarray.testing.assert_equal(found.dataset, expected)
     assert found.dataset["u"].attrs["units"] == "m"
     assert "layer" not in found.dataset.coords
-    assert found.left_out == ("variable 'label', which does not hold numbers",)
+    assert found.left_out == ("'label', which does not hold numbers",)

@@ -17,7 +17,7 @@ from tests.support import damaged_files
 from tests.support import the_well_files as files
 from tests.support.checkout import path_with
 from ups.errors import DataError
-from ups.formats.hdf5 import survey_well_files
+from ups.formats.hdf5 import survey_files
 from ups.formats.the_well import WellReader
 
 FIELD = "t0_fields/density"
@@ -133,7 +133,7 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         with h5py.File(path, "r+") as file:
             attack(file, folder)
         found[attack.__name__] = path
-    survey_well_files(list(found.values()))
+    survey_files(list(found.values()), "the_well")
     return found
 
 
