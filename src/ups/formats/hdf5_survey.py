@@ -192,7 +192,7 @@ class _Walk:
                 self.refuse(error.message)
                 continue
             problem = value if isinstance(value, str) else _not_finite(name, value, self.strict)
-            if not problem:
+            if not isinstance(value, str) and not problem:
                 values[name] = value
             elif name not in ("_FillValue", "missing_value"):
                 self.leave_out(f"{label}, which {problem}")

@@ -111,7 +111,7 @@ class _Part(BaseModel, Generic[_Name, _Configuration]):
     """A part of a `zarr.json` with a name and settings. What is not named here is ignored, as in every Zarr reader."""
 
     name: _Name
-    configuration: _Configuration = Field(default={}, validate_default=True)  # type: ignore[assignment]
+    configuration: _Configuration = Field(default={}, validate_default=True)
 
 
 class _Grid(BaseModel):
