@@ -58,10 +58,7 @@ def test_the_list_of_benchmarks_has_every_benchmark() -> None:
     assert {name for name in files if name not in text} == set()
 
 
-def test_the_walks_of_the_architecture_page_are_short() -> None:
+def test_the_walk_from_a_death_to_its_explanation_is_short() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    walks = {"From `ups train` to the loss": 8, "From a death to `ups why`": 10}
-    for title, most in walks.items():
-        section = text.split(f"## {title}\n")[1].split("\n## ")[0]
-        assert 0 < len(re.findall(r"^\d+\. ", section, re.M)) <= most
-        assert len(set(re.findall(r"`(src/ups/[\w/]+\.py)`", section))) <= most
+    section = text.split("## From a death to `ups why`\n")[1].split("\n## ")[0]
+    assert 0 < len(set(re.findall(r"`(src/ups/[\w/]+\.py)`", section))) <= 10

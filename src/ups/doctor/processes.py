@@ -18,7 +18,7 @@ from typing import Any
 
 from ups.doctor.checks import CheckProgram
 from ups.record import processes
-from ups.supervise.launcher import Launcher
+from ups.supervise.attempt import Launcher
 from ups.supervise.options import Options
 
 _POLL_SECONDS = 0.05

@@ -18,10 +18,9 @@ from ups.errors import HeadLostError, HostLostError, UpsError, exit_code_of_sign
 from ups.record import processes
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE
 from ups.record.processes import raise_open_files
-from ups.supervise.attempt import Attempt, StopRequest
+from ups.supervise.attempt import Attempt, StopRequest, keep_rings
 from ups.supervise.first_cause import position
 from ups.supervise.head import HostOutcome
-from ups.supervise.launcher import keep_rings
 from ups.supervise.link_endpoints import FollowerLink
 from ups.supervise.options import Options, Rendezvous
 from ups.supervise.rank_view import RankView, least_advanced

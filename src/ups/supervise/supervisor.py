@@ -27,12 +27,11 @@ from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.processes import raise_open_files
 from ups.record.run_dir import RunDir
 from ups.record.text import path_text, printable
-from ups.supervise.attempt import Attempt, Outcome, StopRequest
+from ups.supervise.attempt import Attempt, Outcome, StopRequest, keep_rings
 from ups.supervise.checkpoints import Found, damage_line, find_usable, missing_proof
 from ups.supervise.fault import MICRO_BATCH_SIZE, Fault, RestartPolicy
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.head import Head
-from ups.supervise.launcher import keep_rings
 from ups.supervise.link_endpoints import HeadLink
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView

@@ -14,8 +14,8 @@ from ups.record.failure import frames_of_text
 from ups.record.files import inside, read_object
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
+from ups.supervise.attempt import FLIGHT_PREFIX
 from ups.supervise.fault import Fault
-from ups.supervise.launcher import FLIGHT_PREFIX
 from ups.supervise.rank_view import tail
 from ups.supervise.run_file import GATE_FAILED, RunDocument, faults_of
 
