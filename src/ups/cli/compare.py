@@ -67,17 +67,14 @@ def show(found: Comparison, out: str | None, *, json: bool) -> None:
 def _lines(found: TaskComparison, costs: dict[str, dict[str, float]]) -> str:
     """A table for people: models side by side with the reference, a star for the best if it is no accident."""
     from ups.evaluation.report import difference_words
-    from ups.evaluation.results import SCORES
 
     steady = found.first["steady"]
     rows = [["error", *found.results, "reference", "", ""]]
-    for head, key in SCORES:
-        if steady and key == "one_step_trmse":
-            continue
+    for head, key in found.scores():
         winner, words = found.winner(key)
         cells = [f"{found.summary(label)[key]:.4g}" + ("*" if winner == label else "") for label in found.results]
         name, value = found.reference(key)
-        rows.append(["solution" if steady and key == "trmse" else head, *cells, f"{value:.4g}", name, words])
+        rows.append([head, *cells, f"{value:.4g}", name, words])
     for name in next(iter(costs.values()), {}):
         cells = [f"{costs[label][name]:.4g}" for label in found.results]
         rows.append([name, *cells, "", "", ""])

@@ -126,8 +126,9 @@ class Accumulator:
         diverged = ~finite
         if self.limits is not None:
             diverged = self.limits.exceeded(prediction.flatten(0, 1)).reshape(prediction.shape[:2]).any(dim=1)
+        kept = (*ROW_METRICS, *metrics.added_metrics())
         for i, trajectory in enumerate(trajectories):
-            row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in ROW_METRICS}  # per channel
+            row: dict[str, Any] = {name: values[name][i].mean(dim=0).tolist() for name in kept}  # per channel
             row["correlation_time"] = float(lasting[i])
             lost = (values["trmse"][i] > BLOW_UP).all(dim=-1).any()
             row["blew_up"] = not bool(finite[i]) or bool(lost)

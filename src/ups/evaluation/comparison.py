@@ -14,12 +14,13 @@ from typing import Any
 
 from ups.errors import ConfigError, DataError
 from ups.evaluation.results import (
-    SCORES,
     best_reference,
     difference,
+    direction,
     from_json,
     headlines,
     paired_difference,
+    scores_of,
     significant,
     trajectory_means,
     with_article,
@@ -53,12 +54,21 @@ class TaskComparison:
 
     def summary(self, label: str) -> Mapping[str, float]:
         """Scores of a model on this task."""
-        found: Mapping[str, float] = self.results[label]["predictors"][self.model[label]]["summary"]
-        return found
+        summary: Mapping[str, float] = self.results[label]["predictors"][self.model[label]]["summary"]
+        return summary
+
+    def scores(self) -> list[tuple[str, str]]:
+        """Heading and key of the scores that all models of this task have."""
+        return [
+            (heading, key)
+            for heading, key in scores_of(self.first)
+            if all(key in self.summary(m) for m in self.results)
+        ]
 
     def best(self, key: str) -> str:
-        """Label of the model with the smallest value."""
-        return min(self.results, key=lambda label: float(self.summary(label)[key]))
+        """Label of the model with the best value of a score."""
+        sign = direction(self.first, key)
+        return min(self.results, key=lambda label: sign * float(self.summary(label)[key]))
 
     @property
     def first(self) -> Mapping[str, Any]:
@@ -94,7 +104,8 @@ class TaskComparison:
                 mean, freedom = sum(values) / len(values), len(values) - 1
                 square = sum((value - mean) ** 2 for value in values) / freedom if freedom else math.nan
                 rows[name] = {"num_seeds": len(values), "mean": mean, "std": math.sqrt(square)}
-        return dict(sorted(rows.items(), key=lambda item: item[1]["mean"]))
+        sign = direction(self.first, key)
+        return dict(sorted(rows.items(), key=lambda item: sign * item[1]["mean"]))
 
     def rollout_verdict(self, label: str) -> str:
         """What the rollout error of a model means next to its reference."""
@@ -129,7 +140,7 @@ def scored_from(data: Mapping[str, Any], label: str, model: str = "model") -> Sc
     for result in from_json(data["results"]):
         predictor = result["predictors"][model]
         for part in result["predictors"].values():
-            for _, key in SCORES:
+            for _, key in scores_of(result):
                 _check_number(part["summary"][key])
         headlines(result, model)
         for value in trajectory_means(predictor["rows"]).values():

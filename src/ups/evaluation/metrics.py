@@ -10,8 +10,11 @@ Means over space are over points; on a grid that is not uniform, `weights` (*S) 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -169,26 +172,44 @@ def conservation_drift(prediction: Tensor, start: Tensor, weights: Tensor | None
     return _guard(drift / _mean(first.abs(), weights).clamp_min(TINY), prediction)
 
 
-def registered(prediction: Tensor, truth: Tensor) -> dict[str, Tensor]:
-    """(B, T, C) of each registered metric, `inf` where the prediction is not finite; summaries get its mean.
+def added_metrics() -> dict[str, dict[str, Any]]:
+    """Name -> heading and direction of each metric that a plugin or a script registered: a column wherever scores are.
 
-    What scores are ranked by (RMSE relative to the trajectory, nRMSE, VRMSE) is the protocol's and no part. A metric
-    whose package cannot be imported is left out: `ups --version --verbose` names it.
+    Both are optional attributes of the metric's function: `heading`, and `higher_is_better`.
     """
-    found = {}
+    return {
+        name: {
+            "heading": str(getattr(metric, "heading", name)),
+            "higher_is_better": bool(getattr(metric, "higher_is_better", False)),
+        }
+        for name, metric in _usable_metrics()
+        if not METRICS.origin(name).is_ours
+    }
+
+
+def _usable_metrics() -> Iterator[tuple[str, Any]]:
+    """Without those whose package cannot be imported: `ups --version --verbose` names these."""
     for name in METRICS.names():
-        try:
-            metric = METRICS.factory(name)
-        except PluginError:
-            continue
+        with contextlib.suppress(PluginError):
+            yield name, METRICS.factory(name)
+
+
+def registered(prediction: Tensor, truth: Tensor) -> dict[str, Tensor]:
+    """(B, T, C) of each registered metric, the worst value where the prediction is not finite; summaries get its mean.
+
+    What scores are ranked by (RMSE relative to the trajectory, nRMSE, VRMSE) belongs to the protocol.
+    """
+    values = {}
+    for name, metric in _usable_metrics():
         value = metric(prediction, truth)
         if tuple(value.shape) != tuple(truth.shape[:3]):
             raise PluginError(
                 f"metric '{name}' of {METRICS.origin(name)} gave {tuple(value.shape)} for {tuple(truth.shape)}",
                 hint="a metric returns one number for each sample, step and channel",
             )
-        found[name] = _guard(value, prediction)
-    return found
+        sign = -1.0 if getattr(metric, "higher_is_better", False) else 1.0
+        values[name] = sign * _guard(sign * value, prediction)
+    return values
 
 
 def mean_over_space(values: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ups.evaluation.comparison import TaskComparison
 from ups.evaluation.figures import LINE_COLORS, LINE_STYLES, Example, data_address, fields_png, film, pyplot, svg_text
-from ups.evaluation.results import SCORES, best_predictor, headlines, leak_words, significant
+from ups.evaluation.results import best_predictor, headlines, leak_words, significant
 from ups.record.text import counted
 
 # Columns of the score table: heading, summary key, what it is.
@@ -30,7 +30,6 @@ COLUMNS = (
     ("blown up", "num_blown_up", "trajectories with a value that is not finite, or an error of ten times the fields"),
     ("diverged", "num_diverged", "trajectories with a value that is not finite, or ten times the training data"),
 )
-HIGHER_IS_BETTER = frozenset({"correlation_time"})
 
 STYLE = """
 :root { color-scheme: light; --ink: #1b1f24; --soft: #5b6570; --line: #d8dee4; --blue: #0072B2; }
@@ -143,6 +142,15 @@ def _contents(results: Sequence[Mapping[str, Any]], model: str) -> str:
     return f"<table class='stack'><tr>{first}</tr>{''.join(rows)}</table>"
 
 
+def columns_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Heading, summary key and meaning of each column of the score table: ours, then those of added metrics."""
+    added = [
+        (metric["heading"], name, "added metric" + (" (higher is better)" if metric["higher_is_better"] else ""))
+        for name, metric in result.get("metrics", {}).items()
+    ]
+    return [*COLUMNS, *added]
+
+
 def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str, ends: float) -> str:
     plan = result["protocol"]
     space = " x ".join(str(n) for n in result["space"])
@@ -172,14 +180,13 @@ def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str, en
 
 
 def _scores(result: Mapping[str, Any], model: str) -> str:
-    heads = "".join(f"<th title='{html.escape(what)}'>{html.escape(head)}</th>" for head, _, what in COLUMNS)
-    best = {key: best_predictor(result, key) for _, key, _ in COLUMNS if key not in HIGHER_IS_BETTER}
-    for key in HIGHER_IS_BETTER:
-        best[key] = max(result["predictors"], key=lambda n, k=key: result["predictors"][n]["summary"][k])  # type: ignore[misc]
+    columns = columns_of(result)
+    heads = "".join(f"<th title='{html.escape(what)}'>{html.escape(head)}</th>" for head, _, what in columns)
+    best = {key: best_predictor(result, key) for _, key, _ in columns}
     rows = []
     for name, predictor in result["predictors"].items():
         cells = []
-        for _, key, _ in COLUMNS:
+        for _, key, _ in columns:
             text = number(float(predictor["summary"][key]))
             cells.append(
                 f"<td><b>{text}</b></td>" if best[key] == name and not key.startswith("num_") else f"<td>{text}</td>"
@@ -379,11 +386,12 @@ def _pre(text: str) -> str:
 
 def _compared(task: TaskComparison, seeds: str, costs: Mapping[str, Mapping[str, float]]) -> str:
     names = list(next(iter(costs.values()), {}))
-    best = {key: task.winner(key)[0] for _, key in SCORES}
+    scores = task.scores()
+    best = {key: task.winner(key)[0] for _, key in scores}
     rows = []
     for label in task.results:
         cells = []
-        for _, key in SCORES:
+        for _, key in scores:
             text = number(float(task.summary(label)[key]))
             cells.append(f"<td><b>{text}</b></td>" if best[key] == label else f"<td>{text}</td>")
         cells += [f"<td>{costs[label][name]:.4g}</td>" for name in names]
@@ -391,9 +399,9 @@ def _compared(task: TaskComparison, seeds: str, costs: Mapping[str, Mapping[str,
         cells += [f"<td>{html.escape(task.rollout_verdict(label))}</td>"]
         rows.append(f"<tr class='model'><td>{html.escape(label)}</td>{''.join(cells)}</tr>")
     for reference, summary in task.references().items():
-        cells = [f"<td>{number(float(summary[key]))}</td>" for _, key in SCORES] + ["<td>0</td>"] * len(names)
+        cells = [f"<td>{number(float(summary[key]))}</td>" for _, key in scores] + ["<td>0</td>"] * len(names)
         rows.append(f"<tr><td>{html.escape(reference)}</td>{''.join(cells)}<td></td><td>reference</td></tr>")
-    heads = "".join(f"<th>{head}</th>" for head in [*dict(SCORES), *names])
+    heads = "".join(f"<th>{head}</th>" for head in [*dict(scores), *names])
     name = html.escape(task.task)
     first = task.first
     plan = first["protocol"]

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from ups.evaluation.accumulate import Accumulator
+from ups.evaluation.metrics import added_metrics
 from ups.evaluation.rollout import RolloutPlan
 from ups.formats.base import Reader
+from ups.record.text import printable
 from ups.spec.keyed import key_of
 
 ONE_STEP = ("trmse", "nrmse", "vrmse")
@@ -64,6 +66,8 @@ def task_result(
         "predictors": {},
         "differences": {},
     }
+    if added := added_metrics():
+        result["metrics"] = added
     ours = trajectory_means(scores[model].rows)
     for name, score in scores.items():
         result["predictors"][name] = {
@@ -148,12 +152,6 @@ def leak_words(result: Mapping[str, Any]) -> str:
     )
 
 
-def best_predictor(result: Mapping[str, Any], metric: str) -> str:
-    """Name of the predictor with the smallest value of a summary metric."""
-    predictors: Mapping[str, Any] = result["predictors"]
-    return min(predictors, key=lambda name: float(predictors[name]["summary"][metric]))
-
-
 # Heading, key of a predictor's summary. Medians of nRMSE and VRMSE: a few frames that have decayed to nothing make
 # their means say nothing.
 SCORES = (
@@ -162,6 +160,7 @@ SCORES = (
     ("median nRMSE", "nrmse_median"),
     ("median VRMSE", "vrmse_median"),
 )
+HIGHER_IS_BETTER = frozenset({"correlation_time"})
 # With fewer pairs not even equal signs of all differences are significant (sign test, 5 %).
 MIN_TRAJECTORIES = 6
 
@@ -183,34 +182,62 @@ class Headline:
 
 def headlines(result: Mapping[str, Any], model: str) -> list[Headline]:
     """The scores of a result's model, each with its own best reference. A steady task has no rollout."""
-    found = []
-    for score, key in SCORES:
-        if result["steady"] and key == "one_step_trmse":
-            continue  # the same number as that of its solution
+    lines = []
+    for score, key in scores_of(result):
         name = best_reference(result, key, model)
+        sign = direction(result, key)
         ours, theirs = (float(result["predictors"][p]["summary"][key]) for p in (model, name))
-        ratio = theirs / ours if ours > 0 and not math.isinf(ours) else math.inf if theirs > ours else math.nan
-        words = verdict(difference(result, model, result, name, key), ours, theirs, with_article(name))
-        label = "solution" if result["steady"] and key == "trmse" else score
-        found.append(Headline(label, ours, theirs, name, ratio, words))
-    return found
+        words = verdict(difference(result, model, result, name, key), sign * ours, sign * theirs, with_article(name))
+        ratio = _ratio(theirs, ours) if sign > 0 else _ratio(ours, theirs)
+        lines.append(Headline(score, ours, theirs, name, ratio, words))
+    return lines
+
+
+def _ratio(above: float, below: float) -> float:
+    return above / below if below > 0 and not math.isinf(below) else math.inf if above > below else math.nan
+
+
+def scores_of(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Heading and key of the scores that are shown of a result: those of the protocol, then metrics that were added."""
+    scores = list(SCORES)
+    if result["steady"]:  # one step has the same number as the solution
+        scores = [("solution" if key == "trmse" else heading, key) for heading, key in SCORES[1:]]
+    return scores + [
+        (printable(str(metric["heading"])[:60]), name) for name, metric in result.get("metrics", {}).items()
+    ]
+
+
+def direction(result: Mapping[str, Any], key: str) -> float:
+    """1 where smaller values of a score are better, -1 where larger ones are."""
+    metric = result.get("metrics", {}).get(key, {})
+    return -1.0 if metric.get("higher_is_better") or key in HIGHER_IS_BETTER else 1.0
+
+
+def best_predictor(result: Mapping[str, Any], key: str) -> str:
+    """Name of the predictor with the best value of a score."""
+    predictors, sign = result["predictors"], direction(result, key)
+    return min(predictors, key=lambda name: sign * float(predictors[name]["summary"][key]))
 
 
 def best_reference(result: Mapping[str, Any], key: str, model: str) -> str:
-    """The predictor, other than the model, with the smallest value of a summary."""
-    others: dict[str, float] = {str(n): float(p["summary"][key]) for n, p in result["predictors"].items() if n != model}
-    return min(others, key=lambda name: others[name])
+    """The predictor, other than the model, with the best value of a score."""
+    others = {name: predictor for name, predictor in result["predictors"].items() if name != model}
+    return best_predictor({**result, "predictors": others}, key)
 
 
 def difference(
     a: Mapping[str, Any], a_name: str, b: Mapping[str, Any], b_name: str, key: str
 ) -> dict[str, float] | None:
-    """Paired difference of a score between predictors of two results; None where it was not kept per trajectory."""
+    """Paired difference of a score between predictors of two results; None where it was not kept per trajectory.
+
+    Below 0 the first is better, whatever the direction of the score.
+    """
     metric = key.removesuffix("_median")
     rows = a["predictors"][a_name]["rows"], b["predictors"][b_name]["rows"]
     if not all(metric in row for some in rows for row in some.values()):
         return None  # scores that were written before one step was kept for each trajectory
-    ours, theirs = (trajectory_means(some, metric) for some in rows)
+    sign = direction(a, key)
+    ours, theirs = ({t: sign * mean for t, mean in trajectory_means(some, metric).items()} for some in rows)
     return paired_difference(ours, theirs, median=metric != key)
 
 

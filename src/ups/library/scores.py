@@ -90,9 +90,7 @@ class Comparison:
 
         rows = []
         for found in self.tasks:
-            for head, key in SCORES:
-                if found.first["steady"] and key == "one_step_trmse":
-                    continue
+            for head, key in found.scores():
                 name, value = found.reference(key)
                 scores = {label: found.summary(label)[key] for label in found.results}
                 best = found.winner(key)[0]
@@ -183,13 +181,14 @@ def _name_of(model: ModelLike) -> str:
 
 
 def _task_json(found: TaskComparison, groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    keys = dict.fromkeys(key for _, key in (*SCORES, *found.scores()))
     return {
         "task": found.task,
         "protocol": dict(found.first["protocol"]),
         "scores": {label: dict(found.summary(label)) for label in found.results},
-        "seeds": {key: found.over_seeds(groups, key) for _, key in SCORES},
+        "seeds": {key: found.over_seeds(groups, key) for key in keys},
         "references": {name: dict(summary) for name, summary in found.references().items()},
-        "best": {key: found.winner(key)[0] for _, key in SCORES},
+        "best": {key: found.winner(key)[0] for key in keys},
         "verdicts": {label: found.rollout_verdict(label) for label in found.results},
         "differences": {label: dict(d) for label, d in found.differences.items()},
     }
@@ -248,11 +247,9 @@ def seed_groups(scored: Sequence[Scored]) -> Groups:
 def seed_table(task: TaskComparison, groups: Groups) -> str:
     """A line for each score and recipe: mean and standard deviation over seeds, next to the reference."""
     rows = [["error", "recipe", "seeds", "mean", "", "reference"]]
-    steady = task.first["steady"]
-    for head, key in SCORES[1:] if steady else SCORES:
+    for head, key in task.scores():
         name, value = task.reference(key)
         for group, row in task.over_seeds(groups, key).items():
-            head = "solution" if steady and key == "trmse" else head
             spread = f"± {row['std']:.2g}" if row["num_seeds"] > 1 else ""
             rows.append([head, group, str(row["num_seeds"]), f"{row['mean']:.4g}", spread, f"{value:.4g} {name}"])
     return table(rows)
