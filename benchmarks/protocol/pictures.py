@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.protocol.recipes import JOINT, Entry
 from ups.errors import MissingExtraError, UpsError
-from ups.record.manifest import write_file_atomically
+from ups.record.files import write_file_atomically
 
 FOLDER = "pictures"
 # The page of tasks shows, of so many test trajectories, the one with the median error: neither the best nor the worst.

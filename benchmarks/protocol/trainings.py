@@ -30,7 +30,7 @@ from ups.config.yaml_subset import dump
 from ups.errors import ConfigError, DataError, TrainingError, exit_code_of_signal
 from ups.evaluation.results import from_json, to_json
 from ups.record import processes
-from ups.record.manifest import write_file_atomically
+from ups.record.files import write_file_atomically
 from ups.run.directory import read_run_recipe
 from ups.run.progress_line import ProgressLine
 from ups.solvers.tasks import BENCH_TASKS

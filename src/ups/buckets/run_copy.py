@@ -43,7 +43,7 @@ from ups.errors import (
     UpsError,
 )
 from ups.record.checkpoints import PROGRESS_NAME, list_checkpoints
-from ups.record.files import MAX_RUN_BYTES, TEMPORARY_PREFIX, read_object, read_whole
+from ups.record.files import MAX_RUN_BYTES, TEMPORARY_PREFIX, read_object, read_whole, write_file_atomically
 from ups.record.identity import RunIdentity
 from ups.record.manifest import (
     COMMITTED_NAME,
@@ -55,7 +55,6 @@ from ups.record.manifest import (
     is_committed,
     make_temporary,
     read_manifest,
-    write_file_atomically,
 )
 from ups.record.run_dir import RunDir
 

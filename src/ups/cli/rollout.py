@@ -485,7 +485,7 @@ def _draw(example: Example, channel: int, film: str | None, picture: str | None)
     from ups.errors import DataError
     from ups.evaluation.figures import even, fields_png
     from ups.evaluation.figures import film as make_film
-    from ups.record.manifest import write_file_atomically
+    from ups.record.files import write_file_atomically
 
     written = []
     example = even(example)

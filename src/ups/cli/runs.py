@@ -39,10 +39,10 @@ def list_(
     from ups.record.text import duration_text
     from ups.run.many_runs import tags_of
     from ups.supervise.checkpoints import last_commit
-    from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
+    from ups.supervise.run_file import faults_of, survey_runs
     from ups.supervise.trackers import catch_up
 
-    known, unreadable = list_runs(directory), list_unreadable_runs(directory)
+    known, unreadable = survey_runs(directory)
     catch_up(known)
     # From the disk, as `ups status` does: run.json knows of it only after a verdict.
     newest = {path: last_commit(path) for path, _ in known}

@@ -15,6 +15,7 @@ from ups.config.description import TaskDescription
 from ups.data.open import open_paths
 from ups.errors import ConfigError, DataError, MachineError, MissingExtraError, UpsError
 from ups.formats.base import GridReader, Subsampling
+from ups.record.processes import bound_to, module_command
 from ups.spec.grid import CONVENTIONS, axis_attributes, component_dim, field_attributes, time_attributes
 from ups.spec.task import Role, TaskSpec
 
@@ -232,14 +233,14 @@ def generate_data(
     words = [f"{name}={value}" for name, value in options.items() if value is not None]
     words += [f"--parameter={name}={value!r}" for name, value in (parameters or {}).items()]
     words += ["--overwrite"] if overwrite else []
-    command = processes.module_command("ups", "data", "generate", task, *words, "--json")
+    command = module_command("ups", "data", "generate", task, *words, "--json")
     done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         # Who is killed leaves no solver behind, which would hold the store against the next try.
-        preexec_fn=processes.bound_to(os.getpid()),
+        preexec_fn=bound_to(os.getpid()),
     )
     try:
         found = json.loads(done.stdout)

@@ -25,8 +25,8 @@ from ups.config.schema import Recipe, TaskConfig
 from ups.config.source import SETTINGS, SourceConfig
 from ups.errors import ConfigError, DataChangedError, DataError, UpsError
 from ups.library.train import Output
+from ups.record.files import write_file_atomically
 from ups.record.identity import file_sha256
-from ups.record.manifest import write_file_atomically
 from ups.record.processes import module_command
 from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.record.text import counted, duration_text, last_line, path_text, size_text
@@ -289,7 +289,7 @@ def _gate_outputs(job: Job) -> str:
 
 def _judge(job: Job) -> str:
     """Judge the scores that are there, and put the verdict into run.json."""
-    from ups.record.manifest import write_file_atomically
+    from ups.record.files import write_file_atomically
     from ups.run.gate import gate_words, judge, read_results
     from ups.supervise.run_file import hold_run, note_gate
 

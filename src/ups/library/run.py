@@ -60,13 +60,13 @@ class Run:
         """Each fault in the order of time: rank, step, phase, cause, place, what was done."""
         from ups.supervise.why import faults_as_json
 
-        return faults_as_json(self.document)
+        return faults_as_json(read_run(self.path))
 
     def why(self, fault: int | None = None) -> str:
         """Why the run stopped, and what to do: the text of `ups why`. fault: which one, default the last."""
         from ups.supervise.why import explain
 
-        return explain(self.path, self.document, number=fault)
+        return explain(self.path, read_run(self.path), number=fault)
 
     @property
     def recipe(self) -> Recipe:

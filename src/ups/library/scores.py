@@ -22,8 +22,8 @@ from ups.evaluation.report import write_comparison
 from ups.evaluation.results import SCORES, headlines, to_json
 from ups.library.run import Run
 from ups.record.checkpoints import latest_verified
-from ups.record.files import read_object
-from ups.record.manifest import read_manifest, write_file_atomically
+from ups.record.files import read_object, write_file_atomically
+from ups.record.manifest import read_manifest
 from ups.record.run_dir import find_model, is_bundle
 from ups.run.progress_line import ProgressLine, table
 from ups.run.scoring import MODEL, report_folder, score, score_lines, write_scores

@@ -39,8 +39,7 @@ from typing import IO, Any
 from ups.errors import UpsError
 from ups.record import causes
 from ups.record.blackbox import BlackBox, Phase, ring_path
-from ups.record.files import read_object
-from ups.record.manifest import write_file_atomically
+from ups.record.files import read_object, write_file_atomically
 from ups.record.run_dir import RunDir
 
 _BACKGROUND = "ups/training/background.py"

@@ -41,30 +41,13 @@ from ups.record.files import (
     exchange,
     machine_error,
     open_regular,
+    read_whole,
     sync_parents,
     sync_path,
     temporary_name,
     write_file_atomically,
 )
-
-__all__ = [
-    "COMMITTED_NAME",
-    "MANIFEST_NAME",
-    "MAX_MANIFEST_BYTES",
-    "FileHash",
-    "Manifest",
-    "check_replaceable",
-    "clean_temporaries",
-    "commit_directory",
-    "hash_files",
-    "is_committed",
-    "make_temporary",
-    "read_manifest",
-    "remove_directory",
-    "verify",
-    "write_file_atomically",
-    "write_manifest",
-]
+from ups.record.text import printable
 
 MANIFEST_NAME = "MANIFEST"
 COMMITTED_NAME = "COMMITTED"
@@ -132,7 +115,7 @@ def write_manifest(
     """
     known = {}
     for path, (sha256, size) in (known_hashes or {}).items():
-        known[path] = _checked_hash({"sha256": sha256, "size": size}, f"known hash of {_printable(path)}")
+        known[path] = _checked_hash({"sha256": sha256, "size": size}, f"known hash of {printable(path)}")
     try:
         sizes = _list_files(directory)
         wrong = list(_differences(known, {path: size for path, size in sizes.items() if path in known}))
@@ -299,19 +282,11 @@ def _committed_manifest(directory: Path) -> Manifest:
 
 def _read_small(path: Path) -> bytes | None:
     try:
-        with open_regular(path) as file:
-            if file is None:
-                return None
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            content = file.read(min(size, MAX_MANIFEST_BYTES) + 1)  # `read` sets aside all that it is asked for
+        return read_whole(path, MAX_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:
-        raise IntegrityError(f"{path} cannot be read: {error.strerror}") from error
-    if len(content) > MAX_MANIFEST_BYTES:
-        raise IntegrityError(f"{path} is larger than {MAX_MANIFEST_BYTES} bytes")
-    return content
+    except (OSError, ValueError) as error:
+        raise IntegrityError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _parse_json(content: bytes, where: str) -> dict[str, object]:
@@ -342,11 +317,6 @@ def _checked_hash(entry: object, where: str) -> FileHash:
     raise IntegrityError(f"{where}: not a SHA-256 and a size")
 
 
-def _printable(path: str) -> str:
-    """A file name fit for a log: names in untrusted files may hold escape sequences or bytes that are not UTF-8."""
-    return path if path.isprintable() else ascii(path)
-
-
 def _list_files(directory: Path) -> dict[str, int]:
     """Relative path -> size of every regular file but our own two; anything that is no file or folder is refused."""
     sizes: dict[str, int] = {}
@@ -361,7 +331,7 @@ def _list_files(directory: Path) -> dict[str, int]:
                 elif not entry.is_file(follow_symlinks=False):
                     kind = "a symbolic link" if entry.is_symlink() else "a special file"
                     raise IntegrityError(
-                        f"{directory}: {_printable(path)} is {kind}, and only regular files can be committed",
+                        f"{directory}: {printable(path)} is {kind}, and only regular files can be committed",
                         hint="copy the file that it stands for into the directory",
                     )
                 elif path not in _RESERVED:
@@ -377,12 +347,12 @@ def _folders_below(directory: Path) -> Iterator[Path]:
 def _differences(expected: Mapping[str, FileHash], sizes: Mapping[str, int]) -> Iterator[str]:
     for path, file in expected.items():
         if path not in sizes:
-            yield f"{_printable(path)}: missing"
+            yield f"{printable(path)}: missing"
         elif sizes[path] != file.size:
-            yield f"{_printable(path)}: size is {sizes[path]} bytes, committed was {file.size}"
+            yield f"{printable(path)}: size is {sizes[path]} bytes, committed was {file.size}"
     for path in sizes:
         if path not in expected:
-            yield f"{_printable(path)}: extra, not in the manifest"
+            yield f"{printable(path)}: extra, not in the manifest"
 
 
 def _hash_differences(directory: Path, manifest: Manifest, paths: list[str], threads: int) -> Iterator[str]:
@@ -392,7 +362,7 @@ def _hash_differences(directory: Path, manifest: Manifest, paths: list[str], thr
     for path, found in zip(paths, _in_threads(hash_only, paths, threads), strict=True):
         expected = manifest.files[path].sha256
         if found.sha256 != expected:
-            yield f"{_printable(path)}: hash is {found.sha256[:12]}..., committed was {expected[:12]}..."
+            yield f"{printable(path)}: hash is {found.sha256[:12]}..., committed was {expected[:12]}..."
 
 
 def _difference_error(directory: Path, wrong: list[str]) -> IntegrityError:

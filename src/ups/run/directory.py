@@ -35,9 +35,9 @@ from ups.errors import (
 )
 from ups.launch.job import NAMES as LAUNCH_NAMES
 from ups.record.checkpoints import list_checkpoints
-from ups.record.files import TEMPORARY_PREFIX, load_object, machine_error, read_object
+from ups.record.files import TEMPORARY_PREFIX, load_object, machine_error, read_object, write_file_atomically
 from ups.record.identity import RunIdentity, file_sha256
-from ups.record.manifest import MANIFEST_NAME, verify, write_file_atomically
+from ups.record.manifest import MANIFEST_NAME, verify
 from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RUNS, RunDir, is_bundle
 from ups.record.text import path_text
 from ups.run.progress_line import read_rows

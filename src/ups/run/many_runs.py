@@ -28,9 +28,8 @@ from ups.supervise.run_file import (
     hold_run,
     hold_steps,
     is_held,
-    list_runs,
-    list_unreadable_runs,
     read_run,
+    survey_runs,
     was_started,
 )
 
@@ -179,14 +178,11 @@ def candidates(directory: Path, *, completed: bool = False) -> list[Candidate]:
 
     completed: also those with a bundle. Never one that has a tag, is alive, or cannot be read.
     """
-    found = [
+    readable, unreadable = survey_runs(directory)
+    return [
         Candidate(path, document["state"], size_of(path), _kept(path, document["state"], completed=completed))
-        for path, document in list_runs(directory)
-    ]
-    unreadable = [
-        Candidate(path, "unreadable", size_of(path), "cannot be read") for path, _ in list_unreadable_runs(directory)
-    ]
-    return found + unreadable
+        for path, document in readable
+    ] + [Candidate(path, "unreadable", size_of(path), "cannot be read") for path, _ in unreadable]
 
 
 def _kept(path: Path, state: str, *, completed: bool) -> str:

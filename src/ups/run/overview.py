@@ -23,7 +23,7 @@ from ups.record.run_dir import BUNDLE_FILE, RunDir
 from ups.record.text import counted, duration_text, printable
 from ups.run.many_runs import read_tags
 from ups.run.progress_line import rows_of
-from ups.supervise.run_file import faults_of, list_runs, list_unreadable_runs
+from ups.supervise.run_file import faults_of, survey_runs
 
 MAX_METRICS_BYTES = 8 << 20
 MAX_SCORES_BYTES = 32 << 20
@@ -59,7 +59,8 @@ def cards(directory: Path) -> list[RunCard]:
     """Every run of a directory, the newest first; then those whose record cannot be read."""
     tags = read_tags(directory)
     found = []
-    for path, document in list_runs(directory):
+    readable, unreadable = survey_runs(directory)
+    for path, document in readable:
         ended = document["ended"]
         found.append(
             RunCard(
@@ -80,7 +81,7 @@ def cards(directory: Path) -> list[RunCard]:
                 report=page if (page := RunDir(path).report_page).is_file() else None,
             )
         )
-    return found + [RunCard(path.name, path, "unreadable", cause) for path, cause in list_unreadable_runs(directory)]
+    return found + [RunCard(path.name, path, "unreadable", cause) for path, cause in unreadable]
 
 
 def scores_of(run_dir: Path) -> list[ScoreRow]:

@@ -11,7 +11,6 @@ import json
 import logging
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from ups.buckets.client import Bucket, open_bucket
 from ups.buckets.run_copy import MAX_RECORD_BYTES, get, restore_bundle, restore_checkpoints, restore_record, steps_in
@@ -19,12 +18,12 @@ from ups.config.identity import first_difference, other_length
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.errors import CheckpointError, ConfigError, IntegrityError
-from ups.record.files import MAX_RUN_BYTES
+from ups.record.files import MAX_RUN_BYTES, write_file_atomically
 from ups.record.identity import RunIdentity, file_sha256
-from ups.record.manifest import clean_temporaries, write_file_atomically
+from ups.record.manifest import clean_temporaries
 from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.supervise.fault import MICRO_BATCH_SIZE, stored_overrides
-from ups.supervise.run_file import parse_run
+from ups.supervise.run_file import RunDocument, parse_run
 
 logger = logging.getLogger(__name__)
 _MAX_CONFIG_BYTES = 16 * 2**20
@@ -64,7 +63,7 @@ def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
     return step
 
 
-def _believed(bucket: Bucket, content: bytes) -> tuple[dict[str, Any], RunIdentity]:
+def _believed(bucket: Bucket, content: bytes) -> tuple[RunDocument, RunIdentity]:
     """What is taken over from the run.json of the copy, and the identity of the run."""
     try:
         document = parse_run(content)
@@ -76,7 +75,7 @@ def _believed(bucket: Bucket, content: bytes) -> tuple[dict[str, Any], RunIdenti
     if identity is None:
         raise CheckpointError(f"{bucket.url}/{RunDir.run_json.name} does not say which run this is", hint=_OTHER_PLACE)
     for name in ("hosts", "machine", "mirror", "trackers"):
-        document.pop(name, None)
+        document.pop(name, None)  # type: ignore[misc]
     micro_batch_size = stored_overrides(document.get("overrides", {})).get(MICRO_BATCH_SIZE)
     overrides = {MICRO_BATCH_SIZE: micro_batch_size} if type(micro_batch_size) is int and micro_batch_size > 0 else {}
     document |= {"supervisor_pid": 0, "supervisor_started": 0, "blackbox_dir": "", "host": "", "overrides": overrides}

@@ -16,7 +16,8 @@ from ups.errors import ConfigError
 from ups.inference.bundle import load_bundle, write_bundle, write_card
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
-from ups.record.manifest import MANIFEST_NAME, write_file_atomically
+from ups.record.files import write_file_atomically
+from ups.record.manifest import MANIFEST_NAME
 from ups.record.run_dir import CONFIG_NAME, RunDir, find_model, is_bundle
 from ups.run.directory import (
     from_outside,

@@ -197,7 +197,7 @@ class Attempt:
         late = [view for view in self._views if view.alive]
         while not late and launcher.will_end() and time.monotonic() < deadline:
             time.sleep(0.02)
-        state = "finished" if all(view.finished for view in self._views) else "left"
+        state: AttemptState = "finished" if all(view.finished for view in self._views) else "left"
         broken = self._broken_wrapper(launcher) if state == "left" and not self.stop_request.number else None
         if broken is not None:
             return self._failed(launcher, broken)

@@ -24,7 +24,7 @@ from typing import Any
 from ups.errors import UpsError
 from ups.record import processes
 from ups.record.failure import Frame, frames_of_dump, innermost, location_of_dump, memory_of_process
-from ups.record.manifest import write_file_atomically
+from ups.record.files import write_file_atomically
 from ups.supervise.fault import Fault
 from ups.supervise.rank_view import RankView, tail
 

@@ -83,8 +83,9 @@ class HostOutcome:
         if not all(isinstance(v, str | int | float | None) for one in fault.consequences for v in one.values()):
             return None  # it goes into run.json, whose depth is limited
         # With control characters escaped: a line break in a cause would print a second line, which may look like ours.
+        keep = {"message": "\n\t"}
         texts = {name: value for name, value in fault.document().items() if isinstance(value, str)}
-        shown = {name: printable(value, "\n\t" if name == "message" else "") for name, value in texts.items()}
+        shown: dict[str, Any] = {name: printable(value, keep.get(name, "")) for name, value in texts.items()}
         return replace(outcome, fault=replace(fault, **shown))
 
 
@@ -104,10 +105,8 @@ def joined(outcomes: dict[int, HostOutcome], first_ranks: Sequence[int], trainin
     orphans = sum(one.orphans for one in outcomes.values())
     failed = causes_first(one for one in outcomes.values() if one.fault is not None)
     states = {one.state for one in outcomes.values()}
-    if failed:
-        state, fault = "failed", _with_consequences(failed)
-    else:
-        state, fault = ("finished" if states == {"finished"} else "left"), None
+    state: AttemptState = "failed" if failed else "finished" if states == {"finished"} else "left"
+    fault = _with_consequences(failed) if failed else None
     return Outcome(state, fault, last_step, exits, orphans, late if behind is None else behind, training_wall)
 
 

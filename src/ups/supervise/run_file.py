@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from ups.errors import (
@@ -31,13 +31,11 @@ from ups.errors import (
     exit_code_of_signal,
 )
 from ups.record import processes
-from ups.record.files import MAX_RUN_BYTES, parse_object, read_object, read_whole
+from ups.record.files import MAX_RUN_BYTES, parse_object, read_object, read_whole, write_file_atomically
 from ups.record.identity import RunIdentity
-from ups.record.manifest import write_file_atomically
 from ups.record.run_dir import RUNS, RunDir, meant_by
 from ups.supervise.fault import Fault, Number, Whole, stored_overrides
 
-FORMAT_VERSION = 1
 MAX_NOTICES = 100
 # Why MAX_RUN_BYTES are enough: an attempt is about 1 kB, or 3 kB with the longest message. What other ranks saw of a
 # fault is 0.4 MB for 1,024 ranks: the writer keeps it for the newest faults, up to 2 MiB together, and older ones have
@@ -45,6 +43,7 @@ MAX_NOTICES = 100
 MAX_CONSEQUENCE_BYTES = 2 << 20
 MAX_RANKS = 100_000
 GATE_FAILED = "gate_failed"
+_HINT = "look at it with `ups status`, or choose another run.name"
 # Trained to the end, and that is proven; whether the scores are good enough is another question.
 TRAINED = ("completed", GATE_FAILED)
 
@@ -57,61 +56,54 @@ def state_after(asked: int) -> tuple[str, int]:
 
 
 Time = Annotated[float, Field(strict=True, ge=0, le=1e11)]  # seconds since 1970: a date that calendars still have
-StoredFault = Annotated[dict[str, Any], AfterValidator(lambda fault: Fault.from_document(fault) and fault)]
-Extension = TypedDict("Extension", {"time": Number, "step": Number, "field": str, "from": Number, "to": Number})
 
 
-class StoredAttempt(TypedDict):
-    """One attempt. Readers rely on its number and its faults only."""
+def _with_keys(keys: Any) -> Any:
+    """A JSON object that has these keys at least, each of its type; others are kept as they are."""
+    adapter = TypeAdapter(keys)
 
+    def check(value: dict[str, Any]) -> dict[str, Any]:
+        adapter.validate_python(value, strict=True)
+        return value
+
+    return AfterValidator(check)
+
+
+class _Attempt(TypedDict):
     number: Whole
     faults: NotRequired[list[StoredFault]]
-    started: NotRequired[Any]
-    ended: NotRequired[Any]
-    training: NotRequired[Any]
-    from_checkpoint: NotRequired[Any]
-    overrides: NotRequired[Any]
-    exits: NotRequired[Any]
-    last_step: NotRequired[Any]
-    outcome: NotRequired[Any]
-    orphans: NotRequired[Any]
 
 
-class Notice(TypedDict):
-    """A line that was no fault and that somebody should know."""
-
+class _Notice(TypedDict):
     line: str
 
 
-class TrackerEntry(TypedDict):
-    """Where a tracker has the run."""
+_Extension = TypedDict("_Extension", {"time": Number, "step": Number, "field": str, "from": Number, "to": Number})
 
+
+class _Tracker(TypedDict):
     name: str
     id: str
     url: str
 
 
-class GateCondition(TypedDict):
-    """How one condition of the gate was judged."""
-
+class _Condition(TypedDict):
     task: str
     condition: str
     holds: bool
     says: str
 
 
-class StoredGate(TypedDict):
-    """How the gate judged a run."""
-
-    conditions: NotRequired[list[GateCondition]]
-    passed: NotRequired[bool]
-    time: NotRequired[Any]
+class _Gate(TypedDict):
+    conditions: NotRequired[list[_Condition]]
 
 
+StoredFault = Annotated[dict[str, Any], AfterValidator(lambda fault: Fault.from_document(fault) and fault)]
+
+
+@with_config(ConfigDict(strict=True, extra="allow"))
 class RunDocument(TypedDict):
     """The content of run.json. What is not required is missing in files of older versions; unknown keys are kept."""
-
-    __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
 
     format: Literal[1]
     name: str
@@ -124,8 +116,8 @@ class RunDocument(TypedDict):
     ended: Time | None
     blackbox_dir: Annotated[str, Field(pattern=r"^[^\x00]*$")]
     checkpoint: Whole | None
-    attempts: list[StoredAttempt]
-    notices: list[Notice]
+    attempts: list[Annotated[dict[str, Any], _with_keys(_Attempt)]]
+    notices: list[Annotated[dict[str, Any], _with_keys(_Notice)]]
     host: NotRequired[str]
     machine: NotRequired[str]
     hosts: NotRequired[list[str]]
@@ -133,10 +125,10 @@ class RunDocument(TypedDict):
     supervisor_started: NotRequired[Whole]
     max_restarts: NotRequired[Whole]
     overrides: NotRequired[dict[str, Any]]
-    extensions: NotRequired[list[Extension]]
-    trackers: NotRequired[list[TrackerEntry]]
+    extensions: NotRequired[list[Annotated[dict[str, Any], _with_keys(_Extension)]]]
+    trackers: NotRequired[list[Annotated[dict[str, Any], _with_keys(_Tracker)]]]
     mirror: NotRequired[dict[str, Any]]
-    gate: NotRequired[StoredGate]
+    gate: NotRequired[Annotated[dict[str, Any], _with_keys(_Gate)]]
     identity: NotRequired[Any]
     updated: NotRequired[Any]
 
@@ -159,7 +151,7 @@ class RunFile:
             for attempt in earlier.get("attempts", [])[-1:]:
                 attempt.setdefault("outcome", "supervisor_died")
         self.document = {
-            "format": FORMAT_VERSION,
+            "format": 1,
             "name": self.path.parent.name,
             "state": "running",
             "cause": "",
@@ -206,25 +198,20 @@ class RunFile:
         ended: when; default now.
         """
         line = verdict_line(state, exit_code, self.document["attempts"], cause, detail)
-        self.document.update(
-            state=state,
-            cause=cause,
-            exit_code=exit_code,
-            verdict=line,
-            ended=time.time() if ended is None else ended,
-            blackbox_dir="",
-        )
+        ended = time.time() if ended is None else ended
+        self.document |= {"state": state, "cause": cause, "exit_code": exit_code, "verdict": line, "ended": ended}
+        self.document["blackbox_dir"] = ""
         return line, self.save()
 
 
-def verdict_line(state: str, exit_code: int, attempts: list[StoredAttempt], cause: str = "", detail: str = "") -> str:
+def verdict_line(state: str, exit_code: int, attempts: list[dict[str, Any]], cause: str = "", detail: str = "") -> str:
     """The one line about the end of a run."""
     faults = sum(len(attempt.get("faults", [])) for attempt in attempts)
     parts = [f"VERDICT state={state} exit={exit_code} attempts={len(attempts)} faults={faults}"]
     return " ".join(parts + ([f"cause={cause}"] if cause else []) + ([detail] if detail else []))
 
 
-def _bound_consequences(attempts: list[StoredAttempt]) -> None:
+def _bound_consequences(attempts: list[dict[str, Any]]) -> None:
     left = MAX_CONSEQUENCE_BYTES
     for fault in reversed([fault for attempt in attempts for fault in attempt.get("faults", [])]):
         kept = []
@@ -254,7 +241,7 @@ def read_run(run_dir: Path) -> RunDocument:
         merged = _merge(merged, other)
     if merged["state"] == "running" and (_supervisor_is_gone(merged) or ("hosts" in merged and head_was_lost(run_dir))):
         code = exit_code_of_cause("supervisor_died")
-        merged.update(state="died", cause="supervisor_died", exit_code=code)
+        merged |= {"state": "died", "cause": "supervisor_died", "exit_code": code}
         merged["verdict"] = verdict_line("died", code, merged["attempts"], "supervisor_died")
     return merged
 
@@ -284,8 +271,7 @@ def note_extension(run_dir: Path, field: str, before: float, now: float, recipe:
     if identity is not None:
         recipes = (*(known for known in identity.recipes if known != recipe), recipe)
         document["identity"] = replace(identity, recipes=recipes).to_json()
-    problem = file.save()
-    if problem:
+    if problem := file.save():
         raise MachineError(f"cannot write {file.path}: {problem}")
 
 
@@ -366,34 +352,23 @@ def run_or_newest(name: str | None) -> Path:
     return running[0] if running else known[0][0]
 
 
-def list_runs(directory: Path) -> list[tuple[Path, RunDocument]]:
-    """All runs in a directory with their state, the newest first."""
-    found = []
-    for path in _directories(directory):
-        with contextlib.suppress(UpsError, OSError):
-            found.append((path, read_run(path)))
-    return sorted(found, key=lambda item: float(item[1]["started"]), reverse=True)
-
-
-def list_unreadable_runs(directory: Path) -> list[tuple[Path, str]]:
-    """Directories that hold a run.json which cannot be read, each with the reason; sorted by name."""
-    found = []
-    for path in _directories(directory):
+def survey_runs(directory: Path) -> tuple[list[tuple[Path, RunDocument]], list[tuple[Path, str]]]:
+    """All runs in a directory with their state, the newest first; and those that cannot be read, with the reason."""
+    readable, unreadable = [], []
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
         try:
-            if RunDir(path).all_run_json():
-                read_run(path)
+            if path.is_dir() and RunDir(path).all_run_json():
+                readable.append((path, read_run(path)))
         except UpsError as error:
-            found.append((path, error.message.removeprefix(f"{path} has no readable ")))
+            unreadable.append((path, error.message.removeprefix(f"{path} has no readable ")))
         except OSError as error:
-            found.append((path, error.strerror or str(error)))
-    return sorted(found)
+            unreadable.append((path, error.strerror or str(error)))
+    return sorted(readable, key=lambda item: item[1]["started"], reverse=True), unreadable
 
 
-def _directories(directory: Path) -> list[Path]:
-    try:
-        return [path for path in directory.iterdir() if path.is_dir()]
-    except OSError:
-        return []
+def list_runs(directory: Path) -> list[tuple[Path, RunDocument]]:
+    """The runs in a directory that can be read, the newest first."""
+    return survey_runs(directory)[0]
 
 
 def faults_of(document: RunDocument) -> list[dict[str, Any]]:
@@ -406,7 +381,7 @@ def _merge(one: RunDocument, other: RunDocument) -> RunDocument:
     """Two hosts of one run: the worse state wins, faults are put side by side by attempt."""
     order = ("failed", "stopped", "preempted", "running", GATE_FAILED, "completed")
     worse = min((one, other), key=lambda d: order.index(d["state"]) if d["state"] in order else 0)
-    attempts: dict[int, StoredAttempt] = {}
+    attempts: dict[int, dict[str, Any]] = {}
     for document in (one, other):
         for attempt in document["attempts"]:
             known = attempts.setdefault(attempt["number"], {**attempt, "faults": []})
@@ -487,7 +462,7 @@ def hold_run(run_dir: Path) -> Iterator[None]:
     who = "another supervisor already runs"
     with hold_lock(RunDir(run_dir).supervisor_lock, who):
         if living_supervisor(run_dir) not in (0, os.getpid()):
-            raise _taken(run_dir, who)
+            raise RunHeldError(f"{who} {run_dir}", hint=_HINT)
         yield
 
 
@@ -514,9 +489,6 @@ def is_held(run_dir: Path) -> bool:
     return living_supervisor(run_dir) != 0
 
 
-_HINT = "look at it with `ups status`, or choose another run.name"
-
-
 @contextlib.contextmanager
 def hold_lock(path: Path, who: str, hint: str = _HINT) -> Iterator[None]:
     """Hold the directory of a lock file for this process; `who` begins the message of RunHeldError."""
@@ -533,20 +505,9 @@ def hold_lock(path: Path, who: str, hint: str = _HINT) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise _taken(run_dir, who, hint) from error
+            raise RunHeldError(f"{who} {run_dir}", hint=hint) from error
         except OSError:
             pass  # a file system without locks
-        if not _in_place(path, file):  # its last holder has just removed the run
-            raise _taken(run_dir, who, hint)
+        if not path.exists() or not os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+            raise RunHeldError(f"{who} {run_dir}", hint=hint)  # its last holder has just removed the run
         yield
-
-
-def _in_place(path: Path, file: IO[str]) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
-    except OSError:
-        return False
-
-
-def _taken(run_dir: Path, who: str, hint: str = _HINT) -> RunHeldError:
-    return RunHeldError(f"{who} {run_dir}", hint=hint)

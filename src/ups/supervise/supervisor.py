@@ -35,7 +35,7 @@ from ups.supervise.head import Head
 from ups.supervise.link_endpoints import HeadLink
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
-from ups.supervise.run_file import RunFile, StoredAttempt, hold_run, machine_mark, state_after
+from ups.supervise.run_file import RunFile, hold_run, machine_mark, state_after
 from ups.supervise.supervisor_process import OutputThread, box_root, listen
 
 
@@ -122,7 +122,7 @@ class _Supervision:
             if self._head is not None and not self._head.gather(first):
                 return self._left_before_start()
             if self._head is not None:
-                document.update(hosts=self._head.labels(), machine=machine_mark())
+                document |= {"hosts": self._head.labels(), "machine": machine_mark()}
             first = False
             outcome = self._attempt(number)
             state, cause, exit_code, detail = self._judge(outcome)
@@ -143,7 +143,7 @@ class _Supervision:
         if found.foreign is not None:
             raise found.foreign
         self._found = None
-        entry: StoredAttempt = {
+        entry: dict[str, Any] = {
             "number": number,
             "started": time.time(),
             "from_checkpoint": found.step,

@@ -19,8 +19,8 @@ from typing import Any
 import yaml
 
 from ups.config.recipe import resolve_data
+from ups.record.files import write_file_atomically
 from ups.record.identity import RunIdentity
-from ups.record.manifest import write_file_atomically
 from ups.record.processes import module_command
 from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.supervise.run_file import note_gate

@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.support.checkout import path_with
 from ups.record import processes
+from ups.supervise.run_file import read_run
 from ups.supervise.why import faults_as_json
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -66,7 +67,7 @@ class Result:
     @property
     def faults(self) -> list[dict[str, Any]]:
         """As `ups why --json` gives them."""
-        return faults_as_json(self.document)
+        return faults_as_json(read_run(self.run_dir))
 
     @property
     def failed_lines(self) -> list[str]:

@@ -20,7 +20,7 @@ from ups.record.blackbox import BlackBox, BlackBoxReader, Phase, ring_path
 from ups.record.files import load_object, read_object
 from ups.record.run_dir import RunDir
 from ups.supervise.fault import Fault
-from ups.supervise.run_file import RunFile, list_runs, list_unreadable_runs, read_run
+from ups.supervise.run_file import RunFile, list_runs, read_run, survey_runs
 
 HUGE = 10**400
 DEEP = '{"a":' * 500 + "1" + "}" * 500
@@ -154,7 +154,7 @@ def test_a_directory_that_leads_to_itself_is_passed(runs: Path, capsys: pytest.C
     (runs / "up").symlink_to(runs)
     assert answers("runs") == 0
     assert "good" in capsys.readouterr().out
-    assert [path.name for path, _ in list_unreadable_runs(runs)] == []
+    assert [path.name for path, _ in survey_runs(runs)[1]] == []
     assert len(list_runs(runs)) == 2
 
 
@@ -245,7 +245,7 @@ def test_a_run_file_that_is_too_large_is_unreadable_at_once(runs: Path) -> None:
     path = runs / "bad" / "run.json"
     path.write_text(path.read_text().rstrip()[:-1] + ',"x":[' + "[]," * 3_000_000 + "[]]}")
     started = time.monotonic()
-    assert [found.name for found, _ in list_unreadable_runs(runs)] == ["bad"]
+    assert [found.name for found, _ in survey_runs(runs)[1]] == ["bad"]
     assert time.monotonic() - started < 1
 
 
