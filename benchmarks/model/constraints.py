@@ -95,7 +95,7 @@ def measure(options: argparse.Namespace, case: str, which: str) -> dict[str, flo
     from ups.data.open import open_paths
     from ups.evaluation.rollout import RolloutPlan, read_inputs, score_task
     from ups.inference.bundle import load_bundle
-    from ups.models.rollout import rollout
+    from ups.models.stepper import rollout
     from ups.spec.batch import RankInfo
 
     torch.set_num_threads(1)

@@ -33,8 +33,7 @@ from ups.evaluation.results import to_json
 from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.formats.base import Reader
 from ups.inference.bundle import load_bundle
-from ups.models.rollout import rollout
-from ups.models.stepper import Stepper
+from ups.models.stepper import Stepper, rollout
 from ups.record.run_dir import find_bundle
 from ups.solvers.coarse_solver import Given, Setting, own_task, require_solvers, restart_of
 

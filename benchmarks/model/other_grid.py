@@ -88,7 +88,7 @@ def untouched(bundle: Any, first: Any, nu: Any, steps: int, x: Any) -> Any:
     """(samples, steps, x): the network on the grid of the input."""
     import torch
 
-    from ups.models.rollout import rollout
+    from ups.models.stepper import rollout
     from ups.spec.batch import Batch
 
     count = len(first)

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from ups.config.model import MultiscaleConfig
 from ups.models import multiscale
-from ups.models.coarse_attention import CoarseAttention, turned
 from ups.models.grid_convolution import Layout, ResidualBlock
+from ups.models.multiscale import CoarseAttention, turned
 from ups.models.network import NetworkInput
 from ups.models.normalization import wide
 from ups.spec.task import TaskSpec

@@ -14,7 +14,7 @@ import sys
 
 import torch
 
-from ups.models.equation_residual import refined
+from ups.models.constraints import refined
 from ups.solvers.darcy import darcy2d as solve_all
 from ups.solvers.problem import Draws, cell_centers
 from ups.solvers.tasks import darcy2d

@@ -31,8 +31,8 @@ def rollout_sticks(stepper: Stepper, data: Path, task: str) -> float:
     from ups.config.schema import TaskConfig
     from ups.data.loader import evaluation_batches
     from ups.data.open import open_task
-    from ups.models.one_thread import one_thread
-    from ups.models.rollout import rollout
+    from ups.models.normalization import one_thread
+    from ups.models.stepper import rollout
     from ups.spec.batch import RankInfo
 
     stick, costs = Yardstick(), []

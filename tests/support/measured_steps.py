@@ -7,7 +7,7 @@ from typing import Any
 
 from ups.config.schema import Recipe
 from ups.distributed.runtime import Runtime
-from ups.plan.yardstick import this_cpu
+from ups.plan.devices import this_cpu
 from ups.run.assemble import open_data
 from ups.run.planning import measure_steps
 

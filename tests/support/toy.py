@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ups.spec.batch import Batch, RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 from ups.training.losses import Losses
-from ups.training.stages import with_number
+from ups.training.stages import sum_and_count
 
 WIDTH = 16
 SHAPES: dict[str, tuple[int, tuple[int, ...]]] = {"line": (1, (12,)), "plane": (3, (4, 5))}
@@ -96,8 +96,8 @@ class ToyStage(nn.Module):
         total = losses.sum() * batch.sample_weight
         number = batch.num_samples
         metrics = {
-            "loss": with_number(total.detach(), batch.sample_weight * number),
-            f"train/{batch.task.name}/loss": with_number(losses.detach().sum(), number),
+            "loss": sum_and_count(total.detach(), batch.sample_weight * number),
+            f"train/{batch.task.name}/loss": sum_and_count(losses.detach().sum(), number),
         }
         return Losses(total, metrics)
 

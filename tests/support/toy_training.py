@@ -21,7 +21,7 @@ from ups.distributed.strategies import gathered, spread
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine
 from ups.training.hooks import SaveHook
-from ups.training.stop_requests import StopRequests
+from ups.training.progress import StopRequests
 
 
 @dataclass

@@ -47,9 +47,8 @@ def plan(
     """
     from ups.config.recipe import recipe_file, resolve
     from ups.errors import ConfigError
+    from ups.plan.devices import HOURS_BETWEEN_FAILURES, this_gpu
     from ups.plan.devices import gpu as gpu_of
-    from ups.plan.devices import this_gpu
-    from ups.plan.failures import HOURS_BETWEEN_FAILURES
     from ups.run.assemble import open_data
     from ups.run.directory import check_ranks
     from ups.run.planning import Circumstances, measure_stages, plan_run
@@ -62,7 +61,7 @@ def plan(
     if gpu is not None:
         device = gpu_of(gpu, checked.engine.precision, network)
     else:
-        from ups.plan.yardstick import this_cpu
+        from ups.plan.devices import this_cpu
 
         device = this_cpu()
     circumstances = Circumstances(

@@ -80,7 +80,7 @@ def _former_names(section: type[Section] | None) -> dict[str, str]:
 def _section_for(annotation: Any, value: dict[str, Value]) -> type[Section] | None:
     """The section that a mapping is, by its `type` where several are possible; None if it is not known."""
     if isinstance(annotation, type) and issubclass(annotation, PartSection) and annotation.is_base():
-        name = value.get("type", annotation.default_type)
+        name = annotation.type_of(value)
         try:
             known = isinstance(name, str) and name in annotation.registry.names()
             return annotation.settings_of(name) if known else annotation

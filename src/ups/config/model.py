@@ -180,7 +180,7 @@ class MultiscaleConfig(ModelConfig):
     )
     own_kernels: bool = setting(
         False,
-        "Kernels of their own for each number of dimensions that tasks have, which a model of lines and planes should "
+        "Kernels of their own for each number of dimensions that tasks have, which a model of 1D and 2D tasks should "
         "have; without, those of fewer dimensions are sums of the largest over the axes that are missing.",
     )
     num_heads: int = setting(4, "Attention heads; must divide the last of widths.", unit="heads", ge=1, le=256)

@@ -397,7 +397,9 @@ class Recipe(Section):
                     f"{' or '.join(able)}"
                 )
             if stage.needs_latents and not self.model.has_latents:
-                raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no latents to train on")
+                raise ValueError(
+                    f"stages.{number}: model.type '{self.model.type}' has no latents to train on; use latent_operator"
+                )
             if stage.needs_linear_part and not self.model.has_linear_part:
                 raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no linear part to fit")
             if stage.needs_start and not number and stage.start_from is None:

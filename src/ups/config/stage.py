@@ -218,7 +218,7 @@ class OperatorStageConfig(StageConfig):
     relative_floor: float = setting(
         1.0,
         "Smallest change that relative_l2 divides by: samples in which less happens are not weighted up further.",
-        unit="usual changes",
+        unit="standard deviations of increments",
         ge=1e-6,
         le=10,
     )
@@ -253,8 +253,8 @@ class OperatorStageConfig(StageConfig):
     noise_clean: float = setting(0.5, "Share of the samples that get no noise.", ge=0, le=1)
     conservation_weight: float = setting(
         0.0,
-        "Weight of the change of integrals that a task conserves, in usual changes: for a model that does not keep "
-        "them exactly (conserve: false, or a grid that is not uniform).",
+        "Weight of the change of integrals that a task conserves, in standard deviations of increments: for a model "
+        "that does not keep them exactly (conserve: false, or a grid that is not uniform).",
         ge=0,
         le=1000,
     )

@@ -2,7 +2,8 @@
 
 A model is single-device code; parallelism comes from outside, in a fixed order: activation checkpointing, then compile,
 then DDP or `fully_shard`. The first two replace `forward` of each shard unit in place, so that the names of parameters
-are the same under every strategy, and a checkpoint of one loads into another. Order of the loop: `ups.training.engine`.
+are the same under every strategy, and a checkpoint of one loads into another. Arithmetic by name: type of the weights,
+and the autocast region of a forward pass. Order of the loop: `ups.training.engine`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ups.config.schema import EngineConfig
-from ups.distributed.precision import weight_dtype
 from ups.distributed.runtime import SHARD, Runtime
 from ups.errors import ConfigError, TrainingError
 
@@ -236,3 +236,18 @@ def _by_row(parameter: Tensor, values: Tensor) -> Tensor:
 def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     """`local` of each."""
     return [local(tensor) for tensor in tensors]
+
+
+_WEIGHTS = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+
+
+def weight_dtype(precision: str) -> torch.dtype:
+    """Type of weights, optimizer state and batches: bfloat16 runs keep float32 weights."""
+    return _WEIGHTS[precision]
+
+
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The region in which a forward pass runs: bfloat16 for products, float32 where range matters."""
+    if precision == "bfloat16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()

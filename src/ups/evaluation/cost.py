@@ -19,8 +19,8 @@ import torch
 from ups.evaluation.accumulate import Accumulator
 from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.formats.base import Reader
-from ups.models.one_thread import one_thread
-from ups.models.rollout import Predictor, rollout
+from ups.models.normalization import one_thread
+from ups.models.stepper import Predictor, rollout
 from ups.solvers.coarse_solver import Given, Restart, Setting, own_task, restart_of
 from ups.solvers.problem import Float64
 

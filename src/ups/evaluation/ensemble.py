@@ -27,7 +27,7 @@ from ups.evaluation.metrics import (
 from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
 from ups.formats.base import Reader
 from ups.models.ensemble import Members, by_member, repeated
-from ups.models.rollout import rollout
+from ups.models.stepper import rollout
 from ups.spec.batch import Batch, RankInfo
 from ups.spec.grid import point_weights
 

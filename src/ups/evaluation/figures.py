@@ -24,7 +24,7 @@ import torch
 from ups.errors import MissingExtraError
 from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
 from ups.formats.base import Reader
-from ups.models.rollout import Predictor, rollout
+from ups.models.stepper import Predictor, rollout
 from ups.spec.batch import Float64
 from ups.spec.descriptors import DivergenceLimits
 from ups.spec.grid import is_uniform

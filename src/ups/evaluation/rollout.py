@@ -20,8 +20,7 @@ from torch import Tensor
 from ups.errors import DataError
 from ups.evaluation.accumulate import Accumulator
 from ups.formats.base import Reader
-from ups.models.references import TrainingMean, linear_extrapolation, persistence
-from ups.models.rollout import Predictor, rollout
+from ups.models.stepper import Predictor, TrainingMean, linear_extrapolation, persistence, rollout
 from ups.spec.batch import Batch, RankInfo
 from ups.spec.descriptors import DivergenceLimits
 from ups.spec.grid import point_weights

@@ -29,8 +29,7 @@ from ups.config.model import FORMER_DEFAULT, ModelConfig
 from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.inference.stored_scores import bundle_warnings
 from ups.models.build import build_model, wrong_names
-from ups.models.former_names import former_name
-from ups.models.stepper import OPERATOR, Stepper
+from ups.models.stepper import OPERATOR, Stepper, former_name
 from ups.record.files import is_whole, load_object, mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
 from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir, is_bundle

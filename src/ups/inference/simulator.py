@@ -34,8 +34,7 @@ from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
 from ups.models.ensemble import has_members, members_of, repeated
 from ups.models.grid_fit import Resampling
-from ups.models.rollout import Predictor, rollout
-from ups.models.stepper import Stepper
+from ups.models.stepper import Predictor, Stepper, rollout
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
 

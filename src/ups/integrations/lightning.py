@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ups.config.recipe import plain_data, resolve_data
 from ups.config.schema import Recipe
 from ups.data.loader import Loader
-from ups.distributed.precision import weight_dtype
+from ups.distributed.strategies import weight_dtype
 from ups.errors import ConfigError
 from ups.models.transfer import transfer
 from ups.run.assemble import OpenData, bare_stage, stage_loader
@@ -38,12 +38,18 @@ from ups.run.scoring import SCORED_TRAJECTORIES, make_bundle, score
 from ups.run.trained import Trained
 from ups.run.warm_start import stepper_at
 from ups.spec.batch import Batch, RankInfo
-from ups.training.balance import follow
-from ups.training.clipping import clip_factor
-from ups.training.ema import Ema
-from ups.training.measured_steps import pass_measured
-from ups.training.optim import build_optimizer, learning_rate, matrices_of, set_learning_rate, trainable
+from ups.training.averages import follow
+from ups.training.optim import (
+    Ema,
+    build_optimizer,
+    clip_factor,
+    learning_rate,
+    matrices_of,
+    set_learning_rate,
+    trainable,
+)
 from ups.training.progress import Progress
+from ups.training.stages import pass_measured
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ups.errors import ConfigError
 from ups.models.flow import Step, corrected, corrector_of, noise_of, trained_flow
-from ups.models.keyed_normal import keyed_normal
+from ups.models.normalization import keyed_normal
 from ups.models.stepper import OPERATOR, Stepper
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of
@@ -25,7 +25,7 @@ from ups.spec.task import TaskSpec
 
 
 class Members(Protocol):
-    """A predictor (`ups.models.rollout.Predictor`) of members, for batches that `repeated` made.
+    """A predictor (`ups.models.stepper.Predictor`) of members, for batches that `repeated` made.
 
     stepper: what predicts without members.
     """
@@ -70,7 +70,7 @@ class FlowMembers:
 
 
 class Ensemble:
-    """A predictor (`ups.models.rollout.Predictor`) of members, for batches that `repeated` made."""
+    """A predictor (`ups.models.stepper.Predictor`) of members, for batches that `repeated` made."""
 
     def __init__(self, stepper: Stepper, members: int, seed: int = 0) -> None:
         if not stepper.config.noise_numbers:

@@ -23,11 +23,9 @@ from torch.distributed.tensor import DTensor
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError
 from ups.models.grid_fit import GridFit
-from ups.models.keyed_normal import keyed_normal
-from ups.models.network import NamedRows, Network, NetworkInput
-from ups.models.normalization import wide
+from ups.models.network import NamedRows, Network, NetworkInput, UnitChange
+from ups.models.normalization import keyed_normal, wide
 from ups.models.stepper import Stepper
-from ups.models.unit_change import UnitChange
 from ups.models.vocabulary import Channels
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from ups.config.model import FnoConfig
 from ups.errors import MissingExtraError
-from ups.models.network import Network, NetworkInput
-from ups.models.single_task import num_inputs, num_outputs, only_task, with_parameters
+from ups.models.network import Network, NetworkInput, num_inputs, num_outputs, only_task, with_parameters
 from ups.spec.task import TaskSpec
 
 

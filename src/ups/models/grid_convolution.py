@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ups.models.constants import Constants
+from ups.models.normalization import Constants
 
 # First sample, the one after the last, and which axes of the grid wrap around.
 Range = tuple[int, int, tuple[bool, ...]]

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ups.models.constants import Constants
 from ups.models.constraints import not_negative
-from ups.models.normalization import wide
+from ups.models.normalization import Constants, wide
 from ups.spec.task import AxisSpec, Role, TaskSpec
 
 

@@ -1,14 +1,17 @@
 """The latent operator: tokens of now and a condition -> the update of the tokens; and the network around it.
 
-The network is encoder, operator and decoder in normalized units. Physical units, contexts and what a prediction means
-for a task are the stepper's business.
+The network is encoder, operator and decoder in normalized units. The decoder is linear and has no constant part: the
+decoded update of a latent is the change of the fields, with no cancellation in half precision. Encoder and decoder do
+not know where a token stands: on periodic axes latents commute with shifts by whole patches. Physical units, contexts
+and what a prediction means for a task are the stepper's business.
 
-B samples, F input channels, C output channels, S space, N tokens along each axis, L all tokens, D width,
-Z channels of a latent token (D unless the settings say otherwise).
+B samples, F input channels, C output channels, S space, N tokens along each axis, L all tokens, D width, Z channels of
+a latent token (D unless the settings say otherwise).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -28,12 +31,9 @@ from ups.models.blocks import (
     window_mask,
     windowed_partition,
 )
-from ups.models.conditioning import OWN_SCALARS, Conditioning, Positions
-from ups.models.decoder import GridDecoder
-from ups.models.encoder import GridEncoder
 from ups.models.network import NamedRows, Network, NetworkInput, NetworkWithLatents
-from ups.models.vocabulary import Vocabulary
-from ups.spec.task import TaskSpec
+from ups.models.vocabulary import BOUNDARIES, Channels, Vocabulary, patch_rows, token_grid
+from ups.spec.task import AxisSpec, TaskSpec
 
 
 class LatentOperator(nn.Module):
@@ -163,3 +163,222 @@ class LatentNetwork(NetworkWithLatents):
 def build(config: LatentOperatorConfig, tasks: Sequence[TaskSpec], context_frames: int) -> LatentNetwork:
     """The network of this project for a set of tasks."""
     return LatentNetwork(config, Vocabulary.of(tasks), context_frames)
+
+
+_MLP_RATIO = 2
+
+
+def patchify(values: Tensor, patch_size: int, grid: Sequence[int]) -> Tensor:
+    """(B, F, *S) -> (B, *N, F * p^d): the points of a patch become the last dimension."""
+    d = len(grid)
+    split = [size for n in grid for size in (n, patch_size)]
+    x = values.reshape(*values.shape[:2], *split)  # (B, F, N1, p, N2, p, ...)
+    order = [0, *range(2, 2 + 2 * d, 2), 1, *range(3, 3 + 2 * d, 2)]
+    return x.permute(order).reshape(values.shape[0], *grid, values.shape[1] * patch_size**d)
+
+
+class EncoderBlock(nn.Module):
+    """x + MLP of each token and its nearest neighbors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mixing = NeighborMixing(width)
+        self.mlp_in = nn.Linear(width, _MLP_RATIO * width)
+        self.mlp_out = nn.Linear(_MLP_RATIO * width, width)
+
+    def forward(self, x: Tensor, periodic: Sequence[bool]) -> Tensor:
+        """x (B, *N, D), periodic for each axis -> (B, *N, D)."""
+        seen = self.mixing(F.rms_norm(x, (x.shape[-1],), eps=1e-6), periodic)
+        out: Tensor = x + self.mlp_out(F.gelu(self.mlp_in(seen)))
+        return out
+
+
+class GridEncoder(nn.Module):
+    """Patches of named channels -> tokens of `latent_channels`.
+
+    table (slots, channel names, rows, D): rows hold p weights for 1D, p^2 for 2D, p^3 for 3D, as far as in use. Without
+    blocks the table is all there is, and D is the number of latent channels.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        patch_size: int,
+        width: int,
+        context_frames: int,
+        *,
+        latent_channels: int,
+        num_blocks: int,
+    ) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.patch_size = patch_size
+        self.rows = patch_rows(patch_size, vocabulary.dims)
+        num_rows = max(s.stop for s in self.rows.values())
+        width = width if num_blocks else latent_channels
+        self.table = nn.Parameter(torch.empty(context_frames, len(vocabulary.channels), num_rows, width))
+        for rows in self.rows.values():
+            # Points of a patch are nearly equal for smooth fields: 1 / sqrt(points) keeps tokens at a few units.
+            nn.init.normal_(self.table[:, :, rows], std=(rows.stop - rows.start) ** -0.5)
+        self.blocks = nn.ModuleList(EncoderBlock(width) for _ in range(num_blocks))
+        self.out = nn.Linear(width, latent_channels, bias=False) if num_blocks else None
+
+    def forward(self, values: Tensor, channels: Channels, task: TaskSpec) -> Tensor:
+        """(B, F, *S) normalized values -> (B, *N, Z). Raises DataError where a patch does not fit the grid."""
+        space = values.shape[2:]
+        grid = token_grid(space, self.patch_size, f"field {channels.names[0]}")
+        device = values.device
+        slots = torch.tensor(channels.slots, device=device)
+        ids = torch.tensor(self.vocabulary.channel_ids(channels.names), device=device)
+        weight = self.table[slots, ids, self.rows[len(space)]].flatten(0, 1)  # (F * p^d, D)
+        patches = patchify(values.to(weight.dtype), self.patch_size, grid)  # (B, *N, F * p^d)
+        tokens: Tensor = patches @ weight * len(channels.names) ** -0.5
+        periodic = [axis.periodic for axis in task.axes]
+        for block in self.blocks:
+            tokens = block(tokens, periodic)
+        return tokens if self.out is None else self.out(tokens)
+
+
+def unpatchify(patches: Tensor, patch_size: int, num_channels: int) -> Tensor:
+    """(B, *N, C * p^d) -> (B, C, *S): inverse of `patchify`."""
+    grid = patches.shape[1:-1]
+    d = len(grid)
+    x = patches.reshape(patches.shape[0], *grid, num_channels, *([patch_size] * d))  # (B, *N, C, p, ...)
+    order = [0, 1 + d]
+    for axis in range(d):
+        order += [1 + axis, 2 + d + axis]
+    return x.permute(order).reshape(patches.shape[0], num_channels, *(n * patch_size for n in grid))
+
+
+class GridDecoder(nn.Module):
+    """Tokens of `latent_channels` -> named channels on the grid. table (channel names, rows, D).
+
+    overlapping: whether a token also counts in the patches next to its own; without, D is the number of latent
+    channels.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, patch_size: int, width: int, *, latent_channels: int, overlapping: bool
+    ) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        self.patch_size = patch_size
+        self.rows = patch_rows(patch_size, vocabulary.dims)
+        num_rows = max(s.stop for s in self.rows.values())
+        width = width if overlapping else latent_channels
+        self.table = nn.Parameter(torch.randn(len(vocabulary.channels), num_rows, width) * width**-0.5)
+        self.lift = nn.Linear(latent_channels, width, bias=False) if overlapping else None
+        self.mixing = NeighborMixing(width) if overlapping else None
+
+    def forward(self, tokens: Tensor, names: Sequence[str], task: TaskSpec) -> Tensor:
+        """(B, *N, Z) -> (B, C, *S), one channel per name."""
+        if self.lift is not None and self.mixing is not None:
+            tokens = self.mixing(self.lift(tokens), [axis.periodic for axis in task.axes])
+        ids = torch.tensor(self.vocabulary.channel_ids(names), device=tokens.device)
+        weight = self.table[ids, self.rows[tokens.ndim - 2]].flatten(0, 1)  # (C * p^d, D)
+        return unpatchify(tokens.to(weight.dtype) @ weight.T, self.patch_size, len(names))
+
+
+MAX_AXES = 3
+# Rows of the scalar table before the named parameters: log dt, then log points and log extent of each axis.
+_LOG_DT = 0
+_LOG_POINTS = 1
+_LOG_EXTENT = _LOG_POINTS + MAX_AXES
+_NUM_OWN_SCALARS = _LOG_EXTENT + MAX_AXES
+OWN_SCALARS = ("log dt", *(f"log {what} {axis}" for what in ("points", "extent") for axis in range(MAX_AXES)))
+# Brings the logarithms of usual steps, extents and resolutions (2^4 to 2^10 points) to about unit size.
+_LOG_SCALE = 3.0
+_TYPICAL_LOG2_POINTS = 6.0
+
+_NUM_WAVES = 8
+_FEATURES_PER_AXIS = 2 * _NUM_WAVES + 2
+
+
+class Conditioning(nn.Module):
+    """Parameters, dt, task, boundary kinds and resolution -> (B, D)."""
+
+    def __init__(self, vocabulary: Vocabulary, width: int) -> None:
+        super().__init__()
+        self.vocabulary = vocabulary
+        num_scalars = _NUM_OWN_SCALARS + len(vocabulary.parameters)
+        self.scalar_slope = nn.Parameter(torch.randn(num_scalars, width))
+        self.scalar_offset = nn.Parameter(torch.randn(num_scalars, width))
+        self.task = nn.Parameter(torch.randn(len(vocabulary.tasks), width) * 0.5)
+        self.boundary = nn.Parameter(torch.randn(MAX_AXES, len(BOUNDARIES), width) * 0.5)
+        self.mix = nn.Sequential(nn.Linear(width, width), nn.SiLU(), nn.Linear(width, width))
+
+    def forward(self, task: TaskSpec, parameters: Tensor, dt: Tensor, space: Sequence[int]) -> Tensor:
+        """parameters (B, P) normalized, dt (B,) in the task's unit, space (X[, Y[, Z]]) points -> (B, D)."""
+        device, dtype = dt.device, self.scalar_slope.dtype
+        rows: list[int] = []
+        values: list[Tensor] = []
+        if not task.steady:
+            rows.append(_LOG_DT)
+            values.append(torch.log(dt) / _LOG_SCALE)
+        for axis, (points, spec) in enumerate(zip(space, task.axes, strict=True)):
+            rows += [_LOG_POINTS + axis, _LOG_EXTENT + axis]
+            values.append(torch.full_like(dt, (math.log2(points) - _TYPICAL_LOG2_POINTS) / _LOG_SCALE))
+            values.append(torch.full_like(dt, math.log(spec.extent) / _LOG_SCALE))
+        names = [p.name for p in task.parameters]
+        rows += [_NUM_OWN_SCALARS + i for i in self.vocabulary.parameter_ids(names)]
+        values += parameters.unbind(1)
+        scalars = torch.stack([v.to(dtype) for v in values], dim=1)  # (B, K)
+        index = torch.tensor(rows, device=device)
+        features = scalars[:, :, None] * self.scalar_slope[index] + self.scalar_offset[index]  # (B, K, D)
+        embedded = nn.functional.silu(features).sum(1) * len(rows) ** -0.5  # (B, D)
+        absent = ["absent"] * (MAX_AXES - len(task.axes))
+        boundaries = self._boundaries([*(axis.ends[0] for axis in task.axes), *absent], device)
+        if any(isinstance(axis.boundary, tuple) for axis in task.axes):
+            last = self._boundaries([*(axis.ends[1] for axis in task.axes), *absent], device)
+            # Turned by one place: otherwise a wall and then an open end would be the same as the other way round.
+            differ = torch.tensor([[axis.ends[0] != axis.ends[1]] for axis in task.axes] + [[False]] * len(absent))
+            boundaries = torch.where(differ.to(device), (boundaries + last.roll(1, dims=-1)) / 2, boundaries)
+        task_index = torch.tensor([self.vocabulary.task_id(task.name)], device=device)
+        fixed = self.task[task_index] + boundaries.sum(0)  # (1, D)
+        mixed: Tensor = self.mix(embedded + fixed)
+        return mixed
+
+    def _boundaries(self, kinds: Sequence[str], device: torch.device) -> Tensor:
+        """(axes, D), a kind for each axis."""
+        # An unknown boundary takes some row times 0: it says nothing, and the table stays in the graph.
+        kind_index = torch.tensor([BOUNDARIES.index(k) if k in BOUNDARIES else 0 for k in kinds], device=device)
+        known = torch.tensor([[k in BOUNDARIES] for k in kinds], device=device)  # (axes, 1)
+        return self.boundary[torch.arange(MAX_AXES, device=device), kind_index] * known
+
+
+def position_features(center: Tensor, axis: AxisSpec, translation: bool) -> Tensor:
+    """Patch centers (N,) from 0 to 1 along the axis -> (N, features); all 0 where position must not matter."""
+    wave_numbers = torch.arange(1, _NUM_WAVES + 1, dtype=center.dtype, device=center.device)
+    features = center.new_zeros(center.shape[0], _FEATURES_PER_AXIS)
+    if axis.periodic and translation:
+        return features
+    turn = 2 * math.pi if axis.periodic else math.pi
+    angle = turn * center[:, None] * wave_numbers
+    features[:, : 2 * _NUM_WAVES] = torch.cat([angle.sin(), angle.cos()], dim=1)
+    if not axis.periodic:
+        tokens_from_start = torch.arange(center.shape[0], dtype=center.dtype, device=center.device)
+        features[:, -2] = torch.exp(-tokens_from_start)
+        features[:, -1] = torch.exp(-tokens_from_start.flip(0))
+    return features
+
+
+class Positions(nn.Module):
+    """Where a token stands -> (*N, D), added to the tokens at the entry of the operator."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(MAX_AXES, _FEATURES_PER_AXIS, width) * 0.1)
+
+    def forward(self, task: TaskSpec, grid: Sequence[int], coordinates: Sequence[Tensor]) -> Tensor:
+        """grid: tokens along each axis; coordinates: one (n,) tensor per axis, in the axis' unit."""
+        translation = "translation" in task.symmetries
+        total = self.table.new_zeros(*grid, self.table.shape[-1])
+        for number, (axis, tokens, points) in enumerate(zip(task.axes, grid, coordinates, strict=True)):
+            # A periodic axis does not repeat its first point: its period is the extent, not last minus first.
+            length = axis.extent if axis.periodic else points[-1] - points[0]
+            center = ((points - points[0]) / length).reshape(tokens, -1).mean(1)
+            features = position_features(center.to(self.table.dtype), axis, translation)
+            shape = [1] * len(grid)
+            shape[number] = tokens
+            total = total + (features @ self.table[number]).reshape(*shape, -1)
+        return total

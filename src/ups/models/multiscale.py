@@ -5,7 +5,8 @@
 
 Everything between lift and lower is the same for all tasks, or for all tasks with as many dimensions (`own_kernels`);
 tasks differ by rows of tables. The tasks of a group run as one graph: their samples stand one behind the other, and
-only padding and rotary positions depend on their boundaries.
+only padding and rotary positions depend on their boundaries. Queries and keys of the attention are rotated by angles
+that grow along each axis, so that their products depend on the offset between two points.
 
 B samples, C channels, S space, D width of a level, M modulations of all blocks.
 """
@@ -13,25 +14,24 @@ B samples, C channels, S space, D width of a level, M modulations of all blocks.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
 
 from ups.config.model import MultiscaleConfig
 from ups.errors import ConfigError
-from ups.models.coarse_attention import CoarseAttention, rotary_angles, rotary_turns
-from ups.models.constants import Constants
 from ups.models.grid_convolution import GridKernel, Grow, Layout, Range, ResidualBlock, Shrink, extended, grid_rank
 from ups.models.grid_fit import GridFit
-from ups.models.multiscale_condition import MultiscaleCondition
-from ups.models.network import NamedRows, Network, NetworkInput, NetworkWithLinearPart
-from ups.models.normalization import wide
+from ups.models.latent_operator import MAX_AXES
+from ups.models.network import NamedRows, Network, NetworkInput, NetworkWithLinearPart, UnitChange
+from ups.models.normalization import Constants, wide
 from ups.models.propagator import Propagator, last_frame
-from ups.models.task_tables import Lift, Lower, NamedTable
-from ups.models.unit_change import UnitChange
-from ups.models.vocabulary import Vocabulary
+from ups.models.task_tables import Lift, Lower, NamedTable, NamedVectors, RowName
+from ups.models.vocabulary import BOUNDARIES, Vocabulary
 from ups.spec.task import TaskSpec
 
 _LIFT_TAPS = 3
@@ -57,8 +57,9 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         self.axes, self._sizes = axes, sizes
         if config.attention and axes == 3 and widths[-1] < 6 * config.num_heads:
             raise ConfigError(
-                f"{config.num_heads} heads of the last width ({widths[-1]}) leave no position along one of three axes",
-                hint="use fewer heads, or a last width of at least 6 for each",
+                f"3D attention needs at least 6 channels per head; widths[-1]={widths[-1]} / "
+                f"num_heads={config.num_heads} gives {widths[-1] // config.num_heads}",
+                hint="use fewer heads or a larger last width",
             )
         self.lift = Lift(tasks, context_frames, widths[0], _LIFT_TAPS, axes)
         self.down = nn.ModuleList(_blocks(*level, dims) for level in zip(widths[:-1], counts, sizes, strict=False))
@@ -282,29 +283,29 @@ class MultiscaleNetwork(NetworkWithLinearPart):
             x = through(level, blocks, x)  # type: ignore[arg-type]
             passed.append(x)
             x = wide(shrink(x, layout))
-        turns = self._turns(x, layout) if self.attention else x
+        phases = self._phases(x, layout) if self.attention else x
         for number, block in enumerate(self.middle):
             x = through(-1, [block], x)
             if str(number) in self.attention:
                 attention = self.attention[str(number)]
-                x = attention(x, of[attention], turns)
+                x = attention(x, of[attention], phases)
         for level in reversed(range(len(passed))):
             x = through(level, self.up[level], self.grow[level](x, layout) + passed[level])  # type: ignore[arg-type]
         return x
 
-    def _turns(self, x: Tensor, layout: Layout) -> Tensor:
-        """What turns queries and keys, (B or 1, points, width of the level): by the boundaries of each sample."""
+    def _phases(self, x: Tensor, layout: Layout) -> Tensor:
+        """Rotary phases of queries and keys, (B or 1, points, width of the level): by the boundaries of each sample."""
         grid, heads = tuple(x.shape[2:]), self.config.num_heads
         num_pairs = x.shape[1] // heads // 2
         found = []
         for first, stop, wraps in layout.ranges:
-            turns = self._constants.get(
-                lambda: rotary_turns(rotary_angles(grid, wraps, num_pairs), heads),  # noqa: B023
-                ("turns", grid, wraps),
+            phases = self._constants.get(
+                lambda: rope_phases(rope_angles(grid, wraps, num_pairs), heads),  # noqa: B023
+                ("phases", grid, wraps),
                 x.device,
                 wide(x).dtype.to_complex(),
             )
-            found.append(turns.expand(1 if len(layout.ranges) == 1 else stop - first, -1, -1))
+            found.append(phases.expand(1 if len(layout.ranges) == 1 else stop - first, -1, -1))
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _linear(self, group: Sequence[NetworkInput]) -> list[Tensor | None]:
@@ -372,3 +373,181 @@ def _layout(tasks: Sequence[TaskSpec], counts: Sequence[int]) -> Layout:
             ranges.append((start, start + count, wraps))
         start += count
     return Layout(tasks[0].num_spatial_dims, tuple(ranges))
+
+
+class _Tasks(NamedVectors):
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        return [(task.name,)]
+
+
+class _Boundaries(NamedVectors):
+    """One row for each axis and kind, or for each end where the kinds of an axis differ; an unknown kind has none: it
+    says nothing."""
+
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        names: list[RowName] = []
+        for number, axis in enumerate(task.axes):
+            if isinstance(axis.boundary, str):
+                names += [("", str(number), axis.boundary)] if axis.boundary in BOUNDARIES else []
+            else:
+                ends = zip(axis.boundary, ("first", "last"), strict=True)
+                names += [("", str(number), f"{kind} {end}") for kind, end in ends if kind in BOUNDARIES]
+        return names + [("", str(number), "absent") for number in range(len(task.axes), MAX_AXES)]
+
+
+class _Scalars(NamedVectors):
+    """Slopes: of dt and amplitude, and of each parameter twice, as it is and normalized."""
+
+    def names_of(self, task: TaskSpec) -> list[RowName]:
+        names = [p.name for p in task.parameters]
+        return [("", "log dt"), ("", "log amplitude"), *(("", n, "relative") for n in names), *(("", n) for n in names)]
+
+
+class _Noise(nn.Module):
+    """Noise of each sample -> modulations: weight (M, K), after a factor for each task.
+
+    Both are 0 until a stage trains members: a task that no such stage had stays without.
+    """
+
+    def __init__(self, tasks: Sequence[TaskSpec], noise_size: int, num_modulations: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_modulations, noise_size))
+        self.sizes = _Tasks(tasks, 1, std=0.0)
+
+    def forward(self, group: Sequence[NetworkInput]) -> Tensor:
+        """(B, M); zeros where no noise is given, so that every parameter is in every graph."""
+        return F.linear(torch.cat([self._of(given) for given in group]), self.weight)
+
+    def _of(self, given: NetworkInput) -> Tensor:
+        samples = (given.dt.shape[0], self.weight.shape[1])
+        noise = self.weight.new_zeros(samples) if given.noise is None else given.noise.to(self.weight.dtype)
+        return noise * self.sizes.of(given.task)
+
+
+class MultiscaleCondition(nn.Module):
+    """Scalars and names of all samples -> scales and shifts of all blocks."""
+
+    def __init__(self, tasks: Sequence[TaskSpec], width: int, num_modulations: int, noise_size: int = 0) -> None:
+        super().__init__()
+        self._specs = tuple(tasks)
+        self.tasks = _Tasks(tasks, width, std=0.5)
+        self.boundaries = _Boundaries(tasks, width, std=0.1)
+        self.scalars = _Scalars(tasks, width, std=0.1)
+        self.hidden = nn.Linear(width, width)
+        self.out = nn.Linear(width, num_modulations)
+        nn.init.normal_(self.out.weight, std=0.02)
+        nn.init.zeros_(self.out.bias)
+        self.noise = _Noise(tasks, noise_size, num_modulations) if noise_size else None
+
+    def forward(self, group: Sequence[NetworkInput], log_amplitudes: Sequence[Tensor]) -> Tensor:
+        """log_amplitudes (B,) of each task -> (B, M) for the samples of the group, one task after the other."""
+        entry = torch.cat([self._entry(g, a) for g, a in zip(group, log_amplitudes, strict=True)])
+        modulations: Tensor = self.out(F.silu(self.hidden(F.silu(entry))))
+        return modulations if self.noise is None else modulations + self.noise(group)
+
+    def told(self) -> dict[str, NamedTable]:
+        """The tables of what it is told about a sample, by name."""
+        return {"tasks": self.tasks, "boundaries": self.boundaries, "scalars": self.scalars}
+
+    def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, dict[str, str | None]]:
+        """Table -> row of a new task -> that of one that is like it; a new parameter says nothing at first."""
+        pairs = [
+            (mine, of_axis[number % len(of_axis)])
+            for axis in {row[1]: None for row in self.boundaries.names_of(task)}
+            if (of_axis := [row for row in self.boundaries.names_of(like) if row[1] == axis])
+            for number, mine in enumerate(row for row in self.boundaries.names_of(task) if row[1] == axis)
+        ]
+        return {
+            "tasks": {self.tasks.lasting_name((task.name,)): self.tasks.lasting_name((like.name,))},
+            "boundaries": {self.boundaries.lasting_name(a): self.boundaries.lasting_name(b) for a, b in pairs},
+            "scalars": {self.scalars.lasting_name(row): None for row in self.scalars.names_of(task)},
+        }
+
+    def change_units(self, changes: Mapping[str, UnitChange]) -> None:
+        """Slopes over parameters in other units. Tasks share a slope: it is left alone where they ask for different
+        ones. Without gradients."""
+        for name in sorted({parameter for change in changes.values() for parameter in change.parameters}):
+            users = [task.name for task in self._specs if any(p.name == name for p in task.parameters)]
+            units = [changes[user].parameters.get(name) if user in changes else None for user in users]
+            first = units[0]
+            if first is None or any(other != first for other in units):
+                continue
+            slope, relative = (self.scalars.row(row) for row in (("", name), ("", name, "relative")))
+            for user in users:
+                self.tasks.row((user,)).add_(first.offset * slope)
+            slope.mul_(first.normalized)
+            relative.mul_(first.relative)
+
+    def _entry(self, given: NetworkInput, log_amplitude: Tensor) -> Tensor:
+        task = given.task
+        fixed = self.tasks.of(task).sum(0) + self.boundaries.of(task).sum(0)  # (D,)
+        # A task's own step is 0: its unit of time means nothing to other tasks.
+        log_dt = torch.zeros_like(given.dt) if task.steady else torch.log(given.dt / task.dt)
+        values = [log_dt[:, None], log_amplitude[:, None], given.relative_parameters, given.parameters]
+        scalars = torch.cat([v.to(fixed.dtype) for v in values], dim=1)  # (B, 2 + 2 P)
+        return torch.addmm(fixed, scalars, self.scalars.of(task))
+
+
+class CoarseAttention(nn.Module):
+    """x + O [attention, gated MLP] of the modulated norm of x; one matrix in, one out. The identity when new."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.width, self.num_heads = width, num_heads
+        self.inner = nn.Linear(width, 5 * width, bias=False)
+        self.outer = nn.Linear(2 * width, width, bias=False)
+        nn.init.normal_(self.inner.weight, std=width**-0.5)
+        nn.init.zeros_(self.outer.weight)
+        self.num_modulations = 2 * width
+
+    def forward(self, x: Tensor, modulation: Tensor, phases: Tensor) -> Tensor:
+        """x (B, D, *grid), modulation (B, 2 D), phases (B or 1, L, D) from `rope_phases` -> (B, D, *grid)."""
+        z = x.flatten(2).transpose(1, 2)  # (B, L, D)
+        scale, shift = modulation[:, None].chunk(2, dim=-1)  # each (B, 1, D)
+        y = torch.addcmul(shift, F.layer_norm(wide(z), (self.width,)).to(shift.dtype), 1 + scale)
+        y = self.inner(y.to(self.inner.weight.dtype))
+        pairs, v, value, gate = torch.split(y, [2 * self.width, *[self.width] * 3], dim=-1)
+        # Scores in float32: differences of large products decide, and half precision is slower here on a CPU.
+        with torch.autocast(x.device.type, enabled=False):
+            heads = (*y.shape[:2], self.num_heads, -1)
+            q, k = torch.split(rotated(wide(pairs), phases), self.width, dim=-1)
+            q, k, v = (part.reshape(heads).transpose(1, 2) for part in (q, k, wide(v)))  # each (B, H, L, D/H)
+            seen = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # (B, L, D)
+        mixed = torch.cat([seen.to(y.dtype), F.silu(gate) * value], dim=-1)
+        added: Tensor = z + self.outer(mixed)
+        return added.transpose(1, 2).reshape(x.shape)
+
+
+def rotated(x: Tensor, phases: Tensor) -> Tensor:
+    """x (B, L, 2 D): each pair of neighboring components rotated by its angle.
+
+    A product of complex numbers is one pass over memory; with cosines and sines it is six, on runs of a few numbers.
+    """
+    pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2))
+    return torch.view_as_real(pairs * phases).flatten(-2)
+
+
+def rope_phases(angles: Tensor, num_heads: int) -> Tensor:
+    """angles (L, P) -> (L, 2 H P) unit complex numbers, for the queries and then the keys of all heads."""
+    return torch.polar(torch.ones_like(angles), angles).repeat(1, 2 * num_heads)
+
+
+def rope_angles(grid: Sequence[int], wraps: Sequence[bool], num_pairs: int) -> Tensor:
+    """(L, P) angles in float64. The last two axes have half of the pairs each, with frequencies 1, 2, 3, ...
+
+    A third axis takes the pairs with the highest frequencies from both: weights of a plane keep their meaning in space.
+    """
+    half = num_pairs // 2
+    kept = half if len(grid) < 3 else max(1, min(-(-num_pairs // 3), half - 1))
+    columns = {len(grid) - 2: [*range(kept)], len(grid) - 1: [*range(half, half + kept)]}
+    if len(grid) == 3:
+        columns[0] = [*range(kept, half), *range(half + kept, num_pairs)]
+    angles = torch.zeros(*grid, num_pairs, dtype=torch.float64)
+    for axis, pairs in columns.items():
+        points = grid[axis]
+        frequencies = torch.arange(1, len(pairs) + 1, dtype=torch.float64) * (1.0 if wraps[axis] else 0.5)
+        turn = 2 * math.pi * torch.arange(points, dtype=torch.float64)[:, None] * frequencies / points
+        shape = [1] * len(grid)
+        shape[axis] = points
+        angles[..., pairs] += turn.reshape(*shape, -1)
+    return angles.flatten(0, -2)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
-from ups.models.unit_change import UnitChange
+from ups.errors import ConfigError
 from ups.models.vocabulary import Channels
+from ups.spec.statistics import Statistics, safe
 from ups.spec.task import TaskSpec
 
 
@@ -164,3 +167,97 @@ class NetworkWithLatents(Network):
     encoder: nn.Module
     operator: nn.Module
     decoder: nn.Module
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterUnits:
+    """relative, normalized: what slopes of the two forms of a parameter are multiplied by. offset: what of the slope of
+    the normalized one, as it was, goes into the constant."""
+
+    relative: float = 1.0
+    normalized: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UnitChange:
+    """From the units of a task in one model to those of the same task in another.
+
+    step: new dt / old dt. lengths: old extent / new extent of each axis.
+    """
+
+    step: float
+    lengths: tuple[float, ...]
+    parameters: Mapping[str, ParameterUnits]
+
+    @property
+    def nothing(self) -> bool:
+        """Whether all units are the same, to rounding."""
+        others = [self.step, *self.lengths, *(f for p in self.parameters.values() for f in (p.relative, p.normalized))]
+        offsets = [p.offset for p in self.parameters.values()]
+        return all(math.isclose(f, 1, rel_tol=1e-12) for f in others) and all(abs(o) < 1e-12 for o in offsets)
+
+
+def unit_change(old: TaskSpec, old_statistics: Statistics, new: TaskSpec, statistics: Statistics) -> UnitChange | None:
+    """None if all units are the same, or the tasks have not the same number of axes."""
+    if len(old.axes) != len(new.axes) or old.steady != new.steady:
+        return None
+    change = UnitChange(
+        1.0 if new.steady or old.time_unit != new.time_unit else new.dt / old.dt,
+        # Numbers in other units than before (km, m) are no other length; only where the units are the same they are.
+        tuple(a.extent / b.extent if a.unit == b.unit else 1.0 for a, b in zip(old.axes, new.axes, strict=True)),
+        _parameters(_units_of(old, old_statistics), _units_of(new, statistics)),
+    )
+    return None if change.nothing else change
+
+
+# Unit of the relative form, scale, mean and deviation of a parameter.
+_Units = tuple[float, str, float, float]
+
+
+def _units_of(task: TaskSpec, statistics: Statistics) -> dict[str, _Units]:
+    numbers = zip(task.parameters, statistics.parameter_mean, safe(statistics.parameter_std), strict=True)
+    return {
+        p.name: (max(abs(p.minimum), abs(p.maximum)) or math.hypot(mean, std), p.scale, mean, std)
+        for p, mean, std in numbers
+    }
+
+
+def _parameters(old: Mapping[str, _Units], new: Mapping[str, _Units]) -> dict[str, ParameterUnits]:
+    found = {}
+    for name in (n for n in new if n in old):  # in the order of the task: sums must not depend on hashes of names
+        (was, scale, old_mean, old_std), (now, new_scale, mean, std) = old[name], new[name]
+        relative = now / was
+        if scale != new_scale:
+            # Normalized, a parameter and its logarithm grow alike over the data, and the slope stays. To convert it
+            # to first order around the mean was worse on burgers1d, and to begin at 0 worse still.
+            found[name] = ParameterUnits(relative)
+        else:
+            found[name] = ParameterUnits(relative, std / old_std, (mean - old_mean) / old_std)
+    return found
+
+
+def only_task(kind: str, tasks: Sequence[TaskSpec]) -> TaskSpec:
+    """The one task of a network that cannot share weights between tasks."""
+    if len(tasks) != 1:
+        raise ConfigError(
+            f"model type '{kind}' learns one task, and the recipe has {len(tasks)}",
+            hint="use a recipe per task, or model.type latent_operator, which learns them together",
+        )
+    return tasks[0]
+
+
+def num_inputs(task: TaskSpec, context_frames: int) -> int:
+    """Channels of `with_parameters`."""
+    return context_frames * task.num_channels("state") + task.num_channels("static") + len(task.parameters)
+
+
+def num_outputs(task: TaskSpec) -> int:
+    return task.num_channels(task.predicted)
+
+
+def with_parameters(fields: Tensor, parameters: Tensor) -> Tensor:
+    """fields (B, F, *S), parameters (B, P) normalized -> (B, F + P, *S)."""
+    space = fields.shape[2:]
+    constant = parameters.reshape(*parameters.shape, *[1] * len(space)).expand(-1, -1, *space)
+    return torch.cat([fields, constant.to(fields.dtype)], dim=1)

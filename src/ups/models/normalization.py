@@ -3,18 +3,24 @@
 The buffers are tables with one row per task, padded to the longest task, in float64: state dicts hold plain tensors
 with plain names, and statistics lose no digits before the model itself is moved to another type.
 
+Below: what networks share with it, as tensors that follow from names alone and normal draws that follow from a key.
+
 B samples, T frames, C channels, S space, P parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ups.errors import DataError
 from ups.models.vocabulary import Vocabulary
+from ups.spec.keyed import keyed_rows
 from ups.spec.statistics import Statistics, safe
 from ups.spec.task import TaskSpec
 
@@ -90,7 +96,7 @@ class Normalization(nn.Module):
         return scale.reshape(-1, *([1] * num_spatial_dims))
 
     def error_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
-        """(C, 1, ...): the unit of predictions: the usual change, or the deviation of a steady task's target."""
+        """(C, 1, ...): the unit of predictions: standard deviations of increments, or of a steady task's target."""
         if not task.steady:
             return self.change_scale(task, like, task.num_spatial_dims)
         scale = self.column("target_std", task, like, task.num_channels("target"))
@@ -111,7 +117,7 @@ class Normalization(nn.Module):
         return self.column("state_std", task, like, length) / self.column("difference_scale", task, like, length)
 
     def update_ratio(self, task: TaskSpec, like: Tensor) -> Tensor:
-        """(): the usual change of a latent over one step, relative to the latent itself; 1 for a steady task."""
+        """(): the typical change of a latent over one step, relative to the latent itself; 1 for a steady task."""
         return self.column("latent_ratio", task, like, 1)[0]
 
     def channel_gain(self, task: TaskSpec, like: Tensor, num_spatial_dims: int) -> Tensor:
@@ -154,3 +160,59 @@ def _columns(task: TaskSpec, statistics: Statistics) -> dict[str, tuple[float, .
     columns["latent_ratio"] = (mean_ratio,)
     columns["output_gain"] = tuple(mean_ratio / r for r in ratios) or (1.0,) * task.num_channels("target")
     return columns
+
+
+class Constants:
+    """A cache of such tensors. The key must say everything that the value depends on, but for device and type."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Hashable, ...], Tensor] = {}
+
+    def get(self, make: Callable[[], Tensor], key: Hashable, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """What `make` returns (on the CPU), on `device` as `dtype`."""
+        place = (key, device, dtype)
+        if place not in self._known:
+            # Autograd refuses to keep a tensor that was made in inference mode, and training may follow.
+            with torch.inference_mode(False), torch.device("cpu"):
+                self._known[place] = make().to(device=device, dtype=dtype)
+        return self._known[place]
+
+    def index(self, numbers: Callable[[], list[int]], key: Hashable, device: torch.device) -> Tensor:
+        """Row numbers as an index on `device`: made there once, because a copy to a GPU waits for it."""
+        return self.get(lambda: torch.tensor(numbers(), dtype=torch.int64), key, device, torch.int64)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """As in a process that has one; the number of threads is what it was afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# 2^64 / golden ratio, and the multipliers of SplitMix64 (ups.spec.keyed), as signed words.
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+_HALF = 2.0**-24
+
+
+def keyed_normal(key: int, numbers: np.ndarray[tuple[int], np.dtype[np.int64]], count: int, like: Tensor) -> Tensor:
+    """(len(numbers), count) standard normal draws on the device of `like`: row i depends on key and numbers[i] alone.
+
+    The words are those behind `keyed_uniform`; each gives a pair (Box-Muller).
+    """
+    start = torch.from_numpy(keyed_rows(key, numbers).view(np.int64)).to(like.device, non_blocking=True)
+    columns = torch.arange(1, (count + 1) // 2 + 1, device=like.device) * _GOLDEN
+    words = _mixed(start[:, None] + columns)
+    radius = (((words >> 40) & 0xFFFFFF).to(like.dtype) + 0.5).mul_(_HALF).log_().mul_(-2.0).sqrt_()
+    angle = ((words >> 8) & 0xFFFFFF).to(like.dtype).mul_(2.0 * math.pi * _HALF)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :count]
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """`ups.spec.keyed.mix` on signed words: products wrap around, shifts fill with zeros."""
+    x = (x ^ ((x >> 30) & (2**34 - 1))) * _MIX_1
+    x = (x ^ ((x >> 27) & (2**37 - 1))) * _MIX_2
+    return x ^ ((x >> 31) & (2**33 - 1))

@@ -20,10 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.models.network import NetworkInput
+from ups.models.network import NetworkInput, UnitChange
 from ups.models.normalization import wide
 from ups.models.task_tables import NamedTable, RowName
-from ups.models.unit_change import UnitChange
 from ups.spec.task import TaskSpec
 
 _UNIT = 8.0  # periods of a wave at which all powers of the frequency are 1

@@ -1,15 +1,19 @@
 """The stepper: what every user of a model calls. Physical units in, physical units out, for all tasks of the model.
 
-It owns the meaning of a prediction. For a transient task the network's output is the change of the state over one
-step, scaled by the usual size of a change; for a steady task it is the normalized target. The arithmetic of networks is
-in latent_operator.py, the losses are the stages'.
+It owns the meaning of a prediction. For a transient task the network's output is the change of the state over one step,
+in standard deviations of increments; for a steady task it is the normalized target. The arithmetic of networks is in
+multiscale.py and its neighbors, the losses are the stages'. Here are also the loop of a rollout, which feeds
+predictions back for evaluation and simulator alike, and the predictors that learn nothing, which scores are held
+against.
 
 B samples, T context frames, C state channels, Cs static channels, Ct target channels, S space, P parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -17,8 +21,14 @@ from torch import Tensor, nn
 
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError, DataError
-from ups.models.constraints import at_boundaries, conserving, not_negative, without_divergence, without_shortest_waves
-from ups.models.equation_residual import refined
+from ups.models.constraints import (
+    at_boundaries,
+    conserving,
+    not_negative,
+    refined,
+    without_divergence,
+    without_shortest_waves,
+)
 from ups.models.grid_fit import GridFit
 from ups.models.network import Network, NetworkInput, NetworkWithLatents, NetworkWithLinearPart
 from ups.models.normalization import Normalization, wide
@@ -260,3 +270,66 @@ def _interface(task: TaskSpec) -> tuple[object, ...]:
     """What a model was built for. dt is the unit of its steps; boundaries and `translation` choose rows of weights."""
     axes = tuple((a.name, a.boundary) for a in task.axes)
     return (task.fields, axes, task.parameters, task.steady, task.dt, "translation" in task.symmetries)
+
+
+# In front of a name: the kind of entry of a checkpoint, and the stepper inside a stage.
+_WHERE = r"^((?:[a-z]+/)?(?:stepper\.)?)"
+_PRESENT = re.compile(_WHERE + r"networks\.operator\.")
+_FORMER = re.compile(_WHERE + r"network\.")
+
+
+def former_name(name: str) -> str:
+    """The name that a tensor of today had; the same if it had no other."""
+    return _PRESENT.sub(r"\1network.", name)
+
+
+def present_name(name: str) -> str:
+    """The name that a stored tensor has today; the same if it was never called otherwise."""
+    return _FORMER.sub(r"\1networks.operator.", name)
+
+
+# From the given frames (B, T, C, *S) in `batch.state` to the next one (B, C, *S), or to the target of a steady task, in
+# physical units. A stepper is one, and so is each reference.
+Predictor = Callable[[Batch], Tensor]
+
+
+def rollout(predictor: Predictor, batch: Batch, num_steps: int) -> Iterator[Tensor]:
+    """Yields (B, C, *S) for each of `num_steps` steps after the frames in `batch.state`; once for a steady task.
+
+    `batch.stage_step` counts the steps, for a predictor that draws.
+    """
+    if batch.task.steady:
+        yield predictor(batch)
+        return
+    for _ in range(num_steps):
+        frame = predictor(batch)
+        yield frame
+        # with one context frame there is nothing to join, and so nothing to copy
+        new = frame[:, None]
+        state = new if batch.state.shape[1] == 1 else torch.cat([batch.state[:, 1:], new], dim=1)
+        batch = replace(batch, state=state, stage_step=batch.stage_step + 1)
+
+
+def persistence(batch: Batch) -> Tensor:
+    """Nothing changes: the next frame (B, C, *S) is the last one given."""
+    return batch.state[:, -1]
+
+
+def linear_extrapolation(batch: Batch) -> Tensor:
+    """The last change goes on: 2 u(t) - u(t - dt). Needs two given frames; with one it is persistence."""
+    state = batch.state
+    return state[:, -1] if state.shape[1] < 2 else 2 * state[:, -1] - state[:, -2]
+
+
+class TrainingMean:
+    """The mean frame of the train split, point by point: the least that a steady task's model must beat.
+
+    mean_fields: task name -> (C, *S), on the grid of the data (see `ups.evaluation.rollout.mean_field`).
+    """
+
+    def __init__(self, mean_fields: dict[str, Tensor]) -> None:
+        self.mean_fields = mean_fields
+
+    def __call__(self, batch: Batch) -> Tensor:
+        mean = self.mean_fields[batch.task.name].to(device=batch.dt.device, dtype=batch.dt.dtype)
+        return mean[None].expand(batch.num_samples, *mean.shape)

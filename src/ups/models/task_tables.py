@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ups.models.constants import Constants
 from ups.models.grid_convolution import Layout, channels_last, convolved, grid_rank, reduced, working_dtype
 from ups.models.grid_fit import GridFit
 from ups.models.network import NetworkInput
+from ups.models.normalization import Constants
 from ups.spec.task import AxisSpec, TaskSpec
 
 # What a row is for: first the task, '' where tasks share it by the names that follow.

@@ -3,9 +3,8 @@
 Parameters go over by name. In tables whose rows belong to names (tasks, channels, parameters), rows do: those that both
 models know are taken. A task that only the new model knows begins with rows of the known one that it is most like,
 where the network says so (`Network.borrowed_rows`); other rows stay as the new model drew them. If it knows none of the
-tasks, matrices that grew in training are made as small as new ones: an update has one length whatever the size of what
-it changes, and turns a large matrix slowly. Kernels of a model with fewer dimensions are put into the center of larger
-ones. What does not fit is new, and said.
+tasks, weight matrices are rescaled to their initial norm, so that fine-tuning moves them faster. Kernels of a model
+with fewer dimensions are put into the center of larger ones. What does not fit is new, and said.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
-from ups.models.likeness import most_alike
-from ups.models.network import NamedRows, Network
+from ups.models.network import NamedRows, Network, UnitChange, unit_change
 from ups.models.stepper import OPERATOR, STEADY, Stepper
-from ups.models.unit_change import UnitChange, unit_change
 from ups.spec.task import TaskSpec
 
 _SHOWN = 12
@@ -66,7 +63,9 @@ class Taken:
             pairs = ", ".join(f"{new} like {known}" for new, known in self.like.items())
             parts.append(f"new tasks begin {pairs} (a guess from their descriptions)")
         if self.made_smaller:
-            parts.append(f"no task was known, so {self.made_smaller} large matrices were made as small as new ones")
+            parts.append(
+                f"no task was known, so {self.made_smaller} large matrices were rescaled to their initial norm"
+            )
         if self.converted:
             parts.append(f"converted to other units of time, length or parameters: {', '.join(self.converted)}")
         if self.other_scaling:
@@ -97,7 +96,7 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
     if not sum(one.num_taken for one in found):
         if source.config.type == target.config.type:
             raise ConfigError(
-                "of the weights to start from none fits this model: its sizes and its tasks are others",
+                "no weight to start from matches this model (different sizes and tasks)",
                 hint="give the model the sizes that the other has (see its config.yaml), or leave start_from out",
             )
         raise ConfigError(
@@ -280,3 +279,25 @@ def _borrow_rows(
 
 def _without(x: Tensor, dim: int) -> tuple[int, ...]:
     return (*x.shape[:dim], *x.shape[dim + 1 :])
+
+
+def most_alike(task: TaskSpec, known: Sequence[TaskSpec]) -> TaskSpec | None:
+    """As many dimensions count most, then steady or not, boundaries, fields and parameters; the first of equals."""
+    return max(known, key=lambda other: _likeness(task, other), default=None)
+
+
+def _likeness(task: TaskSpec, other: TaskSpec) -> tuple[int, ...]:
+    fields, parameters = (
+        {one.name for one in mine} & {one.name for one in theirs}
+        for mine, theirs in ((task.fields, other.fields), (task.parameters, other.parameters))
+    )
+    axes = list(zip(task.axes, other.axes, strict=False))
+    return (
+        int(task.num_spatial_dims == other.num_spatial_dims),
+        int(task.steady == other.steady),
+        # Whether an axis has ends says more than what happens there.
+        sum(mine.periodic == theirs.periodic for mine, theirs in axes),
+        sum(mine.boundary == theirs.boundary for mine, theirs in axes),
+        len(fields),
+        len(parameters),
+    )

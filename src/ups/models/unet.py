@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ups.config.model import UnetConfig
-from ups.models.network import Network, NetworkInput
-from ups.models.single_task import num_inputs, num_outputs, only_task, with_parameters
+from ups.models.network import Network, NetworkInput, num_inputs, num_outputs, only_task, with_parameters
 from ups.spec.task import TaskSpec
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

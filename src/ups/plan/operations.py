@@ -1,7 +1,7 @@
 """What a piece of torch code does: every operation with its arithmetic and the bytes it moves, and the memory alive.
 
 A dispatch mode, so it sees forward, backward and optimizer alike, and what autograd keeps is alive because autograd
-keeps it. It works on tensors without data (`ups.plan.ghosts`) and on real ones: the same code is counted and measured.
+keeps it. It works on fake tensors (`ups.plan.rehearsal`) and on real ones: the same code is counted and measured.
 """
 
 from __future__ import annotations

@@ -1,25 +1,30 @@
 """One optimizer step of a stage, rehearsed without data: what is alive when, and what is computed.
 
 The stage, the optimizer, the average and `fully_shard` are the real ones. DistributedDataParallel reads memory that
-ghosts do not have, so what it does to memory is done in its place: gradients live in buckets that stay.
+fake tensors do not have, so what it does to memory is done in its place: gradients live in buckets that stay.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ups.config.schema import EngineConfig
 from ups.config.stage import StageLength
-from ups.distributed.precision import autocast, weight_dtype
-from ups.distributed.runtime import Runtime
-from ups.distributed.strategies import Strategy, arrange, locals_of
-from ups.plan.ghosts import ghost_batch, ghostly, make_ghost, pretended_world
+from ups.distributed.runtime import Runtime, make_mesh
+from ups.distributed.strategies import Strategy, arrange, autocast, locals_of, weight_dtype
 from ups.plan.operations import Operation, Watch
 from ups.spec.batch import Batch, RankInfo
 from ups.training.engine import Engine
@@ -96,8 +101,8 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
         place = RankInfo(0, ranks, 0, ranks, "cpu")
         pretended = "single" if strategy == "ddp" else strategy
         runtime = Runtime(place, _CPU, pretended, 0, None, None, mesh)
-        stack.enter_context(ghostly())
-        make_ghost(stage, [batch for kind in kinds for batch in kind.batches], dtype)
+        stack.enter_context(fake_tensors())
+        make_fake(stage, [batch for kind in kinds for batch in kind.batches], dtype)
         watch = stack.enter_context(Watch())
         for tensor in (*stage.parameters(), *stage.buffers()):
             watch.hold(tensor)
@@ -135,7 +140,7 @@ def _step(
     held: list[tuple[Batch, ...]] = []
     for number, kind in enumerate(passes):
         before = watch.live_bytes
-        held[:] = [tuple(ghost_batch(b, dtype, n) for b, n in zip(kind.batches, kind.samples, strict=True))]
+        held[:] = [tuple(fake_batch(b, dtype, n) for b, n in zip(kind.batches, kind.samples, strict=True))]
         found.batch_bytes = max(found.batch_bytes, watch.live_bytes - before)
         watch.operations.clear()
         at_start = watch.live_bytes
@@ -194,3 +199,88 @@ class _NoLoader:
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in locals_of(tensors))
+
+
+class HostNumbers(Tensor):
+    """Window numbers inside `fake_tensors()`: the one tensor of a batch whose values are asked for."""
+
+    on_host: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.int64]) -> HostNumbers:
+        with _disable_current_modes():
+            found: HostNumbers = Tensor._make_subclass(cls, torch.from_numpy(values))
+        found.on_host = values
+        return found
+
+    def numpy(self, *, force: bool = False) -> npt.NDArray[np.int64]:
+        """The real numbers."""
+        return self.on_host
+
+
+def fake_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Inside, tensors have no data."""
+    mode: contextlib.AbstractContextManager[Any] = FakeTensorMode(allow_non_fake_inputs=True)
+    return mode
+
+
+def make_fake(stage: Stage, batches: Sequence[Batch], dtype: torch.dtype) -> None:
+    """Replace parameters and buffers of a stage, built on the meta device, by fake tensors on the CPU.
+
+    To be called inside `fake_tensors()`.
+
+    batches: real ones, of every task and grid that the stage will see.
+    """
+    with _disable_current_modes():
+        for batch in batches:
+            stage._augmentation._moves_of(batch)  # looks at coordinates: kept by the stage, by task and grid
+    # From averages of losses, which a fake stage has none of; a number changes neither bytes nor arithmetic.
+    stage.task_factor = lambda task: 1.0  # type: ignore[method-assign]
+    made: dict[int, Any] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        kind = dtype if tensor.dtype.is_floating_point else tensor.dtype
+        return torch.empty(tensor.shape, dtype=kind)
+
+    for module in stage.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in made:
+                    made[id(parameter)] = nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
+                module._parameters[name] = made[id(parameter)]
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = fake(buffer)
+
+
+def fake_batch(batch: Batch, dtype: torch.dtype, samples: int) -> Batch:
+    """The shapes of `samples` windows of a real batch, as the engine hands them to a stage; inside `fake_tensors()`."""
+
+    def fake(value: Tensor, cut: bool) -> Tensor:
+        return torch.empty((samples if cut else value.shape[0], *value.shape[1:]), dtype=dtype)
+
+    tensors: dict[str, Any] = {
+        f.name: fake(value, cut=True)
+        for f in fields(batch)
+        if isinstance(value := getattr(batch, f.name), Tensor) and f.name != "numbers"
+    }
+    with _disable_current_modes():
+        known = np.resize(batch.numbers.numpy(), samples)
+    return replace(
+        batch,
+        **tensors,
+        coordinates=tuple(fake(c, cut=False) for c in batch.coordinates),
+        numbers=HostNumbers.of(known),
+    )
+
+
+@contextlib.contextmanager
+def pretended_world(size: int, shard_ranks: int | None = None) -> Iterator[DeviceMesh]:
+    """A process group of `size` ranks of which this process is the first and the others do not exist."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield make_mesh("cpu", size, shard_ranks)
+    finally:
+        dist.destroy_process_group()

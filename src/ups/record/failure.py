@@ -42,7 +42,7 @@ from ups.record.blackbox import BlackBox, Phase, ring_path
 from ups.record.files import read_object, write_file_atomically
 from ups.record.run_dir import RunDir
 
-_BACKGROUND = "ups/training/background.py"
+_BACKGROUND = "ups/training/checkpoint.py"
 PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = tuple({str(Path(p).resolve()) for key in ("stdlib", "platstdlib") if (p := sysconfig.get_path(key))})
 _ORIGIN = "ups_origin"

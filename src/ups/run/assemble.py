@@ -22,9 +22,8 @@ from ups.data.loader import Loader, build_loader
 from ups.data.normalize import ensure_statistics
 from ups.data.open import check_conserved, open_tasks
 from ups.distributed.environment import RankEnvironment
-from ups.distributed.precision import autocast, weight_dtype
 from ups.distributed.runtime import Runtime
-from ups.distributed.strategies import Strategy, spread
+from ups.distributed.strategies import Strategy, autocast, spread, weight_dtype
 from ups.errors import CheckpointError, ConfigError
 from ups.evaluation.ensemble import score_ensemble
 from ups.evaluation.results import trajectory_means
@@ -33,9 +32,7 @@ from ups.formats.base import Reader
 from ups.models.build import build_model
 from ups.models.ensemble import FlowMembers, has_members, members_of
 from ups.models.flow import FLOW, STUDENT, trained_flow
-from ups.models.references import TrainingMean, persistence
-from ups.models.rollout import Predictor
-from ups.models.stepper import Stepper
+from ups.models.stepper import Predictor, Stepper, TrainingMean, persistence
 from ups.record.blackbox import BlackBox
 from ups.record.checkpoints import read_progress
 from ups.record.failure import Recorder
@@ -50,9 +47,8 @@ from ups.tracking.metrics_file import MetricsWriter
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine, Hook
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
-from ups.training.progress import Progress
+from ups.training.progress import Progress, StopRequests
 from ups.training.stages import Stage, build_stage
-from ups.training.stop_requests import StopRequests
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import torch
 from ups.config.stage import StageConfig
 from ups.data.latent_cache import SPLIT, TaskLatents, as_float32, as_stored
 from ups.formats.base import Reader
-from ups.models.one_thread import one_thread
+from ups.models.normalization import one_thread
 from ups.models.stepper import Stepper
 from ups.spec.batch import Float32
 

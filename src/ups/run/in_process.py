@@ -37,7 +37,7 @@ from ups.supervise.fault import Fault
 from ups.supervise.run_file import RunFile, state_after
 from ups.supervise.supervisor_process import box_root
 from ups.supervise.trackers import Trackers
-from ups.training.stop_requests import SAVE_SIGNAL, STOP_SIGNALS, StopRequests
+from ups.training.progress import SAVE_SIGNAL, STOP_SIGNALS, StopRequests
 
 # Two at the same moment are one request: a terminal signals the process and its group.
 _SAME_REQUEST_SECONDS = 0.5

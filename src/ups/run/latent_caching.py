@@ -31,7 +31,7 @@ from ups.data.latent_cache import (
 )
 from ups.errors import ConfigError, DataError
 from ups.formats.base import Reader
-from ups.models.one_thread import one_thread
+from ups.models.normalization import one_thread
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
 from ups.record.processes import run_in_processes

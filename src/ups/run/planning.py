@@ -23,9 +23,7 @@ from ups.config.schema import Recipe
 from ups.data.open import open_tasks
 from ups.data.sampler import Cut
 from ups.distributed.runtime import Runtime
-from ups.plan.communication import GPUS_PER_HOST, traffic
-from ups.plan.devices import OF_FREE_MEMORY, Device
-from ups.plan.failures import HOURS_BETWEEN_FAILURES, Outlook, outlook
+from ups.plan.devices import GPUS_PER_HOST, HOURS_BETWEEN_FAILURES, OF_FREE_MEMORY, Device, Outlook, outlook, traffic
 from ups.plan.rehearsal import Kind, Rehearsal, rehearse
 from ups.run.assemble import OpenData, assemble, bare_stage, stage_loader
 from ups.run.cache_gain import field_bytes

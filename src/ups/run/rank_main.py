@@ -71,7 +71,7 @@ def train(run_dir: Path, recipe: Recipe, recorder: Recorder) -> int:
     from ups.distributed.environment import RankEnvironment
     from ups.record.identity import HASHED_VARIABLE, RunIdentity, note_commit, note_damage
     from ups.run.assemble import run_stages
-    from ups.training.stop_requests import StopRequests
+    from ups.training.progress import StopRequests
 
     boxes = os.environ.get("UPS_BLACKBOX_DIR")
     stopped, _ = run_stages(

@@ -25,7 +25,7 @@ from ups.formats.base import Reader
 from ups.inference.bundle import BundleInfo, write_bundle, write_card
 from ups.inference.stored_scores import MODEL
 from ups.models.ensemble import has_members, members_of
-from ups.models.rollout import Predictor
+from ups.models.stepper import Predictor
 from ups.record.files import write_file_atomically
 from ups.record.run_dir import RunDir, find_model, is_bundle
 from ups.run.progress_line import table

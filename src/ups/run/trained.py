@@ -21,8 +21,8 @@ from ups.buckets.block_cache import use_cache
 from ups.config.schema import EngineConfig, Recipe
 from ups.data.open import open_task
 from ups.distributed.environment import RankEnvironment
-from ups.distributed.precision import weight_dtype
 from ups.distributed.runtime import Runtime
+from ups.distributed.strategies import weight_dtype
 from ups.errors import CheckpointError, ConfigError, DataError
 from ups.formats.base import Reader
 from ups.formats.held_out import HeldOutElsewhere

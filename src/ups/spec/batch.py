@@ -51,7 +51,7 @@ class Window:
 class Batch:
     """Windows of one task, stacked: what a stage is trained on, and what a predictor gets.
 
-    A predictor (`ups.models.rollout.Predictor`) finds in `state` the frames that are given, oldest first, and nothing
+    A predictor (`ups.models.stepper.Predictor`) finds in `state` the frames that are given, oldest first, and nothing
     in `target`.
     state (B, T, C, *S), static (B, C, *S), target (B, C, *S), parameters (B, P), dt (B,): floating point tensors.
     coordinates: one (n,) float64 tensor per axis, shared by the batch.

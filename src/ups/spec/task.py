@@ -182,7 +182,7 @@ class TaskSpec:
     axes that are all periodic. Models keep both in every step.
     symmetries: transformations of the domain that map solutions to solutions.
     boundary_values: of the predicted fields, where the first or the last point of an axis lies on the boundary.
-    residual: the discretized equation of a steady task, by name (`ups.models.equation_residual`); '' if it has none.
+    residual: the discretized equation of a steady task, by name (`ups.models.constraints`); '' if it has none.
     """
 
     name: str

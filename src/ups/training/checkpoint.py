@@ -1,14 +1,14 @@
 """Saving and loading the state of a run: torch.distributed.checkpoint inside the commit of `ups.record.manifest`.
 
 A save has two parts. The copy (all tensors of this rank into host memory) happens in the loop. Everything after it
-(writing, hashing, fsync, commit, retention) happens in one background thread (`background.py`, made before training) on
-the checkpoint group, so that no collective of a save can meet one of training. At most one save is in flight: the next
-one first waits for it. Its outcome is agreed on inside the save and looked at only then: all ranks count the same
-failures at the same step. An error that could not be agreed on (a peer is gone, no memory to communicate) leaves the
-ranks apart: it is raised, and the rank leaves.
+(writing, hashing, fsync, commit, retention) happens in one background thread (made before training) on the checkpoint
+group, so that no collective of a save can meet one of training. At most one save is in flight: the next one first waits
+for it. Its outcome is agreed on inside the save and looked at only then: all ranks count the same failures at the same
+step. An error that could not be agreed on (a peer is gone, no memory to communicate) leaves the ranks apart: it is
+raised, and the rank leaves.
 
-When to save: `hooks.py`. Which checkpoint is trusted: `ups.record.checkpoints`. torch's metadata file is a pickle,
-and is read without running it: `checkpoint_metadata.py`.
+When to save: `hooks.py`. Which checkpoint is trusted: `ups.record.checkpoints`. torch's metadata file is a pickle, and
+is read without running it: `checkpoint_metadata.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import queue
 import re
 import shutil
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -37,7 +39,7 @@ from ups.distributed.agreement import from_all, from_first
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
 from ups.errors import CheckpointError, DiskFullError, MachineError, UpsError
-from ups.models.former_names import former_name
+from ups.models.stepper import former_name
 from ups.record.checkpoints import (
     PROGRESS_NAME,
     clear_link,
@@ -51,7 +53,6 @@ from ups.record.files import HeldDirectory
 from ups.record.identity import RunIdentity
 from ups.record.manifest import FileHash, clean_temporaries, commit_directory, hash_files, make_temporary, verify
 from ups.record.run_dir import RunDir
-from ups.training.background import BackgroundThread
 from ups.training.checkpoint_metadata import CheckpointReader
 from ups.training.progress import Progress
 
@@ -398,3 +399,65 @@ def _short(error: BaseException) -> str:
         return f"rank {rank}: {_short(cause)}"
     text = error.one_line() if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:500]
+
+
+# How often somebody who waits makes sure that the thread still lives.
+_LOOK_SECONDS = 5.0
+
+
+class BackgroundThread:
+    """Runs one piece of work at a time. Made before training, closed after it; both by the loop's thread."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._done = threading.Event()
+        self._done.set()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise MachineError(
+                f"cannot start the thread '{name}': {error}",
+                hint="raise the limit on threads (ulimit -u) or on address space (ulimit -v) of the ranks",
+            ) from error
+
+    @property
+    def busy(self) -> bool:
+        """Whether the work that was handed over last is still running."""
+        return not self._done.is_set()
+
+    def hand_over(self, work: Callable[[], None]) -> None:
+        """Start `work` in the thread; the work before it must have been waited for."""
+        if self.busy:
+            raise RuntimeError("the work before this one was not waited for")
+        self._error = None
+        self._done.clear()
+        self._work.put(work)
+
+    def wait(self) -> None:
+        """Wait for the work that was handed over, and raise what it raised."""
+        while not self._done.wait(_LOOK_SECONDS):
+            if not self._thread.is_alive():
+                raise CheckpointError(
+                    f"the thread '{self._thread.name}' is gone", hint="see the traceback in this rank's log"
+                )
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self, wait_seconds: float = 0.0) -> None:
+        """Let the thread end after what it is doing; waits for that no longer than it is told to."""
+        self._work.put(None)
+        if wait_seconds:
+            self._thread.join(wait_seconds)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised in the loop's thread by `wait`
+                self._error = error
+            finally:
+                del work  # holds the state that was saved
+                self._done.set()

@@ -15,7 +15,7 @@ from ups.distributed.strategies import local, set_rows
 from ups.errors import ConfigError
 from ups.models.flow import FLOW, STEPS, STUDENT, Step, endpoints, flow_of, noise_of
 from ups.spec.batch import Batch
-from ups.training.flow_stage import StageOnResiduals
+from ups.training.corrector_stage import StageOnResiduals
 
 
 class DistillStage(StageOnResiduals):

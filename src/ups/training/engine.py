@@ -18,27 +18,24 @@ from torch import Tensor
 from ups.config.schema import EngineConfig
 from ups.config.stage import StageLength
 from ups.distributed.agreement import OPERATION, Agreement, Status
-from ups.distributed.precision import autocast, weight_dtype
 from ups.distributed.runtime import Runtime
-from ups.distributed.strategies import Strategy, locals_of
+from ups.distributed.strategies import Strategy, autocast, locals_of, weight_dtype
 from ups.errors import DataError, TrainingError
 from ups.record.blackbox import BlackBox, Phase
 from ups.spec.batch import Batch
-from ups.training.balance import TaskAverages, follow
-from ups.training.clipping import clip_factor
-from ups.training.ema import Ema
-from ups.training.measured_steps import pass_measured
-from ups.training.meters import Meters
+from ups.training.averages import Meters, TaskAverages, follow
 from ups.training.optim import (
+    Ema,
     build_optimizer,
+    clip_factor,
     learning_rate,
     matrices_of,
     optimizer_tensors,
     set_learning_rate,
     trainable,
 )
-from ups.training.progress import Budget, Progress
-from ups.training.stop_requests import StopRequests
+from ups.training.progress import Budget, Progress, StopRequests
+from ups.training.stages import pass_measured
 
 COMPILE_SECONDS = 3600.0
 

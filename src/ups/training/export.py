@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException  # a BaseExcept
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from ups.errors import CheckpointError, IntegrityError
-from ups.models.former_names import present_name
+from ups.models.stepper import present_name
 from ups.record.files import mode_by_umask
 from ups.record.manifest import verify
 from ups.training.checkpoint_metadata import CheckpointReader

@@ -16,9 +16,9 @@ from ups.config.stage import LinearStageConfig
 from ups.distributed.strategies import scale_rows
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
-from ups.training.balance import TaskAverages
-from ups.training.noise import noisy
-from ups.training.stages import Stage, field_errors, loss_of_nothing
+from ups.training.augment import noisy
+from ups.training.averages import TaskAverages
+from ups.training.stages import Stage, baseline_loss, field_errors
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class LinearStage(Stage):
     def __init__(self, config: LinearStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(stepper, seed)
         self.config = config
-        start = {task.name: loss_of_nothing(stepper, task) for task in stepper.tasks}
+        start = {task.name: baseline_loss(stepper, task) for task in stepper.tasks}
         self._averages = TaskAverages([task.name for task in stepper.tasks], start, _MEMORY)
 
     def trained_modules(self) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule of a stage.
+"""Optimizer, learning-rate schedule, clipping and moving average of the weights of a stage.
 
 The schedule is a pure function of the part of the stage that is done, so it has no state to save. The optimizer's state
 is made at once instead of in its first step, so that a checkpoint has the same entries before and after that step.
@@ -6,14 +6,18 @@ is made at once instead of in its first step, so that a checkpoint has the same 
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
+from ups.config.schema import EmaConfig
 from ups.config.stage import OptimConfig
+from ups.distributed.strategies import locals_of
 from ups.training.muon import Muon
+from ups.training.progress import Progress
 
 
 def build_optimizer(
@@ -102,3 +106,69 @@ def matrices_of(stage: nn.Module) -> list[nn.Parameter]:
     """The matrices that a stage names for Muon, as they are after sharding; none if it names none."""
     name_matrices = getattr(stage, "matrices", None)
     return list(name_matrices()) if callable(name_matrices) else []
+
+
+_MEMORY = 0.95
+# Norms of the first updates fall fast and are few: no mean to be relative to.
+_FIRST_UPDATES = 20
+
+
+def clip_factor(config: OptimConfig, norm: float, progress: Progress) -> float:
+    """What a finite gradient of this norm is to be multiplied by (1: left as it is); counts the norm in `progress`.
+
+    A norm above the relative limit counts as the limit: an outlier must not raise the limit for the next one.
+    """
+    limits = [config.clip_norm] if config.clip_norm > 0 else []
+    if config.clip_ratio > 0:
+        counted = norm
+        # Gradients that were all zero so far (of steps without a task that a stage trains) say nothing.
+        if progress.updates >= _FIRST_UPDATES and progress.mean_norm > 0:
+            relative = config.clip_ratio * progress.mean_norm
+            limits.append(relative)
+            counted = min(norm, relative)
+        first = progress.updates == 0
+        progress.mean_norm = counted if first else _MEMORY * progress.mean_norm + (1 - _MEMORY) * counted
+    limit = min(limits, default=norm)
+    return limit / (norm + 1e-6) if limit < norm else 1.0
+
+
+class Ema:
+    """Average of named parameters. Not a module: DDP and fully_shard must not see its tensors."""
+
+    def __init__(self, config: EmaConfig, parameters: Mapping[str, nn.Parameter]) -> None:
+        self.decay = config.decay
+        self.tensors: dict[str, Tensor] = {name: p.detach().clone() for name, p in parameters.items()}
+        self._averages = locals_of(self.tensors.values())
+        self._parameters = list(parameters.values())
+
+    @torch.no_grad()
+    def update(self, num_updates: int) -> None:
+        """Move the average toward the weights, after the `num_updates`-th optimizer step (from 1).
+
+        The memory is short at first, so that the initial weights are forgotten quickly.
+        """
+        decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
+        torch._foreach_lerp_(self._averages, locals_of(self._parameters), 1.0 - decay)
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Forget the past: the average is the weights."""
+        torch._foreach_copy_(self._averages, locals_of(self._parameters))
+
+    @torch.no_grad()
+    def become_weights(self) -> None:
+        """Write the average into the weights."""
+        torch._foreach_copy_(locals_of(self._parameters), self._averages)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The weights are the average inside, and bitwise what they were after."""
+        weights = locals_of(self._parameters)
+        with torch.no_grad():
+            kept = [w.clone() for w in weights]
+            torch._foreach_copy_(weights, self._averages)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(weights, kept)

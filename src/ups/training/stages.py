@@ -9,9 +9,11 @@ B samples, T frames, C channels, S space.
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
@@ -24,8 +26,10 @@ from ups.config.stage import (
     StageConfig,
     SteadyStageConfig,
 )
+from ups.distributed.strategies import gathered, set_rows
 from ups.errors import ConfigError, DataError, PluginError
 from ups.models.constraints import by_cells, conserved_channels
+from ups.models.flow import FLOW, STUDENT, flow_of
 from ups.models.normalization import wide
 from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.models.vocabulary import Channels
@@ -33,11 +37,9 @@ from ups.registry import STAGES
 from ups.spec.batch import Batch
 from ups.spec.statistics import safe
 from ups.spec.task import TaskSpec
-from ups.training.augment import Augmentation
-from ups.training.balance import TaskAverages
+from ups.training.augment import Augmentation, noisy
+from ups.training.averages import TaskAverages
 from ups.training.losses import Losses, mean_square, nrmse, relative_l2
-from ups.training.noise import noisy
-from ups.training.stale_correctors import forget_correctors
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
@@ -87,12 +89,12 @@ class Stage(nn.Module, ABC):
             total = part if total is None else total + part
             weight += batch.sample_weight * batch.num_samples
             for name, values in losses.items():
-                found = with_number(values.detach().sum(), batch.num_samples)
+                found = sum_and_count(values.detach().sum(), batch.num_samples)
                 key = f"train/{batch.task.name}/{name}"
                 metrics[key] = metrics[key] + found if key in metrics else found  # a step may have a task twice
         if total is None:
             raise DataError("a micro-batch without a batch has no loss")
-        metrics["loss"] = with_number(total.detach(), weight)
+        metrics["loss"] = sum_and_count(total.detach(), weight)
         return Losses(total, metrics)
 
     def takes(self, task: TaskSpec) -> bool:
@@ -194,7 +196,7 @@ class BalancedStage(Stage):
         self._averages = None
         if config.balance:
             fields = getattr(config, "loss", "nrmse") == "nrmse"
-            start = {task.name: loss_of_nothing(stepper, task) if fields else 1.0 for task in stepper.tasks}
+            start = {task.name: baseline_loss(stepper, task) if fields else 1.0 for task in stepper.tasks}
             self._averages = TaskAverages([task.name for task in stepper.tasks], start, memory=_BALANCE_MEMORY)
 
     def trained_modules(self) -> list[nn.Module]:
@@ -418,7 +420,8 @@ def _round_trip(stepper: Stepper, fields: Tensor, channels: Channels, task: Task
 
 
 def conservation_errors(batch: Batch, change: Tensor) -> Tensor:
-    """(B,): how far a scaled change (B, C, *S) moves the integrals that its task conserves, in usual changes.
+    """(B,): how far a scaled change (B, C, *S) moves the integrals that its task conserves, in standard deviations of
+    increments.
 
     Root mean square over those fields of the task alone, so that tasks with other fields, or none that is conserved,
     can share a step; on grids that are not uniform points count by their cells.
@@ -445,7 +448,7 @@ def in_field_units(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tens
     return error * unit, wide(fields) / each, torch.full_like(size, _FIELD_FLOOR)
 
 
-def loss_of_nothing(stepper: Stepper, task: TaskSpec) -> float:
+def baseline_loss(stepper: Stepper, task: TaskSpec) -> float:
     """About the error of an untrained model (no change, or the mean of the target), from the statistics alone."""
     found = stepper.statistics[task.name]
     if task.steady:
@@ -458,7 +461,7 @@ def loss_of_nothing(stepper: Stepper, task: TaskSpec) -> float:
     return sum(unit / size for unit, size in zip(units, sizes, strict=True)) / len(sizes) or 1.0
 
 
-def with_number(total: Tensor, number: float) -> Tensor:
+def sum_and_count(total: Tensor, number: float) -> Tensor:
     """(2,): a sum and what to divide it by, on the device of the sum."""
     return torch.stack([total.double(), total.new_tensor(number, dtype=torch.float64)])
 
@@ -477,3 +480,53 @@ def build_stage(config: StageConfig, stepper: Stepper, seed: int) -> Stage:
             hint="derive it from ups.training.stages.Stage",
         )
     return stage
+
+
+logger = logging.getLogger(__name__)
+
+
+def forget_correctors(stepper: Stepper, network: str, *, members: bool) -> None:
+    """Of the tasks that `network` predicts. members: also those that noise makes. Collective: all ranks."""
+    tasks = [task for task in stepper.tasks if stepper.network_of(task) == network]
+    forgotten = set()
+    for name in (FLOW, STUDENT):
+        if name in stepper.networks:
+            flow = flow_of(stepper, name)
+            forgotten |= {task.name for task in tasks if flow.is_trained(task)}
+            set_rows(flow.scale, flow.scale_without([task.name for task in tasks]))
+    found = stepper.network.noise_sizes() if members and network == OPERATOR else None
+    if found is not None:
+        sizes, names = found
+        forgotten |= {name for name, size in zip(names, gathered(sizes)[:, 0].tolist(), strict=True) if size}
+        set_rows(sizes, torch.zeros(len(names)))
+    if forgotten:
+        logger.warning(
+            "what corrects %s was trained for other weights than this stage ends with, and is forgotten",
+            ", ".join(sorted(forgotten)),
+        )
+
+
+# How often a stage may ask for more: a task that is in none of so many steps has hardly a part in the training.
+_MOST_TIMES = 16
+
+
+def pass_measured(
+    stage: nn.Module, steps: Iterable[Iterable[tuple[Batch, ...]]], forward: Callable[[tuple[Batch, ...]], object]
+) -> bool:
+    """Pass the batches of the steps that a stage wants to measure through it; returns whether it wants some.
+
+    steps: the batches of each step, from the first step on. Collective: all ranks, if `forward` is.
+    """
+    measured = int(getattr(stage, "measured_steps", 0))
+    if not measured:
+        return False
+    stage.measure(True)  # type: ignore[operator]
+    remaining = iter(steps)
+    for _ in range(_MOST_TIMES):
+        for batches in itertools.islice(remaining, measured):
+            for batch in batches:
+                with torch.no_grad():
+                    forward(batch)
+        if stage.measured_enough():  # type: ignore[operator]
+            break
+    return True

@@ -44,6 +44,7 @@ recipes = mapping(
             {"tasks": st.lists(tasks, min_size=1, max_size=3, unique_by=lambda task: task["name"])},
             {"batch_size": st.integers(1, 10**6), "tasks_per_step": st.none() | st.integers(1, 1000)},
         ),
+        "model": st.just({"type": "latent_operator"}),
         "stages": st.lists(autoencode | operator, min_size=1, max_size=3),
     },
     {"version": st.just(1), "engine": engines},

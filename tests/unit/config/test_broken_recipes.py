@@ -47,7 +47,7 @@ def edited(old: str, new: str) -> str:
 
 CASES: dict[str, Broken] = {
     "unknown field, nearest name": Broken(
-        "config: r.yaml:8: model.widht = 32: no such field in model -> did you mean 'width'?", edited("width", "widht")
+        "config: r.yaml:8: model.widht = 32: no such field in model -> did you mean 'widths'?", edited("width", "widht")
     ),
     "unknown field that lives elsewhere": Broken(
         "config: r.yaml:13: engine.learning_rate = 0.001: no such field in engine -> did you mean stages.0.optim.learning_rate?",

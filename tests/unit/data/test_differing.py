@@ -24,7 +24,7 @@ from ups.formats.base import Subsampling
 from ups.formats.check_store import check_store
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
-from ups.models.references import persistence
+from ups.models.stepper import persistence
 from ups.spec.batch import Batch, RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 

@@ -12,7 +12,7 @@ from ups.evaluation.cost import cpu_seconds, solver_cost, verdict
 from ups.evaluation.rollout import RolloutPlan
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
-from ups.models.references import persistence
+from ups.models.stepper import persistence
 from ups.solvers.problem import SPLITS, Draws
 from ups.solvers.tasks import TASKS
 

@@ -17,7 +17,7 @@ from tests.unit.evaluation import test_rollout as rollout_checks
 from ups.errors import DataError
 from ups.evaluation import accumulate, rollout
 from ups.evaluation.rollout import RolloutPlan, score_task
-from ups.models.references import persistence
+from ups.models.stepper import persistence
 
 read_inputs = rollout.read_inputs
 

@@ -12,7 +12,7 @@ import torch
 from tests.support.memory_reader import MemoryReader
 from ups.errors import DataError
 from ups.evaluation.rollout import RolloutPlan, mean_field, references, score_task
-from ups.models.references import persistence
+from ups.models.stepper import persistence
 from ups.spec.batch import RankInfo
 
 ALONE = RankInfo(rank=0, world_size=1)
@@ -118,7 +118,7 @@ GROWTH = """
 from pathlib import Path
 from tests.support.memory_reader import MemoryReader
 from ups.evaluation.rollout import RolloutPlan, score_task
-from ups.models.references import persistence
+from ups.models.stepper import persistence
 from ups.spec.batch import RankInfo
 
 def peak(num_trajectories):

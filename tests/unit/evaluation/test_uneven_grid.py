@@ -22,7 +22,7 @@ from ups.evaluation.rollout import RolloutPlan, references, score_task
 from ups.formats.base import Subsampling
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import StoreReader
-from ups.models.references import persistence
+from ups.models.stepper import persistence
 from ups.spec.batch import RankInfo
 from ups.spec.grid import point_weights
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec

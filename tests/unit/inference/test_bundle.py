@@ -17,7 +17,7 @@ from tests.support.small_bundle import make_bundle
 from tests.unit.inference.bundles.make import HERE
 from ups.errors import BundleError
 from ups.inference.bundle import load_bundle, write_bundle
-from ups.models.former_names import former_name
+from ups.models.stepper import former_name
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
 
 OTHER = {"type": "latent_operator", "width": 24, "num_heads": 2, "depth": 1}

@@ -14,7 +14,7 @@ from ups import Simulator
 from ups.inference.bundle import load_bundle, write_bundle
 from ups.inference.simulator import BundleWarning
 from ups.inference.trust import KINDS, kinds_of, scored_steps
-from ups.models.rollout import rollout
+from ups.models.stepper import rollout
 
 X = np.arange(16) / 16
 U = np.sin(2 * np.pi * X)[None]

@@ -14,8 +14,7 @@ from ups.models.blocks import (
     window_mask,
     windowed_partition,
 )
-from ups.models.decoder import unpatchify
-from ups.models.encoder import patchify
+from ups.models.latent_operator import patchify, unpatchify
 
 
 @pytest.mark.parametrize("space", [(12,), (8, 12), (4, 8, 4)])

@@ -13,8 +13,7 @@ from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.errors import DataError
 from ups.models.build import build_model
 from ups.models.constraints import divergence, not_negative, without_shortest_waves
-from ups.models.rollout import rollout
-from ups.models.stepper import Stepper
+from ups.models.stepper import Stepper, rollout
 from ups.spec.batch import Batch
 from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, TaskSpec
 

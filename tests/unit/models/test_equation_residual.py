@@ -12,7 +12,7 @@ from tests.support.small_model import statistics_of
 from ups.config.model import MultiscaleConfig
 from ups.errors import DataError
 from ups.models.build import build_model
-from ups.models.equation_residual import LEAST_CELLS, equation_residual, refined
+from ups.models.constraints import LEAST_CELLS, equation_residual, refined
 from ups.solvers.darcy import MIN_CELLS, solve
 from ups.solvers.tasks import darcy2d
 from ups.spec.batch import Batch

@@ -14,8 +14,7 @@ from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.models.build import build_model
 from ups.models.ensemble import by_member, has_members, members_of, repeated
 from ups.models.flow import FLOW, STUDENT, flow_of, flow_task, heun, noise_of, trained_flow
-from ups.models.rollout import rollout
-from ups.models.stepper import Stepper
+from ups.models.stepper import Stepper, rollout
 from ups.models.transfer import transfer
 from ups.spec.task import TaskSpec
 

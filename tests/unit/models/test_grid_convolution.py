@@ -6,8 +6,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ups.models.coarse_attention import rotary_angles
-from ups.models.constants import Constants
 from ups.models.grid_convolution import (
     GridConvolution,
     GridKernel,
@@ -20,6 +18,8 @@ from ups.models.grid_convolution import (
     reduced,
     with_halo,
 )
+from ups.models.multiscale import rope_angles
+from ups.models.normalization import Constants
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -108,18 +108,18 @@ def test_initial_kernels_keep_the_size_of_noise_in_every_dimension() -> None:
 
 def test_rotary_products_depend_on_the_offset_alone_and_go_around_periodic_axes() -> None:
     points = 6
-    angles = rotary_angles((1, points), (False, True), 8)
+    angles = rope_angles((1, points), (False, True), 8)
     assert not angles[:, :4].any(), "a line has no first axis"
     turns = (angles[1:] - angles[:-1])[:, 4:]
     torch.testing.assert_close(turns, turns[:1].expand_as(turns))
     around = (angles[0] - angles[-1])[4:]
     torch.testing.assert_close(torch.cos(around), torch.cos(turns[0]))
-    wall = rotary_angles((1, points), (False, False), 8)
+    wall = rope_angles((1, points), (False, False), 8)
     torch.testing.assert_close(wall, angles / 2)
 
 
 def test_a_third_axis_leaves_the_low_frequencies_of_the_others() -> None:
-    plane, cube = rotary_angles((4, 6), (True, True), 16), rotary_angles((1, 4, 6), (True, True, True), 16)
+    plane, cube = rope_angles((4, 6), (True, True), 16), rope_angles((1, 4, 6), (True, True, True), 16)
     same = (plane == cube).all(0)
     assert same[[0, 1, 2, 3, 4, 5, 8, 9, 10, 11, 12, 13]].all()
     assert not cube[:, [6, 7, 14, 15]].any(), "along the first axis, where this cube has one point"

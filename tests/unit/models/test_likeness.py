@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.support.small_model import LINE, PLANE, STEADY
-from ups.models.likeness import most_alike
+from ups.models.transfer import most_alike
 
 
 def test_dimensions_count_most() -> None:

@@ -11,8 +11,7 @@ from ups.config.model import LatentOperatorConfig, ModelConfig
 from ups.config.stage import OperatorStageConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
-from ups.models.former_names import former_name, present_name
-from ups.models.stepper import Stepper
+from ups.models.stepper import Stepper, former_name, present_name
 from ups.training.stages import OperatorStage
 
 OPERATOR: ModelConfig = LatentOperatorConfig.model_validate(SMALL)

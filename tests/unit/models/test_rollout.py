@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.support.small_model import LINE, STEADY, batch_of
-from ups.models.references import linear_extrapolation
-from ups.models.rollout import rollout
+from ups.models.stepper import linear_extrapolation, rollout
 from ups.spec.batch import Batch
 
 

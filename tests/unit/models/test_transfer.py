@@ -15,9 +15,9 @@ from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.multiscale import MultiscaleNetwork
+from ups.models.network import unit_change
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
-from ups.models.unit_change import unit_change
 from ups.spec.statistics import Statistics
 from ups.spec.task import FieldSpec, ParameterSpec, TaskSpec
 
@@ -312,7 +312,7 @@ def test_large_matrices_are_made_as_small_as_new_ones_where_no_task_is_known() -
     expected = [min(size, limit) for size, limit in zip(before, limits, strict=True)]
     assert sizes(target) == pytest.approx(expected, rel=1e-5)
     assert taken.made_smaller == len(before) // 2
-    assert f"{taken.made_smaller} large matrices were made as small as new ones" in taken.describe()
+    assert f"{taken.made_smaller} large matrices were rescaled to their initial norm" in taken.describe()
     # A known task must answer as before, so that a model keeps what it has for all.
     taken = transfer(source, target := model(MULTISCALE, [LINE, other], seed=1))
     assert sizes(target) == pytest.approx(before, rel=1e-5)

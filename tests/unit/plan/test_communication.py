@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ups.plan.communication import Traffic, traffic
-from ups.plan.devices import Device, gpu
+from ups.plan.devices import Device, Traffic, gpu, traffic
 
 MB = 10**6
 

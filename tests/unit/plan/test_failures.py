@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ups.plan.failures import effective_part, outlook, young_interval
+from ups.plan.devices import effective_part, outlook, young_interval
 
 
 def simulated(interval: float, save: float, restart: float, between: float, work: float) -> float:

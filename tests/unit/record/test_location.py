@@ -10,16 +10,16 @@ WAITS = """Thread 0x00007f0000000001 (most recent call first):
 Thread 0x00007f0000000002 (most recent call first):
   File "/work/src/ups/record/manifest.py", line 9 in _hash_file
   File "/work/src/ups/training/checkpoint.py", line 240 in _commit
-  File "/work/src/ups/training/background.py", line 71 in _run
+  File "/work/src/ups/training/checkpoint.py", line 71 in _run
   File "/x/lib/python3.11/threading.py", line 982 in run
 
 Current thread 0x00007f0000000003 (most recent call first):
   File "/x/lib/python3.11/threading.py", line 331 in wait
-  File "/work/src/ups/training/background.py", line 52 in wait
+  File "/work/src/ups/training/checkpoint.py", line 52 in wait
   File "/work/src/ups/training/checkpoint.py", line 108 in wait
 """
 TRAINS = """Thread 0x00007f0000000002 (most recent call first):
-  File "/work/src/ups/training/background.py", line 68 in _run
+  File "/work/src/ups/training/checkpoint.py", line 68 in _run
 
 Current thread 0x00007f0000000003 (most recent call first):
   File "/work/src/ups/training/engine.py", line 20 in run

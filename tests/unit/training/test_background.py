@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from ups.training.background import BackgroundThread
+from ups.training.checkpoint import BackgroundThread
 
 
 def test_all_work_runs_in_one_thread_and_errors_reach_the_one_who_waits() -> None:

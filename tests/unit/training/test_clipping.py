@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ups.config.stage import OptimConfig
-from ups.training.clipping import clip_factor
+from ups.training.optim import clip_factor
 from ups.training.progress import Progress
 
 

@@ -14,8 +14,7 @@ from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.ensemble import Ensemble, FlowMembers, by_member, has_members, members_of, repeated
 from ups.models.flow import FLOW, flow_of
-from ups.models.rollout import rollout
-from ups.models.stepper import Stepper
+from ups.models.stepper import Stepper, rollout
 from ups.models.transfer import transfer
 from ups.spec.task import TaskSpec
 from ups.training.corrector_stage import EnsembleStage

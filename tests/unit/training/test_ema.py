@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ups.config.schema import EmaConfig
-from ups.training.ema import Ema
+from ups.training.optim import Ema
 
 
 def scalar(value: float) -> dict[str, nn.Parameter]:

@@ -18,8 +18,8 @@ from ups.models.flow import FLOW, STUDENT, Step, endpoints, flow_of, noise_of, t
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
+from ups.training.corrector_stage import FlowStage
 from ups.training.distill_stage import DistillStage
-from ups.training.flow_stage import FlowStage
 from ups.training.stages import Stage, build_stage
 
 TASKS = (LINE, PLANE, STEADY)

@@ -267,7 +267,7 @@ def test_bombs_end_within_bounded_memory(tmp_path: Path) -> None:
     """In a process of its own: a stack overflow or an allocation without bound would end it."""
     program = (
         "import sys, resource; from pathlib import Path;"
-        "from ups.training.inert_pickle import UnknownPickleError, read_pickle\n"
+        "from ups.training.checkpoint_metadata import UnknownPickleError, read_pickle\n"
         "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, used + 2**30))\n"
         "for path in sys.argv[1:]:\n"

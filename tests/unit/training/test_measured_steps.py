@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ups.training.measured_steps import pass_measured
+from ups.training.stages import pass_measured
 
 
 class Measuring(nn.Module):

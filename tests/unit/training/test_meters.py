@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ups.training.meters import Meters
+from ups.training.averages import Meters
 
 
 def test_means_are_over_samples_not_over_batches() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.support.small_model import CUBE, LINE, PLANE, batch_of, small_model
-from ups.models.keyed_normal import keyed_normal
+from ups.models.normalization import keyed_normal
 from ups.spec.batch import Batch
 from ups.spec.keyed import keyed_uniform
-from ups.training.noise import noisy
+from ups.training.augment import noisy
 
 NORMALIZATION = small_model().normalization
 

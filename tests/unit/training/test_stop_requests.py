@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from ups.training.stop_requests import StopRequests
+from ups.training.progress import StopRequests
 
 
 @pytest.fixture(autouse=True)

@@ -31,8 +31,8 @@ def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) ->
 
     from ups.data.loader import evaluation_batches
     from ups.distributed.environment import RankEnvironment
-    from ups.distributed.precision import autocast, weight_dtype
     from ups.distributed.runtime import choose_device
+    from ups.distributed.strategies import autocast, weight_dtype
     from ups.doctor.probes.parts import stage_name
     from ups.run.assemble import bare_stage
     from ups.spec.batch import RankInfo

@@ -26,8 +26,8 @@ def check(assignment: Assignment, report: Report) -> None:
     import torch
 
     from ups.distributed.environment import RankEnvironment
-    from ups.distributed.precision import autocast, weight_dtype
     from ups.distributed.runtime import choose_device
+    from ups.distributed.strategies import autocast, weight_dtype
     from ups.doctor.probes.parts import open_run_data
     from ups.evaluation.rollout import RolloutPlan, read_inputs
     from ups.run.assemble import bare_stage

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ups.spec import keyed
-from ups.training import augment, noise
+from ups.training import augment
 
 
 def cloned(key, numbers, num_draws=1):
@@ -11,4 +11,4 @@ def cloned(key, numbers, num_draws=1):
 
 
 keyed.keyed_uniform = cloned
-augment.keyed_uniform = noise.keyed_uniform = cloned
+augment.keyed_uniform = cloned

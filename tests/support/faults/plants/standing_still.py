@@ -3,7 +3,7 @@
 import os
 import time
 
-from ups.models.decoder import GridDecoder
+from ups.models.latent_operator import GridDecoder
 
 _forward = GridDecoder.forward
 

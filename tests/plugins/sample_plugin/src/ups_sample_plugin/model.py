@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ups.models.network import Network, NetworkInput
-from ups.models.single_task import num_inputs, num_outputs, only_task, with_parameters
+from ups.models.network import Network, NetworkInput, num_inputs, num_outputs, only_task, with_parameters
 from ups.spec.task import TaskSpec
 from ups_sample_plugin.model_config import RingConfig
 
