@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ups.config.model import MultiscaleConfig
 from ups.models import multiscale
 from ups.models.grid_convolution import Layout, ResidualBlock
-from ups.models.multiscale import CoarseAttention, turned
+from ups.models.multiscale import CoarseAttention, rotated
 from ups.models.network import NetworkInput
 from ups.models.normalization import wide
 from ups.spec.task import TaskSpec
@@ -86,7 +86,7 @@ class ChannelSeparatedAttention(CoarseAttention):
         pairs, v, value, gate = torch.split(self.inner(groups), [2 * self.part, *[self.part] * 3], dim=-1)
         few = turns.shape[-1] // GROUPS
         angles = turns[..., :few].expand(batch, -1, -1).repeat_interleave(GROUPS, 0)
-        q, k = torch.split(turned(pairs, angles), self.part, dim=-1)
+        q, k = torch.split(rotated(pairs, angles), self.part, dim=-1)
         seen = F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None])[:, 0]
         mixed = self.outer(torch.cat([seen, F.silu(gate) * value], dim=-1))
         z = z + mixed.reshape(batch, GROUPS, points, -1).transpose(1, 2).flatten(2)
