@@ -37,8 +37,7 @@ from ups.formats.shards import map_file
 from ups.formats.store_writer import StoreWriter
 from ups.models.transfer import transfer
 from ups.run.assemble import Assembled, OpenData, assemble, cache_key, open_data
-from ups.run.cache_gain import measure_gain
-from ups.run.latent_caching import encoder_hash, write_cache, writer_for
+from ups.run.latent_caching import encoder_hash, measure_gain, write_cache, writer_for
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 from ups.training.progress import Progress
 

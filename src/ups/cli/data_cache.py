@@ -13,7 +13,7 @@ from ups.cli.output import report, say, table
 from ups.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ups.run.cache_gain import Gain
+    from ups.run.latent_caching import Gain
 
 
 def cache(
@@ -77,8 +77,14 @@ def _write(
     root: Path, recipe: Any, opened: Any, index: int, dtype: str, processes: int | None, overwrite: bool, json: bool
 ) -> dict[str, Any]:
     from ups.run.assemble import cache_key
-    from ups.run.cache_gain import measure_gain
-    from ups.run.latent_caching import encoder_hash, for_processes, frozen_stepper, write_cache, writer_for
+    from ups.run.latent_caching import (
+        encoder_hash,
+        for_processes,
+        frozen_stepper,
+        measure_gain,
+        write_cache,
+        writer_for,
+    )
     from ups.run.progress_line import ProgressLine
 
     stepper = frozen_stepper(recipe, opened, index)

@@ -28,12 +28,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ups.data.rank_source import EXTRA, Array, read_arrays
 from ups.errors import ConfigError, DataError, DiskFullError, IntegrityError, UpsError
 from ups.formats.base import Int64, Reader
 from ups.formats.shards import ProcessCache, map_file
 from ups.record.files import hold_partial, load_object, machine_error, read_object, write_file_atomically
 from ups.record.manifest import COMMITTED_NAME, Manifest, clean_temporaries, commit_directory, is_committed, verify
-from ups.spec.batch import Float32
+from ups.spec.batch import LATENTS, Float32
 from ups.spec.statistics import Statistics
 
 FORMAT, VERSION = "ups-latent-cache", 1
@@ -178,9 +179,10 @@ def latents_in(reader: Reader, trajectory: int, context_frames: int) -> int:
 
 @dataclass(frozen=True)
 class LatentCache:
-    """An open cache: tasks in the order of a recipe. Picklable: each process maps files itself.
+    """An open cache, from which a loader reads (`ups.data.rank_source.ArraySource`): tasks in the order of a recipe.
 
-    manifest: hash of its manifest, which names all bytes.
+    Picklable: each process maps files itself. manifest: hash of its manifest, which names all bytes. reads_fields:
+    whether windows come with their fields.
     """
 
     root: str
@@ -188,8 +190,21 @@ class LatentCache:
     context_frames: int
     tasks: tuple[TaskLatents, ...]
     manifest: str
+    reads_fields: bool = True
 
-    def read(self, task: int, trajectories: Sequence[int], starts: Sequence[int], count: int) -> Float32:
+    def read(
+        self, task: int, reader: Reader, split: str, trajectories: Sequence[int], starts: Sequence[int], num_frames: int
+    ) -> dict[str, Array]:
+        """The arrays of windows (`ArraySource`) with their latents (B, L, *N, Z) among them."""
+        if self.reads_fields:
+            arrays = read_arrays(reader, split, trajectories, starts, num_frames)
+        else:
+            arrays = self._without_fields(task, reader, trajectories)
+        count = 2 if reader.task.steady else num_frames - self.context_frames + 1
+        arrays[f"{EXTRA}{LATENTS}"] = self.latents(task, trajectories, starts, count)
+        return arrays
+
+    def latents(self, task: int, trajectories: Sequence[int], starts: Sequence[int], count: int) -> Float32:
         """(B, L, *N, Z): `count` latents of each trajectory from a start on, as float32."""
         layout = self.tasks[task]
         stored = np.empty((len(trajectories), count, *layout.shape), STORED[self.dtype])
@@ -199,19 +214,13 @@ class LatentCache:
             stored[row] = self._mapped(layout, file)[first : first + count]
         return as_float32(stored, self.dtype)
 
-    def given(self, task: int, reader: Reader, trajectories: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
-        """The arrays of a batch without a field: parameters, time steps and coordinates. No frame, no given field."""
-        layout, spec, samples = self.tasks[task], reader.task, len(trajectories)
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "state": np.empty((samples, 0, spec.num_channels("state"), *reader.space), np.float32),
-            "static": np.empty((samples, 0, *reader.space), np.float32),
-            "target": np.empty((samples, 0, *reader.space), np.float32),
-            "parameters": np.empty((samples, len(spec.parameters)), np.float32),
-            "dt": np.array([reader.dt_in(SPLIT, t) for t in trajectories], np.float32),
-        }
-        if spec.parameters:
+    def _without_fields(self, task: int, reader: Reader, trajectories: Sequence[int]) -> dict[str, Array]:
+        """Parameters, time steps and coordinates only."""
+        layout = self.tasks[task]
+        arrays: dict[str, Array] = {"dt": np.array([reader.dt_in(SPLIT, t) for t in trajectories], np.float32)}
+        if reader.task.parameters:
             table = self._file(layout.parameters_name).view("<f4").reshape(layout.num_trajectories, -1)
-            arrays["parameters"][:] = table[list(trajectories)]
+            arrays["parameters"] = table[list(trajectories)]
         for axis, coordinate in enumerate(reader.coordinates):
             arrays[f"coordinates.{axis}"] = np.asarray(coordinate, np.float64)
         return arrays
@@ -228,7 +237,9 @@ class LatentCache:
 _open_files: ProcessCache[npt.NDArray[np.uint8]] = ProcessCache(_MAX_OPEN_FILES)
 
 
-def open_cache(path: str | Path, readers: Sequence[Reader], wanted: CacheKey) -> LatentCache:
+def open_cache(
+    path: str | Path, readers: Sequence[Reader], wanted: CacheKey, *, with_fields: bool = True
+) -> LatentCache:
     """The latents of these readers, after a check of names, sizes and what they are of; reads no latent.
 
     Raises DataError that says what is wrong: half-written, truncated, foreign, of a wrong dtype or stale.
@@ -250,7 +261,7 @@ def open_cache(path: str | Path, readers: Sequence[Reader], wanted: CacheKey) ->
     for reader in readers:
         shape, per_file = places[reader.task.name]
         tasks.append(TaskLatents.of(reader, wanted.context_frames, shape, key.dtype, per_file))
-    return LatentCache(str(root), key.dtype, wanted.context_frames, tuple(tasks), manifest)
+    return LatentCache(str(root), key.dtype, wanted.context_frames, tuple(tasks), manifest, with_fields)
 
 
 def read_document(root: Path, *, deep: bool = False) -> tuple[dict[str, Any], str]:

@@ -15,11 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-import torch
 
 from ups.config.schema import DataConfig, LoaderConfig
-from ups.data.latent_cache import LatentCache
-from ups.data.rank_source import ArrayBatch, RankSource, read_arrays
+from ups.data.rank_source import EXTRA, ArrayBatch, ArraySource, RankSource, read_arrays
 from ups.data.read_ahead import ReadAhead
 from ups.data.sampler import Cut, build_sampler
 from ups.data.windows import WindowIndex
@@ -160,14 +158,13 @@ def build_loader(
     micro_batch_size: int | None = None,
     grouped: bool = False,
     start_step: int = 0,
-    cache: LatentCache | None = None,
-    fields: bool = True,
+    array_source: ArraySource | None = None,
 ) -> Loader:
     """The training loader of one rank: windows of `window_frames` frames of the train split.
 
-    readers: one for each of `data.tasks`, in that order. grouped: tasks of equal grids share a micro-batch. cache:
-    latents that come with the windows, with or without their fields. Raises ConfigError if blocks cannot be cut evenly,
-    DataError if a task has no window of that length.
+    readers: one for each of `data.tasks`, in that order. grouped: tasks of equal grids share a micro-batch.
+    array_source: reads windows in place of the readers, such as a latent cache. Raises ConfigError if blocks cannot be
+    cut evenly, DataError if a task has no window of that length.
     """
     if len(readers) != len(data.tasks):
         raise ConfigError(f"{len(data.tasks)} tasks need as many readers, not {len(readers)}")
@@ -187,8 +184,7 @@ def build_loader(
         sampler,
         cuts,
         grouped,
-        cache=cache,
-        fields=fields,
+        array_source=array_source,
         host_ranks=place.local_world_size,
         host_readers=place.local_world_size * max(1, data.loader.workers),
     )
@@ -224,18 +220,12 @@ def evaluation_batches(
 
 
 def _to_batch(arrays: Mapping[str, Any], task: TaskSpec, step: int, sample_weight: float = 1.0) -> Batch:
-    # Coordinates of a reader are read-only, and torch warns of such arrays.
-    tensors = {name: torch.from_numpy(a if a.flags.writeable else a.copy()) for name, a in arrays.items()}
-    return Batch(
-        task=task,
-        state=tensors["state"],
-        static=tensors["static"],
-        target=tensors["target"],
-        parameters=tensors["parameters"],
-        dt=tensors["dt"],
-        coordinates=tuple(tensors[f"coordinates.{axis}"] for axis in range(task.num_spatial_dims)),
-        numbers=tensors["numbers"],
+    named = {name: values for name, values in arrays.items() if "." not in name}
+    return Batch.of(
+        task,
+        **named,
+        coordinates=[arrays[f"coordinates.{axis}"] for axis in range(task.num_spatial_dims)],
+        extra={name.removeprefix(EXTRA): values for name, values in arrays.items() if name.startswith(EXTRA)},
         stage_step=step,
         sample_weight=sample_weight,
-        latents=tensors.get("latents"),
     )

@@ -14,12 +14,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ups.data.latent_cache import LatentCache
 from ups.data.sampler import Cut, Sampler
 from ups.data.windows import WindowIndex
 from ups.errors import DataError, StoreRefusedError, StoreUnavailableError, UpsError
@@ -29,16 +28,35 @@ from ups.record.failure import Frame, worker_stem
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 Layout = tuple[tuple[tuple[int, int], ...], ...]
+EXTRA = "extra."
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayBatch:
     """A part of a micro-batch before it is tensors: the arrays of `ups.spec.batch.Batch` by name, `coordinates.<axis>`
-    among them."""
+    and `extra.<name>` among them."""
 
     task: int
     step: int
     arrays: dict[str, Array]
+
+
+class ArraySource(Protocol):
+    """Reads the arrays of windows in place of the readers. Picklable, and without torch: workers use it.
+
+    Such as `ups.data.latent_cache`, which adds the latents of an encoder, and reads no fields where only they count.
+    """
+
+    @property
+    def reads_fields(self) -> bool:
+        """Whether it reads fields from the files of the readers."""
+        ...
+
+    def read(
+        self, task: int, reader: Reader, split: str, trajectories: Sequence[int], starts: Sequence[int], num_frames: int
+    ) -> dict[str, Array]:
+        """As `read_arrays`, for task number `task`; arrays named `extra.NAME` are `Batch.extra[NAME]`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +75,8 @@ class RankSource:
 
     cuts: one for each task. grouped: whether tasks of equal grids share a micro-batch, for a network that runs them as
     one graph; otherwise each part is a micro-batch. The parts of a step have consecutive numbers from `first(step)`.
-    cache: where latents of the windows are kept; with it fields are read only if `fields` says so. host_ranks,
-    host_readers: ranks of this host, and processes that read such a source; they share its cache of objects.
+    array_source: reads windows in place of the readers, such as a latent cache. host_ranks, host_readers: ranks of this
+    host, and processes that read such a source; they share its cache of objects.
     """
 
     readers: tuple[Reader, ...]
@@ -67,8 +85,7 @@ class RankSource:
     cuts: tuple[Cut, ...]
     grouped: bool = False
     split: str = "train"
-    cache: LatentCache | None = None
-    fields: bool = True
+    array_source: ArraySource | None = None
     host_ranks: int = 1
     host_readers: int = 1
 
@@ -106,15 +123,16 @@ class RankSource:
         planned = self.plan(number)
         reader, index = self.readers[planned.task], self.indexes[planned.task]
         trajectories, starts = index.locate_all(planned.numbers)
-        if self.cache is None or self.fields:
-            arrays = read_arrays(reader, self.split, trajectories, starts, index.read_frames)
-        else:
-            arrays = self.cache.given(planned.task, reader, trajectories)
-        if self.cache is not None:
-            count = 2 if index.steady else index.window_frames - self.cache.context_frames + 1
-            arrays["latents"] = self.cache.read(planned.task, trajectories, starts, count)
+        window = (self.split, trajectories, starts, index.read_frames)
+        source = self.array_source
+        arrays = read_arrays(reader, *window) if source is None else source.read(planned.task, reader, *window)
         arrays["numbers"] = planned.numbers
         return ArrayBatch(planned.task, planned.step, arrays)
+
+    @property
+    def reads_fields(self) -> bool:
+        """Whether fields of the windows are read from the files of the readers."""
+        return self.array_source is None or self.array_source.reads_fields
 
     def describe(self, number: int) -> str:
         """What part `number` reads, in words for a message."""

@@ -59,7 +59,7 @@ class ReadAhead:
     def of(cls, source: RankSource) -> ReadAhead | None:
         """One for a source of which some data lies in a bucket; None where there is nothing to bring."""
         remote = any(isinstance(reader, GridReader) and reader.remote for reader in source.readers)
-        return cls(source) if remote and source.fields else None
+        return cls(source) if remote and source.reads_fields else None
 
     def want(self, numbers: Iterable[int]) -> None:
         """Begin to bring these parts, unless too much is on its way."""

@@ -26,7 +26,7 @@ from ups.evaluation.metrics import (
 )
 from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
 from ups.formats.base import Reader
-from ups.models.ensemble import Members, by_member, repeated
+from ups.models.ensemble import Members, by_member
 from ups.models.stepper import rollout
 from ups.spec.batch import Batch, RankInfo
 from ups.spec.grid import point_weights
@@ -162,7 +162,7 @@ def score_ensemble(
 
 def _rollouts(ensemble: Members, batch: Batch, plan: RolloutPlan) -> Iterator[tuple[Tensor, Tensor]]:
     """For each step the frames (B * M, C, *S) of all members, and those of the central one (B, C, *S)."""
-    all_members = rollout(ensemble, repeated(batch, ensemble.members), plan.num_steps)
+    all_members = rollout(ensemble, batch.repeated(ensemble.members), plan.num_steps)
     return zip(all_members, rollout(ensemble.stepper, batch, plan.num_steps), strict=True)
 
 
@@ -174,4 +174,4 @@ def _one_steps(ensemble: Members, batch: Batch, truth: Tensor) -> Iterator[tuple
         given = batch
         if not batch.task.steady:
             given = replace(batch, state=frames[:, step : step + context], stage_step=step)
-        yield ensemble(repeated(given, ensemble.members)), ensemble.stepper(given)
+        yield ensemble(given.repeated(ensemble.members)), ensemble.stepper(given)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -158,21 +157,17 @@ def read_inputs(
     num_frames = 0 if steady else plan.context_frames + plan.num_steps
     block = reader.read_block(split, part, [0 if steady else plan.first_frame] * len(part), num_frames)
 
-    def to_device(array: npt.NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device=device, dtype=dtype)
-
-    state, target = to_device(block.state), to_device(block.target)
-    batch = Batch(
-        task=reader.task,
-        state=state[:, : plan.context_frames],
-        static=to_device(block.static),
-        target=target[:, :0],
-        parameters=to_device(block.parameters),
-        dt=to_device(block.dt),
-        coordinates=tuple(torch.from_numpy(c).to(device) for c in block.coordinates),
-        numbers=torch.tensor(list(part), dtype=torch.int64),
-    )
-    return batch, target[:, None] if steady else state[:, plan.context_frames :]
+    batch = Batch.of(
+        reader.task,
+        state=block.state[:, : plan.context_frames],
+        static=block.static,
+        parameters=block.parameters,
+        dt=block.dt,
+        coordinates=block.coordinates,
+        numbers=part,
+    ).to(device, dtype)
+    truth = block.target[:, None] if steady else block.state[:, plan.context_frames :]
+    return batch, torch.from_numpy(truth).to(device=device, dtype=dtype)
 
 
 def mean_field(reader: Reader, max_trajectories: int = 512) -> Tensor:

@@ -103,16 +103,13 @@ def read_start(
         notes.append(f"no coordinates were given for {', '.join(domain.assumed)}: the trained domain is assumed")
     frames, lost = _onto(domain, "state", frames)
     given, lost_given = _onto(domain, "static", given)
-    none = torch.zeros(num_samples, 0, *domain.resampling.trained)
-    batch = Batch(
-        task=task,
-        state=_expand(frames, num_samples, (0, *none.shape[1:])),
-        static=_expand(given, num_samples, None)[:, 0] if given is not None else none,
-        target=none,
+    batch = Batch.of(
+        task,
+        state=None if frames is None else _expand(frames, num_samples),
+        static=None if given is None else _expand(given, num_samples)[:, 0],
         parameters=torch.from_numpy(values).float().expand(num_samples, -1),
-        dt=torch.full((num_samples,), step),
-        coordinates=tuple(torch.from_numpy(np.array(c)) for c in domain.trained),
-        numbers=torch.arange(num_samples),
+        dt=step,
+        coordinates=[np.array(c) for c in domain.trained],
     )
     return Start(
         batch=batch,
@@ -464,8 +461,6 @@ def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
     return np.stack([np.broadcast_to(c, rows) for c in columns], axis=1) if columns else np.zeros((1, 0))
 
 
-def _expand(part: Part | None, num_samples: int, empty: tuple[int, ...] | None) -> Tensor:
-    if part is None:
-        return torch.zeros(num_samples, *(empty or ()))
+def _expand(part: Part, num_samples: int) -> Tensor:
     tensor = torch.from_numpy(part[0]).float()
     return tensor.expand(num_samples, *tensor.shape[1:])

@@ -32,7 +32,7 @@ from ups.inference.inputs import read_start, suggestion
 from ups.inference.results import FrameSink, open_sink
 from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
-from ups.models.ensemble import has_members, members_of, repeated
+from ups.models.ensemble import has_members, members_of
 from ups.models.grid_fit import Resampling
 from ups.models.stepper import Predictor, Stepper, rollout
 from ups.spec.batch import Batch
@@ -206,7 +206,7 @@ class Simulator:
         if members is not None:
             predictor = members_of(self._stepper, spec, int(members), int(seed))
         batch = start.batch.to(self._device)
-        batch = batch if members is None else repeated(batch, int(members))
+        batch = batch if members is None else batch.repeated(int(members))
         # Last: from here on there is a file, and whatever ends the rollout early removes it.
         sink = open_sink(spec, start, kept, every, trust, facts, out, members, reversed_axes=reversed_axes)
         try:
@@ -345,16 +345,13 @@ class SimulatorModule(nn.Module):
             raise BundleError("state and static differ in samples or grid", hint=_shapes(task, context))
         domain = fit_domain(task, self._grids[task.name], tuple(space), {}, rescale=False)
         resampling = domain.resampling
-        none = like.new_zeros(num_samples, 0, *resampling.trained)
-        batch = Batch(
-            task=task,
-            state=none[:, None] if state is None else resampling.onto(given[0].to(like), "state"),
-            static=none if static is None else resampling.onto(given[-1].to(like), "static"),
-            target=none,
+        batch = Batch.of(
+            task,
+            state=None if state is None else resampling.onto(given[0].to(like), "state"),
+            static=None if static is None else resampling.onto(given[-1].to(like), "static"),
             parameters=_parameters(task, parameters, num_samples, like),
-            dt=like.new_full((num_samples,), task.dt),
-            coordinates=tuple(torch.from_numpy(c.copy()).to(like) for c in domain.trained),
-            numbers=torch.arange(num_samples),
+            dt=task.dt,
+            coordinates=[torch.from_numpy(c.copy()).to(like) for c in domain.trained],
         )
         return batch, resampling
 

@@ -146,7 +146,6 @@ class Dataset:
         state (B, T, C, *S), static and target (B, C, *S), parameters (B, P), dt (B,). shuffle: a seed for the order,
         None for the order on disk. The last batch may be smaller.
         """
-        import torch
 
         from ups.data.permutation import Permutation
         from ups.data.windows import WindowIndex
@@ -158,22 +157,21 @@ class Dataset:
         reader = self._reader
         index = WindowIndex.of(reader, split, frames)
         order = Permutation(len(index), shuffle) if shuffle is not None else None
-        coordinates = tuple(torch.from_numpy(np.array(c)) for c in reader.coordinates)
         for first in range(0, len(index), size):
             numbers = np.arange(first, min(first + size, len(index)), dtype=np.int64)
             if order is not None:
                 numbers = order.forward(numbers)
             places = [index.locate(int(number)) for number in numbers]
             block = reader.read_block(split, [p[0] for p in places], [p[1] for p in places], index.read_frames)
-            yield Batch(
-                task=self.task,
-                state=torch.from_numpy(block.state),
-                static=torch.from_numpy(block.static),
-                target=torch.from_numpy(block.target),
-                parameters=torch.from_numpy(block.parameters),
-                dt=torch.from_numpy(block.dt).float(),
-                coordinates=coordinates,
-                numbers=torch.from_numpy(numbers),
+            yield Batch.of(
+                self.task,
+                state=block.state,
+                static=block.static,
+                target=block.target,
+                parameters=block.parameters,
+                dt=block.dt.astype(np.float32),
+                coordinates=block.coordinates,
+                numbers=numbers,
             )
 
     def close(self) -> None:

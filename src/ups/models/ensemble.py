@@ -25,7 +25,7 @@ from ups.spec.task import TaskSpec
 
 
 class Members(Protocol):
-    """A predictor (`ups.models.stepper.Predictor`) of members, for batches that `repeated` made.
+    """A predictor (`ups.models.stepper.Predictor`) of members, for batches that `Batch.repeated` made.
 
     stepper: what predicts without members.
     """
@@ -70,7 +70,7 @@ class FlowMembers:
 
 
 class Ensemble:
-    """A predictor (`ups.models.stepper.Predictor`) of members, for batches that `repeated` made."""
+    """A predictor (`ups.models.stepper.Predictor`) of members, for batches that `Batch.repeated` made."""
 
     def __init__(self, stepper: Stepper, members: int, seed: int = 0) -> None:
         if not stepper.config.noise_numbers:
@@ -94,23 +94,6 @@ class Ensemble:
             for member in range(self.members)
         ]
         return replace(batch, noise=torch.stack(draws, dim=1).flatten(0, 1))
-
-
-def repeated(batch: Batch, members: int) -> Batch:
-    """The batch with each sample `members` times, one behind the other."""
-
-    def each(x: Tensor) -> Tensor:
-        return x.repeat_interleave(members, dim=0)
-
-    return replace(
-        batch,
-        state=each(batch.state),
-        static=each(batch.static),
-        target=each(batch.target),
-        parameters=each(batch.parameters),
-        dt=each(batch.dt),
-        numbers=each(batch.numbers),
-    )
 
 
 def by_member(x: Tensor, members: int) -> Tensor:

@@ -113,7 +113,10 @@ def stage_loader(recipe: Recipe, opened: OpenData, place: RankInfo, index: int, 
     data, config = recipe.data_of(index), recipe.stages[index]
     readers = opened.readers_of(recipe, data)
     place_of_cache = config.cache_place
-    cache = open_cache(place_of_cache, readers, cache_key(recipe, opened, index)) if place_of_cache else None
+    cache = None
+    if place_of_cache:
+        decodes = bool(getattr(config, "decode_weight", 1.0))
+        cache = open_cache(place_of_cache, readers, cache_key(recipe, opened, index), with_fields=decodes)
     return build_loader(
         data,
         readers,
@@ -122,8 +125,7 @@ def stage_loader(recipe: Recipe, opened: OpenData, place: RankInfo, index: int, 
         window_frames=stage.window_frames(recipe.data.context_frames),
         micro_batch_size=recipe.engine.fixed_micro_batch_size,
         grouped=recipe.model.groups_tasks,
-        cache=cache,
-        fields=bool(getattr(config, "decode_weight", 1.0)),
+        array_source=cache,
     )
 
 

@@ -26,8 +26,8 @@ from ups.distributed.runtime import Runtime
 from ups.plan.devices import GPUS_PER_HOST, HOURS_BETWEEN_FAILURES, OF_FREE_MEMORY, Device, Outlook, outlook, traffic
 from ups.plan.rehearsal import Kind, Rehearsal, rehearse
 from ups.run.assemble import OpenData, assemble, bare_stage, stage_loader
-from ups.run.cache_gain import field_bytes
 from ups.run.directory import read_run_recipe, read_statistics
+from ups.run.latent_caching import field_bytes
 from ups.spec.batch import RankInfo
 from ups.training.engine import Engine
 from ups.training.progress import Progress

@@ -11,8 +11,9 @@ to ask whether an array is there, only how many channels it has.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
 
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    Values = npt.NDArray[Any] | torch.Tensor
+# Cached latents (B, L, *N, Z) of an encoder, in `Batch.extra`.
+LATENTS = "latents"
+# Tensors of a batch that are not floating point with a row for each sample.
+_NOT_ROWS = ("coordinates", "numbers", "extra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,8 @@ class Batch:
     sample_weight: of each sample in the loss of that step. Blocks count alike whatever their size, and the weights of a
     global batch add up to 1.
     noise (B, K): what makes each sample a member of an ensemble (`ups.models.ensemble`); None is the central one.
-    latents (B, L, *N, Z): of an encoder, where they were kept (`ups.data.latent_cache`); fields may then be missing.
+    extra: other tensors (B, ...) by name, for a stage that asked for them (`ups.data.rank_source.ArraySource`), such as
+    cached latents; fields may then be missing.
     """
 
     task: TaskSpec
@@ -75,7 +83,53 @@ class Batch:
     stage_step: int = 0
     sample_weight: float = 1.0
     noise: torch.Tensor | None = None
-    latents: torch.Tensor | None = None
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        task: TaskSpec,
+        *,
+        coordinates: Sequence[Values],
+        dt: Values | float,
+        state: Values | None = None,
+        static: Values | None = None,
+        target: Values | None = None,
+        parameters: Values | None = None,
+        numbers: Values | Sequence[int] | None = None,
+        extra: Mapping[str, Values] | None = None,
+        stage_step: int = 0,
+        sample_weight: float = 1.0,
+    ) -> Batch:
+        """The one way to make a batch, from arrays, which are shared if they can be written to, or from tensors.
+
+        A role that is left out has no channels, or no frames. dt: of all samples, or (B,). numbers: default 0, 1, ...
+        """
+        import torch
+
+        def tensor(values: Values) -> torch.Tensor:
+            if isinstance(values, torch.Tensor):
+                return values
+            return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+        others = {name: tensor(values) for name, values in (extra or {}).items()}
+        roles = {n: tensor(x) for n, x in (("state", state), ("static", static), ("target", target)) if x is not None}
+        first = next(iter((*roles.values(), *others.values())))
+        size, space = first.shape[0], tuple(len(c) for c in coordinates)
+        none = first.new_zeros(size, 0, *space)
+        return cls(
+            task=task,
+            state=roles.get("state", first.new_zeros(size, 0, task.num_channels("state"), *space)),
+            static=roles.get("static", none),
+            target=roles.get("target", none),
+            parameters=none.new_zeros(size, 0) if parameters is None else tensor(parameters),
+            dt=first.new_full((size,), dt) if isinstance(dt, int | float) else tensor(dt),
+            coordinates=tuple(tensor(c) for c in coordinates),
+            numbers=torch.arange(size) if numbers is None else torch.as_tensor(numbers, dtype=torch.int64),
+            stage_step=stage_step,
+            sample_weight=sample_weight,
+            extra=others,
+        )
 
     @property
     def num_samples(self) -> int:
@@ -86,23 +140,32 @@ class Batch:
         """(X,), (X, Y) or (X, Y, Z)."""
         return tuple(int(c.shape[0]) for c in self.coordinates)
 
+    def map_tensors(
+        self,
+        change: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        numbers: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        coordinates: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> Batch:
+        """The batch with `change` applied to every floating point tensor that has a row for each sample.
+
+        numbers: for `numbers`, which are integers on the CPU. coordinates: for each axis; all samples share them.
+        """
+        rows = {name: change(x) for name in _ROWS if (x := getattr(self, name)) is not None}
+        return replace(
+            self,
+            **rows,
+            extra={name: change(x) for name, x in self.extra.items()},
+            numbers=self.numbers if numbers is None else numbers(self.numbers),
+            coordinates=self.coordinates if coordinates is None else tuple(map(coordinates, self.coordinates)),
+        )
+
     def to(self, device: torch.device, dtype: torch.dtype | None = None, non_blocking: bool = False) -> Batch:
         """The same batch on `device`; floating point tensors as `dtype` if given, but for coordinates: cells of a grid
         far from 0 would be uneven in float32."""
-
-        def move(x: torch.Tensor) -> torch.Tensor:
-            return x.to(device=device, dtype=dtype or x.dtype, non_blocking=non_blocking)
-
-        return replace(
-            self,
-            state=move(self.state),
-            static=move(self.static),
-            target=move(self.target),
-            parameters=move(self.parameters),
-            dt=move(self.dt),
-            coordinates=tuple(c.to(device=device, non_blocking=non_blocking) for c in self.coordinates),
-            noise=None if self.noise is None else move(self.noise),
-            latents=None if self.latents is None else move(self.latents),
+        return self.map_tensors(
+            lambda x: x.to(device=device, dtype=dtype or x.dtype, non_blocking=non_blocking),
+            coordinates=lambda x: x.to(device=device, non_blocking=non_blocking),
         )
 
     def with_state(self, state: torch.Tensor) -> Batch:
@@ -111,45 +174,23 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """Page-locked copies, so that the transfer to an accelerator can overlap with work."""
-        return replace(
-            self,
-            state=self.state.pin_memory(),
-            static=self.static.pin_memory(),
-            target=self.target.pin_memory(),
-            parameters=self.parameters.pin_memory(),
-            dt=self.dt.pin_memory(),
-            coordinates=tuple(c.pin_memory() for c in self.coordinates),
-            latents=None if self.latents is None else self.latents.pin_memory(),
-        )
-
-    def pick(self, rows: torch.Tensor) -> Batch:
-        """The samples of these numbers (n,), on the CPU."""
-        index = rows.to(self.dt.device)
-        return replace(
-            self,
-            state=self.state[index],
-            static=self.static[index],
-            target=self.target[index],
-            parameters=self.parameters[index],
-            dt=self.dt[index],
-            numbers=self.numbers[rows],
-            noise=None if self.noise is None else self.noise[index],
-            latents=None if self.latents is None else self.latents[index],
-        )
+        return self.map_tensors(lambda x: x.pin_memory(), coordinates=lambda x: x.pin_memory())
 
     def cut(self, start: int, stop: int) -> Batch:
         """Samples start..stop-1: how a block is cut into ranks and micro-batches."""
-        return replace(
-            self,
-            state=self.state[start:stop],
-            static=self.static[start:stop],
-            target=self.target[start:stop],
-            parameters=self.parameters[start:stop],
-            dt=self.dt[start:stop],
-            numbers=self.numbers[start:stop],
-            noise=None if self.noise is None else self.noise[start:stop],
-            latents=None if self.latents is None else self.latents[start:stop],
-        )
+        return self.map_tensors(lambda x: x[start:stop], numbers=lambda x: x[start:stop])
+
+    def repeated(self, times: int) -> Batch:
+        """The batch with each sample `times` times, one behind the other."""
+
+        def repeat(x: torch.Tensor) -> torch.Tensor:
+            return x.repeat_interleave(times, dim=0)
+
+        return self.map_tensors(repeat, numbers=repeat)
+
+
+# Taken from the class, so that a tensor that is added to it is not forgotten anywhere.
+_ROWS = tuple(f.name for f in fields(Batch) if "torch.Tensor" in str(f.type) and f.name not in _NOT_ROWS)
 
 
 DeviceKind = Literal["cpu", "cuda"]

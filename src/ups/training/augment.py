@@ -9,9 +9,6 @@ copies other problems than the data's: such a task is rolled along axes on which
 mirrored or turned. A steady task is a map from static fields, which move with the target. An axis whose two ends differ
 is not mirrored.
 
-Latents that were kept are moved by whole patches around periodic axes, and the fields with them: nothing else that is
-done to fields can be done to their latents.
-
 `noisy` adds noise to the given frames: what a rollout's own errors look like to the next step. A model that only sees
 clean frames leaves alone, or amplifies, what its errors put into waves that the data does not contain. Part of the
 samples stay clean; the others get white noise whose size is log-uniform over two decades, relative to how much the
@@ -68,21 +65,17 @@ class Augmentation:
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with every sample under its own symmetry; the same batch if the task has none."""
-        moves = self._moves_of(batch)
+        moves = self.moves_of(batch)
         if moves is None:
             return batch
-        return moved(batch, moves, draws_of(batch.task, batch.numbers.numpy(), batch.stage_step, self._seed))
+        return moved(batch, moves, self.draws_of(batch))
 
-    def by_patches(self, batch: Batch, patch_size: int) -> Batch:
-        """The batch with its latents, and fields if there are any, rolled by whole patches where the task allows it."""
-        moves = self._moves_of(batch)
-        # Which axes a static field allows is seen in the field, and that may not be there.
-        if moves is None or (not batch.task.steady and batch.task.num_channels("static")):
-            return batch
-        draws = draws_of(batch.task, batch.numbers.numpy(), batch.stage_step, self._seed)
-        return moved_by_patches(batch, moves, draws, patch_size)
+    def draws_of(self, batch: Batch) -> npt.NDArray[np.float64]:
+        """(B, A + 1) uniform draws of this step, as `draws_of`."""
+        return draws_of(batch.task, batch.numbers.numpy(), batch.stage_step, self._seed)
 
-    def _moves_of(self, batch: Batch) -> Moves | None:
+    def moves_of(self, batch: Batch) -> Moves | None:
+        """What may be done to the samples of a batch."""
         key = (batch.task.name, batch.space)
         if key not in self._moves:
             self._moves[key] = moves_of(batch.task, batch.coordinates)
@@ -193,31 +186,6 @@ def moved(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64]) -> Batch:
         static=taken(batch.static, "static"),
         target=taken(batch.target, "target"),
     )
-
-
-def moved_by_patches(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64], patch_size: int) -> Batch:
-    """The batch under the drawn shifts (B, A + 1), each rounded down to whole patches; no turn, no reflection.
-
-    An axis that patches do not divide stays as it is: its latents are of another grid than the fields.
-    """
-    if batch.latents is None:
-        raise ValueError("a batch without latents is moved by `moved`")
-    space = np.array(batch.space)
-    patches = np.where((moves.rolled > 0) & (space % patch_size == 0), space // patch_size, 0)  # (A,)
-    steps = (draws[:, :-1] * patches).astype(np.int64)  # (B, A)
-    latents = batch.latents
-    grid = latents.shape[2:-1]
-    index = torch.zeros((), dtype=torch.int64)
-    for axis, count in enumerate(grid):
-        source = (torch.arange(count) - torch.from_numpy(steps[:, axis, None])) % count  # (B, n)
-        shape = [-1] + [count if a == axis else 1 for a in range(len(grid))]
-        index = index * count + source.reshape(shape)
-    flat = latents.flatten(2, -2)  # (B, L, N, Z)
-    chosen = index.flatten(1).to(latents.device, non_blocking=True)[:, None, :, None].expand(flat.shape)
-    rolled = replace(batch, latents=flat.gather(2, chosen).reshape(latents.shape))
-    # The middle of the interval that `moved` takes for this shift; the first element of the group is the identity.
-    shifts = np.divide(steps * patch_size + 0.5, moves.rolled, out=np.zeros(steps.shape), where=moves.rolled > 0)
-    return moved(rolled, moves, np.concatenate([shifts, np.zeros((len(draws), 1))], axis=1))
 
 
 def _constant_along(static: Tensor) -> Tensor:

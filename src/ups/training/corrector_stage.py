@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ups.config.stage import CorrectorStageConfig, DistillStageConfig
 from ups.distributed.strategies import gathered, set_rows
 from ups.errors import ConfigError
-from ups.models.ensemble import Ensemble, by_member, repeated
+from ups.models.ensemble import Ensemble, by_member
 from ups.models.flow import FLOW, STUDENT, FlowNetwork, Step, flow_of, noise_of
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
@@ -81,7 +81,7 @@ class EnsembleStage(BalancedStage):
         return [_means(sample.losses) for sample in samples]
 
     def _begin(self, batch: Batch) -> _Sample:
-        members = repeated(batch, self.config.members)
+        members = batch.repeated(self.config.members)
         return _Sample(batch, members, members.state[:, : self.stepper.context_frames])
 
     def _losses(self, sample: _Sample, predicted: Tensor, step: int) -> dict[str, Tensor]:

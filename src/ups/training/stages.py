@@ -14,8 +14,11 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -34,10 +37,10 @@ from ups.models.normalization import wide
 from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.models.vocabulary import Channels
 from ups.registry import STAGES
-from ups.spec.batch import Batch
+from ups.spec.batch import LATENTS, Batch
 from ups.spec.statistics import safe
 from ups.spec.task import TaskSpec
-from ups.training.augment import Augmentation, noisy
+from ups.training.augment import Augmentation, Moves, moved, noisy
 from ups.training.averages import TaskAverages
 from ups.training.losses import Losses, mean_square, nrmse, relative_l2
 
@@ -298,7 +301,8 @@ class OperatorStage(BalancedStage):
 class LatentOperatorStage(OperatorStage):
     """Trains the operator alone, on latents of a frozen autoencoder; the decoded fields may count too.
 
-    Latents are encoded from the fields of a batch, or come with it from where they were kept.
+    Latents are encoded from the fields of a batch, or come with it in `Batch.extra` from a cache
+    (`ups.data.latent_cache`).
     """
 
     def __init__(self, config: OperatorStageConfig, stepper: Stepper, seed: int) -> None:
@@ -317,9 +321,13 @@ class LatentOperatorStage(OperatorStage):
 
     def prepare(self, batch: Batch, augment: bool) -> Batch:
         """As for fields; a batch that brings its latents is moved by whole patches."""
-        if batch.latents is None:
+        if LATENTS not in batch.extra:
             return super().prepare(batch, augment)
-        return self._augmentation.by_patches(batch, self.stepper.latent.patch_size) if augment else batch
+        moves = self._augmentation.moves_of(batch) if augment else None
+        # Which axes a static field allows is seen in the field, and that may not be there.
+        if moves is None or (not batch.task.steady and batch.task.num_channels("static")):
+            return batch
+        return moved_by_patches(batch, moves, self._augmentation.draws_of(batch), self.stepper.latent.patch_size)
 
     def task_losses(self, batch: Batch) -> dict[str, Tensor]:
         """As `OperatorStage`, with the step fed by its own latents instead of re-encoded fields.
@@ -335,8 +343,8 @@ class LatentOperatorStage(OperatorStage):
 
     def latents(self, batch: Batch) -> list[Tensor]:
         """(B, *N, Z): of the given frames and of those after each step; of a steady task of given fields and target."""
-        if batch.latents is not None:
-            return list(batch.latents.unbind(1))
+        if LATENTS in batch.extra:
+            return list(batch.extra[LATENTS].unbind(1))
         context, task, stepper = self.stepper.context_frames, batch.task, self.stepper
         if task.steady:
             given = stepper.encode(*stepper.inputs(batch.state, batch.static, task), task)
@@ -390,6 +398,30 @@ class LatentOperatorStage(OperatorStage):
         places = self.stepper.fit.coordinates(batch.coordinates, batch.task)
         update: Tensor = self.stepper.latent.operator(latent, batch.task, parameters, batch.dt, places)
         return update
+
+
+def moved_by_patches(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64], patch_size: int) -> Batch:
+    """The batch under the drawn shifts (B, A + 1), each rounded down to whole patches; no turn, no reflection.
+
+    Nothing else that is done to fields can be done to their latents. An axis that patches do not divide stays as it is:
+    its latents are of another grid than the fields. B samples, L latents, N tokens, Z channels of a token, A axes.
+    """
+    space = np.array(batch.space)
+    patches = np.where((moves.rolled > 0) & (space % patch_size == 0), space // patch_size, 0)  # (A,)
+    steps = (draws[:, :-1] * patches).astype(np.int64)  # (B, A)
+    latents = batch.extra[LATENTS]
+    grid = latents.shape[2:-1]
+    index = torch.zeros((), dtype=torch.int64)
+    for axis, count in enumerate(grid):
+        source = (torch.arange(count) - torch.from_numpy(steps[:, axis, None])) % count  # (B, n)
+        shape = [-1] + [count if a == axis else 1 for a in range(len(grid))]
+        index = index * count + source.reshape(shape)
+    flat = latents.flatten(2, -2)  # (B, L, N, Z)
+    chosen = index.flatten(1).to(latents.device, non_blocking=True)[:, None, :, None].expand(flat.shape)
+    rolled = replace(batch, extra={**batch.extra, LATENTS: flat.gather(2, chosen).reshape(latents.shape)})
+    # The middle of the interval that `moved` takes for this shift; the first element of the group is the identity.
+    shifts = np.divide(steps * patch_size + 0.5, moves.rolled, out=np.zeros(steps.shape), where=moves.rolled > 0)
+    return moved(rolled, moves, np.concatenate([shifts, np.zeros((len(draws), 1))], axis=1))
 
 
 def round_trips(stepper: Stepper, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from tests.support.small_model import LINE, PLANE, STEADY, batch_of, statistics_
 from tests.support.small_model import SMALL as SMALL_LATENT
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.models.build import build_model
-from ups.models.ensemble import by_member, has_members, members_of, repeated
+from ups.models.ensemble import by_member, has_members, members_of
 from ups.models.flow import FLOW, STUDENT, flow_of, flow_task, heun, noise_of, trained_flow
 from ups.models.stepper import Stepper, rollout
 from ups.models.transfer import transfer
@@ -59,7 +59,7 @@ def test_a_model_with_a_corrector_has_members_that_differ_and_is_its_operator_wi
     assert has_members(stepper)
     assert trained_flow(stepper) == FLOW
     batch = batch_of(task, 1)
-    frames = by_member(members_of(stepper, task, 3)(repeated(batch, 3)), 3)
+    frames = by_member(members_of(stepper, task, 3)(batch.repeated(3)), 3)
     assert frames.shape[:2] == (3, 3)
     assert float((frames[:, 0] - frames[:, 1]).detach().abs().max()) > 1e-3
     alone = build_model(CONFIGS[kind], TASKS, {t.name: statistics_of(t) for t in TASKS}, 1)
@@ -70,10 +70,10 @@ def test_a_model_with_a_corrector_has_members_that_differ_and_is_its_operator_wi
 def test_a_member_depends_on_seed_step_and_sample_and_not_on_how_many_there_are() -> None:
     stepper = stepper_of().double()
     batch = batch_of(LINE, 1, dtype=torch.float64)
-    two, three = (list(rollout(members_of(stepper, LINE, m, 1), repeated(batch, m), 2)) for m in (2, 3))
+    two, three = (list(rollout(members_of(stepper, LINE, m, 1), batch.repeated(m), 2)) for m in (2, 3))
     for few, many in zip(two, three, strict=True):
         torch.testing.assert_close(by_member(few, 2), by_member(many, 3)[:, :2])
-    half = list(rollout(members_of(stepper, LINE, 2, 1), repeated(batch.cut(1, 3), 2), 2))
+    half = list(rollout(members_of(stepper, LINE, 2, 1), batch.cut(1, 3).repeated(2), 2))
     torch.testing.assert_close(by_member(two[1], 2)[1:], by_member(half[1], 2))
     draws = [
         noise_of(batch, 1, 0),
@@ -89,8 +89,8 @@ def test_what_a_draw_adds_keeps_what_the_task_conserves() -> None:
     task = replace(LINE, conserved=("u",))
     stepper = stepper_of(tasks=(task,)).double()
     batch = batch_of(task, 1, dtype=torch.float64)
-    frame = members_of(stepper, task, 2)(repeated(batch, 2))
-    torch.testing.assert_close(frame.mean(2), repeated(batch, 2).state[:, 0].mean(2))
+    frame = members_of(stepper, task, 2)(batch.repeated(2))
+    torch.testing.assert_close(frame.mean(2), batch.repeated(2).state[:, 0].mean(2))
 
 
 def test_an_untrained_corrector_is_none_and_a_student_is_taken_before_its_teacher() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,14 +17,12 @@ TASK = TaskSpec("t", (FieldSpec("u"), FieldSpec("v", tensor_rank=1)), (AxisSpec(
 
 
 def batch_of(size: int = 6) -> Batch:
-    return Batch(
-        task=TASK,
+    return Batch.of(
+        TASK,
         state=torch.arange(size * 2 * 3 * 4 * 5, dtype=torch.float32).reshape(size, 2, 3, 4, 5),
-        static=torch.zeros(size, 0, 4, 5),
-        target=torch.zeros(size, 0, 4, 5),
         parameters=torch.arange(size, dtype=torch.float32)[:, None],
-        dt=torch.full((size,), 0.1),
-        coordinates=(torch.arange(4.0, dtype=torch.float64), torch.arange(5.0, dtype=torch.float64)),
+        dt=0.1,
+        coordinates=(np.arange(4.0), np.arange(5.0)),
         numbers=torch.arange(size) * 10,
         stage_step=3,
     )
@@ -42,6 +43,58 @@ def test_moving_changes_the_floating_point_type_and_leaves_numbers_alone() -> No
     away = batch_of().to(torch.device("meta"))
     assert away.state.device.type == "meta"
     assert away.numbers.device.type == "cpu"
+
+
+def whole_batch() -> Batch:
+    """With a tensor of every kind."""
+    return replace(batch_of(), noise=torch.randn(6, 2), extra={"latents": torch.randn(6, 3)})
+
+
+def tensors_of(batch: Batch) -> dict[str, torch.Tensor]:
+    """Every tensor with a row for each sample, looked for in the fields of the class."""
+    found = {f.name: getattr(batch, f.name) for f in fields(Batch)}
+    return {name: x for name, x in {**found, **batch.extra}.items() if isinstance(x, torch.Tensor)}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda b: b.cut(2, 5), lambda x: x[2:5]),
+        (lambda b: b.repeated(3), lambda x: x.repeat_interleave(3, dim=0)),
+        (lambda b: b.to(torch.device("cpu"), torch.float64), lambda x: x.double() if x.is_floating_point() else x),
+    ],
+    ids=["cut", "repeated", "to"],
+)
+def test_no_tensor_of_a_batch_is_forgotten(
+    change: Callable[[Batch], Batch], expected: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    before, after = tensors_of(whole_batch()), tensors_of(change(whole_batch()))
+    assert before.keys() == after.keys() >= {"noise", "latents", "numbers", "state", "target"}
+    torch.manual_seed(0)
+    batch = whole_batch()
+    for name, tensor in tensors_of(batch).items():
+        assert torch.equal(tensors_of(change(batch))[name], expected(tensor)), name
+
+
+def test_every_floating_point_tensor_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: (pinned.append(x), x)[1])  # no accelerator is needed
+    batch = whole_batch()
+    batch.pin_memory()
+    wanted = [x for x in tensors_of(batch).values() if x.is_floating_point()] + list(batch.coordinates)
+    assert {id(x) for x in pinned} == {id(x) for x in wanted}
+
+
+def test_roles_that_are_left_out_have_no_channels() -> None:
+    steady = replace(TASK, fields=(FieldSpec("a", role="static"), FieldSpec("u", role="target")), steady=True, dt=0.0)
+    static = np.zeros((2, 1, 4, 5), np.float32)
+    static.flags.writeable = False  # as coordinates of a reader
+    batch = Batch.of(steady, static=static, dt=0.0, coordinates=(np.arange(4.0), np.arange(5.0)))
+    assert batch.state.shape == (2, 0, 0, 4, 5)
+    assert batch.target.shape == (2, 0, 4, 5)
+    assert batch.parameters.shape == (2, 0)
+    assert batch.numbers.tolist() == [0, 1]
+    assert batch.dt.shape == (2,)
 
 
 def test_a_batch_survives_pickling() -> None:

@@ -12,7 +12,7 @@ from ups.config.model import MultiscaleConfig
 from ups.config.stage import CorrectorStageConfig, OperatorStageConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
-from ups.models.ensemble import Ensemble, FlowMembers, by_member, has_members, members_of, repeated
+from ups.models.ensemble import Ensemble, FlowMembers, by_member, has_members, members_of
 from ups.models.flow import FLOW, flow_of
 from ups.models.stepper import Stepper, rollout
 from ups.models.transfer import transfer
@@ -65,7 +65,7 @@ def test_at_the_start_every_member_is_the_operator(task: TaskSpec) -> None:
     with_noise, without = stepper_of(), stepper_of(noise_size=0)
     assert not has_members(with_noise)
     batch = batch_of(task, 1)
-    frames = by_member(Ensemble(with_noise, 3)(repeated(batch, 3)), 3)
+    frames = by_member(Ensemble(with_noise, 3)(batch.repeated(3)), 3)
     alone = without(batch)
     for member in range(3):
         torch.testing.assert_close(frames[:, member], alone, rtol=1e-5, atol=1e-5)
@@ -90,7 +90,7 @@ def test_a_task_that_the_stage_left_out_has_no_members() -> None:
         optimizer.step()
     assert has_members(stepper)
     assert [has_members(stepper, task) for task in (LINE, PLANE, STEADY)] == [True, False, False]
-    frames = by_member(Ensemble(stepper, 2)(repeated(batch_of(PLANE, 1), 2)), 2)
+    frames = by_member(Ensemble(stepper, 2)(batch_of(PLANE, 1).repeated(2)), 2)
     assert torch.equal(frames[:, 0], frames[:, 1])
 
 
@@ -137,19 +137,19 @@ def test_members_depend_on_seed_step_sample_and_member_and_on_nothing_else() -> 
     stepper = awake(stepper_of()).double()
     assert has_members(stepper)
     batch = batch_of(LINE, 1, dtype=torch.float64)
-    two, three = (list(rollout(Ensemble(stepper, m, seed=1), repeated(batch, m), 2)) for m in (2, 3))
+    two, three = (list(rollout(Ensemble(stepper, m, seed=1), batch.repeated(m), 2)) for m in (2, 3))
     for few, many in zip(two, three, strict=True):
         torch.testing.assert_close(by_member(few, 2), by_member(many, 3)[:, :2])
     frames = by_member(three[0], 3)
     assert (frames[:, 0] - frames[:, 1]).abs().max() > 1e-3
-    other = by_member(Ensemble(stepper, 3, seed=2)(repeated(batch, 3)), 3)
+    other = by_member(Ensemble(stepper, 3, seed=2)(batch.repeated(3)), 3)
     assert (frames - other).abs().max() > 1e-3
     noise = [
-        Ensemble(stepper, 2, seed=1).with_noise(replace(repeated(batch, 2), stage_step=at), step).noise
+        Ensemble(stepper, 2, seed=1).with_noise(replace(batch.repeated(2), stage_step=at), step).noise
         for at, step in ((0, 0), (1, 0), (0, 1))
     ]
     assert len({tuple(n.flatten().tolist()) for n in noise if n is not None}) == 3
-    alone = by_member(Ensemble(stepper, 3, seed=1)(repeated(batch.cut(1, 2), 3)), 3)
+    alone = by_member(Ensemble(stepper, 3, seed=1)(batch.cut(1, 2).repeated(3)), 3)
     torch.testing.assert_close(alone, frames[1:2])
 
 

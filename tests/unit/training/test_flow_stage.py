@@ -13,7 +13,7 @@ from ups.config.model import MultiscaleConfig
 from ups.config.stage import CorrectorStageConfig, DistillStageConfig, OperatorStageConfig, SteadyStageConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
-from ups.models.ensemble import FlowMembers, members_of, repeated
+from ups.models.ensemble import FlowMembers, members_of
 from ups.models.flow import FLOW, STUDENT, Step, endpoints, flow_of, noise_of, trained_flow
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
@@ -153,8 +153,8 @@ def test_a_student_draws_for_the_tasks_that_it_learned_alone_and_an_old_one_for_
     assert [trained_flow(stepper, task) for task in TASKS] == [STUDENT, FLOW, ""]
     plane = batch_of(PLANE, 1)
     with torch.no_grad():
-        found = members_of(stepper, PLANE, 2)(repeated(plane, 2))
-        torch.testing.assert_close(found, FlowMembers(stepper, 2, 0, FLOW)(repeated(plane, 2)))
+        found = members_of(stepper, PLANE, 2)(plane.repeated(2))
+        torch.testing.assert_close(found, FlowMembers(stepper, 2, 0, FLOW)(plane.repeated(2)))
     measured(stepper, LINE)  # a new teacher
     assert [trained_flow(stepper, task) for task in TASKS] == [FLOW, FLOW, ""]
 

@@ -22,7 +22,7 @@ from ups.record.blackbox import BlackBox, Phase
 from ups.spec.batch import Batch
 
 _PLACE_BYTES = 1024
-_FIELDS = ("state", "static", "target", "parameters", "dt", "latents")
+_FIELDS = ("state", "static", "target", "parameters", "dt")
 
 
 class Place:
@@ -155,7 +155,7 @@ def tensors_of(values: Any) -> list[Tensor]:
     found: list[Tensor] = []
     for leaf in _pytree.tree_leaves(values):
         if isinstance(leaf, Batch):
-            found += [getattr(leaf, name) for name in _FIELDS if getattr(leaf, name) is not None]
+            found += [*(getattr(leaf, name) for name in _FIELDS), *leaf.extra.values()]
         elif isinstance(leaf, Tensor):
             found.append(leaf)
         elif hasattr(leaf, "__dataclass_fields__"):
