@@ -11,6 +11,7 @@ with 8 on two cores the run gets about a fifth of each. Last line: one JSON obje
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -59,7 +60,7 @@ def leave(folder: Path, recipe: Path, ranks: int) -> dict[str, float]:
         raise SystemExit(f"exit code {process.returncode}: {said}")
     saving, left = [], []
     for rank in range(ranks):
-        with BlackBoxReader(ring_path(run_dir / "blackbox", rank)) as reader:
+        with contextlib.closing(BlackBoxReader(ring_path(run_dir / "blackbox", rank))) as reader:
             records = reader.tail(64)
         saving.append(next(r.time_ns for r in reversed(records) if r.phase is Phase.SAVE) / 1e9)
         left.append(records[-1].time_ns / 1e9)

@@ -16,6 +16,7 @@ and is no fault; lack of memory halves the micro-batch. Both change the sums, so
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -64,7 +65,7 @@ def training(run: Started) -> bool:
         document = read_run(run.run_dir)
         directory = Path(document["blackbox_dir"])
         for rank in range(RANKS):
-            with BlackBoxReader(ring_path(directory, rank)) as reader:
+            with contextlib.closing(BlackBoxReader(ring_path(directory, rank))) as reader:
                 last = reader.latest()
             if last is None or last.phase in (Phase.INIT, Phase.TEARDOWN) or not processes.is_alive(run.rank_pid(rank)):
                 return False

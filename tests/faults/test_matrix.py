@@ -5,6 +5,7 @@ that met none. The names m1, m2, ... are the rows of the fault matrix. The bars 
 within 2 s, all ranks are down within 5 s; UPS_TEST_PATIENCE multiplies them where the machine is shared.
 """
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -288,7 +289,7 @@ def test_m22_ten_clean_runs_raise_no_alarm_and_leave_in_time(tmp_path: Path) -> 
     for number in range(10):
         result = run(tmp_path / str(number))
         left_ns = time.monotonic_ns()
-        with BlackBoxReader(ring_path(result.run_dir / "blackbox", 0)) as reader:
+        with contextlib.closing(BlackBoxReader(ring_path(result.run_dir / "blackbox", 0))) as reader:
             finished = reader.latest()
         assert (result.code, result.failed_lines, result.document["notices"]) == (0, [], []), result.output
         assert finished is not None

@@ -43,7 +43,7 @@ from ups.errors import (
     UpsError,
 )
 from ups.record.checkpoints import PROGRESS_NAME, list_checkpoints
-from ups.record.files import MAX_RUN_BYTES, TEMPORARY_PREFIX, read_object, read_whole, write_file_atomically
+from ups.record.files import MAX_RUN_BYTES, TEMPORARY_PREFIX, read_object, safe_read, write_file_atomically
 from ups.record.identity import RunIdentity
 from ups.record.manifest import (
     COMMITTED_NAME,
@@ -258,7 +258,7 @@ class RunCopy:
 
     def _content(self, path: Path) -> bytes:
         try:
-            return read_whole(path, MAX_RECORD_BYTES)
+            return safe_read(path, MAX_RECORD_BYTES)
         except (OSError, ValueError) as error:
             raise BucketError(f"{path} cannot be copied: {error}") from error
 

@@ -50,7 +50,7 @@ def list_(
         keys = ("name", "state", "cause", "exit_code", "checkpoint", "ranks", "started", "ended", "verdict")
         rows = [
             {
-                **{key: d[key] for key in keys},
+                **{key: value for key, value in d.items() if key in keys},
                 "checkpoint": newest[p],
                 "attempts": len(d["attempts"]),
                 "faults": len(faults_of(d)),

@@ -24,8 +24,6 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from ups.errors import IntegrityError, MachineError
 from ups.record.files import open_regular
@@ -91,10 +89,6 @@ class Header:
     start_monotonic_ns: int
     start_wall_ns: int
     capacity: int
-
-    def wall_seconds(self, monotonic_ns: int) -> float:
-        """Wall-clock time (seconds since 1970) of a monotonic time on the same host."""
-        return (self.start_wall_ns + monotonic_ns - self.start_monotonic_ns) / 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,14 +321,9 @@ class BlackBoxReader:
 
     def tail(self, limit: int) -> list[Record]:
         """The newest whole records, oldest first, found by looking at all of them (works without the hint)."""
-        found = []
-        for slot in range(self.header.capacity):
-            start = _RECORDS_OFFSET + slot * _RECORD_SIZE
-            record = _parse(self._view[start : start + _USED])
-            if record is not None:
-                found.append(record)
-        found.sort(key=lambda record: record.number)
-        return found[-limit:]
+        starts = range(_RECORDS_OFFSET, _RECORDS_OFFSET + self.header.capacity * _RECORD_SIZE, _RECORD_SIZE)
+        records = [record for start in starts if (record := _parse(self._view[start : start + _USED])) is not None]
+        return sorted(records, key=lambda record: record.number)[-limit:]
 
     def operation(self, number: int) -> str:
         """Name of an operation, '' if there is none."""
@@ -350,31 +339,12 @@ class BlackBoxReader:
         """Let go of the memory."""
         self._view.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _pack_header(rank: int, world_size: int, attempt: int, capacity: int) -> bytes:
-    head = _HEADER.pack(
-        MAGIC,
-        _RECORDS_OFFSET,
-        _RECORD_SIZE,
-        capacity,
-        rank,
-        world_size,
-        attempt,
-        os.getpid(),
-        0,
-        time.monotonic_ns(),
-        time.time_ns(),
-        os.uname().nodename.encode()[:64],
-        0,
-    )
+    sizes = (_RECORDS_OFFSET, _RECORD_SIZE, capacity)
+    times = (time.monotonic_ns(), time.time_ns())
+    host = os.uname().nodename.encode()[:64]
+    head = _HEADER.pack(MAGIC, *sizes, rank, world_size, attempt, os.getpid(), 0, *times, host, 0)
     return head[:-4] + _CRC.pack(zlib.crc32(head[:-4]))
 
 
@@ -390,18 +360,5 @@ def _parse(data: bytes) -> Record | None:
     )
     if number == 0 or phase not in _PHASES or mark not in _MARKS:
         return None
-    return Record(
-        number,
-        time_ns,
-        Phase(phase),
-        step,
-        stage,
-        collective,
-        batch,
-        operation,
-        deadline,
-        loss,
-        total,
-        Mark(mark),
-        usual,
-    )
+    where = (Phase(phase), step, stage, collective, batch, operation)
+    return Record(number, time_ns, *where, deadline, loss, total, Mark(mark), usual)

@@ -95,7 +95,7 @@ def sync_parents(*paths: Path) -> None:
 
 def machine_error(what: str, error: OSError) -> MachineError:
     """Say what could not be done, why, and what to do about it."""
-    elsewhere = "choose a place that you may write to, or change its permissions"
+    elsewhere = "choose a directory that you may write to, or change its permissions"
     hints = {
         errno.EACCES: elsewhere,
         errno.EPERM: elsewhere,
@@ -111,9 +111,9 @@ def machine_error(what: str, error: OSError) -> MachineError:
 
 def not_allowed(error: OSError) -> MachineError:
     """An error of a file system (one of NOT_ALLOWED) as one line: which file, why, what to do."""
-    found = machine_error(f"cannot use {os.fsdecode(error.filename)}", error)
-    found.__cause__ = error  # its traceback is kept
-    return found
+    readable = machine_error(f"cannot use {os.fsdecode(error.filename)}", error)
+    readable.__cause__ = error  # its traceback is kept
+    return readable
 
 
 MAX_JSON_BYTES = 64 * 2**20
@@ -157,7 +157,7 @@ def read_end(path: Path, limit: int) -> bytes | None:
         return None
 
 
-def read_whole(path: Path, limit: int) -> bytes:
+def safe_read(path: Path, limit: int) -> bytes:
     """The content of a regular file. Raises OSError, or ValueError for other files and for more than `limit` bytes."""
     with open_regular(path) as file:
         if file is None:
@@ -171,7 +171,7 @@ def read_whole(path: Path, limit: int) -> bytes:
 
 def load_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """A JSON object from a regular file of bounded size and depth. Raises OSError, or ValueError with the reason."""
-    return parse_object(read_whole(path, limit))
+    return parse_object(safe_read(path, limit))
 
 
 def parse_object(content: bytes) -> dict[str, Any]:
@@ -255,8 +255,8 @@ class HeldDirectory:
     def found(self) -> Path | None:
         """Where the directory is now; None if it was removed, or cannot be found."""
         try:
-            place = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
-            return place if os.path.samestat(os.stat(place), os.fstat(self._descriptor)) else None
+            path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+            return path if os.path.samestat(os.stat(path), os.fstat(self._descriptor)) else None
         except OSError:
             return None
 

@@ -41,7 +41,7 @@ from ups.record.files import (
     exchange,
     machine_error,
     open_regular,
-    read_whole,
+    safe_read,
     sync_parents,
     sync_path,
     temporary_name,
@@ -282,7 +282,7 @@ def _committed_manifest(directory: Path) -> Manifest:
 
 def _read_small(path: Path) -> bytes | None:
     try:
-        return read_whole(path, MAX_MANIFEST_BYTES)
+        return safe_read(path, MAX_MANIFEST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import ups
-from ups.record.files import MAX_RUN_BYTES, read_whole
+from ups.record.files import MAX_RUN_BYTES, safe_read
 from ups.registry import OURS, REGISTRIES
 
 DISTRIBUTION = OURS
@@ -191,7 +191,7 @@ def head_commit(directory: Path) -> str | None:
 
 
 def _text(path: Path, limit: int = 4096) -> str:
-    return read_whole(path, limit).decode().strip()
+    return safe_read(path, limit).decode().strip()
 
 
 def kept_variables(environment: Mapping[str, str]) -> dict[str, str]:

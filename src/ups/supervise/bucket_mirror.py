@@ -54,6 +54,7 @@ class BucketMirror:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = self._looked = 0.0
         self._said: set[str] = set()
+        self._shown = MirrorNote(saved.mirror or "")
 
     def __enter__(self) -> Self:
         with contextlib.suppress(OSError):
@@ -115,7 +116,13 @@ class BucketMirror:
             warnings += self._once("behind", f"mirror {note.url} {note.gap(max(steps, default=None))}")
         elif note.behind_since is None:
             self._said.discard("behind")
-        return asdict(note), warnings
+        if (note.step, note.problem, note.behind_since) != (
+            self._shown.step,
+            self._shown.problem,
+            self._shown.behind_since,
+        ):
+            self._shown = note  # not for the time of the note only: run.json is not written every second
+        return asdict(self._shown), warnings
 
     def note(self) -> MirrorNote:
         """What the bucket has, as far as it is known."""

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.errors import HeadLostError, HostLostError, UpsError, exit_code_of_signal
-from ups.record import processes
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE
-from ups.record.processes import raise_open_files
 from ups.supervise.attempt import Attempt, StopRequest, keep_rings
 from ups.supervise.first_cause import position
 from ups.supervise.head import HostOutcome
@@ -25,7 +23,7 @@ from ups.supervise.link_endpoints import FollowerLink
 from ups.supervise.options import Options, Rendezvous
 from ups.supervise.rank_view import RankView, least_advanced
 from ups.supervise.status import HostFile
-from ups.supervise.supervisor_process import OutputThread, box_root, listen
+from ups.supervise.supervisor_process import supervising
 
 _POLL_SECONDS = 0.05
 _LAST_WORDS_SECONDS = 0.5
@@ -38,22 +36,17 @@ def follow(options: Options, say: Callable[[str], None], version: str) -> int:
     """
     host_info = options.host_info
     assert host_info is not None
+    name = f"live_{host_info.number:05d}"
     with (
-        listen() as stop_request,
-        OutputThread(say) as output,
+        supervising(options.run_dir, len(options.local_ranks), say, name) as (stop_request, output, root),
         contextlib.closing(FollowerLink(host_info, options.ranks, version, options.run_dir)) as link,
     ):
-        processes.adopt_orphans()
-        raise_open_files()
         try:
-            with box_root(options.run_dir, len(options.local_ranks), f"live_{host_info.number:05d}") as root:
-                return _Following(options, stop_request, root, output.say, link).run()
+            return _Following(options, stop_request, root, output, link).run()
         except BaseException as error:
             text = error.one_line() if isinstance(error, UpsError) else f"{type(error).__name__}: {error}"
             link.report({"state": "leaving", "leaving": text}, _LAST_WORDS_SECONDS)
             raise
-        finally:
-            processes.adopt_orphans(False)
 
 
 class _Following:

@@ -31,7 +31,7 @@ from ups.errors import (
     exit_code_of_signal,
 )
 from ups.record import processes
-from ups.record.files import MAX_RUN_BYTES, parse_object, read_object, read_whole, write_file_atomically
+from ups.record.files import MAX_RUN_BYTES, parse_object, read_object, safe_read, write_file_atomically
 from ups.record.identity import RunIdentity
 from ups.record.run_dir import RUNS, RunDir, meant_by
 from ups.supervise.fault import Fault, Number, Whole, stored_overrides
@@ -413,7 +413,7 @@ def _start_time(pid: int) -> int:
 
 def _read(path: Path) -> RunDocument:
     """A checked run.json. Raises OSError, or ValueError with what is wrong."""
-    return parse_run(read_whole(path, MAX_RUN_BYTES))
+    return parse_run(safe_read(path, MAX_RUN_BYTES))
 
 
 def parse_run(content: bytes) -> RunDocument:

@@ -74,7 +74,10 @@ def rows_of_rings(directory: Path, ranks: range, *, live: bool) -> list[RankStat
     """One row for each of the ranks whose ring is in `directory` and can be read."""
     rows = []
     for rank in ranks:
-        with contextlib.suppress(OSError, UpsError), BlackBoxReader(ring_path(directory, rank)) as reader:
+        with (
+            contextlib.suppress(OSError, UpsError),
+            contextlib.closing(BlackBoxReader(ring_path(directory, rank))) as reader,
+        ):
             records = reader.since(0, _WINDOW)
             if records:
                 rows.append(_row(reader, records, live=live))

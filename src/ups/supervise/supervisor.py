@@ -18,13 +18,11 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ups.errors import RunDirectoryLostError, UpsError
-from ups.record import processes
 from ups.record.files import HeldDirectory
 from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
-from ups.record.processes import raise_open_files
 from ups.record.run_dir import RunDir
 from ups.record.text import path_text, printable
 from ups.supervise.attempt import Attempt, Outcome, StopRequest, keep_rings
@@ -36,7 +34,11 @@ from ups.supervise.link_endpoints import HeadLink
 from ups.supervise.options import Options
 from ups.supervise.rank_view import RankView
 from ups.supervise.run_file import RunFile, hold_run, machine_mark, state_after
-from ups.supervise.supervisor_process import OutputThread, box_root, listen
+from ups.supervise.supervisor_process import supervising
+
+if TYPE_CHECKING:
+    from ups.supervise.bucket_mirror import BucketMirror
+    from ups.supervise.trackers import Trackers
 
 
 def supervise(options: Options, say: Callable[[str], None] | None = None) -> int:
@@ -53,16 +55,9 @@ def supervise_held(options: Options, say: Callable[[str], None] | None = None, l
     """The same for who holds the run already (`hold_run`); with a `link` as the head of several hosts."""
     with (
         contextlib.closing(HeldDirectory(options.run_dir)) as held,
-        listen() as stop_request,
-        OutputThread(say or _print) as output,
+        supervising(options.run_dir, len(options.local_ranks), say or _print) as (stop_request, output, root),
     ):
-        processes.adopt_orphans()
-        raise_open_files()  # inherited by every rank and loader worker
-        try:
-            with box_root(options.run_dir, len(options.local_ranks)) as root:
-                return _Supervision(options, stop_request, root, output.say, held, link).run()
-        finally:
-            processes.adopt_orphans(False)
+        return _Supervision(options, stop_request, root, output, held, link).run()
 
 
 class _Supervision:
@@ -193,8 +188,8 @@ class _Supervision:
             if views:
                 self._head.show(self._box_dir)
         self._shown.look()
-        self._look_at_trackers()
-        self._look_at_bucket()
+        self._look_at("trackers", self._options.trackers)
+        self._look_at("mirror", self._options.mirror)
         commits, damaged, self._commits_offset = read_commits(self._box_dir, self._commits_offset)
         self._tell_damaged(damaged)
         if commits and self._identity is not None:
@@ -204,24 +199,16 @@ class _Supervision:
             self._file.document["identity"] = self._identity.to_json()
             self._file.save()
 
-    def _look_at_trackers(self) -> None:
-        trackers, document = self._options.trackers, self._file.document
-        if trackers is None or not (looked := trackers.look()):
+    def _look_at(self, key: str, companion: Trackers | BucketMirror | None) -> None:
+        """Keep what a process that follows the run says, under `key` of run.json, and what a person should know."""
+        looked = None if companion is None else companion.look()
+        if looked is None:
             return
-        document["notices"] += [{"time": time.time(), "line": f"NOTICE {text}"} for text in looked[1]]
-        if looked[1] or looked[0] != document.get("trackers"):
-            document["trackers"] = looked[0]
-            self._file.save()
-
-    def _look_at_bucket(self) -> None:
-        mirror, document = self._options.mirror, self._file.document
-        if mirror is None or not (looked := mirror.look()):
-            return
-        document["notices"] += [{"time": time.time(), "line": f"NOTICE {text}"} for text in looked[1]]
-        before = document.get("mirror", {})
-        # Not for the time of the note alone: run.json is not written every second.
-        if looked[1] or any(looked[0][key] != before.get(key) for key in ("step", "problem", "behind_since")):
-            document["mirror"] = looked[0]
+        value, warnings = looked
+        document = cast(dict[str, Any], self._file.document)
+        document["notices"] += [{"time": time.time(), "line": f"NOTICE {text}"} for text in warnings]
+        if warnings or value != document.get(key):
+            document[key] = value
             self._file.save()
 
     def _reported(self, found: Found) -> dict[str, str]:

@@ -27,6 +27,24 @@ _SAME_REQUEST_SECONDS = 0.5
 
 
 @contextlib.contextmanager
+def supervising(
+    run_dir: Path, ranks: int, write: Callable[[str], None], box_name: str = "live"
+) -> Iterator[tuple[StopRequest, Callable[[str], None], Path]]:
+    """All of it, for as long as `ranks` ranks of this host are supervised.
+
+    Gives the request to leave, a function that prints a line, and the directory for the rings.
+    """
+    with listen() as stop_request, OutputThread(write) as output:
+        processes.adopt_orphans()
+        processes.raise_open_files()  # inherited by every rank and loader worker
+        try:
+            with box_root(run_dir, ranks, box_name) as root:
+                yield stop_request, output.say, root
+        finally:
+            processes.adopt_orphans(False)
+
+
+@contextlib.contextmanager
 def listen() -> Iterator[StopRequest]:
     """Turn SIGTERM, SIGHUP and Ctrl-C into a request to save and leave; a second one means now.
 

@@ -104,16 +104,16 @@ def is_complete(run_dir: Path, document: RunDocument, note: TrackerNote) -> bool
 
 def sync(run_dir: Path, names: Sequence[str], seconds: float = SYNC_SECONDS) -> dict[str, str]:
     """Bring trackers to where the run stands, all at once; returns what went wrong by name, '' where nothing did."""
-    processes = {name: start_tracker(run_dir, name, seconds, subprocess.DEVNULL) for name in names}
+    started = {name: start_tracker(run_dir, name, seconds, subprocess.DEVNULL) for name in names}
     try:
-        for process in processes.values():
+        for process in started.values():
             process.wait()  # it ends itself after `seconds`
     except BaseException:
-        for process in processes.values():
+        for process in started.values():
             end_tracker(process)
         raise
     problems = {}
-    for name, process in processes.items():
+    for name, process in started.items():
         problem = read_note(run_dir, name).problem or f"its process ended with exit code {process.returncode}"
         if process.returncode == BUSY:
             problem = "another process is at it"

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from ups.errors import CheckpointError
-from ups.record.files import open_regular, read_whole
+from ups.record.files import open_regular, safe_read
 
 METADATA_NAME = ".metadata"
 MAX_DIMS = 16
@@ -81,7 +81,7 @@ def read_metadata(checkpoint: Path) -> Metadata:
     """The metadata of a checkpoint. Raises CheckpointError for anything that ups does not write."""
     path = checkpoint / METADATA_NAME
     try:
-        return _metadata_from(read_pickle(read_whole(path, MAX_BYTES), _ALLOWED), checkpoint)
+        return _metadata_from(read_pickle(safe_read(path, MAX_BYTES), _ALLOWED), checkpoint)
     except UnknownPickleError as error:
         raise CheckpointError(
             f"{path} is not torch's checkpoint metadata: {error}. Nothing in it was run",

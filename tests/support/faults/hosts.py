@@ -268,11 +268,11 @@ def started_hosts(
             env=environment,
         )
 
-    processes = [begin(host) for host in range(1 if first_only else hosts)]
+    supervisors = [begin(host) for host in range(1 if first_only else hosts)]
     try:
-        yield StartedHosts(run_dir, mark, processes, begin)
+        yield StartedHosts(run_dir, mark, supervisors, begin)
     finally:
-        for process in processes:
+        for process in supervisors:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
                 process.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -218,7 +219,7 @@ def test_a_record_with_an_unknown_phase_or_mark_is_left_out(runs: Path) -> None:
         wrong = blackbox._BODY.pack(*[value if i == place else v for i, v in enumerate(body)])
         content[start : start + len(wrong) + 4] = wrong + struct.pack("<I", zlib.crc32(wrong))
         path.write_bytes(content)
-        with BlackBoxReader(path) as reader:
+        with contextlib.closing(BlackBoxReader(path)) as reader:
             assert [record.number for record in reader.tail(10)] == [2]
 
 
