@@ -10,7 +10,7 @@ import logging
 import os
 import subprocess
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -116,12 +116,8 @@ class BucketMirror:
             warnings += self._once("behind", f"mirror {note.url} {note.gap(max(steps, default=None))}")
         elif note.behind_since is None:
             self._said.discard("behind")
-        if (note.step, note.problem, note.behind_since) != (
-            self._shown.step,
-            self._shown.problem,
-            self._shown.behind_since,
-        ):
-            self._shown = note  # not for the time of the note only: run.json is not written every second
+        if replace(note, updated=self._shown.updated) != self._shown:
+            self._shown = note  # not for its time only: run.json is not written every second
         return asdict(self._shown), warnings
 
     def note(self) -> MirrorNote:

@@ -70,7 +70,7 @@ def test_a_note_of_another_run_or_a_damaged_one_is_none(tmp_path: Path) -> None:
     TrackerNote(run_id="a", rows=3).save(tmp_path, "mlflow")
     assert read_note(tmp_path, "mlflow", "a").rows == 3
     assert read_note(tmp_path, "mlflow", "b") == TrackerNote("b")
-    for text in ("", "[]", '{"run_id": "a"}', "{" * 1000):
+    for text in ("", "[]", '{"rows": -1}', "{" * 1000):
         (tmp_path / "tracking/mlflow.json").write_text(text)
         assert notes_of(tmp_path) == {"mlflow": TrackerNote()}
 
