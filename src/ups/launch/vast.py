@@ -250,7 +250,7 @@ def launch(
             hint="another --gpus, a higher --max-price, or later",
         )
     life = _Life(job, client, tell, patience or Patience())
-    with _signals_raise():
+    with _signals(_leave, signal.SIGTERM, signal.SIGHUP):
         try:
             life.make(offers)
             outcome = life.watch()
@@ -341,7 +341,7 @@ class _Life:
         """Destroy the machine and see that it is gone. Raises InstanceLeftError; signals wait meanwhile."""
         if self._number is None and self._unclear is None:
             return
-        with _signals_wait():
+        with _signals(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             end, asked = time.monotonic() + self._patience.teardown, False
             while time.monotonic() < end:
                 try:
@@ -419,27 +419,16 @@ def _price(row: dict[str, Any]) -> float:
     return float(price) if isinstance(price, int | float) else float("inf")
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
+def _leave(number: int, _frame: object) -> None:
     """A signal that ends a program is an exception here, so that the machine is destroyed first."""
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(exit_code_of_signal(number))
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    raise SystemExit(exit_code_of_signal(number))
 
 
 @contextmanager
-def _signals_wait() -> Iterator[None]:
-    kept = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in kept}
+def _signals(handler: Any, *numbers: int) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

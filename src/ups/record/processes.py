@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
-import multiprocessing.connection
 import os
 import resource
 import signal
@@ -16,8 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -208,6 +204,18 @@ def run_in_processes(
     start: a function and its arguments, called once in each process. The first error ends it all after the jobs that
     are being done. who: how a process that died is called.
     """
+    # Imported here: the wrapper of each rank imports this module, and stays small.
+    import multiprocessing
+    from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+    from concurrent.futures.process import BrokenProcessPool
+
+    running: dict[Future[_Result], _Job] = {}
+
+    def collect() -> None:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            job = running.pop(future)
+            on_done(job, future.result())
+
     if not jobs:
         return
     # A spawned process starts as `python -c ...`, which imports from the current directory first.
@@ -216,17 +224,16 @@ def run_in_processes(
             max_workers=min(num_processes, len(jobs)),
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start,
-            initargs=start or (_nothing, ()),
+            initargs=start or (bool, ()),
         )
-        running: dict[Future[_Result], _Job] = {}
         try:
             for job in jobs:
                 running[pool.submit(work, job)] = job
                 # Few are queued at a time, so that an interruption does not have to cancel thousands.
                 if len(running) >= 2 * num_processes:
-                    _collect(running, on_done)
+                    collect()
             while running:
-                _collect(running, on_done)
+                collect()
         except BrokenProcessPool as error:
             raise MachineError(
                 f"{who} died without an error of its own (killed, or out of memory)",
@@ -236,25 +243,17 @@ def run_in_processes(
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _collect(running: dict[Future[_Result], _Job], on_done: Callable[[_Job, _Result], None]) -> None:
-    for future in wait(running, return_when=FIRST_COMPLETED).done:
-        job = running.pop(future)
-        on_done(job, future.result())
-
-
-def _start(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def _start(function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     # An interrupt from the keyboard reaches the whole group; the parent decides what becomes of it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     function(*arguments)
 
 
-def _nothing() -> None:
-    """What a process without preparations does first."""
-
-
 def _leave_with_parent() -> None:
     # A pool's worker waits forever for its next job if the parent was killed.
+    import multiprocessing.connection
+
     parent = multiprocessing.parent_process()
     if parent is not None:
         multiprocessing.connection.wait([parent.sentinel])

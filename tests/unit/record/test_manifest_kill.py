@@ -9,14 +9,15 @@ import pytest
 
 pytestmark = pytest.mark.processes
 
-DRIVER = Path(__file__).with_name("manifest_kill_driver.py")
+DRIVER = "tests.unit.record.manifest_kill_driver"
+ROOT = Path(__file__).parents[3]
 OFFSETS = 20
 
 
 def kills(where: Path, kind: str, *, replacing: bool, exchange: bool = True) -> list[dict[str, object]]:
     arguments = ["replacing" if replacing else "first", "exchange" if exchange else "two-renames", str(OFFSETS)]
-    command = [sys.executable, str(DRIVER), str(where), kind, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    command = [sys.executable, "-m", DRIVER, str(where), kind, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found: list[dict[str, object]] = json.loads(done.stdout)
     assert len(found) == OFFSETS
