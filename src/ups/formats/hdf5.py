@@ -25,7 +25,7 @@ import tempfile
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -37,11 +37,12 @@ from ups.buckets.cached_objects import forget
 from ups.buckets.client import is_address
 from ups.buckets.path import BucketPath, data_path, plain_name
 from ups.errors import DataError, MachineError, UpsError, error_of_cause
-from ups.formats.base import Array
+from ups.formats.base import Array, GridReader, SplitRows
 from ups.formats.shards import ObjectBytes, ProcessCache, map_file
 from ups.record.files import load_object, open_regular, write_file_atomically
 from ups.record.processes import module_command
 from ups.record.run_dir import home_directory
+from ups.spec.task import FieldSpec, Role
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -62,6 +63,7 @@ HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 MATLAB_TEXT = b"MATLAB"
 _T = TypeVar("_T")
 
+SPACE = "XYZ"
 # The groups of The Well.
 FIELD_GROUPS = ("t0_fields", "t1_fields", "t2_fields")
 BOUNDARIES = "boundary_conditions"
@@ -460,6 +462,127 @@ def files_identity(format_name: str, keys: Iterable[FileKey]) -> str:
         hash_sample(digest, data_path(path), size)
         total.update(digest.hexdigest().encode())
     return total.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class FileField:
+    """A dataset of trajectories, what its axes are, and the fields it gives. mask: its values are true and false.
+
+    axes: N trajectory, T time, X Y Z space, C component; a small letter is an axis of length 1. An axis of space that
+    is small or missing is broadcast.
+    """
+
+    role: Role
+    array: ArraySurvey
+    axes: str
+    specs: tuple[FieldSpec, ...] = ()
+    mask: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryFile:
+    """A surveyed file of trajectories. parameters: (N, P). flipped: axes along which the file has coordinates falling.
+
+    groups, offsets: as in `FileSurvey`, for a file with one group per trajectory.
+    """
+
+    key: FileKey
+    fields: tuple[FileField, ...]
+    parameters: Array
+    flipped: tuple[bool, ...]
+    groups: tuple[str, ...] = ()
+    offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def region(self, source: FileField, row: int, frames: slice) -> tuple[ArraySurvey, Region]:
+        """The array of a field, and what of it a trajectory needs."""
+        array = source.array
+        if self.groups:
+            array = array_of_group(array, self.groups[row], self.offsets, row)
+        region = tuple(
+            slice(row, row + 1, 1) if letter == "N" else frames if letter == "T" else slice(0, size, 1)
+            for letter, size in zip(source.axes, array.shape, strict=True)
+        )
+        return array, region
+
+    def read(self, role: Role, row: int, frames: slice, space: tuple[int, ...]) -> Array:
+        """(T, C, *S) of one role: fields in order, along increasing coordinates."""
+        turned = tuple(slice(None, None, -1) if flip else slice(None) for flip in self.flipped)
+        parts = [
+            self._read_field(source, row, frames, len(space))[(slice(None), slice(None), *turned)]
+            for source in self.fields
+            if source.role == role
+        ]
+        parts = [p if p.shape[2:] == space else np.broadcast_to(p, (*p.shape[:2], *space)) for p in parts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def _read_field(self, source: FileField, row: int, frames: slice, dims: int) -> Array:
+        """(T, C, *S); an axis of space that the field does not have is of length 1."""
+        values, axes = read_region(self.key, *self.region(source, row, frames)), source.axes.upper()
+        if "N" in axes:
+            values, axes = values[0], axes[1:]
+        if "T" not in axes:
+            values, axes = values[None], "T" + axes
+        components = [i for i, letter in enumerate(axes) if letter == "C"]  # two of a tensor
+        values = values.transpose(0, *components, *(axes.index(letter) for letter in SPACE if letter in axes))
+        sizes = iter(values.shape[1 + len(components) :])
+        shape = [next(sizes) if letter in axes else 1 for letter in SPACE[:dims]]
+        values = values.reshape(len(values), math.prod(values.shape[1 : 1 + len(components)]), *shape)  # (T, C, *S)
+        return values != 0 if source.mask else values
+
+
+def array_of_group(array: ArraySurvey, group: str, offsets: Mapping[str, tuple[int, ...]], row: int) -> ArraySurvey:
+    """The dataset of one group of a file with one group per trajectory."""
+    offset = offsets[array.name][row] if array.offset is not None else None
+    return replace(array, name=array.name.replace("{}", group), offset=offset)
+
+
+class Hdf5Reader(GridReader):
+    """Windows from surveyed files of one format. A subclass sets the three attributes before it calls `__init__`."""
+
+    format_name: str
+    _files: tuple[TrajectoryFile, ...]
+    _rows: SplitRows
+
+    def where(self, split: str, trajectory: int) -> str:
+        file, row = self._locate(split, trajectory)
+        inside = f"group {file.groups[row]}" if file.groups else f"trajectory {row}"
+        return f"{file.key[0]} {inside} ({split} trajectory {trajectory})"
+
+    def close(self) -> None:
+        for file in self._files:
+            drop_hdf5(file.key[0])
+
+    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
+        file, row = self._locate(split, trajectory)
+        return file.read("state", row, slice(start, stop, step), self.source.space)
+
+    def _given(self, split: str, trajectory: int, role: Role) -> Array:
+        file, row = self._locate(split, trajectory)
+        return np.asarray(file.read(role, row, slice(0, 1, 1), self.source.space)[0])
+
+    def _parameters(self, split: str, trajectory: int) -> Array:
+        file, row = self._locate(split, trajectory)
+        return np.asarray(file.parameters[row])
+
+    @property
+    def remote(self) -> bool:
+        return is_address(self._files[0].key[0])
+
+    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
+        file, row = self._locate(split, trajectory)
+        blocks: list[str] = []
+        for source in file.fields:
+            frames = slice(start, stop, step) if source.role == "state" else slice(0, 1, 1)
+            blocks += bring_region(file.key, *file.region(source, row, frames))
+        return blocks
+
+    def _source_identity(self) -> str:
+        return files_identity(self.format_name, [file.key for file in self._files])
+
+    def _locate(self, split: str, trajectory: int) -> tuple[TrajectoryFile, int]:
+        """File of a trajectory, and its row in there."""
+        number, row = self._rows.locate(split, trajectory)
+        return self._files[number], row
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,19 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ups.buckets.client import is_address
 from ups.buckets.path import plain_name
 from ups.errors import DataError
-from ups.formats.base import FULL, Array, GridReader, Source, SplitRows, Subsampling, split_counts
+from ups.formats.base import FULL, Source, SplitRows, Subsampling, split_counts
 from ups.formats.hdf5 import (
     HDF5_MAGIC,
+    SPACE,
     ArraySurvey,
+    FileField,
     FileSurvey,
-    Region,
-    bring_region,
+    Hdf5Reader,
+    TrajectoryFile,
+    array_of_group,
     drop_hdf5,
-    files_identity,
     read_region,
     survey_files,
 )
@@ -45,21 +46,11 @@ from ups.formats.pdebench_problems import (
 )
 from ups.formats.the_well import THE_WELL
 from ups.record.files import open_regular
-from ups.spec.batch import Float64
+from ups.spec.batch import Float32, Float64
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, Role, TaskSpec
 
 MAX_POINTS = 1 << 20
 MAX_CHANNELS = 32
-_SPACE = "XYZ"
-
-
-@dataclass(frozen=True, slots=True)
-class FieldSource:
-    """A dataset and the meaning of its axes; '{}' in the name stands for the group of a trajectory."""
-
-    role: Role
-    dataset: str
-    axes: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +61,7 @@ class FileLayout:
     """
 
     task: TaskSpec
-    sources: tuple[FieldSource, ...]
+    sources: tuple[FileField, ...]
     coordinates: tuple[Float64, ...]
     num_frames: int
     num_trajectories: int
@@ -78,6 +69,11 @@ class FileLayout:
     log_parameters: tuple[str, ...] = ()
     start_time: float = 0.0
     assumptions: tuple[str, ...] = ()
+
+    def rows(self, names: Sequence[str]) -> Float32:
+        """(N, P) parameters of each trajectory: those of the file."""
+        values = np.array([self.parameters[name] for name in names], np.float32)
+        return np.broadcast_to(values, (self.num_trajectories, len(names)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,7 @@ class _Form:
     """
 
     name: str
-    sources: tuple[FieldSource, ...]
+    sources: tuple[FileField, ...]
     shape: tuple[int, ...]
     times: Float64 | None
     names: tuple[FieldSpec, ...]
@@ -149,13 +145,16 @@ class _File:
             raise DataError(f"{self.path}: dataset '{name}' with {num_dims} dimensions is missing")
         return array
 
+    def field(self, role: Role, name: str, axes: str) -> FileField:
+        return FileField(role, self.survey.arrays[name], axes)
+
     def values(self, name: str, region: tuple[slice, ...] | None = None) -> Float64:
         """A small dataset as float64; of the first group where the name has a '{}'."""
         array = self.survey.arrays.get(name)
         if array is None or math.prod(array.shape) > MAX_POINTS:
             raise DataError(f"{self.path}: dataset '{name}' is missing, or has more than {MAX_POINTS} entries")
         if "{}" in name:
-            array = member_of(self.survey, name, 0)
+            array = array_of_group(array, self.survey.groups[0], self.survey.offsets, 0)
         full = tuple(slice(0, n, 1) for n in array.shape)
         return np.array(read_region(self.survey.key, array, region or full), np.float64).reshape(-1)
 
@@ -174,24 +173,17 @@ class _File:
         return (float(found.group(1)), "file name") if found else None
 
 
-def member_of(survey: FileSurvey, name: str, group: int) -> ArraySurvey:
-    """The dataset of one trajectory group."""
-    first = survey.arrays[name]
-    offset = survey.offsets[name][group] if first.offset is not None else None
-    return replace(first, name=name.replace("{}", survey.groups[group]), offset=offset)
-
-
 def _single(file: _File) -> _Form:
     tensor = file.array("tensor", 3)
     times = file.values("t-coordinate")
-    return _Form("tensor", (FieldSource("state", "tensor", "NTX"),), tensor.shape, times, (FieldSpec("tensor"),))
+    return _Form("tensor", (file.field("state", "tensor", "NTX"),), tensor.shape, times, (FieldSpec("tensor"),))
 
 
 def _darcy(file: _File) -> _Form:
     shape = file.array("tensor", 4).shape
     if shape[1] != 1 or file.array("nu", 3).shape != (shape[0], *shape[2:]):
         raise DataError(f"{file.path}: 'nu' and 'tensor' of a Darcy file do not fit together")
-    sources = (FieldSource("static", "nu", "NXY"), FieldSource("target", "tensor", "NCXY"))
+    sources = (file.field("static", "nu", "NXY"), file.field("target", "tensor", "NCXY"))
     fields = (FieldSpec("nu", role="static"), FieldSpec("tensor", role="target"))
     steady = "there are no times: taken as steady, with 'nu' given and 'tensor' asked for"
     return _Form("darcy", sources, (shape[0], 0, *shape[2:]), None, fields, (steady,))
@@ -205,7 +197,7 @@ def _compressible(file: _File) -> _Form:
     shape = file.array("density", dims + 2).shape
     if any(file.array(name, dims + 2).shape != shape for name in names):
         raise DataError(f"{file.path}: its fields differ in shape")
-    sources = tuple(FieldSource("state", name, "NT" + _SPACE[:dims]) for name in names)
+    sources = tuple(file.field("state", name, "NT" + SPACE[:dims]) for name in names)
     return _Form(f"flow{dims}d", sources, shape, file.values("t-coordinate"), tuple(FieldSpec(n) for n in names))
 
 
@@ -222,9 +214,9 @@ def _incompressible(file: _File) -> _Form:
         raise DataError(f"{file.path}: 't' has shape {times.shape}, not that of the frames {velocity[:2]}")
     first = file.values("t", (slice(0, 1, 1), slice(0, times.shape[1], 1)))
     sources = (
-        FieldSource("state", "velocity", "NTXYC"),
-        FieldSource("state", "particles", "NTXYC"),
-        FieldSource("static", "force", "NXYC"),
+        file.field("state", "velocity", "NTXYC"),
+        file.field("state", "particles", "NTXYC"),
+        file.field("static", "force", "NXYC"),
     )
     fields = (
         *_components("velocity", 2),
@@ -243,7 +235,7 @@ def _grouped(file: _File) -> _Form:
     if channels > MAX_CHANNELS:
         raise DataError(f"{file.path}: 'data' has {channels} channels in its last dimension, more than {MAX_CHANNELS}")
     shape = (len(file.survey.groups), *data.shape[:-1])
-    sources = (FieldSource("state", "{}/data", "T" + _SPACE[:dims] + "C"),)
+    sources = (file.field("state", "{}/data", "T" + SPACE[:dims] + "C"),)
     assumed = "coordinates and times of the first group are taken for all"
     times = file.values("{}/grid/t")
     return _Form(f"groups{dims}d{channels}", sources, shape, times, _components("data", channels), (assumed,))
@@ -256,7 +248,7 @@ def _components(name: str, count: int, role: Role = "state") -> tuple[FieldSpec,
 def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
     """Assembles the task."""
     count, num_frames, space = form.shape[0], form.shape[1], form.shape[2:]
-    coordinates = tuple(_coordinate(file, letter.lower(), n) for letter, n in zip(_SPACE, space, strict=False))
+    coordinates = tuple(_coordinate(file, letter.lower(), n) for letter, n in zip(SPACE, space, strict=False))
     extents = [float((c[-1] - c[0]) * len(c) / (len(c) - 1)) for c in coordinates]
     numbers = file.numbers
     named = tuple(dict.fromkeys((*file.attributes, *file.unread)))
@@ -277,7 +269,7 @@ def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
             if value[1] == "file name":
                 assumptions.append(f"parameter {name} is taken from the file name")
     axes = tuple(
-        AxisSpec(letter.lower(), problem.boundary, extent) for letter, extent in zip(_SPACE, extents, strict=False)
+        AxisSpec(letter.lower(), problem.boundary, extent) for letter, extent in zip(SPACE, extents, strict=False)
     )
     task = TaskSpec(
         name=problem.name,
@@ -324,7 +316,7 @@ def _unused(file: _File, form: _Form, parameters: Mapping[str, float]) -> list[s
     settings = [n for n in file.described if n not in used]
     if settings:
         found.append(f"not used: {show_names('configured number', settings)}")
-    read = {source.dataset for source in form.sources}
+    read = {source.array.name for source in form.sources}
     coordinates = {"t", *(f"{c}-coordinate" for c in "txyz"), *(f"{{}}/grid/{c}" for c in "txyz")}
     others = [n.removeprefix("{}/") for n in survey.arrays if n not in read | coordinates]
     if others:
@@ -388,20 +380,15 @@ def _numbers_of(configuration: dict[Any, Any]) -> dict[str, float]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadFile:
-    survey: FileSurvey
-    layout: FileLayout
-    parameters: Array  # (P,)
-
-
-class PdebenchReader(GridReader):
+class PdebenchReader(Hdf5Reader):
     """Windows from PDEBench files of one problem; parameters may differ from file to file.
 
     Trajectories are split file by file: the first go to train, then valid, the last to test, so that every split sees
     every file; the counts follow the fractions over all files together. problem: which one the files hold, where they
     do not say so themselves (`pdebench_problems.PROBLEMS`).
     """
+
+    format_name = "pdebench"
 
     def __init__(
         self,
@@ -426,88 +413,17 @@ class PdebenchReader(GridReader):
         _check_same_problem(layouts)
         first = layouts[0][1]
         names = tuple(first.parameters)
+        counts = [layout.num_trajectories for _, layout in layouts]
+        flipped = (False,) * len(first.coordinates)
         self._files = tuple(
-            _ReadFile(survey, layout, np.array([layout.parameters[n] for n in names], np.float32))
+            TrajectoryFile(survey.key, layout.sources, layout.rows(names), flipped, survey.groups, survey.offsets)
             for survey, layout in layouts
         )
-        counts = [f.layout.num_trajectories for f in self._files]
         self._rows = SplitRows(*split_counts(counts, valid_fraction, test_fraction))
         task = replace(first.task, parameters=tuple(_parameter(n, [layout for _, layout in layouts]) for n in names))
         assumptions = tuple(dict.fromkeys(text for _, layout in layouts for text in layout.assumptions))
         source = Source(task, first.coordinates, first.num_frames, self._rows.totals, first.start_time, assumptions)
         super().__init__(source, subsampling)
-
-    def where(self, split: str, trajectory: int) -> str:
-        file, row = self._locate(split, trajectory)
-        inside = f"group {file.survey.groups[row]}" if file.survey.groups else f"trajectory {row}"
-        return f"{file.survey.key[0]} {inside} ({split} trajectory {trajectory})"
-
-    def close(self) -> None:
-        for file in self._files:
-            drop_hdf5(file.survey.key[0])
-
-    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
-        file, row = self._locate(split, trajectory)
-        return _assemble(file, row, "state", slice(start, stop, step))
-
-    def _given(self, split: str, trajectory: int, role: Role) -> Array:
-        file, row = self._locate(split, trajectory)
-        return np.asarray(_assemble(file, row, role, slice(0, 1, 1))[0])
-
-    def _parameters(self, split: str, trajectory: int) -> Array:
-        return self._locate(split, trajectory)[0].parameters
-
-    @property
-    def remote(self) -> bool:
-        return is_address(self._files[0].survey.key[0])
-
-    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
-        file, row = self._locate(split, trajectory)
-        blocks: list[str] = []
-        for source in file.layout.sources:
-            frames = slice(start, stop, step) if source.role == "state" else slice(0, 1, 1)
-            blocks += bring_region(file.survey.key, *_region_of(file, row, source, frames))
-        return blocks
-
-    def _source_identity(self) -> str:
-        return files_identity("pdebench", [file.survey.key for file in self._files])
-
-    def _locate(self, split: str, trajectory: int) -> tuple[_ReadFile, int]:
-        """File of a trajectory, and its row in there."""
-        number, row = self._rows.locate(split, trajectory)
-        return self._files[number], row
-
-
-def _assemble(file: _ReadFile, row: int, role: Role, frames: slice) -> Array:
-    """(T, C, *S) of one role: each source read, its axes brought into order, channels put together."""
-    parts = [_read_source(file, row, source, frames) for source in file.layout.sources if source.role == role]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-
-def _region_of(file: _ReadFile, row: int, source: FieldSource, frames: slice) -> tuple[ArraySurvey, Region]:
-    """The array of a source, and what of it a trajectory needs."""
-    if "{}" in source.dataset:
-        array = member_of(file.survey, source.dataset, row)
-    else:
-        array = file.survey.arrays[source.dataset]
-    region = tuple(
-        slice(row, row + 1, 1) if letter == "N" else frames if letter == "T" else slice(0, size, 1)
-        for letter, size in zip(source.axes, array.shape, strict=True)
-    )
-    return array, region
-
-
-def _read_source(file: _ReadFile, row: int, source: FieldSource, frames: slice) -> Array:
-    values = read_region(file.survey.key, *_region_of(file, row, source, frames))
-    axes = source.axes
-    if "N" in axes:
-        values, axes = values[0], axes[1:]
-    if "C" not in axes:
-        values, axes = values[..., None], axes + "C"
-    if "T" not in axes:
-        values, axes = values[None], "T" + axes
-    order = [axes.index(letter) for letter in "TCXYZ" if letter in axes]
-    return np.asarray(values.transpose(order))  # (T, C, *S)
 
 
 def _check_same_problem(layouts: list[tuple[FileSurvey, FileLayout]]) -> None:

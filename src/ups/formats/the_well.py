@@ -8,40 +8,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ups.buckets.client import is_address
 from ups.buckets.path import data_path
 from ups.errors import DataError
-from ups.formats.base import FULL, SPLITS, Array, GridReader, Source, SplitRows, Subsampling, split_counts
+from ups.formats.base import FULL, SPLITS, Array, Source, SplitRows, Subsampling, split_counts
 from ups.formats.described import same_points
-from ups.formats.hdf5 import (
-    HDF5_MAGIC,
-    WELL_GROUPS,
-    FileKey,
-    Region,
-    bring_region,
-    drop_hdf5,
-    files_identity,
-    read_region,
-    survey_files,
-)
-from ups.formats.the_well_layout import SPACE, WellField, WellLayout, plain, understand
+from ups.formats.hdf5 import HDF5_MAGIC, WELL_GROUPS, Hdf5Reader, TrajectoryFile, drop_hdf5, survey_files
+from ups.formats.the_well_layout import WellLayout, plain, understand
 from ups.record.files import open_regular
 from ups.spec.batch import Float32
-from ups.spec.task import AxisSpec, Boundary, FieldSpec, ParameterSpec, Role, Scale, TaskSpec
+from ups.spec.task import AxisSpec, Boundary, FieldSpec, ParameterSpec, Scale, TaskSpec
 
 # A parameter whose values spread further than this is told to a model on a logarithmic scale.
 LOG_RATIO = 20.0
 
 
-def check_same(layouts: list[tuple[FileKey, WellLayout]]) -> None:
+def check_same(layouts: list[WellLayout]) -> None:
     """Raises DataError for files that cannot be one task."""
-    first_key, first = layouts[0]
-    for key, layout in layouts[1:]:
+    first = layouts[0]
+    for layout in layouts[1:]:
         if layout.axes != first.axes or [len(c) for c in layout.coordinates] != [len(c) for c in first.coordinates]:
             what = "grid"
         elif _specs(layout) != _specs(first):
@@ -49,7 +37,7 @@ def check_same(layouts: list[tuple[FileKey, WellLayout]]) -> None:
         else:
             continue
         raise DataError(
-            f"{key[0]} and {first_key[0]} have different {what}",
+            f"{layout.key[0]} and {first.key[0]} have different {what}",
             hint="files of one task may differ in parameters, length and time step; make them two tasks",
         )
 
@@ -104,18 +92,13 @@ MAX_FILES = 10_000
 LOOKED_AT_BYTES = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    key: FileKey
-    layout: WellLayout
-    parameters: Float32  # (N, P)
-
-
-class WellReader(GridReader):
+class WellReader(Hdf5Reader):
     """Windows from a data set of The Well: its directory (with data/train, data/valid, data/test), or files of it.
 
     Of files outside of such folders the first trajectories go to train, then valid, the last to test, file by file.
     """
+
+    format_name = "the_well"
 
     def __init__(
         self,
@@ -126,84 +109,45 @@ class WellReader(GridReader):
         test_fraction: float = 0.1,
     ) -> None:
         listed = _files_of([data_path(paths)] if isinstance(paths, str | Path) else [data_path(p) for p in paths])
-        layouts: list[tuple[FileKey, WellLayout]] = []
+        layouts: list[WellLayout] = []
         for survey in survey_files(listed, "the_well"):
             if isinstance(survey, DataError):
                 raise survey
-            key = survey.key
-            drop_hdf5(key[0])
-            layouts.append((key, understand(survey)))
-            drop_hdf5(key[0])  # opened for coordinates and masks; nothing stays open before a fork
+            drop_hdf5(survey.key[0])
+            layouts.append(understand(survey))
+            drop_hdf5(survey.key[0])  # opened for coordinates and masks; nothing stays open before a fork
         check_same(layouts)
-        found = [layout for _, layout in layouts]
-        names = [n for n in found[0].parameters if all(n in layout.parameters for layout in found)]
-        self._files = tuple(_File(key, layout, _columns(layout, names)) for key, layout in layouts)
-        self._rows, how = _split(listed, found, valid_fraction, test_fraction)
-        first = found[0]
-        steps, frames = self._by_split("steps"), self._by_split("frames")
+        first = layouts[0]
+        names = [n for n in first.parameters if all(n in layout.parameters for layout in layouts)]
+        self._files = tuple(
+            TrajectoryFile(layout.key, layout.fields, _columns(layout, names), layout.flipped) for layout in layouts
+        )
+        self._rows, how = _split(listed, layouts, valid_fraction, test_fraction)
+        steps = self._by_split([layout.steps for layout in layouts])
+        frames = self._by_split([layout.frames for layout in layouts])
         every = np.concatenate(list(steps.values()))
         lengths = np.concatenate(list(frames.values()))
         same_step = np.allclose(every, np.median(every), rtol=1e-3, atol=0)
         source = Source(
-            task_of(found, names, float(np.median(every))),
+            task_of(layouts, names, float(np.median(every))),
             first.coordinates,
             int(lengths.max()),
             self._rows.totals,
             first.start_time,
-            (*assumptions_of(found, names), how),
+            (*assumptions_of(layouts, names), how),
             frames=None if (lengths == lengths[0]).all() else {s: v.astype(np.int64) for s, v in frames.items()},
             steps=None if same_step else steps,
         )
         super().__init__(source, subsampling)
 
-    def where(self, split: str, trajectory: int) -> str:
-        file, row = self._locate(split, trajectory)
-        return f"{file.key[0]} trajectory {row} ({split} trajectory {trajectory})"
-
-    def close(self) -> None:
-        for file in self._files:
-            drop_hdf5(file.key[0])
-
-    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
-        file, row = self._locate(split, trajectory)
-        return _assemble(file, row, "state", slice(start, stop, step), self.source.space)
-
-    def _given(self, split: str, trajectory: int, role: Role) -> Array:
-        file, row = self._locate(split, trajectory)
-        return np.asarray(_assemble(file, row, role, slice(0, 1, 1), self.source.space)[0])
-
-    def _parameters(self, split: str, trajectory: int) -> Array:
-        file, row = self._locate(split, trajectory)
-        return np.asarray(file.parameters[row])
-
-    @property
-    def remote(self) -> bool:
-        return is_address(self._files[0].key[0])
-
-    def _bring(self, split: str, trajectory: int, start: int, stop: int, step: int) -> list[str]:
-        file, row = self._locate(split, trajectory)
-        blocks: list[str] = []
-        for field in file.layout.fields:
-            frames = slice(start, stop, step) if field.role == "state" else slice(0, 1, 1)
-            blocks += bring_region(file.key, field.array, _region_of(row, field, frames))
-        return blocks
-
-    def _source_identity(self) -> str:
-        return files_identity("the_well", [file.key for file in self._files])
-
-    def _locate(self, split: str, trajectory: int) -> tuple[_File, int]:
-        """File of a trajectory, and its row in there."""
-        number, row = self._rows.locate(split, trajectory)
-        return self._files[number], row
-
-    def _by_split(self, name: str) -> dict[str, Array]:
-        """`frames` or `steps` of each trajectory of each split."""
+    def _by_split(self, of_files: Sequence[Array]) -> dict[str, Array]:
+        """What each trajectory of each split has. of_files: (N,) for each file."""
         rows = self._rows
         return {
             split: np.concatenate(
                 [
-                    getattr(file.layout, name)[start : start + count]
-                    for file, start, count in zip(self._files, rows.starts[split], rows.counts[split], strict=True)
+                    values[start : start + count]
+                    for values, start, count in zip(of_files, rows.starts[split], rows.counts[split], strict=True)
                 ]
             )
             for split in SPLITS
@@ -214,45 +158,6 @@ def _columns(layout: WellLayout, names: list[str]) -> Float32:
     """(N, P) parameters of each trajectory."""
     columns = [layout.parameters[name] for name in names]
     return np.array(columns, np.float32).reshape(len(names), layout.num_trajectories).T
-
-
-def _assemble(file: _File, row: int, role: Role, frames: slice, space: tuple[int, ...]) -> Array:
-    """(T, C, *S) of one role: each field read, its axes brought into order, repeated along those it does not have."""
-    fields = [field for field in file.layout.fields if field.role == role]
-    num_frames = len(range(frames.start, frames.stop, frames.step))
-    turned = tuple(slice(None, None, -1) if flip else slice(None) for flip in file.layout.flipped)
-    out = np.empty((num_frames, sum(field.channels for field in fields), *space), np.float32)
-    channel = 0
-    for field in fields:
-        values = _read(file.key, row, field, frames, len(space))
-        out[:, channel : channel + field.channels] = values[(slice(None), slice(None), *turned)]
-        channel += field.channels
-    return out
-
-
-def _region_of(row: int, field: WellField, frames: slice) -> Region:
-    """What of the array of a field a trajectory needs."""
-    return tuple(
-        slice(row, row + 1, 1) if letter == "N" else frames if letter == "T" else slice(0, size, 1)
-        for letter, size in zip(field.axes, field.array.shape, strict=True)
-    )
-
-
-def _read(key: FileKey, row: int, field: WellField, frames: slice, dims: int) -> Array:
-    """(T, C, *S) of one field; an axis that it does not have is of length 1."""
-    values = read_region(key, field.array, _region_of(row, field, frames))
-    if field.mask:
-        values = values != 0
-    axes = field.axes.upper()
-    if "N" in axes:
-        values, axes = values[0], axes[1:]
-    if "T" not in axes:
-        values, axes = values[None], "T" + axes
-    for place, letter in enumerate(SPACE[:dims], start=1):
-        if letter not in axes:
-            values, axes = np.expand_dims(values, place), axes[:place] + letter + axes[place:]
-    values = values.reshape(*values.shape[: 1 + dims], field.channels)  # (T, *S, C): rows and columns of a tensor
-    return np.moveaxis(values, -1, 1)  # (T, C, *S)
 
 
 def _files_of(paths: list[Path]) -> list[Path]:

@@ -19,25 +19,12 @@ import numpy as np
 from ups.errors import DataError
 from ups.formats.base import Array, Int64
 from ups.formats.described import equal_steps
-from ups.formats.hdf5 import BOUNDARIES, FIELD_GROUPS, ArraySurvey, FileSurvey, read_region
+from ups.formats.hdf5 import BOUNDARIES, FIELD_GROUPS, SPACE, ArraySurvey, FileField, FileKey, FileSurvey, read_region
 from ups.record.text import printable
 from ups.spec.batch import Float64
 from ups.spec.task import Boundary, FieldSpec, Role
 
-SPACE = "XYZ"
 MAX_COMPONENTS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class WellField:
-    """A dataset, what its axes are, and the number of channels it gives. mask: of a boundary, true and false."""
-
-    role: Role
-    array: ArraySurvey
-    axes: str
-    channels: int
-    specs: tuple[FieldSpec, ...]
-    mask: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +50,9 @@ def plain(text: str, fallback: str) -> str:
     return name if re.match(r"[A-Za-z_]", name) else f"{fallback}_{name}" if name else fallback
 
 
-def fields_of(path: str, survey: FileSurvey, sizes: Sizes) -> list[WellField]:
+def fields_of(path: str, survey: FileSurvey, sizes: Sizes) -> list[FileField]:
     """All fields in the order of the format: scalars, vectors, tensors, each as `field_names` lists them."""
-    found: list[WellField] = []
+    found: list[FileField] = []
     for rank, group in enumerate(FIELD_GROUPS):
         listed = survey.attributes.get(group, {}).get("field_names")
         present = [name.split("/")[1] for name in survey.arrays if name.startswith(f"{group}/")]
@@ -78,7 +65,7 @@ def fields_of(path: str, survey: FileSurvey, sizes: Sizes) -> list[WellField]:
     return found
 
 
-def _field(path: str, survey: FileSurvey, key: str, rank: int, sizes: Sizes) -> WellField:
+def _field(path: str, survey: FileSurvey, key: str, rank: int, sizes: Sizes) -> FileField:
     array, attributes = survey.arrays[key], survey.attributes.get(key, {})
     axes = axes_of(path, array, attributes, rank, sizes)
     counts = [n for letter, n in zip(axes, array.shape, strict=True) if letter == "C"]
@@ -93,7 +80,7 @@ def _field(path: str, survey: FileSurvey, key: str, rank: int, sizes: Sizes) -> 
         specs: tuple[FieldSpec, ...] = (FieldSpec(name, role, tensor_rank=rank),)
     else:  # as of a flow in the plane with three components
         specs = tuple(FieldSpec(f"{name}_{i}", role) for i in range(channels))
-    return WellField(role, array, axes, channels, specs)
+    return FileField(role, array, axes, specs)
 
 
 def axes_of(
@@ -155,7 +142,7 @@ class Boundaries:
     """ends: of each axis, at its first and last point. masks: obstacles. assumptions: in words."""
 
     ends: list[list[Boundary]]
-    masks: list[WellField]
+    masks: list[FileField]
     assumptions: list[str]
 
 
@@ -226,7 +213,7 @@ def _take_condition(
             "time_varying": [0.0],
         }
         if axes_of(path, mask, flags, 0, sizes) == letters:
-            found.masks.append(WellField("static", mask, letters, 1, (FieldSpec(label, "static"),), mask=True))
+            found.masks.append(FileField("static", mask, letters, (FieldSpec(label, "static"),), mask=True))
     return set(numbers)
 
 
@@ -247,12 +234,13 @@ class WellLayout:
     frames (N,) and steps (N,): frames of each trajectory and the time between two. parameters: name -> (N,).
     """
 
+    key: FileKey
     name: str
     axes: tuple[str, ...]
     ends: tuple[tuple[Boundary, Boundary], ...]
     coordinates: tuple[Float64, ...]
     flipped: tuple[bool, ...]
-    fields: tuple[WellField, ...]
+    fields: tuple[FileField, ...]
     frames: Int64
     steps: Float64
     start_time: float
@@ -306,6 +294,7 @@ class _Understanding:
         coordinates = [self._points(axis, array) for axis, array in zip(axes, grid, strict=True)]
         stored = [str(name) for name in self.root.get("dataset_name", [])]
         return WellLayout(
+            key=self.survey.key,
             name=plain(stored[0] if stored else "", "the_well"),
             axes=tuple(plain(axis, "axis") for axis in axes),
             ends=tuple((first, last) for first, last in boundaries.ends),
