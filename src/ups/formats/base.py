@@ -202,7 +202,7 @@ class Format(Protocol):
         problem: str | None,
     ) -> GridReader:
         """The reader of one path, or of several of one task. The fractions are for data without splits; problem: what
-        the data hold, if a person says so."""
+        the data hold, if the user says so."""
         ...
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
+
 from ups.buckets.path import data_path
 from ups.errors import DataError, IntegrityError
 from ups.formats.shards import ArrayLayout, drop_files, open_shard
@@ -46,13 +48,10 @@ def check_store(path: str | Path, *, deep: bool = True) -> list[str]:
 def _check_files(layout: ArrayLayout) -> list[str]:
     """Opens every file of an array and finds every chunk that the shape needs."""
     problems: list[str] = []
-    per_file = layout.chunks_per_shard
-    for number in range(math.prod(layout.files_per_axis)):
-        position = _unravel(number, layout.files_per_axis)
+    for position in np.ndindex(*layout.files_per_axis):
         try:
             shard = open_shard(layout, position)
-            for chunk in range(math.prod(per_file)):
-                inside = _unravel(chunk, per_file)
+            for chunk, inside in enumerate(np.ndindex(*layout.chunks_per_shard)):
                 corner = [
                     p * s + i * c
                     for p, s, i, c in zip(position, layout.shard_shape, inside, layout.chunk_shape, strict=True)
@@ -62,11 +61,3 @@ def _check_files(layout: ArrayLayout) -> list[str]:
         except DataError as error:
             problems.append(error.message)
     return problems
-
-
-def _unravel(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    out: list[int] = []
-    for size in reversed(shape):
-        number, rest = divmod(number, size)
-        out.append(rest)
-    return tuple(reversed(out))

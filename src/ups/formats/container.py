@@ -57,7 +57,7 @@ class Variable:
 
     @property
     def as_row(self) -> Variable:
-        """A row (1, n) or a column (n, 1) as (n,), for files whose writer has no other vectors; others as they are."""
+        """A row (1, n) or a column (n, 1) as (n,), for files whose writer has no other vectors; others unchanged."""
         if len(self.shape) != 2 or min(self.shape) != 1 or self.size == 1:
             return self
         return replace(self, shape=(self.size,), dims=(self.dims[self.shape.index(self.size)],))
@@ -176,15 +176,15 @@ def ambiguous(ranks: Mapping[str, int]) -> list[list[str]]:
 
     An array of a family stays where its siblings are no family.
     """
-    places: dict[tuple[str, str], list[str]] = {}
+    same_name: dict[tuple[str, str], list[str]] = {}
     for name, rank in ranks.items():
         if rank < 2:
             continue
         for group in parents(name):
-            places.setdefault((group.rpartition("/")[0], name.removeprefix(f"{group}/")), []).append(name)
+            same_name.setdefault((group.rpartition("/")[0], name.removeprefix(f"{group}/")), []).append(name)
     found: list[list[str]] = []
     seen: set[str] = set()
-    for (parent, _), names in places.items():
+    for (parent, _), names in same_name.items():
         start = f"{parent}/*/" if parent else "*/"
         rest = [name for name in names if not name.startswith(start) and name not in seen]
         if len(names) > 1 and rest:
@@ -292,23 +292,23 @@ class _NumpyArray:
 class NumpyContainer(Container):
     """The arrays of one .npy or .npz, or of several .npy."""
 
-    def __init__(self, path: str, places: dict[str, _NumpyArray], left_out: list[str]) -> None:
-        variables = {name: Variable(name, place.shape, ("",) * len(place.shape)) for name, place in places.items()}
+    def __init__(self, path: str, arrays: dict[str, _NumpyArray], left_out: list[str]) -> None:
+        variables = {name: Variable(name, stored.shape, ("",) * len(stored.shape)) for name, stored in arrays.items()}
         super().__init__(path, variables, {}, left_out)
-        self._places = places
+        self._stored = arrays
 
     def read(self, name: str, region: Region) -> Array:
-        place = self._places[name]
+        stored = self._stored[name]
         try:
-            members = open_unchanged(_unpacked, place.key, _Members) if place.packed else None
-            data = members.get(name, place) if members is not None else None
+            members = open_unchanged(_unpacked, stored.key, _Members) if stored.packed else None
+            data = members.get(name, stored) if members is not None else None
         except _DAMAGE as error:
             raise DataError(f"{self.path}: array '{name}' is damaged: {str(error)[:200]}", hint=_NUMPY_HINT) from error
         if data is None:
-            mapped = open_unchanged(_maps, place.key, map_named)
-            size = int(np.prod(place.shape, dtype=np.int64)) * np.dtype(place.dtype).itemsize
-            data = mapped[place.offset : place.offset + size]
-        values = data.view(place.dtype).reshape(place.shape, order="F" if place.fortran else "C")
+            mapped = open_unchanged(_maps, stored.key, map_named)
+            size = int(np.prod(stored.shape, dtype=np.int64)) * np.dtype(stored.dtype).itemsize
+            data = mapped[stored.offset : stored.offset + size]
+        values = data.view(stored.dtype).reshape(stored.shape, order="F" if stored.fortran else "C")
         return np.asarray(values[region])
 
     def close(self) -> None:
@@ -317,7 +317,7 @@ class NumpyContainer(Container):
             _unpacked.drop(str(file))
 
     def _files(self) -> list[Path]:
-        return [Path(path) for path in dict.fromkeys(place.key[0] for place in self._places.values())]
+        return [Path(path) for path in dict.fromkeys(stored.key[0] for stored in self._stored.values())]
 
 
 def open_numpy(path: Path) -> NumpyContainer:
@@ -327,10 +327,10 @@ def open_numpy(path: Path) -> NumpyContainer:
         with path.open("rb") as file:
             if file.read(6) == NUMPY_MAGIC:
                 file.seek(0)
-                place = _header(file, key, key[1])
-                if isinstance(place, str):
-                    raise DataError(f"{path} {place}", hint=_NUMPY_HINT)
-                return NumpyContainer(key[0], {path.name.split(".")[0] or "array": place}, [])
+                stored = _header(file, key, key[1])
+                if isinstance(stored, str):
+                    raise DataError(f"{path} {stored}", hint=_NUMPY_HINT)
+                return NumpyContainer(key[0], {path.name.split(".")[0] or "array": stored}, [])
         return _open_archive(path, key)
     except (*_DAMAGE, MemoryError) as error:  # Python's parser calls an expression too deep a lack of memory
         raise DataError(f"{path} is no sound NumPy file: {str(error)[:200]}", hint=_NUMPY_HINT) from error
@@ -353,26 +353,26 @@ def open_numpy_folder(folder: Path, files: Sequence[Path]) -> list[Container]:
         how = "a trajectory each: " + ", ".join(f"{members[0].name} to {members[-1].name}" for members in rows)
     parts: list[Container] = []
     for number in range(len(rows[0]) if rows else 1):
-        places: dict[str, _NumpyArray] = {}
+        arrays: dict[str, _NumpyArray] = {}
         for members in families.values():
             file = members[number % len(members)]
             name = re.sub(r"\d+", "", file.stem).strip("_-. ") if len(members) > 1 else file.stem
             name = "u" if len(families) == 1 and rows else name
-            arrays = open_numpy(file)._places
-            if len(arrays) != 1:
-                raise DataError(f"{file} holds {len(arrays)} arrays, and is called .npy", hint=_NUMPY_HINT)
-            place = next(iter(arrays.values()))
-            if rows and len(members) == 1 and place.shape == (len(rows[0]),) and name.lower() not in "xyzt":
+            inside = open_numpy(file)._stored
+            if len(inside) != 1:
+                raise DataError(f"{file} holds {len(inside)} arrays, and is called .npy", hint=_NUMPY_HINT)
+            stored = next(iter(inside.values()))
+            if rows and len(members) == 1 and stored.shape == (len(rows[0]),) and name.lower() not in "xyzt":
                 # One value for each trajectory: the parameter of this one.
-                place = replace(place, shape=(), offset=place.offset + number * np.dtype(place.dtype).itemsize)
-            places[name or "u"] = place
-        parts.append(NumpyContainer(str(rows[0][number] if rows else folder), places, []))
+                stored = replace(stored, shape=(), offset=stored.offset + number * np.dtype(stored.dtype).itemsize)
+            arrays[name or "u"] = stored
+        parts.append(NumpyContainer(str(rows[0][number] if rows else folder), arrays, []))
         parts[-1].assumption = f"the .npy files of a folder are read as {how}"
     return parts
 
 
 def _open_archive(path: Path, key: FileKey) -> NumpyContainer:
-    places: dict[str, _NumpyArray] = {}
+    arrays: dict[str, _NumpyArray] = {}
     left_out: list[str] = []
     unpacked = 0
     with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
@@ -381,7 +381,7 @@ def _open_archive(path: Path, key: FileKey) -> NumpyContainer:
             raise DataError(f"{path} has more than {MAX_MEMBERS} arrays")
         for member in members:
             name = member.filename.removesuffix(".npy")
-            if not member.filename.endswith(".npy") or name in places:
+            if not member.filename.endswith(".npy") or name in arrays:
                 left_out.append(f"member '{member.filename[:80]}', which is no array")
                 continue
             if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
@@ -389,24 +389,24 @@ def _open_archive(path: Path, key: FileKey) -> NumpyContainer:
                 magic, name_size, extra_size = _LOCAL_HEADER.unpack(raw.read(_LOCAL_HEADER.size))
                 begin = member.header_offset + _LOCAL_HEADER.size + name_size + extra_size
                 raw.seek(begin)
-                place = _header(raw, key, begin + member.file_size) if magic == b"PK\x03\x04" else "is damaged"
-                if not isinstance(place, str) and begin + member.file_size > key[1]:
-                    place = "ends beyond the file"
+                stored = _header(raw, key, begin + member.file_size) if magic == b"PK\x03\x04" else "is damaged"
+                if not isinstance(stored, str) and begin + member.file_size > key[1]:
+                    stored = "ends beyond the file"
             elif unpacked + member.file_size > MAX_UNPACKED_BYTES:
-                place = (
+                stored = (
                     f"has {member.file_size >> 20} MiB compressed in an .npz, which must be unpacked into memory, "
                     f"where all arrays of a file together may have {MAX_UNPACKED_BYTES >> 20} MiB; "
                     "save it with np.savez or np.save"
                 )
             else:
                 with archive.open(member) as stream:
-                    place = _header(stream, key, member.file_size, packed=member.filename)
-                unpacked += 0 if isinstance(place, str) else member.file_size
-            if isinstance(place, str):
-                left_out.append(f"array '{name[:80]}', which {place}")
+                    stored = _header(stream, key, member.file_size, packed=member.filename)
+                unpacked += 0 if isinstance(stored, str) else member.file_size
+            if isinstance(stored, str):
+                left_out.append(f"array '{name[:80]}', which {stored}")
             else:
-                places[name] = place
-    return NumpyContainer(key[0], places, left_out)
+                arrays[name] = stored
+    return NumpyContainer(key[0], arrays, left_out)
 
 
 def _header(file: IO[bytes], key: FileKey, end: int, packed: str = "") -> _NumpyArray | str:
@@ -422,8 +422,8 @@ def _header(file: IO[bytes], key: FileKey, end: int, packed: str = "") -> _Numpy
         return f"does not hold real numbers ({dtype})"
     offset = file.tell()
     size = int(np.prod([int(n) for n in shape], dtype=object)) * dtype.itemsize if shape else dtype.itemsize
-    absurd = len(shape) > MAX_DIMS or min(shape, default=1) < 0 or max(shape, default=1) >= 1 << 62
-    if absurd or offset + size > end:
+    possible = len(shape) <= MAX_DIMS and min(shape, default=1) >= 0 and max(shape, default=1) < 1 << 62
+    if not possible or offset + size > end:
         return f"has the shape {shape}, which the file does not hold"
     return _NumpyArray(key, tuple(int(n) for n in shape), dtype.str, bool(fortran), offset, packed)
 
@@ -434,11 +434,11 @@ class _Members:
     def __init__(self, path: str) -> None:
         self._path, self._arrays = path, dict[str, Array]()
 
-    def get(self, name: str, place: _NumpyArray) -> Array:
+    def get(self, name: str, stored: _NumpyArray) -> Array:
         if name not in self._arrays:
-            size = int(np.prod(place.shape, dtype=np.int64)) * np.dtype(place.dtype).itemsize
-            with zipfile.ZipFile(self._path) as archive, archive.open(place.packed) as stream:
-                stream.read(place.offset)
+            size = int(np.prod(stored.shape, dtype=np.int64)) * np.dtype(stored.dtype).itemsize
+            with zipfile.ZipFile(self._path) as archive, archive.open(stored.packed) as stream:
+                stream.read(stored.offset)
                 data = io.BytesIO(stream.read(size)).getbuffer()
             if len(data) != size:
                 raise DataError(f"{self._path}: array '{name}' is shorter than its header says", hint=_NUMPY_HINT)

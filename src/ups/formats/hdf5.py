@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import hashlib
 import itertools
 import json
@@ -28,9 +27,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 
 import ups
 from ups.buckets.cached_objects import forget
@@ -43,9 +43,6 @@ from ups.record.files import load_object, open_regular, write_file_atomically
 from ups.record.processes import module_command
 from ups.record.run_dir import home_directory
 from ups.spec.task import FieldSpec, Role
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 TIMEOUT_SECONDS = 120.0
 # Every block of metadata is a request there.
@@ -140,7 +137,7 @@ _open_objects: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def file_key(path: str | Path) -> FileKey:
-    """(path, size, time of change, inode): equal as long as nobody touched the file."""
+    """(path, size, time of change, inode): equal until the file is changed."""
     name = plain_name(path)
     forget(name)  # of an address it is asked again
     status = data_path(name).stat()
@@ -149,7 +146,7 @@ def file_key(path: str | Path) -> FileKey:
 
 def starts_as_hdf5(file: IO[bytes]) -> bool:
     """Whether a file has the signature of HDF5: at its beginning, or after the 512 bytes that MATLAB puts before it."""
-    return any(file.seek(place) == place and file.read(8) == HDF5_MAGIC for place in (0, 512))
+    return any(file.seek(offset) == offset and file.read(8) == HDF5_MAGIC for offset in (0, 512))
 
 
 def survey_files(paths: Sequence[str | Path], form: str = "pdebench") -> list[FileSurvey | DataError]:
@@ -203,7 +200,7 @@ def _survey_path(form: str, key: FileKey) -> Path | None:
 def _load_survey(form: str, key: FileKey) -> FileSurvey | None:
     with contextlib.suppress(OSError, ValueError):
         path = _survey_path(form, key)
-        survey = _parse_survey(load_object(path)) if path is not None else None
+        survey = _survey_type.validate_python(load_object(path)) if path is not None else None
         return survey if survey is not None and survey.key == key else None
     return None
 
@@ -270,25 +267,16 @@ def _ask_child(paths: list[str], form: str) -> tuple[list[FileSurvey | DataError
         data = json.loads(line)
         if "error" in data and data["cause"] != DataError.cause:
             raise error_of_cause(data["cause"], data["error"], data["hint"])
-        refused = "error" in data
-        answers.append(DataError(data["error"], hint=data["hint"] or _HINT) if refused else _parse_survey(data))
+        if "error" in data:
+            answers.append(DataError(data["error"], hint=data["hint"] or _HINT))
+        else:
+            answers.append(_survey_type.validate_python(data))
     code = child.returncode
     if code == 0 and len(answers) == len(paths):
         return answers, ""
     if code == -9:
         return answers, f"took longer than {limit:.0f} s"
     return answers, f"crashed (signal {-code})" if code < 0 else f"failed (exit code {code})"
-
-
-def _parse_survey(data: dict[str, Any]) -> FileSurvey:
-    return _survey_type().validate_python(data)
-
-
-@functools.cache
-def _survey_type() -> TypeAdapter[FileSurvey]:
-    from pydantic import TypeAdapter  # a tenth of a second, which the child of a survey does not need
-
-    return TypeAdapter(FileSurvey)
 
 
 def _wait_while_it_answers(child: subprocess.Popen[bytes], output: IO[bytes], limit: float) -> None:
@@ -338,14 +326,14 @@ def open_unchanged(cache: ProcessCache[_T], key: FileKey, opener: Callable[[str]
 
     def open_checked() -> _T:
         if not data_path(key[0]).exists() or file_key(key[0]) != key:
-            raise DataError(f"{key[0]} changed since it was checked", hint="open it again when nobody writes to it")
+            raise DataError(f"{key[0]} changed since it was checked", hint="open it again when no program writes to it")
         return opener(key[0])
 
     return cache.get((key[0], ()), open_checked)
 
 
 def map_named(path: str) -> Array:
-    """The bytes of a file that a person named, mapped."""
+    """The bytes of a file that the user named, mapped; it may be a link."""
     return map_file(path, follow_link=True)
 
 
@@ -440,6 +428,7 @@ def _inflate(dataset: Any, array: ArraySurvey, corner: tuple[int, ...]) -> Array
     return raw.view(dtype).reshape(chunks)
 
 
+_survey_type = TypeAdapter(FileSurvey)
 _surveys: dict[str, dict[FileKey, FileSurvey | DataError]] = {}
 _maps: ProcessCache[Array] = ProcessCache(MAX_OPEN_MAPS)
 _objects: ProcessCache[ObjectBytes] = ProcessCache(MAX_OPEN_MAPS)

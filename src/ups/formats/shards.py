@@ -51,8 +51,8 @@ class ObjectBytes:
     def __len__(self) -> int:
         return self.info.size
 
-    def __getitem__(self, place: slice) -> npt.NDArray[np.uint8]:
-        start, stop, _ = place.indices(self.info.size)
+    def __getitem__(self, part: slice) -> npt.NDArray[np.uint8]:
+        start, stop, _ = part.indices(self.info.size)
         return np.frombuffer(read_range(self.info, start, stop), np.uint8)
 
     def bring(self, start: int, stop: int) -> list[str]:
@@ -143,9 +143,7 @@ _Sharding = _Part[Literal["sharding_indexed"], _Shard]
 class _ArrayDocument(BaseModel):
     zarr_format: Literal[3]
     node_type: Literal["array"]
-    shape: Annotated[
-        tuple[Annotated[int, Field(strict=True, ge=0, le=1 << 48)], ...], Field(min_length=1, max_length=6)
-    ]
+    shape: _Shape
     data_type: Literal["float32", "float64"]
     chunk_grid: _Part[Literal["regular"], _Grid]
     chunk_key_encoding: _Part[Literal["default"], _Keys]
@@ -393,7 +391,7 @@ def drop_files(directory: str) -> None:
 def map_file(path: str, *, follow_link: bool = False) -> npt.NDArray[np.uint8]:
     """The bytes of a file, mapped read-only. Raises DataError if it is not a plain file with something in it.
 
-    follow_link: for a file that a person named; inside a store a link leads outside of it and is refused.
+    follow_link: for a file that the user named; inside a store a link leads outside of it and is refused.
     """
     try:
         if (os.path.islink(path) and not follow_link) or not os.path.isfile(path):

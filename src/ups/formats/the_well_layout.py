@@ -198,9 +198,9 @@ def _take_condition(
         found.assumptions.append(f"the mask of '{name}' is empty: its axis is taken as periodic")
         values = np.ones_like(values)
     every = kind in ("wall", "dirichlet", "neumann")
-    for place, number in enumerate(numbers):
+    for dim, number in enumerate(numbers):
         for end, index in ((0, 0), (1, -1)):
-            face = values.take(index, axis=1 + place)
+            face = values.take(index, axis=1 + dim)
             if face.all() if every else face.any():
                 found.ends[number][end] = kind
     inside = values[(slice(None), *(slice(1, -1) for _ in space))]
@@ -331,12 +331,12 @@ class _Understanding:
         if array is not None and not 1 <= len(array.shape) <= max_dims:
             raise DataError(f"{self.path}: '{name}' has shape {array.shape}")
         if array is not None and array.shape[-1] > MAX_POINTS:
-            raise DataError(f"{self.path}: '{name}' is absurdly long")
+            raise DataError(f"{self.path}: '{name}' has {array.shape[-1]} entries, more than {MAX_POINTS}")
         return array
 
     def _small(self, array: ArraySurvey) -> Array:
         if int(np.prod(array.shape)) > MAX_MASK_POINTS:
-            raise DataError(f"{self.path}: '{array.name}' is absurdly large")
+            raise DataError(f"{self.path}: '{array.name}' {array.shape} has more than {MAX_MASK_POINTS} values")
         return read_region(self.survey.key, array, tuple(slice(0, n, 1) for n in array.shape))
 
     def _num_trajectories(self, times: ArraySurvey, dims: int) -> int:
