@@ -35,7 +35,7 @@ class _Unequal:
     """An array whose shape differs between groups. why: the words that say so."""
 
     prefix: str
-    found: tuple[ArraySurvey, ...]
+    arrays: tuple[ArraySurvey, ...]
     dims: tuple[str, ...]
     attributes: dict[str, Attribute]
     why: str
@@ -73,56 +73,57 @@ class Hdf5Container(Hdf5Arrays):
     """All arrays of one file."""
 
     def __init__(self, survey: FileSurvey) -> None:
-        self._key = survey.key
-        self._arrays: dict[str, _Source] = {}
+        left_out = list(survey.left_out)
+        attributes = {path: _single(path, values, left_out) for path, values in survey.attributes.items()}
+        super().__init__(survey.key, {}, {}, attributes.get("", {}), ())
         self._unequal: dict[str, _Unequal] = {}
         self._by_group: dict[str, str] = {}  # array whose first dimension is over groups -> which groups
         self._groups: dict[str, list[str]] = {}
-        variables: dict[str, Variable] = {}
-        left_out = list(survey.left_out)
-        self._attributes_of = {path: _single(path, values, left_out) for path, values in survey.attributes.items()}
-        attributes: dict[str, Attribute] = dict(self._attributes_of.get("", {}))
         families = find_families(survey.arrays)
         inside = {member for members in families.values() for member in members}
         for name, array in survey.arrays.items():
-            if not inside.isdisjoint(parents(name)):
-                continue
-            self._arrays[name] = array
-            dims = _names(survey.dims[name])
-            variables[name] = Variable(name, array.shape, dims, self._attributes_of[name], array.column_major)
-        for path, own in self._attributes_of.items():
+            if inside.isdisjoint(parents(name)):
+                dims = _names(survey.dims[name])
+                self._arrays[name] = array
+                self.variables[name] = Variable(name, array.shape, dims, attributes[name], array.column_major)
+        for path, own in attributes.items():
             if path and path not in survey.arrays and inside.isdisjoint((path, *parents(path))):
-                attributes |= {f"{path}/{name}": value for name, value in own.items()}
+                self.attributes |= {f"{path}/{name}": value for name, value in own.items()}
         content: dict[str, list[str]] = {group: [] for group in inside}
-        for path in survey.attributes:
+        for path in attributes:
             for group in inside.intersection((path, *parents(path))):
                 content[group].append(path.removeprefix(group))
         for parent, groups in families.items():
             prefix = f"{parent}/*" if parent else "*"
             self._groups[prefix] = groups
-            left_out += self._add_arrays(survey, prefix, groups, content, variables)
-            left_out += self._add_attributes(survey, prefix, groups, content, variables, attributes)
-        for names in ambiguous({name: len(variable.shape) for name, variable in variables.items()}):
+            members = [member for member in content[groups[0]] if f"{groups[0]}{member}" in survey.arrays]
+            for member in members:
+                left_out += self._add_array(survey, attributes, prefix, groups, member)
+            for owner in dict.fromkeys(path for group in groups for path in content[group]):
+                if owner not in members:
+                    own_of_groups = [attributes.get(f"{group}{owner}", {}) for group in groups]
+                    left_out += self._add_attributes(prefix, f"{prefix}{owner}", own_of_groups)
+        for names in ambiguous({name: len(variable.shape) for name, variable in self.variables.items()}):
             for name in names:
-                del variables[name], self._arrays[name]
+                del self.variables[name], self._arrays[name]
             left_out.append(
                 f"{listed(names)}: whether groups that hold an array of the same name are trajectories, fields or "
                 "splits is not known (groups of trajectories have names that differ by a number, and the same arrays)"
             )
-        super().__init__(survey.key, self._arrays, variables, attributes, left_out)
+        self.left_out = tuple(left_out)
 
     def parts(self) -> list[Container]:
         """A part for each group, where the largest array of the file is one whose length differs between them."""
-        fields = [u for u in self._unequal.values() if len(u.found[0].shape) > 1]
-        size = max((sum(int(np.prod(a.shape)) for a in u.found) for u in fields), default=0)
+        fields = [u for u in self._unequal.values() if len(u.arrays[0].shape) > 1]
+        size = max((sum(int(np.prod(a.shape)) for a in u.arrays) for u in fields), default=0)
         if len({u.prefix for u in fields}) != 1 or any(v.size > size for v in self.variables.values()):
             return [self]
         prefix = fields[0].prefix
         groups = self._groups[prefix]
-        told = {u.why for u in self._unequal.values() if u.prefix == prefix}
-        left_out = [text for text in self.left_out if text not in told]
+        reasons = {u.why for u in self._unequal.values() if u.prefix == prefix}
+        left_out = [text for text in self.left_out if text not in reasons]
         # A row of the file with a number for each group, if it is not as long as something else.
-        lengths = {n for u in fields for array in u.found for n in array.shape}
+        lengths = {n for u in fields for array in u.arrays for n in array.shape}
         rows = {
             name: self.whole(name)
             for name, v in self.variables.items()
@@ -143,7 +144,7 @@ class Hdf5Container(Hdf5Arrays):
         for name, unequal in self._unequal.items():
             if unequal.prefix != prefix:
                 continue
-            one, dims = unequal.found[number], unequal.dims
+            one, dims = unequal.arrays[number], unequal.dims
             row = len(one.shape) == 1  # such as the times of the group
             arrays[name] = one if row else (one,)
             shape = one.shape if row else (1, *one.shape)
@@ -151,80 +152,55 @@ class Hdf5Container(Hdf5Arrays):
         part = f"group {self._groups[prefix][number]}"
         return Hdf5Arrays(self._key, arrays, variables, self.attributes, left_out, part)
 
-    def _add_arrays(
+    def _add_array(
         self,
         survey: FileSurvey,
+        attributes: dict[str, dict[str, Attribute]],
         prefix: str,
         groups: list[str],
-        content: dict[str, list[str]],
-        variables: dict[str, Variable],
+        member: str,
     ) -> list[str]:
-        """Arrays of the groups as arrays over them; returns what differs, in words."""
-        left_out: list[str] = []
-        for member in content[groups[0]]:
-            if f"{groups[0]}{member}" not in survey.arrays:
-                continue
-            found = tuple(survey.arrays[f"{group}{member}"] for group in groups)
-            name = f"{prefix}{member}"
-            equal, differing = _over_groups([self._attributes_of[f"{group}{member}"] for group in groups])
-            decisive = sorted(_MEANING.intersection(differing))
-            if decisive:
-                left_out.append(f"'{name}', whose attribute '{decisive[0]}' differs between groups")
-                continue
-            if any(array.shape != found[0].shape for array in found):
-                lengths = sorted({array.shape for array in found})
-                left_out.append(f"'{name}', whose shape differs between groups: {lengths[0]} and {lengths[-1]}")
-                if len({len(array.shape) for array in found}) == 1 and found[0].shape:
-                    dims = _names(survey.dims[f"{groups[0]}{member}"])
-                    self._unequal[name] = _Unequal(prefix, found, dims, equal, left_out[-1])
-                    left_out += self._add_differing(prefix, name, differing, variables)
-                continue
-            common = self._common(found)
-            values: _Source = found if common is None else common
-            dims = _names(survey.dims[f"{groups[0]}{member}"])
-            shape = found[0].shape
-            if common is None:
-                shape, dims = (len(groups), *shape), ("", *dims)
-                self._by_group[name] = prefix
-            self._arrays[name] = values
-            variables[name] = Variable(name, shape, dims, equal)
-            left_out += self._add_differing(prefix, name, differing, variables)
-        return left_out
+        """An array that each group has as an array over groups; returns what differs, in words."""
+        arrays = tuple(survey.arrays[f"{group}{member}"] for group in groups)
+        name, shape = f"{prefix}{member}", arrays[0].shape
+        dims = _names(survey.dims[f"{groups[0]}{member}"])
+        equal, differing = _over_groups([attributes[f"{group}{member}"] for group in groups])
+        decisive = sorted(_MEANING.intersection(differing))
+        if decisive:
+            return [f"'{name}', whose attribute '{decisive[0]}' differs between groups"]
+        if any(array.shape != shape for array in arrays):
+            shapes = sorted({array.shape for array in arrays})
+            why = f"'{name}', whose shape differs between groups: {shapes[0]} and {shapes[-1]}"
+            if len({len(array.shape) for array in arrays}) > 1 or not shape:
+                return [why]
+            self._unequal[name] = _Unequal(prefix, arrays, dims, equal, why)
+            return [why, *self._add_differing(prefix, name, differing)]
+        common = self._common(arrays)
+        if common is None:
+            shape, dims = (len(groups), *shape), ("", *dims)
+            self._by_group[name] = prefix
+        self._arrays[name] = arrays if common is None else common
+        self.variables[name] = Variable(name, shape, dims, equal)
+        return self._add_differing(prefix, name, differing)
 
-    def _add_attributes(
-        self,
-        survey: FileSurvey,
-        prefix: str,
-        groups: list[str],
-        content: dict[str, list[str]],
-        variables: dict[str, Variable],
-        attributes: dict[str, Attribute],
-    ) -> list[str]:
-        """Numbers among the attributes of the groups, and of the groups in them, as arrays over them."""
-        left_out: list[str] = []
-        for owner in dict.fromkeys(path for group in groups for path in content[group]):
-            if f"{groups[0]}{owner}" in survey.arrays:
-                continue
-            name = f"{prefix}{owner}"
-            equal, differing = _over_groups([self._attributes_of.get(f"{group}{owner}", {}) for group in groups])
-            for key, value in equal.items():
-                if isinstance(value, float):
-                    differing[key] = [value] * len(groups)  # a number of each trajectory, though it is the same
-                else:
-                    attributes[f"{name}@{key}"] = value
-            left_out += self._add_differing(prefix, name, differing, variables)
-        return left_out
+    def _add_attributes(self, prefix: str, name: str, of_groups: list[dict[str, Attribute]]) -> list[str]:
+        """Numbers among the attributes of the groups, or of a group in each of them, as arrays over them."""
+        equal, differing = _over_groups(of_groups)
+        for key, value in equal.items():
+            if isinstance(value, float):
+                differing[key] = [value] * len(of_groups)  # a number of each trajectory, though it is the same
+            else:
+                self.attributes[f"{name}@{key}"] = value
+        return self._add_differing(prefix, name, differing)
 
-    def _add_differing(
-        self, prefix: str, owner: str, differing: dict[str, list[Attribute | None]], variables: dict[str, Variable]
-    ) -> list[str]:
+    def _add_differing(self, prefix: str, owner: str, differing: dict[str, list[Attribute | None]]) -> list[str]:
         """Numbers of each group as an array over the groups; returns the others, in words."""
         left_out: list[str] = []
         for key, values in differing.items():
             name = f"{owner}@{key}"
             if all(isinstance(value, float) for value in values):
                 self._arrays[name] = np.array(values, np.float64)
-                variables[name] = Variable(name, (len(values),), ("",))
+                self.variables[name] = Variable(name, (len(values),), ("",))
                 self._by_group[name] = prefix
             elif any(isinstance(value, float) for value in values):
                 left_out.append(f"attribute '{key}', which only some of the groups '{owner}' have as a number")
@@ -232,14 +208,14 @@ class Hdf5Container(Hdf5Arrays):
                 left_out.append(f"attribute '{key}' of '{owner}', a text that differs between groups")
         return left_out
 
-    def _common(self, found: tuple[ArraySurvey, ...]) -> Array | None:
+    def _common(self, arrays: tuple[ArraySurvey, ...]) -> Array | None:
         """The values of a coordinate that every group repeats; None for what differs."""
-        shape = found[0].shape
+        shape = arrays[0].shape
         if len(shape) != 1 or shape[0] > MAX_COMMON_VALUES:
             return None
         region = (slice(0, shape[0], 1),)
-        first = np.array(_region(self._key, found[0], region))
-        for array in found[1:]:
+        first = np.array(_region(self._key, arrays[0], region))
+        for array in arrays[1:]:
             if not np.array_equal(_region(self._key, array, region), first):
                 return None
         return first
@@ -277,11 +253,11 @@ def _single(path: str, attributes: dict[str, Values], left_out: list[str]) -> di
 
 
 def _over_groups(
-    found: list[dict[str, Attribute]],
+    of_groups: list[dict[str, Attribute]],
 ) -> tuple[dict[str, Attribute], dict[str, list[Attribute | None]]]:
     """(attributes that are equal in all groups, the others with their value in each group: None where it lacks)."""
-    keys = {key: None for attributes in found for key in attributes}
-    values = {key: [attributes.get(key) for attributes in found] for key in keys}
+    keys = {key: None for attributes in of_groups for key in attributes}
+    values = {key: [attributes.get(key) for attributes in of_groups] for key in keys}
     equal: dict[str, Attribute] = {}
     for key in keys:
         first = values[key][0]
