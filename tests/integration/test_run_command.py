@@ -22,6 +22,8 @@ from ups.supervise.run_file import hold_steps
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 
+# One rank: how several train is the subject of others, and a process more costs seconds in every step.
+RANKS = ("--ranks", "1")
 STEPS = ["data", "validate", "doctor", "plan", "train", "evaluate", "gate", "bundle", "report"]
 RECIPE = """
 version: 1
@@ -68,7 +70,7 @@ def ups(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def run(folder: Path, *changes: str) -> subprocess.CompletedProcess[str]:
     sets = [word for change in changes for word in ("--set", change)]
-    return ups(folder, "run", "recipe.yaml", "--ranks", "2", *sets)
+    return ups(folder, "run", "recipe.yaml", *RANKS, *sets)
 
 
 def start_folder(folder: Path) -> Path:
@@ -116,7 +118,7 @@ def test_every_step_is_done_in_order_and_recorded_with_its_time(whole: Path) -> 
 
 def test_an_unchanged_second_call_does_nothing_and_imports_no_torch(whole: Path) -> None:
     before = (whole / "runs/waves/steps.json").stat()
-    program = [sys.executable, "-X", "importtime", "-m", "ups", "run", "recipe.yaml", "--ranks", "2"]
+    program = [sys.executable, "-X", "importtime", "-m", "ups", "run", "recipe.yaml", *RANKS]
     with subprocess.Popen(program, cwd=whole, env=environment(), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         imported = process.stderr.read()
@@ -222,7 +224,7 @@ def test_one_flipped_bit_of_the_bundle_is_noticed_and_the_bundle_is_made_again(
     refused = ups(copied, "runs", "promote", "waves", "best")
     assert refused.returncode == 8, refused.stdout + refused.stderr
     assert "make it again with: ups run runs/waves" in refused.stderr
-    again = ups(copied, "run", "runs/waves", "--ranks", "2")
+    again = ups(copied, "run", "runs/waves", *RANKS)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "runs/waves/bundle is damaged" in again.stderr
     assert {step for step in STEPS if before[step] != records(copied)[step]} == {"bundle"}
@@ -247,7 +249,7 @@ def test_one_flipped_bit_of_the_last_checkpoint_is_noticed_and_its_steps_are_tra
 def test_a_disk_that_is_full_ends_with_its_own_code_and_the_next_call_goes_on(whole: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: the store does not fit."""
     folder = start_folder(tmp_path / "place")
-    limited = " ".join(["ulimit -f 2;", "exec", *command("run", "recipe.yaml", "--ranks", "2")])
+    limited = " ".join(["ulimit -f 2;", "exec", *command("run", "recipe.yaml", *RANKS)])
     done = subprocess.run(
         ["bash", "-c", limited], cwd=folder, env=environment(), capture_output=True, text=True, timeout=1200
     )
@@ -264,7 +266,7 @@ def killed_and_started_again(folder: Path, moments: int, seed: int, longest: flo
     draw = random.Random(seed)
     for _ in range(moments):
         with subprocess.Popen(
-            command("run", "recipe.yaml", "--ranks", "2"),
+            command("run", "recipe.yaml", *RANKS),
             cwd=folder,
             env=environment(),
             stdout=subprocess.DEVNULL,

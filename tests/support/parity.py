@@ -109,7 +109,10 @@ def _recipe(
         "type": variant.get("stage", "operator"),
         "steps": variant.get("steps", steps),
         "unroll_steps": 2,
-        "optim": {"type": variant["optimizer"], "learning_rate": RATES[variant["optimizer"]]},
+        "optim": {
+            "type": variant["optimizer"],
+            "learning_rate": RATES[variant["optimizer"]] * variant.get("rate", 1.0),
+        },
     }
     if stage["type"] == "steady":
         del stage["unroll_steps"]

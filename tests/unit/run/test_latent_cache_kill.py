@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.checkout import path_with
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -17,7 +20,7 @@ OFFSETS = 20
 
 def test_20_kills_leave_the_old_or_the_new_and_the_next_writer_ends_with_the_same_bytes(tmp_path: Path) -> None:
     command = [sys.executable, str(DRIVER), str(tmp_path), str(OFFSETS)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, env={**os.environ, **path_with()}, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     cases = found["cases"]
