@@ -167,7 +167,7 @@ def test_m11_a_kill_inside_a_save_and_a_cut_file_never_lead_to_a_bad_load(
     assert weights(result) == weights(clean)
 
 
-@pytest.mark.parametrize("how", ["flip", "truncate"])
+@pytest.mark.parametrize("how", ["flip", pytest.param("truncate", marks=pytest.mark.long)])
 def test_m11_a_damaged_checkpoint_is_named_on_the_terminal_in_run_json_and_by_why(
     tmp_path: Path, recipe: Path, how: str
 ) -> None:

@@ -71,7 +71,7 @@ def test_a_run_killed_three_times_continues_bitwise(tmp_path: Path, recipe: Path
     assert all((row["loss"], row["grad_norm"]) == said[row["step"]] for row in rows(result))
 
 
-@pytest.mark.parametrize("step", [9, 23])
+@pytest.mark.parametrize("step", [9, pytest.param(23, marks=pytest.mark.long)])
 def test_a_step_that_is_no_number_on_one_rank_is_skipped_by_all(tmp_path: Path, recipe: Path, step: int) -> None:
     result = run(tmp_path / "run", fault("nan", 1, step, "forward"), recipe=recipe)
     assert result.code == 0, result.output

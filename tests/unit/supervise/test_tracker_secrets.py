@@ -43,8 +43,8 @@ def test_secrets_of_trackers_reach_no_file_list_or_message(tmp_path: Path, monke
         ]
         run_dir = make_run(tmp_path / "small", trackers)
         with _command_lines() as seen:
-            said = lead(run_dir, range(1, 5), "failed").stderr
-            problems = sync(run_dir, ["mlflow", "mlflow-1", "wandb", "wandb-1"], 60)
+            said = lead(run_dir, range(1, 5), "failed", close_seconds=5.0).stderr
+            problems = sync(run_dir, ["mlflow", "mlflow-1", "wandb", "wandb-1"], 25)
     assert {name for name, problem in problems.items() if not problem} == {"wandb"}
     assert "tracker 'mlflow' is not complete" in said
     assert notes_of(run_dir)["mlflow"].problem
