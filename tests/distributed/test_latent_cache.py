@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 import yaml
 
 import ups
+from tests.support.command_line import ups_here
 from tests.support.latents import latent_recipe
 from tests.support.mixture import MODELS, mixture_recipe, write_mixture
 from ups.errors import ConfigError, DataChangedError, DataError
@@ -41,8 +40,7 @@ def recipe(folder: Path) -> dict[str, Any]:
 def command(folder: Path, recipe: dict[str, Any], *options: str) -> Any:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    arguments = [sys.executable, "-m", "ups.cli.main", "data", "cache", str(path), *options]
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    return ups_here(folder, "data", "cache", str(path), *options)
 
 
 @pytest.fixture(scope="module")

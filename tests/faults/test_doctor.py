@@ -1,7 +1,6 @@
 """`ups doctor` passes a healthy recipe and refuses ten silent bugs, each by the check that is for it, in useful words.
 
-A silent bug is one with which training runs to its end and gives a worse model: no error, no crash (rows 4 to 12 and 20
-of the catalog of failures).
+A silent bug is one with which training runs to its end and gives a worse model: no error, no crash.
 """
 
 from __future__ import annotations

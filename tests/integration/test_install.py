@@ -1,36 +1,30 @@
 """What a new user gets from `pip install universal-simulator`, without any extra.
 
-The wheel is built and installed into an empty environment together with every core dependency but torch: torch alone
-takes longer to install than all other tests of this file, and leaving it out proves at the same time that the commands
-tested here do not need it. `.ci/run` installs the project with torch, through pip's own resolution.
+The wheel is installed into an environment with every core dependency but torch (`environments.core_environment`):
+that proves at the same time that the commands tested here do not need torch. `.ci/run` installs the project with torch,
+through pip's own resolution.
 """
 
 import json
 import re
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.integration.environments import ROOT, run
+from tests.integration.environments import ROOT, core_environment, run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 INSTALL_PAGE = ROOT / "docs" / "install.md"
 
 
 @pytest.fixture(scope="module")
-def environment(wheel: Path) -> Path:
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin directory of an environment with the wheel and the core dependencies, torch excepted."""
-    place = wheel.parent / "environment"
-    run(sys.executable, "-m", "venv", "--without-pip", place, cwd=wheel.parent)
     light = [requirement for requirement in PROJECT["dependencies"] if not requirement.startswith("torch")]
     assert len(light) == len(PROJECT["dependencies"]) - 1
-    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python", "install", "-q"]
-    run(*pip, "-c", ROOT / ".ci" / "constraints.txt", *light, cwd=wheel.parent)
-    run(*pip, "--no-deps", wheel, cwd=wheel.parent)
-    return place / "bin"
+    return core_environment(tmp_path_factory.mktemp("light") / "environment", wheel, light)
 
 
 @pytest.mark.processes

@@ -6,16 +6,14 @@ with its reference in the same line is a failure, so a new number must bring its
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.integration.environments import ROOT
+from tests.support.command_line import ups_here
 from ups.formats.store_writer import StoreWriter
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
@@ -87,16 +85,10 @@ def write_data(folder: Path) -> None:
 
 def ups(desk: Path, *arguments: str) -> list[str]:
     """Lines that a command printed, to either stream."""
-    environment = os.environ | {"NO_COLOR": "1", "OMP_NUM_THREADS": "1", "HOME": str(desk)}
-    done = subprocess.run(
-        [sys.executable, "-m", "ups", *arguments],
-        cwd=desk,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_COLOR", "1")
+        patch.setenv("HOME", str(desk))
+        done = ups_here(desk, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
 

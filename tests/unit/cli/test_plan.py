@@ -71,7 +71,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*words, *(word for change in changes for word in ("--set", change))]
 
 
-@pytest.mark.parametrize("gpus", BY_HAND)
+@pytest.mark.parametrize("gpus", [8, pytest.param(64, marks=pytest.mark.long), 1024])
 def test_a_plan_agrees_with_a_calculation_by_hand(
     wide: list[str], capsys: pytest.CaptureFixture[str], gpus: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Row 8: a step calls the stage itself, so gradients are never reduced and each rank trains a model of its own."""
+"""A step calls the stage itself, so gradients are never reduced and each rank trains a model of its own."""
 
 from ups.distributed.strategies import Ddp
 

@@ -1,4 +1,4 @@
-"""Row 7: draws come from a generator that every rank seeds alike, instead of from the window number."""
+"""Draws come from a generator that every rank seeds alike, instead of from the window number."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Row 20: workers are forked from a process that has a file open, and share its position in that file.
+"""Workers are forked from a process that has a file open, and share its position in that file.
 
 HDF5 builds without pread do exactly this: seek, then read. The pause makes the race certain instead of rare.
 """

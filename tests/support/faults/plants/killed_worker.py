@@ -1,4 +1,4 @@
-"""M12: a loader worker dies while it reads."""
+"""A loader worker dies while it reads."""
 
 from ups.data import worker_pool
 

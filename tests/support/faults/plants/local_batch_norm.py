@@ -1,4 +1,4 @@
-"""Row 12: running statistics of each rank's own samples."""
+"""Running statistics of each rank's own samples."""
 
 from torch import nn
 

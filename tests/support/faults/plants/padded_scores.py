@@ -1,4 +1,4 @@
-"""Row 11: a rank with fewer trajectories scores the first one again, so that all have the same number."""
+"""A rank with fewer trajectories scores the first one again, so that all have the same number."""
 
 from ups.evaluation import rollout
 from ups.spec.batch import RankInfo

@@ -1,4 +1,4 @@
-"""Row 5: every rank cuts the share of rank 0 out of a block, as without a distributed sampler."""
+"""Every rank cuts the share of rank 0 out of a block, as without a distributed sampler."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Row 6: the number of the pass is not part of the key of the order."""
+"""The number of the pass is not part of the key of the order."""
 
 from ups.data.permutation import Permutation
 

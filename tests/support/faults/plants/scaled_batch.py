@@ -1,4 +1,4 @@
-"""Row 10: batch_size is taken as the share of a rank, so the global batch grows with the number of ranks."""
+"""Batch_size is taken as the share of a rank, so the global batch grows with the number of ranks."""
 
 import os
 

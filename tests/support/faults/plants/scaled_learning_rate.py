@@ -1,4 +1,4 @@
-"""Row 10: the learning rate grows with the number of ranks, and nobody asked for it."""
+"""The learning rate grows with the number of ranks, and nobody asked for it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""M3: rank 1 crashes in native code while its model is wrapped."""
+"""Rank 1 crashes in native code while its model is wrapped."""
 
 import ctypes
 import os

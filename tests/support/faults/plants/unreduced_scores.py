@@ -1,4 +1,4 @@
-"""Row 11: each rank reports the scores of its own trajectories."""
+"""Each rank reports the scores of its own trajectories."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Row 9: losses of micro-batches are added up without dividing by their number."""
+"""Losses of micro-batches are added up without dividing by their number."""
 
 from ups.data.rank_source import RankSource
 

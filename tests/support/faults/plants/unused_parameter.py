@@ -1,4 +1,4 @@
-"""Row 4: a parameter that no forward pass uses."""
+"""A parameter that no forward pass uses."""
 
 import torch
 from torch import nn
