@@ -62,8 +62,6 @@ def run(
 
 def _facts(run_dir: Path, code: int) -> dict[str, Any]:
     """A run after its last step, for programs."""
-    from dataclasses import asdict
-
     from ups.record.manifest import read_manifest
     from ups.record.run_dir import is_bundle
     from ups.run.steps_file import read_steps
@@ -79,5 +77,5 @@ def _facts(run_dir: Path, code: int) -> dict[str, Any]:
         "gate": document.get("gate"),
         "bundle": str(bundle) if there else None,
         "bundle_sha256": read_manifest(bundle).sha256 if there else None,
-        "steps": [asdict(record) for record in read_steps(run_dir)],
+        "steps": [record.model_dump() for record in read_steps(run_dir)],
     }

@@ -15,6 +15,7 @@ from typing import Any
 
 from ups.config.recipe import plain_data
 from ups.config.schema import Recipe
+from ups.data.open import open_task
 from ups.errors import ConfigError, MissingExtraError, TrainingError
 from ups.library.run import Run
 from ups.library.scores import Comparison, compare
@@ -92,8 +93,6 @@ def _trained(recipe: dict[str, Any], progress: bool) -> Run:
 
 def _baseline(recipe: Recipe, name: str, number: int, seconds: float, plain: dict[str, Any]) -> dict[str, Any]:
     """The recipe in `plain` for a baseline of task `number`."""
-    from ups.data.open import open_task
-
     with contextlib.closing(open_task(recipe.data.tasks[number])) as reader:
         most, settings = BASELINES[name][reader.task.num_spatial_dims]
         windows = min(most, reader.splits["train"] * max(1, reader.num_frames - recipe.data.context_frames))

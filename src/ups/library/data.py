@@ -13,6 +13,8 @@ import numpy as np
 
 from ups.config.description import TaskDescription
 from ups.data.open import open_paths
+from ups.data.permutation import Permutation
+from ups.data.windows import WindowIndex
 from ups.errors import ConfigError, DataError, MachineError, MissingExtraError, UpsError
 from ups.formats.base import GridReader, Subsampling
 from ups.record.processes import bound_to, module_command
@@ -147,8 +149,6 @@ class Dataset:
         None for the order on disk. The last batch may be smaller.
         """
 
-        from ups.data.permutation import Permutation
-        from ups.data.windows import WindowIndex
         from ups.spec.batch import Batch
 
         self._check(split, 0)

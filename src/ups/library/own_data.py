@@ -14,6 +14,7 @@ from ups.buckets.path import matching_paths
 from ups.config.description import TaskDescription, describe_values, description_next_to, read_description
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
+from ups.config.yaml_subset import scalar_text
 from ups.data.guess import Guess, description_page, guess_description, guess_lines
 from ups.data.pack import pack
 from ups.errors import ConfigError, DataError
@@ -25,6 +26,7 @@ from ups.formats.zarr_store import is_own_store
 from ups.library.data import Dataset, PathLike, open_data
 from ups.record.files import write_file_atomically
 from ups.record.text import duration_text, printable
+from ups.spec.statistics import Statistics
 from ups.spec.task import Role
 
 # What `ups init` proposes to train, in CPU time of one core, and the fewest steps that make a model; the largest grid
@@ -214,7 +216,6 @@ def _step_seconds(recipe: Recipe, reader: GridReader, most_samples: int) -> floa
     """CPU time of a training step, by a few steps with at most so many samples."""
     from ups.run.assemble import OpenData
     from ups.run.planning import measure_stages
-    from ups.spec.statistics import Statistics
 
     size, task = recipe.data.batch_size, reader.task
     tried = min(size, most_samples)
@@ -230,8 +231,6 @@ def _step_seconds(recipe: Recipe, reader: GridReader, most_samples: int) -> floa
 def _recipe_page(
     folder: Path, paths: Sequence[Path], reader: GridReader, description: str | None, steps: tuple[int, str]
 ) -> bytes:
-    from ups.config.yaml_subset import scalar_text
-
     name = task_name(folder.resolve()).lstrip("_-") or "run"
     listed = [scalar_text(str(path)) for path in paths]
     path = listed[0] if len(listed) == 1 else "\n" + "\n".join(f"        - {one}" for one in listed)

@@ -15,7 +15,7 @@ from ups.errors import ConfigError, UpsError
 from ups.record.checkpoints import list_checkpoints, read_progress
 from ups.record.manifest import is_committed
 from ups.record.text import path_text
-from ups.run.directory import earlier_stage
+from ups.run.directory import earlier_stage, run_dir_of
 
 RecipeLike = str | os.PathLike[str] | Recipe | Mapping[str, Any]
 
@@ -51,8 +51,6 @@ def override_text(name: str, value: Any) -> str:
 
 def run_dir_for(recipe: RecipeLike, resolved: ResolvedRecipe) -> Path:
     """Where the run of a recipe lives: the run directory that was given, `run.dir`, or runs/<name>."""
-    from ups.run.directory import run_dir_of
-
     return run_dir_of(resolved, os.fspath(recipe) if isinstance(recipe, str | os.PathLike) else "")
 
 

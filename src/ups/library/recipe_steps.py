@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,31 @@ from ups.config.identity import recipe_identity
 from ups.config.recipe import ResolvedRecipe, plain_data
 from ups.config.schema import Recipe, TaskConfig
 from ups.config.source import SETTINGS, SourceConfig
+from ups.data.content import content_sample
+from ups.doctor.checks import CHECK_PROGRAMS
+from ups.doctor.examine import examine
+from ups.doctor.processes import Examination
 from ups.errors import ConfigError, DataChangedError, DataError, UpsError
-from ups.library.train import Output
+from ups.inference.stored_scores import stored_warnings
+from ups.library.train import Output, train_resolved
 from ups.record.files import write_file_atomically
 from ups.record.identity import file_sha256
+from ups.record.manifest import read_manifest, verify
 from ups.record.processes import module_command
 from ups.record.run_dir import CONFIG_NAME, RunDir
 from ups.record.text import counted, duration_text, last_line, path_text, size_text
+from ups.run.gate import gate_words, judge, read_results
+from ups.run.software import describe
 from ups.run.steps_file import StepRecord, digest, read_steps
+from ups.supervise.bucket_mirror import BucketMirror
+from ups.supervise.run_file import GATE_FAILED, TRAINED, hold_run, note_gate, read_run, was_started
 
 logger = logging.getLogger(__name__)
 
 # Of a step that leaves nothing on the disk that could be looked at.
 NOTHING = "-"
+# In the attributes of a store that was imported: a hash of the files that it was made from.
+MADE_FROM = "made_from"
 
 
 class StepOutput(Output):
@@ -93,8 +106,6 @@ class Job:
     @property
     def samples(self) -> dict[str, str]:
         """A hash of the content of each task's data, taken once the data is there."""
-        from ups.data.content import content_sample
-
         if not self._samples:
             self._samples = {task.name: content_sample(task.paths)[0] for task in self.resolved.recipe.data.tasks}
         return self._samples
@@ -102,8 +113,6 @@ class Job:
     @property
     def checkpoint(self) -> str:
         """Hash of the checkpoint with which the training ended; '' if there is none that is whole."""
-        from ups.supervise.run_file import TRAINED, read_run, was_started
-
         if not was_started(self.run_dir):
             return ""
         document = read_run(self.run_dir)
@@ -113,8 +122,6 @@ class Job:
 
     def committed(self, directory: Path) -> str:
         """Hash of the manifest of a committed directory; '' if it is not there, or a byte of it has changed."""
-        from ups.record.manifest import read_manifest, verify
-
         try:
             found = verify(directory, deep=read_manifest(directory).sha256 not in self._hashed)
         except UpsError as error:
@@ -149,215 +156,6 @@ class Step:
     after_failed_gate: bool = True
 
 
-def _data_inputs(job: Job) -> Any:
-    return {task.name: [task.path, source_facts(task)] for task in job.resolved.recipe.data.tasks}
-
-
-def _data_outputs(job: Job) -> str:
-    tasks = job.resolved.recipe.data.tasks
-    if not all(Path(path).exists() for task in tasks for path in task.paths):
-        return ""
-    return digest(job.samples)
-
-
-def _counter(progress: Callable[[str, int, int], None] | None, what: str) -> Callable[[int, int], None]:
-    """How far one thing is, for a display that may not be there."""
-
-    def show(done: int, total: int) -> None:
-        if progress is not None:
-            progress(what, done, total)
-
-    return show
-
-
-def _make_data(job: Job) -> str:
-    job._samples = {}
-    with job.output.scoring() as progress:
-        tasks = job.resolved.recipe.data.tasks
-        return "; ".join(make_data(task, _counter(progress, f"fetching {task.name}")) for task in tasks)
-
-
-def _validate_inputs(job: Job) -> Any:
-    tasks = [task.model_dump(mode="json", exclude={"source", "weight"}) for task in job.resolved.recipe.data.tasks]
-    return [job.samples, tasks]
-
-
-def _validate(job: Job) -> str:
-    from ups.data.validate import validate_paths
-
-    count = 0
-    with job.output.scoring() as progress:
-        for task in job.resolved.recipe.data.tasks:
-            found = validate_paths(
-                task.paths,
-                allow=task.allow,
-                progress=_counter(progress, f"validating {task.name}"),
-                problem=task.problem,
-                format=task.format,
-                description=task.description,
-            )
-            if found.num_findings:
-                first = found.findings[0]
-                more = f" (and {found.num_findings - 1} more)" if found.num_findings > 1 else ""
-                raise DataError(
-                    f"task '{task.name}': {first.kind}: {first.where}: {first.message}{more}",
-                    hint=f"see all with: ups data validate {path_text(Path(task.paths[0]))}; what is right for "
-                    "this data goes into `allow` of the task",
-                )
-            count += found.num_trajectories
-    return f"{count} trajectories, nothing wrong"
-
-
-def _doctor_inputs(job: Job) -> Any:
-    from ups.run.software import describe
-
-    libraries = {name: value for name, value in describe().items() if name != "extras"}
-    return [plain_data(job.resolved.recipe)["engine"], job.ranks, os.uname().nodename, libraries]
-
-
-def _examine(job: Job) -> str:
-    from ups.doctor.checks import CHECK_PROGRAMS
-    from ups.doctor.examine import examine
-    from ups.doctor.processes import Examination
-
-    # The part that the recipe does not change. What the recipe adds, the first step of the training shows as well.
-    quick = ("machine", "libraries", *(("group",) if job.ranks > 1 else ()))
-    verdicts = examine(Examination(job.ranks, job.run_dir, job.resolved.text, only=quick))
-    failed = verdicts[-1] if verdicts and not verdicts[-1].ok else None
-    if failed is None:
-        return f"{counted(len(verdicts), 'check')} with {counted(job.ranks, 'rank')}"
-    errors = {check.name: check.error for program in CHECK_PROGRAMS for check in program.checks}
-    raise errors[failed.check](f"the doctor's check '{failed.check}': {failed.says}", hint=failed.advice)
-
-
-def _plan_inputs(job: Job) -> Any:
-    plain = plain_data(job.resolved.recipe)
-    how = {name: plain[name] for name in ("engine", "checkpoint")}
-    return [recipe_identity(job.resolved.recipe), job.samples, how, job.ranks, os.uname().nodename]
-
-
-def _plan(job: Job) -> str:
-    return make_plan(job.resolved.text, job.ranks, job.run_dir)
-
-
-def _train_inputs(job: Job) -> Any:
-    return [recipe_identity(job.resolved.recipe), job.samples]
-
-
-def _train(job: Job) -> str:
-    from ups.library.train import train_resolved
-    from ups.supervise.run_file import read_run
-
-    code = train_resolved(job.resolved, job.run_dir, job.ranks, job.output, bundle=False)
-    document = read_run(job.run_dir)
-    if code:
-        raise StoppedError(code, document["cause"] or document["state"], document["verdict"])
-    return f"step {document['checkpoint']}, verified"
-
-
-def _evaluate_inputs(job: Job) -> Any:
-    return [job.checkpoint, job.samples]
-
-
-def _evaluate(job: Job) -> str:
-    from ups.run.scoring import add_cost, report_folder, score, write_scores
-    from ups.run.trained import load_trained
-    from ups.supervise.run_file import hold_run
-
-    with hold_run(job.run_dir), job.output.scoring() as progress:
-        trained = load_trained(str(job.run_dir))
-        results = score(trained, progress=progress)
-        add_cost(trained, results)
-        path = write_scores(report_folder(job.run_dir), trained, results, page=False)[0]
-    job.output.scored(results, path)
-    return f"{counted(len(results), 'task')} on the test split"
-
-
-def _gate_inputs(job: Job) -> Any:
-    conditions = [condition.model_dump(mode="json") for condition in job.resolved.recipe.gate]
-    return [conditions, job.scores()]
-
-
-def _gate_outputs(job: Job) -> str:
-    from ups.supervise.run_file import GATE_FAILED, read_run
-
-    document = read_run(job.run_dir)
-    if job.resolved.recipe.gate:
-        return digest(document["gate"]) if "gate" in document else ""
-    return NOTHING if "gate" not in document and document["state"] != GATE_FAILED else ""
-
-
-def _judge(job: Job) -> str:
-    """Judge the scores that are there, and put the verdict into run.json."""
-    from ups.record.files import write_file_atomically
-    from ups.run.gate import gate_words, judge, read_results
-    from ups.supervise.run_file import hold_run, note_gate
-
-    judged = judge(job.resolved.recipe.gate, read_results(RunDir(job.run_dir).scores))
-    job.gate_failed = gate_words(judged)
-    with hold_run(job.run_dir):
-        # The recipe learns the same as the run has (the training is done); its gate may be a new one.
-        if job.file(CONFIG_NAME) != job.resolved.hash:
-            write_file_atomically(RunDir(job.run_dir).config, job.resolved.text.encode())
-        verdict = note_gate(job.run_dir, [one.to_json() for one in judged], job.gate_failed)
-    if judged:
-        job.output.pronounced(verdict)
-    return job.gate_failed or (f"{len(judged)} conditions hold" if judged else "the recipe sets no bar")
-
-
-def _bundle_inputs(job: Job) -> Any:
-    return [job.checkpoint, job.scores()]
-
-
-def _bundle_outputs(job: Job) -> str:
-    return job.committed(RunDir(job.run_dir).bundle)
-
-
-def _bundle(job: Job) -> str:
-    from ups.evaluation.results import from_json
-    from ups.inference.stored_scores import stored_warnings
-    from ups.run.gate import read_results
-    from ups.run.scoring import make_bundle
-    from ups.run.trained import load_trained
-    from ups.supervise.bucket_mirror import BucketMirror
-    from ups.supervise.run_file import hold_run
-
-    results = from_json(read_results(RunDir(job.run_dir).scores))
-    with hold_run(job.run_dir), BucketMirror(job.run_dir, job.resolved.recipe.checkpoint):
-        path = make_bundle(RunDir(job.run_dir).bundle, load_trained(str(job.run_dir)), results)
-    step, texts = stored_warnings(path)
-    return "; WARNING: ".join([f"{path_text(path)} {_bundle_outputs(job)[:12]} after {step} steps", *texts])
-
-
-def _report(job: Job) -> str:
-    from ups.evaluation.results import from_json
-    from ups.run.gate import read_results
-    from ups.run.scoring import write_page
-    from ups.run.trained import load_trained
-    from ups.supervise.run_file import hold_run
-
-    results = from_json(read_results(RunDir(job.run_dir).scores))
-    with hold_run(job.run_dir):
-        scoring = next((step.seconds for step in read_steps(job.run_dir) if step.name == "evaluate"), 0.0)
-        return path_text(write_page(RunDir(job.run_dir).report, load_trained(str(job.run_dir)), results, scoring))
-
-
-STEPS: Sequence[Step] = (
-    Step("data", "making the data that is missing", _data_inputs, _data_outputs, _make_data),
-    Step("validate", "reading all data once", _validate_inputs, lambda job: NOTHING, _validate),
-    Step("doctor", "trying machine, libraries and ranks", _doctor_inputs, lambda job: NOTHING, _examine),
-    Step("plan", "estimating memory and time", _plan_inputs, lambda job: job.file(RunDir.plan.name), _plan),
-    Step("train", "training the stages", _train_inputs, lambda job: job.checkpoint, _train),
-    Step("evaluate", "scoring on the test split", _evaluate_inputs, lambda job: job.scores(), _evaluate),
-    Step("gate", "holding the scores against the gate", _gate_inputs, _gate_outputs, _judge),
-    Step("bundle", "writing the bundle", _bundle_inputs, _bundle_outputs, _bundle, after_failed_gate=False),
-    Step("report", "drawing the worst cases", _bundle_inputs, lambda job: job.file(RunDir.report_page.name), _report),
-)
-
-
-MADE_FROM = "made_from"
-
-
 def source_facts(task: TaskConfig) -> dict[str, Any]:
     """What the store of a task would be made from; of files their content, not their place or time."""
     source = task.source
@@ -376,8 +174,6 @@ def _source_files(source: SourceConfig) -> list[str]:
 
 def _made_from(task: TaskConfig, source: SourceConfig) -> str:
     """Hash of the content of the files and of what is said about them; '' if a file is not there any more."""
-    from ups.data.content import content_sample
-
     if not all(Path(file).exists() for file in _source_files(source)):
         return ""
     said = source.model_dump(mode="json", include={"description"})
@@ -499,27 +295,196 @@ def _import_store(task: TaskConfig, source: SourceConfig) -> None:
     pack(reader, path, generator={"source": names, MADE_FROM: now})
 
 
-def make_plan(recipe: str, ranks: int, run_dir: Path) -> str:
-    """Plan a recipe, given as its resolved text, for this machine; returns a line about it."""
+def _data_inputs(job: Job) -> Any:
+    return {task.name: [task.path, source_facts(task)] for task in job.resolved.recipe.data.tasks}
+
+
+def _data_outputs(job: Job) -> str:
+    tasks = job.resolved.recipe.data.tasks
+    if not all(Path(path).exists() for task in tasks for path in task.paths):
+        return ""
+    return digest(job.samples)
+
+
+def _make_data(job: Job) -> str:
+    job._samples = {}
+    with job.output.scoring() as progress:
+        return "; ".join(
+            make_data(task, partial(progress, f"fetching {task.name}") if progress else None)
+            for task in job.resolved.recipe.data.tasks
+        )
+
+
+def _validate_inputs(job: Job) -> Any:
+    tasks = [task.model_dump(mode="json", exclude={"source", "weight"}) for task in job.resolved.recipe.data.tasks]
+    return [job.samples, tasks]
+
+
+def _validate(job: Job) -> str:
+    from ups.data.validate import validate_paths
+
+    count = 0
+    with job.output.scoring() as progress:
+        for task in job.resolved.recipe.data.tasks:
+            found = validate_paths(
+                task.paths,
+                allow=task.allow,
+                progress=partial(progress, f"validating {task.name}") if progress else None,
+                problem=task.problem,
+                format=task.format,
+                description=task.description,
+            )
+            if found.num_findings:
+                first = found.findings[0]
+                more = f" (and {found.num_findings - 1} more)" if found.num_findings > 1 else ""
+                raise DataError(
+                    f"task '{task.name}': {first.kind}: {first.where}: {first.message}{more}",
+                    hint=f"see all with: ups data validate {path_text(Path(task.paths[0]))}; what is right for "
+                    "this data goes into `allow` of the task",
+                )
+            count += found.num_trajectories
+    return f"{count} trajectories, nothing wrong"
+
+
+def _doctor_inputs(job: Job) -> Any:
+    libraries = {name: value for name, value in describe().items() if name != "extras"}
+    return [plain_data(job.resolved.recipe)["engine"], job.ranks, os.uname().nodename, libraries]
+
+
+def _examine(job: Job) -> str:
+    # The part that the recipe does not change. What the recipe adds, the first step of the training shows as well.
+    quick = ("machine", "libraries", *(("group",) if job.ranks > 1 else ()))
+    verdicts = examine(Examination(job.ranks, job.run_dir, job.resolved.text, only=quick))
+    failed = verdicts[-1] if verdicts and not verdicts[-1].ok else None
+    if failed is None:
+        return f"{counted(len(verdicts), 'check')} with {counted(job.ranks, 'rank')}"
+    errors = {check.name: check.error for program in CHECK_PROGRAMS for check in program.checks}
+    raise errors[failed.check](f"the doctor's check '{failed.check}': {failed.says}", hint=failed.advice)
+
+
+def _plan_inputs(job: Job) -> Any:
+    plain = plain_data(job.resolved.recipe)
+    how = {name: plain[name] for name in ("engine", "checkpoint")}
+    return [recipe_identity(job.resolved.recipe), job.samples, how, job.ranks, os.uname().nodename]
+
+
+def _plan(job: Job) -> str:
+    """Plan the recipe for this machine. A plan stops nothing: times are estimates, and a run that does not fit halves
+    its micro-batch by itself.
+    """
     with tempfile.TemporaryDirectory(prefix="ups-plan-") as folder:
         path = Path(folder) / CONFIG_NAME
-        path.write_text(recipe)
+        path.write_text(job.resolved.text)
         # In a process of its own: this one works when torch is what is broken.
-        command = module_command("ups", "plan", str(path), "--gpus", str(ranks), "--json")
+        command = module_command("ups", "plan", str(path), "--gpus", str(job.ranks), "--json")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = last_line(done.stderr)
-        _write_plan(run_dir, {"problem": last})
+        _write_plan(job, {"problem": last})
         return f"none could be made: {last}"
-    found = json.loads(done.stdout)
-    _write_plan(run_dir, found)
-    seconds = sum(stage["seconds"] for stage in found["stages"])
-    peak = max(stage["memory_bytes"]["peak"] for stage in found["stages"])
-    fits = all(stage["fits"] for stage in found["stages"])
+    plan = json.loads(done.stdout)
+    _write_plan(job, plan)
+    seconds = sum(stage["seconds"] for stage in plan["stages"])
+    peak = max(stage["memory_bytes"]["peak"] for stage in plan["stages"])
+    fits = all(stage["fits"] for stage in plan["stages"])
     return f"about {duration_text(seconds)} of training, {size_text(peak)} of tensors on a rank" + (
         "" if fits else ", which do not fit"
     )
 
 
-def _write_plan(run_dir: Path, found: dict[str, Any]) -> None:
-    write_file_atomically(RunDir(run_dir).plan, (json.dumps(found, indent=1) + "\n").encode())
+def _write_plan(job: Job, plan: dict[str, Any]) -> None:
+    write_file_atomically(RunDir(job.run_dir).plan, (json.dumps(plan, indent=1) + "\n").encode())
+
+
+def _train_inputs(job: Job) -> Any:
+    return [recipe_identity(job.resolved.recipe), job.samples]
+
+
+def _train(job: Job) -> str:
+    code = train_resolved(job.resolved, job.run_dir, job.ranks, job.output, bundle=False)
+    document = read_run(job.run_dir)
+    if code:
+        raise StoppedError(code, document["cause"] or document["state"], document["verdict"])
+    return f"step {document['checkpoint']}, verified"
+
+
+def _evaluate_inputs(job: Job) -> Any:
+    return [job.checkpoint, job.samples]
+
+
+def _evaluate(job: Job) -> str:
+    from ups.run.scoring import add_cost, load_trained, report_folder, score, write_scores
+
+    with hold_run(job.run_dir), job.output.scoring() as progress:
+        trained = load_trained(str(job.run_dir))
+        results = score(trained, progress=progress)
+        add_cost(trained, results)
+        path = write_scores(report_folder(job.run_dir), trained, results, page=False)[0]
+    job.output.scored(results, path)
+    return f"{counted(len(results), 'task')} on the test split"
+
+
+def _gate_inputs(job: Job) -> Any:
+    conditions = [condition.model_dump(mode="json") for condition in job.resolved.recipe.gate]
+    return [conditions, job.scores()]
+
+
+def _gate_outputs(job: Job) -> str:
+    document = read_run(job.run_dir)
+    if job.resolved.recipe.gate:
+        return digest(document["gate"]) if "gate" in document else ""
+    return NOTHING if "gate" not in document and document["state"] != GATE_FAILED else ""
+
+
+def _judge(job: Job) -> str:
+    """Judge the scores that are there, and put the verdict into run.json."""
+    judged = judge(job.resolved.recipe.gate, read_results(RunDir(job.run_dir).scores))
+    job.gate_failed = gate_words(judged)
+    with hold_run(job.run_dir):
+        # The recipe learns the same as the run has (the training is done); its gate may be a new one.
+        if job.file(CONFIG_NAME) != job.resolved.hash:
+            write_file_atomically(RunDir(job.run_dir).config, job.resolved.text.encode())
+        verdict = note_gate(job.run_dir, [one.to_json() for one in judged], job.gate_failed)
+    if judged:
+        job.output.pronounced(verdict)
+    return job.gate_failed or (f"{len(judged)} conditions hold" if judged else "the recipe sets no bar")
+
+
+def _bundle_inputs(job: Job) -> Any:
+    return [job.checkpoint, job.scores()]
+
+
+def _bundle_outputs(job: Job) -> str:
+    return job.committed(RunDir(job.run_dir).bundle)
+
+
+def _bundle(job: Job) -> str:
+    from ups.run.scoring import load_trained, make_bundle, stored_results
+
+    results = stored_results(RunDir(job.run_dir).scores)
+    with hold_run(job.run_dir), BucketMirror(job.run_dir, job.resolved.recipe.checkpoint):
+        path = make_bundle(RunDir(job.run_dir).bundle, load_trained(str(job.run_dir)), results)
+    step, texts = stored_warnings(path)
+    return "; WARNING: ".join([f"{path_text(path)} {_bundle_outputs(job)[:12]} after {step} steps", *texts])
+
+
+def _report(job: Job) -> str:
+    from ups.run.scoring import load_trained, stored_results, write_page
+
+    results = stored_results(RunDir(job.run_dir).scores)
+    with hold_run(job.run_dir):
+        scoring = next((step.seconds for step in read_steps(job.run_dir) if step.name == "evaluate"), 0.0)
+        return path_text(write_page(RunDir(job.run_dir).report, load_trained(str(job.run_dir)), results, scoring))
+
+
+STEPS: Sequence[Step] = (
+    Step("data", "making the data that is missing", _data_inputs, _data_outputs, _make_data),
+    Step("validate", "reading all data once", _validate_inputs, lambda job: NOTHING, _validate),
+    Step("doctor", "trying machine, libraries and ranks", _doctor_inputs, lambda job: NOTHING, _examine),
+    Step("plan", "estimating memory and time", _plan_inputs, lambda job: job.file(RunDir.plan.name), _plan),
+    Step("train", "training the stages", _train_inputs, lambda job: job.checkpoint, _train),
+    Step("evaluate", "scoring on the test split", _evaluate_inputs, lambda job: job.scores(), _evaluate),
+    Step("gate", "holding the scores against the gate", _gate_inputs, _gate_outputs, _judge),
+    Step("bundle", "writing the bundle", _bundle_inputs, _bundle_outputs, _bundle, after_failed_gate=False),
+    Step("report", "drawing the worst cases", _bundle_inputs, lambda job: job.file(RunDir.report_page.name), _report),
+)

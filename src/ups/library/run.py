@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 from ups.config.schema import Recipe
 from ups.errors import BundleError
 from ups.record.run_dir import RunDir, is_bundle
+from ups.run.directory import read_run_recipe
+from ups.run.progress_line import read_rows
+from ups.supervise.checkpoints import committed_steps
 from ups.supervise.run_file import find_run, read_run
+from ups.supervise.why import explain, faults_as_json
 
 if TYPE_CHECKING:
     import pandas
@@ -58,21 +62,15 @@ class Run:
     @property
     def faults(self) -> list[dict[str, Any]]:
         """Each fault in the order of time: rank, step, phase, cause, place, what was done."""
-        from ups.supervise.why import faults_as_json
-
         return faults_as_json(read_run(self.path))
 
     def why(self, fault: int | None = None) -> str:
         """Why the run stopped, and what to do: the text of `ups why`. fault: which one, default the last."""
-        from ups.supervise.why import explain
-
         return explain(self.path, read_run(self.path), number=fault)
 
     @property
     def recipe(self) -> Recipe:
         """The recipe that the run is made with."""
-        from ups.run.directory import read_run_recipe
-
         return read_run_recipe(self.path).recipe
 
     def metrics(self) -> pandas.DataFrame:
@@ -92,15 +90,11 @@ class Run:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl as they were written."""
-        from ups.run.progress_line import read_rows
-
         return read_rows(self.path)
 
     @property
     def checkpoints(self) -> list[int]:
         """Steps of the committed checkpoints, oldest first."""
-        from ups.supervise.checkpoints import committed_steps
-
         return sorted(committed_steps(self.path))
 
     @property

@@ -10,23 +10,25 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ups.config.recipe import ResolvedRecipe
 from ups.config.schema import Recipe
+from ups.config.tracker import by_name
 from ups.errors import GateError, UpsError
 from ups.library.recipe import RecipeLike, resolve_recipe, run_dir_for
 from ups.library.recipe_steps import STEPS, Job, Step, StepOutput, StoppedError, before_gate
 from ups.library.run import Run
 from ups.library.train import messages_shown
+from ups.record.causes import cause_of_error
 from ups.record.run_dir import RunDir
 from ups.record.text import duration_text, path_text, printable
+from ups.run.directory import check_ranks
+from ups.run.progress_line import MetricsFollower, ProgressLine
 from ups.run.steps_file import DONE, FAILED, INTERRUPTED, StepRecord, StepsFile, digest
-from ups.supervise.run_file import GATE_FAILED
-
-if TYPE_CHECKING:
-    from ups.run.progress_line import ProgressLine
-
+from ups.supervise.run_file import GATE_FAILED, hold_steps, read_run
+from ups.supervise.tracker_feed import check_trackers
+from ups.supervise.trackers import forget, remember, sync
 
 # What a tracker gets to hear of the gate, and of the report.
 TRACKER_SECONDS = 60.0
@@ -51,10 +53,6 @@ def run_resolved(resolved: ResolvedRecipe, run_dir: Path, ranks: int, output: St
 
     Raises RunHeldError if another process works on the same run, and UpsError for a step that cannot be done.
     """
-    from ups.run.directory import check_ranks
-    from ups.supervise.run_file import hold_steps
-    from ups.supervise.tracker_feed import check_trackers
-
     # What would be refused in the end is refused before the first step.
     check_ranks(resolved.recipe, ranks)
     check_trackers(resolved.recipe.tracking.trackers)
@@ -116,8 +114,6 @@ def _still_holds(step: Step, job: Job, last: StepRecord, inputs: str) -> bool:
 
 def _explained(error: BaseException) -> tuple[str, str]:
     """Cause and words of what ended a step; no cause for an interruption."""
-    from ups.record.causes import cause_of_error
-
     if isinstance(error, StoppedError):
         return error.cause, error.says
     if isinstance(error, UpsError):
@@ -129,9 +125,6 @@ def _explained(error: BaseException) -> tuple[str, str]:
 
 def _tell_trackers(job: Job) -> None:
     """The verdict after the gate, and the report; what cannot be told now is told by the next `ups status`."""
-    from ups.config.tracker import by_name
-    from ups.supervise.trackers import forget, remember, sync
-
     remember(job.run_dir)
     if not any(sync(job.run_dir, list(by_name(job.resolved.recipe.tracking.trackers)), TRACKER_SECONDS).values()):
         forget(job.run_dir)
@@ -139,8 +132,6 @@ def _tell_trackers(job: Job) -> None:
 
 def next_words(job: Job, *, stopped: bool = False) -> str:
     """One line for a run after its last step. stopped: the training did not come to its end."""
-    from ups.supervise.run_file import read_run
-
     run = path_text(job.run_dir)
     if stopped:
         # A run that was told to stop has a checkpoint and no fault.
@@ -175,8 +166,6 @@ class StepLines(StepOutput):
 
     @contextlib.contextmanager
     def working(self, name: str, does: str) -> Iterator[None]:
-        from ups.run.progress_line import ProgressLine
-
         try:
             with ProgressLine() as self._progress:
                 self._progress.working(f"{name}: {does}")
@@ -190,8 +179,6 @@ class StepLines(StepOutput):
 
     @contextlib.contextmanager
     def following(self, run_dir: Path, recipe: Recipe) -> Iterator[Callable[[str], None]]:
-        from ups.run.progress_line import MetricsFollower, ProgressLine
-
         stages = [stage.type for stage in recipe.stages]
         line = self._progress or ProgressLine(quiet=True)
         with MetricsFollower(RunDir(run_dir).metrics, stages, line) as rows:

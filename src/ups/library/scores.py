@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import pandas
+from typing import TYPE_CHECKING, Any
 
 from ups.config.changes import changes_between, shown_value
 from ups.config.yaml_subset import parse
@@ -29,6 +27,9 @@ from ups.run.progress_line import ProgressLine, table
 from ups.run.scoring import MODEL, report_folder, score, score_lines, write_scores
 from ups.run.trained import Trained, check_tasks, load_trained
 from ups.solvers.coarse_solver import require_solvers
+
+if TYPE_CHECKING:
+    import pandas
 
 ModelLike = str | os.PathLike[str] | Run
 HELD_OUT = ("test", "valid")

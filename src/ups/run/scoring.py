@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ups.data.validate import trajectories_in_train
 from ups.evaluation.accumulate import Accumulator
@@ -19,7 +19,7 @@ from ups.evaluation.cost import BATCH_SIZE, model_milliseconds, solver_cost
 from ups.evaluation.ensemble import score_ensemble
 from ups.evaluation.figures import Example, examples
 from ups.evaluation.report import write_report
-from ups.evaluation.results import headlines, leak_words, task_result, to_json
+from ups.evaluation.results import from_json, headlines, leak_words, task_result, to_json
 from ups.evaluation.rollout import RolloutPlan, references, score_task
 from ups.formats.base import Reader
 from ups.inference.bundle import BundleInfo, write_bundle, write_card
@@ -28,6 +28,7 @@ from ups.models.ensemble import has_members, members_of
 from ups.models.stepper import Predictor
 from ups.record.files import write_file_atomically
 from ups.record.run_dir import RunDir, find_model, is_bundle
+from ups.run.gate import read_results
 from ups.run.progress_line import table
 from ups.run.trained import Trained, load_trained, single_process_runtime
 from ups.spec.descriptors import DivergenceLimits
@@ -84,20 +85,26 @@ def _rollouts_and_steps(
 ) -> tuple[dict[str, Accumulator], dict[str, Accumulator]]:
     """Scores of whole rollouts, and of the same frames each predicted from the true ones before it."""
     total = 2 * min(reader.splits[split], max_trajectories or reader.splits[split])
+    add = _counter(progress, f"scoring {reader.task.name}", total)
+    common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories, "progress": add}
+    with single_process_runtime() as runtime:
+        rollouts = score_task(predictors, reader, runtime.place, plan, statistics=statistics, **common)
+        steps = score_task(predictors, reader, runtime.place, plan, kind="one_step", **common)
+    return rollouts, steps
+
+
+def _counter(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
+    """Adds up what is done for a display of progress, from 0 on."""
     done = 0
 
     def add(count: int) -> None:
         nonlocal done
         done += count
         if progress is not None:
-            progress(f"scoring {reader.task.name}", done, total)
+            progress(what, done, total)
 
     add(0)
-    common: dict[str, Any] = {"split": split, "max_trajectories": max_trajectories, "progress": add}
-    with single_process_runtime() as runtime:
-        rollouts = score_task(predictors, reader, runtime.place, plan, statistics=statistics, **common)
-        steps = score_task(predictors, reader, runtime.place, plan, kind="one_step", **common)
-    return rollouts, steps
+    return add
 
 
 def _ensemble(
@@ -109,25 +116,18 @@ def _ensemble(
     progress: Progress | None,
 ) -> dict[str, Any]:
     """Scores of whole rollouts of `NUM_MEMBERS` members, as `ups.evaluation.ensemble` gives them."""
-    total, done = min(reader.splits[split], max_trajectories or reader.splits[split]), 0
-
-    def add(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(f"scoring {NUM_MEMBERS} members on {reader.task.name}", done, total)
-
+    total = min(reader.splits[split], max_trajectories or reader.splits[split])
     with single_process_runtime() as runtime:
-        found = score_ensemble(
+        scores = score_ensemble(
             members_of(trained.stepper, reader.task, NUM_MEMBERS),
             reader,
             runtime.place,
             plan,
             split=split,
             max_trajectories=max_trajectories,
-            progress=add,
+            progress=_counter(progress, f"scoring {NUM_MEMBERS} members on {reader.task.name}", total),
         )
-    return found.result()
+    return scores.result()
 
 
 def ensemble_words(ensemble: Mapping[str, Any]) -> str:
@@ -277,6 +277,11 @@ def write_scores(
     scores = folder / "scores.json"
     write_file_atomically(scores, json.dumps(data, indent=1, allow_nan=False).encode())
     return [scores, write_page(folder, trained, results, scoring_seconds)] if page else [scores]
+
+
+def stored_results(scores: Path) -> list[dict[str, Any]]:
+    """The results in a scores.json, as `score` gave them."""
+    return cast(list[dict[str, Any]], from_json(read_results(scores)))
 
 
 def write_page(

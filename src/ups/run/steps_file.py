@@ -10,20 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from ups.record.files import is_number, read_object, write_file_atomically
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ups.record.files import read_object, write_file_atomically
 from ups.record.run_dir import RunDir
 
-FORMAT_VERSION = 1
 STARTED, DONE, FAILED, INTERRUPTED = "started", "done", "failed", "interrupted"
 
 
-@dataclass(frozen=True, slots=True)
-class StepRecord:
+class StepRecord(BaseModel):
     """One step as it was done last. inputs, outputs: hashes; says: one line about the result, or what went wrong."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     name: str
     outcome: str
@@ -33,6 +34,15 @@ class StepRecord:
     outputs: str = ""
     cause: str = ""
     says: str = ""
+
+
+class StepsDocument(BaseModel):
+    """The content of steps.json."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1] = 1
+    steps: list[StepRecord]
 
 
 def digest(value: Any) -> str:
@@ -53,33 +63,25 @@ class StepsFile:
 
     def begin(self, name: str, inputs: str) -> None:
         """Write down that a step is being done: who is killed leaves that behind."""
-        self._put(StepRecord(name, STARTED, inputs, time.time()))
+        self._put(StepRecord(name=name, outcome=STARTED, inputs=inputs, started=time.time()))
 
-    def end(self, name: str, outcome: str, *, outputs: str = "", cause: str = "", says: str = "") -> StepRecord:
-        """Write down how the step that was begun has ended."""
+    def end(self, name: str, outcome: str, **more: str) -> StepRecord:
+        """Write down how the step that was begun has ended; more: `outputs`, `cause` and `says`."""
         begun = self._records[name]
         seconds = round(time.time() - begun.started, 3)
-        record = StepRecord(name, outcome, begun.inputs, begun.started, seconds, outputs, cause, says)
+        record = begun.model_copy(update={"outcome": outcome, "seconds": seconds, **more})
         self._put(record)
         return record
 
     def _put(self, record: StepRecord) -> None:
         self._records[record.name] = record
-        document = {"format": FORMAT_VERSION, "steps": [asdict(one) for one in self._records.values()]}
-        write_file_atomically(self._path, (json.dumps(document, indent=1) + "\n").encode())
+        document = StepsDocument(steps=list(self._records.values()))
+        write_file_atomically(self._path, (document.model_dump_json(indent=1) + "\n").encode())
 
 
 def read_steps(run_dir: Path) -> list[StepRecord]:
     """What a steps.json says; nothing if there is none that this version reads."""
-    document = read_object(RunDir(run_dir).steps) or {}
-    listed = document.get("steps")
-    if document.get("format") != FORMAT_VERSION or not isinstance(listed, list):
+    try:
+        return StepsDocument.model_validate(read_object(RunDir(run_dir).steps)).steps
+    except ValidationError:
         return []
-    return [StepRecord(**one) for one in listed if _is_record(one)]
-
-
-def _is_record(one: object) -> bool:
-    if not isinstance(one, dict) or one.keys() != {field.name for field in fields(StepRecord)}:
-        return False
-    numbers = {"started", "seconds"}
-    return all(is_number(value) if name in numbers else isinstance(value, str) for name, value in one.items())
