@@ -359,15 +359,19 @@ class Bench:
         """Rows of the predictors that learn nothing, and the identity of each data set."""
         from ups.config.schema import TaskConfig
         from ups.data.open import open_task
-        from ups.run.scoring import reference_of, score_references
+        from ups.evaluation.results import task_result
+        from ups.evaluation.rollout import RolloutPlan, references
+        from ups.run.scoring import rollouts_and_steps
 
         rows, identities = [], {}
         for task in self.tasks:
             reader = open_task(TaskConfig(name=task, path=str(self.data / f"{task}.zarr")))
             identities[task] = reader.identity()
             if REFERENCE in self.models:
-                result = score_references(reader)
-                bar = reference_of(result)
+                bar = "training mean" if reader.task.steady else "persistence"
+                plan = RolloutPlan.whole(reader, 1, split="test")
+                scores = rollouts_and_steps(references(reader, plan), reader, plan, "test")
+                result = task_result(reader, plan, "test", scores[0], bar, scores[1])
                 rows.append(row(REFERENCE, task, result["predictors"][bar]["summary"], predictor=bar))
             reader.close()
         return rows, identities

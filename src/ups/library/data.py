@@ -180,7 +180,7 @@ class Dataset:
 
     def _variables(self, role: Role, values: Float32, lead: tuple[str, ...]) -> dict[str, Any]:
         """(*lead, C, *S) -> name -> (dimensions, values, attributes) of each field of a role."""
-        task, found, first = self.task, {}, 0
+        task, variables, first = self.task, {}, 0
         axes = tuple(axis.name for axis in task.axes)
         for spec in task.fields_of(role):
             last = first + spec.num_channels(task.num_spatial_dims)
@@ -188,9 +188,9 @@ class Dataset:
             if not spec.tensor_rank:
                 part = part[:, 0] if lead else part[0]
             dims = (*lead, *component_dim(task, spec), *axes)
-            found[spec.name] = (dims, part, {**field_attributes(spec), "role": role})
+            variables[spec.name] = (dims, part, {**field_attributes(spec), "role": role})
             first = last
-        return found
+        return variables
 
     def _check(self, split: str, number: int) -> None:
         splits = self.splits
@@ -241,10 +241,10 @@ def generate_data(
         preexec_fn=bound_to(os.getpid()),
     )
     try:
-        found = json.loads(done.stdout)
+        answer = json.loads(done.stdout)
     except ValueError:
         raise MachineError(f"the generation of '{task}' ended without a result: {done.stderr[-500:].strip()}") from None
     if done.returncode:
-        error = found["error"]
+        error = answer["error"]
         raise _ERRORS.get(error["cause"], MachineError)(error["message"], hint=error["hint"])
-    return open_data(found[0]["path"])
+    return open_data(answer[0]["path"])

@@ -63,10 +63,10 @@ def resolve_finetuning(
     recipe = read_run_recipe(source).recipe
     trained: dict[str, Any] = plain_data(recipe)
     described = description_for(source, os.fspath(data))
-    found = _task_of(os.fspath(data), described)
-    name = task or _name_for(source, os.fspath(data), found)
+    new_task = _task_of(os.fspath(data), described)
+    name = task or _name_for(source, os.fspath(data), new_task)
     rate = RATE if name in {one.name for one in _tasks_of(source)} else 1.0
-    own = found.steady and recipe.networks.steady is not None  # which is the model where steady tasks are alone
+    own = new_task.steady and recipe.networks.steady is not None  # which is the model where steady tasks are alone
     section: Any = trained["data"]
     engine: Any = trained["engine"]
     document: dict[str, Any] = {
@@ -79,7 +79,7 @@ def resolve_finetuning(
         },
         # Devices, ranks and precision are of the machine that made the bundle.
         "engine": {"ema": engine["ema"]},
-        "stages": [_stage(trained["stages"][_last_stage(recipe, found.steady)], str(source), budget_seconds, rate)],
+        "stages": [_stage(trained["stages"][_last_stage(recipe, new_task.steady)], str(source), budget_seconds, rate)],
     }
     return resolve_data(document, changes, name="the recipe of the bundle")
 
@@ -124,12 +124,12 @@ def _task_of(data: str, description: TaskDescription | None) -> TaskSpec:
     return reader.task
 
 
-def _name_for(source: Path, data: str, found: TaskSpec) -> str:
+def _name_for(source: Path, data: str, new_task: TaskSpec) -> str:
     """The name of the bundle's task that the data fits; that of the data where there is none, or more than one."""
     known = _tasks_of(source)
-    fitting = [one for one in known if _interface(one) == _interface(found)]
+    fitting = [one for one in known if _interface(one) == _interface(new_task)]
     if len(fitting) > 1:
-        fitting = [one for one in fitting if one.name == found.name]
+        fitting = [one for one in fitting if one.name == new_task.name]
     if not fitting:
         names = ", ".join(one.name for one in known)
         logger.warning(
@@ -137,20 +137,20 @@ def _name_for(source: Path, data: str, found: TaskSpec) -> str:
             names,
             data,
         )
-        if found.name in {one.name for one in known}:
+        if new_task.name in {one.name for one in known}:
             raise ConfigError(
-                f"'{data}' calls its task '{found.name}', which the bundle knows with other fields, axes or parameters",
+                f"'{data}' calls its task '{new_task.name}', which has other fields, axes or parameters in the bundle",
                 hint="give it another name: task=NAME",
                 command_hint="give it another name: --task NAME",
             )
-        return found.name
+        return new_task.name
     (task,) = fitting
-    if not task.steady and abs(task.dt - found.dt) > 1e-3 * task.dt:
+    if not task.steady and abs(task.dt - new_task.dt) > 1e-3 * task.dt:
         logger.warning(
             "'%s' has a time step of %g, and the bundle was trained with %g: the step has to be learned anew; "
             "with data.tasks.0.time_stride frames can be left out",
             data,
-            found.dt,
+            new_task.dt,
             task.dt,
         )
     return task.name
@@ -200,10 +200,10 @@ def description_for(bundle: Path, source: str, task: str | None = None) -> TaskD
     except ConfigError:
         return None
     known = [one.description for one in tasks if task in (None, one.name) and one.description is not None]
-    found = [one if isinstance(one, TaskDescription) else read_description(one) for one in known]
+    descriptions = [one if isinstance(one, TaskDescription) else read_description(one) for one in known]
     if task is not None or not needs_description(data_path(source)):
-        return found[0] if found and task is not None else None
-    for one in found:
+        return descriptions[0] if descriptions and task is not None else None
+    for one in descriptions:
         try:
             open_paths(source, description=one).close()
         except DataError:

@@ -70,8 +70,8 @@ def open_own(
 ) -> tuple[GridReader, list[str]]:
     """The reader of data of one's own, and the names of its files."""
     containers, paths = _containers(source)
-    found = task if task is not None else description_next_to(paths)
-    reader, guess = _reader(containers, paths, found, valid_fraction=valid_fraction, test_fraction=test_fraction)
+    described = task if task is not None else description_next_to(paths)
+    reader, guess = _reader(containers, paths, described, valid_fraction=valid_fraction, test_fraction=test_fraction)
     if guess is not None:
         reader.assume(_guessed(guess))
     return reader, [path.name for path in paths]

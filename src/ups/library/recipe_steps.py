@@ -123,13 +123,13 @@ class Job:
     def committed(self, directory: Path) -> str:
         """Hash of the manifest of a committed directory; '' if it is not there, or a byte of it has changed."""
         try:
-            found = verify(directory, deep=read_manifest(directory).sha256 not in self._hashed)
+            manifest = verify(directory, deep=read_manifest(directory).sha256 not in self._hashed)
         except UpsError as error:
             if os.path.lexists(directory):
                 logger.warning("%s is damaged: %s", path_text(directory), error.message)
             return ""
-        self._hashed.add(found.sha256)
-        return found.sha256
+        self._hashed.add(manifest.sha256)
+        return manifest.sha256
 
     def file(self, *names: str) -> str:
         """Hash of a file of the run, '' if it is not there."""
@@ -221,8 +221,8 @@ def _fetch_store(task: TaskConfig, source: SourceConfig, progress: Callable[[int
             f"task '{task.name}': its path names files, and `only` of its source as well",
             hint="leave `only` out, or name the directory as path",
         )
-    found = fetch(name, out, only=files or source.only, mirror=source.mirror, progress=progress)
-    return f"fetched {found.num_fetched} of {len(found.paths)} files of {name}"
+    fetched = fetch(name, out, only=files or source.only, mirror=source.mirror, progress=progress)
+    return f"fetched {fetched.num_fetched} of {len(fetched.paths)} files of {name}"
 
 
 def _place_in(path: str, name: str, task: str) -> tuple[Path, str]:
@@ -326,7 +326,7 @@ def _validate(job: Job) -> str:
     count = 0
     with job.output.scoring() as progress:
         for task in job.resolved.recipe.data.tasks:
-            found = validate_paths(
+            report = validate_paths(
                 task.paths,
                 allow=task.allow,
                 progress=partial(progress, f"validating {task.name}") if progress else None,
@@ -334,15 +334,15 @@ def _validate(job: Job) -> str:
                 format=task.format,
                 description=task.description,
             )
-            if found.num_findings:
-                first = found.findings[0]
-                more = f" (and {found.num_findings - 1} more)" if found.num_findings > 1 else ""
+            if report.num_findings:
+                first = report.findings[0]
+                more = f" (and {report.num_findings - 1} more)" if report.num_findings > 1 else ""
                 raise DataError(
                     f"task '{task.name}': {first.kind}: {first.where}: {first.message}{more}",
                     hint=f"see all with: ups data validate {path_text(Path(task.paths[0]))}; what is right for "
                     "this data goes into `allow` of the task",
                 )
-            count += found.num_trajectories
+            count += report.num_trajectories
     return f"{count} trajectories, nothing wrong"
 
 

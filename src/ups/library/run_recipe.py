@@ -108,8 +108,8 @@ def _still_holds(step: Step, job: Job, last: StepRecord, inputs: str) -> bool:
     """Whether a step was done with these inputs, and what it made is still there."""
     if last.outcome not in (DONE, GATE_FAILED) or last.inputs != inputs:
         return False
-    found = step.outputs(job)
-    return bool(found) and found == last.outputs
+    outputs = step.outputs(job)
+    return bool(outputs) and outputs == last.outputs
 
 
 def _explained(error: BaseException) -> tuple[str, str]:

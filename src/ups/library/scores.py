@@ -90,14 +90,14 @@ class Comparison:
         import pandas
 
         rows = []
-        for found in self.tasks:
-            for head, key in found.scores():
-                name, value = found.reference(key)
-                scores = {label: found.summary(label)[key] for label in found.results}
-                best = found.winner(key)[0]
+        for comparison in self.tasks:
+            for head, key in comparison.scores():
+                name, value = comparison.reference(key)
+                scores = {label: comparison.summary(label)[key] for label in comparison.results}
+                best = comparison.winner(key)[0]
                 rows.append(
                     {
-                        "task": found.task,
+                        "task": comparison.task,
                         "score": head,
                         **scores,
                         "reference": value,
@@ -110,7 +110,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """What `ups compare --json` prints."""
         changes = {label: [list(row) for row in rows] for label, rows in self.recipe_changes.items()}
-        tasks = [to_json(_task_json(found, self.groups)) for found in self.tasks]
+        tasks = [to_json(_task_json(comparison, self.groups)) for comparison in self.tasks]
         plain = {"models": self.models, "tasks": tasks, "notes": self.notes, "recipe_changes": changes}
         return plain | {"groups": self.groups, "costs": self.costs}
 
@@ -181,17 +181,17 @@ def _name_of(model: ModelLike) -> str:
     return str(model.path) if isinstance(model, Run) else os.fspath(model)
 
 
-def _task_json(found: TaskComparison, groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    keys = dict.fromkeys(key for _, key in (*SCORES, *found.scores()))
+def _task_json(comparison: TaskComparison, groups: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    keys = dict.fromkeys(key for _, key in (*SCORES, *comparison.scores()))
     return {
-        "task": found.task,
-        "protocol": dict(found.first["protocol"]),
-        "scores": {label: dict(found.summary(label)) for label in found.results},
-        "seeds": {key: found.over_seeds(groups, key) for key in keys},
-        "references": {name: dict(summary) for name, summary in found.references().items()},
-        "best": {key: found.winner(key)[0] for key in keys},
-        "verdicts": {label: found.rollout_verdict(label) for label in found.results},
-        "differences": {label: dict(d) for label, d in found.differences.items()},
+        "task": comparison.task,
+        "protocol": dict(comparison.first["protocol"]),
+        "scores": {label: dict(comparison.summary(label)) for label in comparison.results},
+        "seeds": {key: comparison.over_seeds(groups, key) for key in keys},
+        "references": {name: dict(summary) for name, summary in comparison.references().items()},
+        "best": {key: comparison.winner(key)[0] for key in keys},
+        "verdicts": {label: comparison.rollout_verdict(label) for label in comparison.results},
+        "differences": {label: dict(d) for label, d in comparison.differences.items()},
     }
 
 
@@ -217,12 +217,12 @@ def compare_models(
     if len(names) < 2:
         raise ConfigError("a comparison needs two models or more", hint="ups compare runs/A runs/B")
     scored = [_only(one, tasks) for one in _labeled(names, progress)]
-    found, notes = compare_scored(scored)
+    comparisons, notes = compare_scored(scored)
     groups = seed_groups(scored)
     few = not groups or len(scored) <= MAX_LISTED
     shown = {one.label for one in scored} if few else {labels[0] for labels in groups.values()}
     changes = {one.label: _changes(scored[0], one) for one in scored[1:] if one.label in shown}
-    return [one.label for one in scored], found, notes, changes, groups
+    return [one.label for one in scored], comparisons, notes, changes, groups
 
 
 def seed_groups(scored: Sequence[Scored]) -> Groups:

@@ -219,9 +219,9 @@ def start_ranks(
 
 
 def auto_micro_batch(run_dir: Path, ranks: int, host_bytes: int) -> int:
-    """Windows in a pass for a run whose directory is prepared. No torch in this process.
+    """Micro-batch size for a run whose directory is prepared. No torch in this process.
 
-    host_bytes: memory of this host for each of its ranks. Raises MachineError if not even one window fits.
+    host_bytes: memory of this host for each of its ranks. Raises MachineError if not even one sample fits.
     """
     command = module_command("ups.run.planning", str(run_dir), str(ranks), str(host_bytes))
     try:
@@ -232,16 +232,16 @@ def auto_micro_batch(run_dir: Path, ranks: int, host_bytes: int) -> int:
     if problem:
         raise TrainingError(
             f"no micro-batch could be chosen for engine.micro_batch_size=auto: {problem}",
-            hint="set engine.micro_batch_size to a number of windows; `ups plan` shows what stages need",
+            hint="set engine.micro_batch_size to a number of samples; `ups plan` shows what stages need",
         )
-    found = json.loads(done.stdout.splitlines()[-1])
-    if found["micro_batch_size"] is None:
+    answer = json.loads(done.stdout.splitlines()[-1])
+    if answer["micro_batch_size"] is None:
         raise MachineError(
-            f"stage {found['stage']} does not fit with one window: {found['usable_bytes'] / 2**30:.1f} GiB are usable",
+            f"stage {answer['stage']} does not fit with one sample: {answer['usable_bytes'] / 2**30:.1f} GiB usable",
             hint="use engine.activation_checkpointing, engine.strategy=fsdp on more ranks, or a smaller model; "
             "`ups plan` shows what takes the memory",
         )
-    return int(found["micro_batch_size"])
+    return int(answer["micro_batch_size"])
 
 
 def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict[str, int]:
@@ -250,9 +250,9 @@ def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict
         return {}
     from ups.doctor.probes.ulimits import memory_available_bytes
 
-    found = auto_micro_batch(run_dir, ranks, memory_available_bytes() // local_ranks)
-    logger.info("engine.micro_batch_size=auto: %d windows fit", found)
-    return {MICRO_BATCH_SIZE: found}
+    size = auto_micro_batch(run_dir, ranks, memory_available_bytes() // local_ranks)
+    logger.info("engine.micro_batch_size=auto: %d samples fit", size)
+    return {MICRO_BATCH_SIZE: size}
 
 
 def _release_followers(run_dir: Path, ranks: int, host_info: HostInfo, line: str, code: int = 0) -> None:

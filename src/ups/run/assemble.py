@@ -217,8 +217,7 @@ def run_stages(
         stack.enter_context(stop_requests)
         # Entered last, so that it records before anything above closes a connection and misleads the peers.
         stack.enter_context(recorder.watch())
-        found = checkpointer.find()
-        path, progress = found if found is not None else (None, Progress())
+        path, progress = checkpointer.find() or (None, Progress())
         if path is not None and progress.stage_index == len(recipe.stages) - 1 and _by_another_recipe(path, identity):
             progress = progress.lengthened(recipe.stages[-1])
         progress.check([stage.steps for stage in recipe.stages])
@@ -308,13 +307,13 @@ class _Stages:
 
     def _end_of(self, index: int) -> Path:
         """The checkpoint with which an earlier stage ended. Collective: all ranks."""
-        found = self.checkpointer.find_end(index)
-        if found is None:
+        checkpoint = self.checkpointer.find_end(index)
+        if checkpoint is None:
             raise CheckpointError(
                 f"the checkpoint with which stage {index} ended is gone, and a later stage starts from it",
                 hint="bring it back, or start a new run: --set run.dir=PATH",
             )
-        return found[1]
+        return checkpoint[1]
 
 
 MODEL = "one_step"
@@ -377,13 +376,13 @@ def build_validation(
         means = dict(zip(names, (packed[0] / packed[2]).tolist(), strict=True))
         won = dict(zip(names, packed[1].tolist(), strict=True))
         scored = dict(zip(names, packed[2].tolist(), strict=True))
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for task, bar in bars.items():
             shown = (MODEL, CRPS, TEACHER, CENTER, *bar)
-            found |= {key: means[key] for name in shown if (key := f"valid/{task}/{name}") in means}
+            metrics |= {key: means[key] for name in shown if (key := f"valid/{task}/{name}") in means}
             best = min((f"valid/{task}/{name}" for name in bar), key=lambda name: means[name])
-            found |= {f"valid/{task}/better_on": won[best], f"valid/{task}/trajectories": scored[best]}
-        return found
+            metrics |= {f"valid/{task}/better_on": won[best], f"valid/{task}/trajectories": scored[best]}
+        return metrics
 
     return validate
 
@@ -400,8 +399,8 @@ def _members(
         yield name, sum(means[name].values()), float(len(means[name]))
     if flow == STUDENT:
         teacher = FlowMembers(stepper, members, 0, FLOW)
-        found = score_ensemble(teacher, reader, place, plan, **common).means[CRPS]
-        yield TEACHER, sum(found.values()), float(len(found))
+        errors = score_ensemble(teacher, reader, place, plan, **common).means[CRPS]
+        yield TEACHER, sum(errors.values()), float(len(errors))
 
 
 def _bar(reader: Reader, stepper: Stepper) -> dict[str, Predictor]:

@@ -100,8 +100,8 @@ def last_step_of(recipe: Recipe) -> int | None:
 def earlier_stage(recipe: Recipe, index: int) -> int | None:
     """The stage whose weights stage `index` starts from by name: the last one of that type before it; None if none."""
     wanted = recipe.stages[index].start_from
-    found = [number for number in range(index) if recipe.stages[number].type == wanted]
-    return found[-1] if found else None
+    earlier = [number for number in range(index) if recipe.stages[number].type == wanted]
+    return earlier[-1] if earlier else None
 
 
 def stages_to_keep(recipe: Recipe) -> range:
@@ -127,13 +127,13 @@ def start_hash(run_dir: Path, index: int) -> str:
 
 def check_start(run_dir: Path, index: int, known: Mapping[str, str]) -> tuple[str, str]:
     """Name and hash of what stage `index` starts from. Raises DataChangedError if the run began with something else."""
-    name, found = f"stages.{index}.start_from", start_hash(run_dir, index)
-    if known.get(name, found) != found:
+    name, sha256 = f"stages.{index}.start_from", start_hash(run_dir, index)
+    if known.get(name, sha256) != sha256:
         raise DataChangedError(
             f"{start_path(run_dir, index)} is not what the run was started with",
             hint="bring the old directory back, or start a new run: --set run.dir=PATH",
         )
-    return name, found
+    return name, sha256
 
 
 def check_starts(run_dir: Path, recipe: Recipe, known: Mapping[str, str]) -> dict[str, str]:
@@ -269,11 +269,11 @@ def ensure_run_statistics(run_dir: Path, recipe: Recipe, readers: Sequence[Reade
     if path.exists():
         read_statistics(run_dir, readers)
         return
-    found = {
+    measured = {
         reader.task.name: ensure_statistics(reader, task.paths).to_json()
         for reader, task in zip(readers, recipe.data.tasks, strict=True)
     }
-    content = (json.dumps(found, indent=1) + "\n").encode()
+    content = (json.dumps(measured, indent=1) + "\n").encode()
     known = known_identity(run_dir)
     if known is not None and known.statistics and hashlib.sha256(content).hexdigest() != known.statistics:
         # Before it is written: a refused start leaves the run directory as it was.
@@ -291,18 +291,18 @@ def read_statistics(run_dir: Path, readers: Sequence[Reader]) -> dict[str, Stati
         document = load_object(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}", hint="start the run with `ups train`") from error
-    found: dict[str, Statistics] = {}
+    statistics: dict[str, Statistics] = {}
     for reader in readers:
         name = reader.task.name
         if name not in document:
             raise DataError(f"{path} has no statistics of task '{name}'", hint="start a new run: --set run.dir=PATH")
-        found[name] = Statistics.from_json(document[name])
-        if found[name].data_identity != reader.identity():
+        statistics[name] = Statistics.from_json(document[name])
+        if statistics[name].data_identity != reader.identity():
             raise DataChangedError(
                 f"the data of task '{name}' has changed since the run in {run_dir} started",
                 hint="bring the old data back, or start a new run: --set run.dir=PATH",
             )
-    return found
+    return statistics
 
 
 def never_stepped(run_dir: Path) -> bool:
@@ -339,7 +339,7 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
     else:
         identity = earlier
         check_statistics(run_dir, identity)
-    found = recipe_identity(recipe)
+    wanted = recipe_identity(recipe)
     data = dict(identity.data)
     times = dict(identity.data_changed_ns)
     for task in recipe.data.tasks:
@@ -347,7 +347,7 @@ def identify(run_dir: Path, recipe: Recipe) -> RunIdentity:
     data |= check_starts(run_dir, recipe, data) | check_caches(recipe, identity.data)
     return replace(
         identity,
-        recipes=(*(known for known in identity.recipes if known != found), found),
+        recipes=(*(known for known in identity.recipes if known != wanted), wanted),
         config=file_sha256(RunDir(run_dir).config),
         statistics=file_sha256(RunDir(run_dir).statistics),
         data=data,

@@ -60,14 +60,14 @@ def judge(conditions: Sequence[GateCondition], results: Sequence[Mapping[str, An
 
 def _judge(condition: GateCondition, results: Sequence[Mapping[str, Any]]) -> list[Judged]:
     by_name = {result["task"]: result for result in results}
-    found = []
+    verdicts = []
     for name in condition.tasks or by_name:
         result = by_name.get(name)
         value, problem = (math.nan, "was not scored") if result is None else _value(condition, result)
         if problem and condition.tasks is None:
             continue
-        found.append(_verdict(condition, name, value, problem))
-    return found or [Judged("", condition.words(), False, math.nan, "no task has such a score")]
+        verdicts.append(_verdict(condition, name, value, problem))
+    return verdicts or [Judged("", condition.words(), False, math.nan, "no task has such a score")]
 
 
 def _verdict(condition: GateCondition, task: str, value: float, problem: str) -> Judged:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
@@ -32,6 +31,7 @@ from ups.record.run_dir import RunDir
 from ups.record.text import path_text
 from ups.run.assemble import run_stages
 from ups.run.directory import check_inputs, last_step_of
+from ups.supervise.attempt import keep_rings
 from ups.supervise.checkpoints import damage_line, find_usable, last_commit, missing_proof
 from ups.supervise.fault import Fault
 from ups.supervise.run_file import RunFile, state_after
@@ -85,10 +85,10 @@ class _InProcess:
             # Micro-batch sizes that a supervisor has found to fit are kept.
             changes = [f"{name}={value}" for name, value in document["overrides"].items()]
             recipe = resolve_data(plain_data(self._recipe), changes).recipe if changes else self._recipe
-            found = find_usable(self._run_dir, self._identity)
-            if found.foreign is not None:
-                raise found.foreign
-            self._entry["from_checkpoint"] = found.step
+            usable = find_usable(self._run_dir, self._identity)
+            if usable.foreign is not None:
+                raise usable.foreign
+            self._entry["from_checkpoint"] = usable.step
             self._file.save()
             recorder.box = self._box = BlackBox.create(ring_path(box_dir, 0), rank=0, world_size=1, attempt=number)
             with _signals_as_before(), torch.enable_grad():
@@ -99,7 +99,7 @@ class _InProcess:
                     recorder,
                     _Interruptible(recipe.engine.max_seconds),
                     identity=self._identity,
-                    hashed=found.manifest_sha256,
+                    hashed=usable.manifest_sha256,
                     on_commit=self._note_commit,
                     on_damage=self._note_damage,
                 )
@@ -112,7 +112,7 @@ class _InProcess:
             self._failed(error, recorder)
             raise
         finally:
-            self._keep_ring(box_dir)
+            keep_rings(self._run_dir, box_dir)
 
     def _note_commit(self, step: int, manifest_sha256: str) -> None:
         self._identity = self._identity.with_commit(step, manifest_sha256)
@@ -194,12 +194,6 @@ class _InProcess:
         if problem:
             self._say(f"this verdict could not be written to {path_text(self._file.path)}: {problem}")
         return exit_code
-
-    def _keep_ring(self, box_dir: Path) -> None:
-        target = RunDir(self._run_dir).blackbox
-        with contextlib.suppress(OSError):
-            target.mkdir(exist_ok=True)
-            shutil.copy2(ring_path(box_dir, 0), target)
 
 
 class _Unproven(CheckpointError):

@@ -58,11 +58,11 @@ class RunCard:
 def cards(directory: Path) -> list[RunCard]:
     """Every run of a directory, the newest first; then those whose record cannot be read."""
     tags = read_tags(directory)
-    found = []
+    all_cards = []
     readable, unreadable = survey_runs(directory)
     for path, document in readable:
         ended = document["ended"]
-        found.append(
+        all_cards.append(
             RunCard(
                 name=path.name,
                 path=path,
@@ -81,7 +81,7 @@ def cards(directory: Path) -> list[RunCard]:
                 report=page if (page := RunDir(path).report_page).is_file() else None,
             )
         )
-    return found + [RunCard(path.name, path, "unreadable", cause) for path, cause in unreadable]
+    return all_cards + [RunCard(path.name, path, "unreadable", cause) for path, cause in unreadable]
 
 
 def scores_of(run_dir: Path) -> list[ScoreRow]:

@@ -67,9 +67,9 @@ def rehearse_stage(recipe: Recipe, opened: OpenData, index: int, ranks: int, kin
         return rehearse(stage, kinds, ranks, recipe.engine, recipe.stages[index])
 
 
-def device_bytes(found: Rehearsal, offloaded: bool) -> int:
+def device_bytes(rehearsal: Rehearsal, offloaded: bool) -> int:
     """The most that a stage holds in the memory of its device; `offloaded`: the state is in that of the host."""
-    return found.needed_bytes - (found.state_bytes if offloaded else 0)
+    return rehearsal.needed_bytes - (rehearsal.state_bytes if offloaded else 0)
 
 
 def largest_micro_batch(
@@ -86,8 +86,8 @@ def largest_micro_batch(
 
     def fits(size: int) -> bool:
         tried = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"micro_batch_size": size})})
-        found = rehearse_stage(tried, opened, index, ranks, kinds_of(tried, opened, index, ranks))
-        return device_bytes(found, offloaded) <= usable_bytes
+        rehearsal = rehearse_stage(tried, opened, index, ranks, kinds_of(tried, opened, index, ranks))
+        return device_bytes(rehearsal, offloaded) <= usable_bytes
 
     if fits(sizes[-1]):  # the usual case, and then the only one that is tried
         return sizes[-1]
@@ -98,15 +98,15 @@ def largest_micro_batch(
     return sizes[low - 1] if low else None
 
 
-def step_seconds(found: Rehearsal, kinds: Sequence[Kind], device: Device) -> float:
+def step_seconds(rehearsal: Rehearsal, kinds: Sequence[Kind], device: Device) -> float:
     """Seconds of arithmetic of one step on one rank: all its micro-batches, then the update."""
-    return sum(pass_seconds(found, kinds, device)) + device.seconds(found.update)
+    return sum(pass_seconds(rehearsal, kinds, device)) + device.seconds(rehearsal.update)
 
 
-def pass_seconds(found: Rehearsal, kinds: Sequence[Kind], device: Device) -> tuple[float, float]:
+def pass_seconds(rehearsal: Rehearsal, kinds: Sequence[Kind], device: Device) -> tuple[float, float]:
     """Seconds of all forward and of all backward passes of a step on one rank."""
-    forward = sum(k.per_step * device.seconds(one) for k, one in zip(kinds, found.forward, strict=True))
-    backward = sum(k.per_step * device.seconds(one) for k, one in zip(kinds, found.backward, strict=True))
+    forward = sum(k.per_step * device.seconds(one) for k, one in zip(kinds, rehearsal.forward, strict=True))
+    backward = sum(k.per_step * device.seconds(one) for k, one in zip(kinds, rehearsal.backward, strict=True))
     return forward, backward
 
 
@@ -201,9 +201,9 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
     """What stage `index` needs on one rank, as plain data."""
     stage, device, ranks = recipe.stages[index], given.device, given.ranks
     kinds = kinds_of(recipe, opened, index, ranks)
-    found = rehearse_stage(recipe, opened, index, ranks, kinds)
-    forward, backward = pass_seconds(found, kinds, device)
-    update = device.seconds(found.update)
+    rehearsal = rehearse_stage(recipe, opened, index, ranks, kinds)
+    forward, backward = pass_seconds(rehearsal, kinds, device)
+    update = device.seconds(rehearsal.update)
     gathers_low = recipe.engine.precision == "bfloat16" and not recipe.engine.float32_fraction
     shards = shards_of(recipe, ranks)
     sent = traffic(
@@ -212,30 +212,30 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
         shards,
         device,
         # fully_shard cuts rows: where a tensor has fewer rows than ranks, padding is sent as well.
-        parameter_bytes=found.parameter_bytes * shards // (2 if gathers_low else 1),
-        gradient_bytes=found.gradient_bytes * shards,
-        units=found.units,
+        parameter_bytes=rehearsal.parameter_bytes * shards // (2 if gathers_low else 1),
+        gradient_bytes=rehearsal.gradient_bytes * shards,
+        units=rehearsal.units,
         passes=sum(kind.per_step for kind in kinds),
         forward_seconds=forward,
         backward_seconds=backward,
     )
     step = forward + backward + update + sent.exposed_seconds
     steps = stage.steps or max(1, round((stage.budget_seconds or 0.0) / step))
-    peak = device_bytes(found, _offloaded(recipe, device))
-    weight_bytes = found.parameters * (8 if recipe.engine.precision == "float64" else 4)
+    peak = device_bytes(rehearsal, _offloaded(recipe, device))
+    weight_bytes = rehearsal.parameters * (8 if recipe.engine.precision == "float64" else 4)
     return {
         "type": stage.type,
-        "parameters": found.parameters,
-        "trained": found.trainable,
+        "parameters": rehearsal.parameters,
+        "trained": rehearsal.trainable,
         "optimizer": stage.optim.type,
         "micro_batches": {"+".join(b.task.name for b in kind.batches): list(kind.samples) for kind in kinds},
         "memory_bytes": {
-            "parameters": found.parameter_bytes,
-            "gradients": found.gradient_bytes,
-            "optimizer": found.optimizer_bytes,
-            "average": found.average_bytes,
-            "batch": found.batch_bytes,
-            "activations": found.activation_bytes,
+            "parameters": rehearsal.parameter_bytes,
+            "gradients": rehearsal.gradient_bytes,
+            "optimizer": rehearsal.optimizer_bytes,
+            "average": rehearsal.average_bytes,
+            "batch": rehearsal.batch_bytes,
+            "activations": rehearsal.activation_bytes,
             "peak": peak,
             "usable": given.usable_bytes,
         },
@@ -244,11 +244,11 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
         "largest_micro_batch": _largest(recipe, opened, index, given, kinds, peak),
         "flops": sum(
             k.per_step * op.flops
-            for k, *passes in zip(kinds, found.forward, found.backward, strict=True)
+            for k, *passes in zip(kinds, rehearsal.forward, rehearsal.backward, strict=True)
             for one in passes
             for op in one
         )
-        + sum(op.flops for op in found.update),
+        + sum(op.flops for op in rehearsal.update),
         "step": {
             "seconds": step,
             "forward_seconds": forward,
@@ -260,9 +260,9 @@ def plan_stage(recipe: Recipe, opened: OpenData, index: int, given: Circumstance
         },
         "steps": steps,
         "seconds": steps * step,
-        "state_bytes": found.state_bytes,
+        "state_bytes": rehearsal.state_bytes,
         # Without the padding of shards.
-        "checkpoint_bytes": round(found.state_bytes * weight_bytes / found.parameter_bytes),
+        "checkpoint_bytes": round(rehearsal.state_bytes * weight_bytes / rehearsal.parameter_bytes),
     }
 
 
@@ -368,12 +368,10 @@ def main() -> None:
     with open_tasks(recipe.data) as readers:
         opened = OpenData(readers, read_statistics(run_dir, readers))
         for index in range(len(recipe.stages)):
-            found = largest_micro_batch(
-                recipe, opened, index, ranks, usable, offloaded=recipe.engine.offload and on_gpu
-            )
-            if smallest is None or found is None or found < smallest:
-                smallest, at = found, index
-            if found is None:
+            size = largest_micro_batch(recipe, opened, index, ranks, usable, offloaded=recipe.engine.offload and on_gpu)
+            if smallest is None or size is None or size < smallest:
+                smallest, at = size, index
+            if size is None:
                 break
     sys.stdout.write(json.dumps({"micro_batch_size": smallest, "stage": at, "usable_bytes": usable}) + "\n")
 

@@ -63,7 +63,7 @@ def score(
         plan = RolloutPlan.whole(reader, trained.stepper.context_frames, start_frame, split)
         predictors: dict[str, Predictor] = {MODEL: trained.stepper, **references(reader, plan)}
         statistics = trained.stepper.statistics[reader.task.name]
-        scores, steps = _rollouts_and_steps(predictors, reader, plan, split, max_trajectories, progress, statistics)
+        scores, steps = rollouts_and_steps(predictors, reader, plan, split, max_trajectories, progress, statistics)
         shared = trajectories_in_train(reader, split)
         result = task_result(reader, plan, split, scores, MODEL, steps, shared)
         if has_members(trained.stepper, reader.task):
@@ -74,7 +74,7 @@ def score(
     return results
 
 
-def _rollouts_and_steps(
+def rollouts_and_steps(
     predictors: dict[str, Predictor],
     reader: Reader,
     plan: RolloutPlan,
@@ -175,16 +175,9 @@ def add_cost(trained: Trained, results: Sequence[dict[str, Any]]) -> None:
         result["cost"] = {"step_milliseconds": milliseconds, "num_trajectories": len(some)}
 
 
-def score_references(reader: Reader, context_frames: int = 1, split: str = "test") -> dict[str, Any]:
-    """The result of the untrained predictors alone on one task."""
-    plan = RolloutPlan.whole(reader, context_frames, split=split)
-    scores, steps = _rollouts_and_steps(references(reader, plan), reader, plan, split)
-    return task_result(reader, plan, split, scores, reference_of({"steady": reader.task.steady}), steps)
-
-
 def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> dict[str, list[Example]]:
     """Truth and prediction of the model's worst trajectories of each task, worst first."""
-    found = {}
+    by_task = {}
     by_name = {reader.task.name: reader for reader in trained.readers}
     for result in results:
         protocol = result["protocol"]
@@ -192,13 +185,8 @@ def worst_examples(trained: Trained, results: Sequence[Mapping[str, Any]]) -> di
         worst = result["predictors"][MODEL]["worst"][:NUM_WORST]
         reader = by_name[result["task"]]
         limits = DivergenceLimits.of(reader.task, trained.stepper.statistics[result["task"]])
-        found[result["task"]] = examples(trained.stepper, reader, plan, worst, result["split"], limits)
-    return found
-
-
-def reference_of(result: Mapping[str, Any]) -> str:
-    """The reference that a model must beat: the training mean for a steady task, else persistence."""
-    return "training mean" if result["steady"] else "persistence"
+        by_task[result["task"]] = examples(trained.stepper, reader, plan, worst, result["split"], limits)
+    return by_task
 
 
 def ratio_words(ratio: float) -> str:

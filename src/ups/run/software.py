@@ -49,14 +49,14 @@ def describe() -> dict[str, Any]:
 def parts() -> list[dict[str, str]]:
     """Every part that can be named, with the package it comes from; parts of other packages are imported to see whether
     they can be, and carry the error if not."""
-    found = []
+    rows = []
     for registry in REGISTRIES:
         for origin in registry.origins():
             row = {"kind": origin.kind, "name": origin.name}
             row |= {"distribution": origin.distribution, "version": origin.version}
             error = "" if origin.is_ours else registry.error(origin.name)
-            found.append(row | {"error": error} if error else row)
-    return found
+            rows.append(row | {"error": error} if error else row)
+    return rows
 
 
 def extras() -> dict[str, dict[str, Any]]:
@@ -66,13 +66,13 @@ def extras() -> dict[str, dict[str, Any]]:
     except metadata.PackageNotFoundError:
         return {}
     names: list[str] = package.get_all("Provides-Extra") or []
-    found: dict[str, dict[str, Any]] = {}
+    described: dict[str, dict[str, Any]] = {}
     for name in names:
         packages = _packages_of(DISTRIBUTION, name)
         missing = [needed for needed in packages if installed_version(needed) is None]
         adds = WHAT_IT_ADDS.get(name, ", ".join(packages))
-        found[name] = {"adds": adds, "packages": packages, "missing": missing}
-    return found
+        described[name] = {"adds": adds, "packages": packages, "missing": missing}
+    return described
 
 
 def _packages_of(distribution: str, extra: str, depth: int = 0) -> list[str]:

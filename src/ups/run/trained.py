@@ -7,8 +7,6 @@ trains the operator itself as an ensemble is also compared with the operator tha
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,11 +29,11 @@ from ups.inference.stored_scores import TOO_SHORT
 from ups.models.build import build_model
 from ups.models.stepper import Stepper
 from ups.record.checkpoints import latest_verified, read_progress
-from ups.record.files import open_regular
 from ups.record.manifest import verify
-from ups.record.run_dir import RunDir, find_model, is_bundle
+from ups.record.run_dir import find_model, is_bundle
 from ups.record.text import printable
 from ups.run.directory import check_recipe, check_statistics, read_run_recipe, read_statistics
+from ups.run.progress_line import read_rows
 from ups.supervise.run_file import run_identity
 from ups.training.export import read_weights
 from ups.training.progress import Progress
@@ -141,10 +139,10 @@ def _from_bundle(path: Path, data: Mapping[str, str] | None) -> Trained:
             command_hint=f"--data TASK=PATH; or --recipe-data to open what its recipe names ({named})",
         )
     readers = _recipe_data(path, info, recipe) if data is None else _named_data(path, info, recipe, data)
-    found = {f"data {reader.task.name}": reader.identity() for reader in readers}
-    identity = {"bundle": bundle.hash, "recipe": resolved.hash, **info.provenance, **found}
+    data_identities = {f"data {reader.task.name}": reader.identity() for reader in readers}
+    identity = {"bundle": bundle.hash, "recipe": resolved.hash, **info.provenance, **data_identities}
     model = (recipe.run.name, bundle.stepper, readers, recipe, resolved.text, identity)
-    elsewhere = not found.items() <= info.provenance.items()
+    elsewhere = not data_identities.items() <= info.provenance.items()
     return Trained(*model, int(info.provenance.get("step", "0")), info.stages, elsewhere)
 
 
@@ -186,10 +184,10 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
         verify(checkpoint)
         if known is not None:
             known.check(checkpoint, int(Progress.from_json(read_progress(checkpoint)["progress"]).step))
-        found: Path | None = checkpoint
+        chosen: Path | None = checkpoint
     else:
-        found = latest_verified(path, belongs=known.check if known is not None else None)
-    if found is None:
+        chosen = latest_verified(path, belongs=known.check if known is not None else None)
+    if chosen is None:
         raise CheckpointError(
             f"run '{path}' has no checkpoint yet", hint=f"see what it is doing with: ups status {path}"
         )
@@ -200,18 +198,18 @@ def _from_run(path: Path, checkpoint: Path | None = None) -> Trained:
     statistics = read_statistics(path, readers)
     tasks = [reader.task for reader in readers]
     stepper = build_model(recipe.network_configs, tasks, statistics, recipe.data.context_frames, seed=recipe.run.seed)
-    weights = {name.removeprefix("stepper."): tensor for name, tensor in read_weights(found).items()}
+    weights = {name.removeprefix("stepper."): tensor for name, tensor in read_weights(chosen).items()}
     dtype = weight_dtype(recipe.engine.precision)  # of a training; what is loaded here is in float32
     expected = {name: (tensor.shape, dtype) for name, tensor in stepper.named_parameters()}
     stored = {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}
     wrong = [name for name in sorted(stored.keys() | expected.keys()) if stored.get(name) != expected.get(name)]
     if wrong:
-        raise CheckpointError(f"{found} does not hold the model of the run's config.yaml: '{wrong[0]}' differs")
+        raise CheckpointError(f"{chosen} does not hold the model of the run's config.yaml: '{wrong[0]}' differs")
     stepper.load_state_dict(weights, strict=False)  # the statistics came with the run, not with the checkpoint
     stepper.requires_grad_(False)
-    progress = Progress.from_json(read_progress(found)["progress"])
+    progress = Progress.from_json(read_progress(chosen)["progress"])
     step = progress.step
-    identity = {"run": recipe.run.name, "recipe": resolved.hash, "checkpoint": found.name, "step": str(step)}
+    identity = {"run": recipe.run.name, "recipe": resolved.hash, "checkpoint": chosen.name, "step": str(step)}
     identity |= {TOO_SHORT: text} if (text := too_short(recipe, progress)) else {}
     identity |= {f"data {reader.task.name}": reader.identity() for reader in readers}
     stages = stage_gains(path, recipe)
@@ -224,7 +222,7 @@ _ONE_STEP = "one step"
 def stage_gains(run_dir: Path, recipe: Recipe) -> list[dict[str, Any]]:
     """Rows of stage, task, figure, against (what `before` is), before and after; none of a stage without validation."""
     ends = _last_validations(run_dir)
-    found = []
+    rows = []
     for number, stage in enumerate(recipe.stages):
         row = ends.get(number)
         if row is None:
@@ -236,11 +234,11 @@ def stage_gains(run_dir: Path, recipe: Recipe) -> list[dict[str, Any]]:
             # Every validation scores all tasks, also those that no stage has trained yet.
             trained = [n for n in range(number) if recipe.stages[n].trains(task.name)]
             earlier = [ends[n] for n in trained if n in ends]
-            found += [
+            rows += [
                 {"stage": label, "task": task.name} | one
                 for one in _figures(stage.needs_noise, task.name, row, earlier)
             ]
-    return [one for one in found if math.isfinite(one["before"]) and math.isfinite(one["after"])]
+    return [one for one in rows if math.isfinite(one["before"]) and math.isfinite(one["after"])]
 
 
 def _figures(
@@ -279,15 +277,8 @@ def _figures(
 
 def _last_validations(run_dir: Path) -> dict[int, dict[str, Any]]:
     """Stage -> the last row of its validations."""
-    found: dict[int, dict[str, Any]] = {}
-    with contextlib.suppress(OSError), open_regular(RunDir(run_dir).metrics, follow_link=True) as lines:
-        for line in lines or ():
-            with contextlib.suppress(ValueError):  # a line that was cut off
-                row = json.loads(line)
-                if (
-                    isinstance(row, dict)
-                    and isinstance(row.get("stage"), int)
-                    and any(n.startswith("valid/") for n in row)
-                ):
-                    found[row["stage"]] = row
-    return found
+    return {
+        row["stage"]: row
+        for row in read_rows(run_dir)
+        if isinstance(row.get("stage"), int) and any(name.startswith("valid/") for name in row)
+    }

@@ -53,13 +53,13 @@ def _find(name: str) -> Path:
     if (Path(name) / MANIFEST_NAME).is_file() and not (Path(name) / CONFIG_NAME).is_file():
         return Path(name)
     try:
-        found = find_model(name)
+        model = find_model(name)
     except ConfigError as error:
         raise ConfigError(
             f"start_from '{name}' is no earlier stage, run, bundle or checkpoint",
             hint="give the type of an earlier stage, a run such as runs/NAME, a bundle, or runs/NAME/checkpoints/STEP",
         ) from error
-    return RunDir(found).bundle if is_bundle(RunDir(found).bundle) else found
+    return RunDir(model).bundle if is_bundle(RunDir(model).bundle) else model
 
 
 def _trained(source: Path) -> Trained:

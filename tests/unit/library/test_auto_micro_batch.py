@@ -45,7 +45,7 @@ def test_as_many_windows_as_fit(recipe: dict[str, object], tmp_path: Path) -> No
     with prepared(resolved, run_dir, 1):
         assert auto_micro_batch(run_dir, 1, 2**34) == 8
         assert auto_micro_batch(run_dir, 1, needed(resolved.recipe, 2)) == 2
-        with pytest.raises(MachineError, match="stage 0 does not fit with one window"):
+        with pytest.raises(MachineError, match="stage 0 does not fit with one sample"):
             auto_micro_batch(run_dir, 1, _PROCESS_BYTES)
 
 
