@@ -135,10 +135,10 @@ class RentedJob:
 
 def num_gpus(text: str) -> int:
     """How many GPUs KIND:COUNT are, and 0 for an empty text. Raises ConfigError."""
-    found = _GPUS.fullmatch(text)
-    if text and not found:
+    match = _GPUS.fullmatch(text)
+    if text and not match:
         raise ConfigError(f"--gpus '{text}' is not KIND:COUNT", hint="such as A100:8")
-    return int(found[1]) if found else 0
+    return int(match[1]) if match else 0
 
 
 def secret_names(recipe: str, given: Sequence[str]) -> list[str]:
@@ -148,7 +148,7 @@ def secret_names(recipe: str, given: Sequence[str]) -> list[str]:
 
 def plain_variables(given: Sequence[str]) -> dict[str, str]:
     """Variables by name, of NAME=VALUE. Raises ConfigError for what looks like a secret, and then shows no value."""
-    found = {}
+    variables = {}
     for one in given:
         name, equals, value = one.partition("=")
         if _SECRET_WORDS.search(name) or holds_secret(value):
@@ -158,8 +158,8 @@ def plain_variables(given: Sequence[str]) -> dict[str, str]:
             )
         if not (_VARIABLE.fullmatch(name) and equals and value.isprintable()):
             raise ConfigError(f"--env '{printable(one)}' is not NAME=VALUE", hint="such as NCCL_P2P_DISABLE=1")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def require_data(recipe: Recipe, fetched: Sequence[str]) -> None:
@@ -248,10 +248,10 @@ def leave_results(machine: RentedJob) -> list[str]:
 
 def changes(machine: RentedJob, run_dir: str = "") -> list[str]:
     """Words behind the command: where the run lies there, and where its checkpoints are copied."""
-    found = [f"run.dir={run_dir or machine.run_dir}"]
+    settings = [f"run.dir={run_dir or machine.run_dir}"]
     if machine.mirror:
-        found.append(f"checkpoint.mirror={machine.mirror}")
-    return [word for change in found for word in ("--set", change)]
+        settings.append(f"checkpoint.mirror={machine.mirror}")
+    return [word for change in settings for word in ("--set", change)]
 
 
 def _path_and_bucket(text: str) -> tuple[str, str]:

@@ -121,11 +121,13 @@ def not_in_pods(resolved: ResolvedRecipe, secret: str) -> list[str]:
     tasks = [[task.path] if isinstance(task.path, str) else task.path for task in recipe.data.tasks]
     places = [*(path for paths in tasks for path in paths), recipe.run.dir or ""]
     outside = [path for path in places if path.startswith("/") and not path.startswith(f"{PLACE}/")]
-    found = [f"{path}: the pods see only what is below {PLACE}; name it relative to this directory" for path in outside]
+    problems = [
+        f"{path}: the pods see only what is below {PLACE}; name it relative to this directory" for path in outside
+    ]
     names = secret_names(resolved.text, [])
     if names and not secret:
-        found.append(f"the recipe refers to {', '.join(names)}: --secret NAME of a Secret that has them as keys")
-    return found
+        problems.append(f"the recipe refers to {', '.join(names)}: --secret NAME of a Secret that has them as keys")
+    return problems
 
 
 def text(job: KubernetesJob) -> str:
@@ -152,13 +154,13 @@ def manifests(job: KubernetesJob) -> list[dict[str, Any]]:
     owner = {**about, "labels": {**label, QUEUE_LABEL: job.queue}} if job.queue else about
     if job.jobset:
         return [_jobset(owner, work)]
-    found = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": owner, "spec": work}]
+    jobs = [{"apiVersion": "batch/v1", "kind": "Job", "metadata": owner, "spec": work}]
     if job.hosts == 1:
-        return found
+        return jobs
     template["spec"]["subdomain"] = job.name
     # Names of pods that are not ready yet: they find each other in order to become ready.
     names = {"clusterIP": "None", "selector": label, "publishNotReadyAddresses": True}
-    return [{"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": names}, *found]
+    return [{"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": names}, *jobs]
 
 
 def _jobset(about: dict[str, Any], work: dict[str, Any]) -> dict[str, Any]:

@@ -49,8 +49,8 @@ _ENDED = re.compile(r"^UPS-LAUNCH ended code=(\d{1,3}) results=(yes|no)\s*$", re
 
 def ended(log: str) -> tuple[int, bool] | None:
     """Exit code of the run and whether its results are in the bucket, if a log says so."""
-    found = _ENDED.findall(log)
-    return (int(found[-1][0]), found[-1][1] == "yes") if found else None
+    matches = _ENDED.findall(log)
+    return (int(matches[-1][0]), matches[-1][1] == "yes") if matches else None
 
 
 def onstart(machine: RentedJob) -> str:
@@ -316,9 +316,9 @@ class _Life:
                     missed = 0.0
                 if status == "running":
                     seen, runs = time.monotonic(), True
-                    found = self._read_log(number)
-                    if found is not None:
-                        return self._collected(number, *found)
+                    end = self._read_log(number)
+                    if end is not None:
+                        return self._collected(number, *end)
                 elif row and runs and time.monotonic() - seen > self._patience.lost:
                     raise self._lost(number, f"'{status}' and not running")
             if not runs and time.monotonic() - begun > self._patience.start:

@@ -113,11 +113,11 @@ def _refusal(text: str) -> tuple[int, str] | None:
     """Status and reason of the error that the client prints as JSON."""
     for line in text.splitlines():
         try:
-            found = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict) and found.get("error") is True:
-            return int(found.get("status_code") or 0), str(found.get("msg") or "")[:300]
+        if isinstance(answer, dict) and answer.get("error") is True:
+            return int(answer.get("status_code") or 0), str(answer.get("msg") or "")[:300]
     return None
 
 

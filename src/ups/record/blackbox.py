@@ -308,8 +308,8 @@ class BlackBoxReader:
             record = self._at(number)
             if record is not None:
                 return self._at(number + 1) or record
-        found = self.tail(self.header.capacity)
-        return found[-1] if found else None
+        records = self.tail(self.header.capacity)
+        return records[-1] if records else None
 
     def since(self, number: int, limit: int = 256) -> list[Record]:
         """Whole records after `number`, oldest first; at most the newest `limit`."""

@@ -32,8 +32,8 @@ def list_checkpoints(run_dir: Path) -> list[tuple[int, Path]]:
     folder = RunDir(run_dir).checkpoints
     if not folder.is_dir():
         return []
-    found = [(int(m.group(1)), path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
-    return sorted(found, reverse=True)
+    checkpoints = [(int(m.group(1)), path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name))]
+    return sorted(checkpoints, reverse=True)
 
 
 def read_progress(path: Path) -> dict[str, Any]:

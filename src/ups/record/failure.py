@@ -354,19 +354,19 @@ def read_failure(stem: Path, shared: Path | None = None) -> dict[str, Any] | Non
 def memory_of_process(pid: int | str = "self") -> dict[str, int]:
     """Memory of a process in bytes: resident, its peak, and the limit and use of accelerators if torch is loaded."""
     names = {"VmRSS": "resident", "VmHWM": "peak", "VmSize": "virtual", "RssShmem": "shared"}
-    found: dict[str, int] = {}
+    memory: dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             key, _, value = line.partition(":")
             if key in names:
-                found[names[key]] = int(value.split()[0]) * 1024
+                memory[names[key]] = int(value.split()[0]) * 1024
     torch = sys.modules.get("torch")
     if pid == "self" and torch is not None:
         with contextlib.suppress(Exception):
             if torch.cuda.is_initialized():
-                found["device_allocated"] = int(torch.cuda.memory_allocated())
-                found["device_reserved"] = int(torch.cuda.memory_reserved())
-    return found
+                memory["device_allocated"] = int(torch.cuda.memory_allocated())
+                memory["device_reserved"] = int(torch.cuda.memory_reserved())
+    return memory
 
 
 def _frame_document(frame: Frame | None) -> dict[str, Any] | None:

@@ -243,16 +243,16 @@ class HeldDirectory:
         A file system that does not answer properly at the moment is no proof that the directory is gone.
         """
         try:
-            found = os.stat(self.path)
+            now = os.stat(self.path)
         except OSError as error:
             gone = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
             return f"{self.path} was removed or moved while the run went on" if error.errno in gone else ""
         with contextlib.suppress(OSError):
-            if not os.path.samestat(found, os.fstat(self._descriptor)):
+            if not os.path.samestat(now, os.fstat(self._descriptor)):
                 return f"{self.path} was replaced by another directory while the run went on"
         return ""
 
-    def found(self) -> Path | None:
+    def current_path(self) -> Path | None:
         """Where the directory is now; None if it was removed, or cannot be found."""
         try:
             path = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))

@@ -120,10 +120,10 @@ class RunIdentity:
         Cheap: reads two small files. Whether the bytes are whole is for `manifest.verify`.
         """
         document = read_progress(path)
-        found = document["progress"].get("step")
-        if found != step:
+        stored_step = document["progress"].get("step")
+        if stored_step != step:
             raise ForeignCheckpointError(
-                f"{path} is named as step {step}, but holds the state after {found!r} steps",
+                f"{path} is named as step {step}, but holds the state after {stored_step!r} steps",
                 hint="give it its own name back, or remove it; checkpoints are not renamed",
             )
         noted = self.commits.get(step)
@@ -197,7 +197,7 @@ def read_commits(box_dir: Path, offset: int) -> tuple[list[tuple[int, str]], dic
     except OSError:
         return [], {}, offset
     whole = content[: content.rfind(b"\n") + 1]
-    found = [json.loads(line) for line in whole.splitlines()]
-    commits = [(int(entry["step"]), str(entry["manifest_sha256"])) for entry in found if "damaged" not in entry]
-    damaged = {int(entry["step"]): str(entry["damaged"]) for entry in found if "damaged" in entry}
+    entries = [json.loads(line) for line in whole.splitlines()]
+    commits = [(int(entry["step"]), str(entry["manifest_sha256"])) for entry in entries if "damaged" not in entry]
+    damaged = {int(entry["step"]): str(entry["damaged"]) for entry in entries if "damaged" in entry}
     return commits, damaged, offset + len(whole)

@@ -216,8 +216,8 @@ def verify(directory: Path, *, deep: bool = True, threads: int = 1) -> Manifest:
     manifest = _committed_manifest(directory)
     try:
         in_bucket = getattr(directory, "file_sizes", None)  # of ups.buckets.path
-        found = _list_files(directory) if in_bucket is None else in_bucket(manifest.files)
-        sizes = {path: size for path, size in found.items() if path not in _RESERVED}
+        listed = _list_files(directory) if in_bucket is None else in_bucket(manifest.files)
+        sizes = {path: size for path, size in listed.items() if path not in _RESERVED}
         wrong = list(_differences(manifest.files, sizes))
         if deep:
             same_size = [path for path, file in manifest.files.items() if sizes.get(path) == file.size]
@@ -291,10 +291,10 @@ def _read_small(path: Path) -> bytes | None:
 
 def _parse_json(content: bytes, where: str) -> dict[str, object]:
     def without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        document = dict(pairs)
+        if len(document) != len(pairs):
             raise ValueError("a key stands twice")
-        return found
+        return document
 
     try:
         document = json.loads(content, object_pairs_hook=without_duplicates)
@@ -359,10 +359,10 @@ def _hash_differences(directory: Path, manifest: Manifest, paths: list[str], thr
     def hash_only(path: str) -> FileHash:
         return _hash_file(directory / path, sync=False)
 
-    for path, found in zip(paths, _in_threads(hash_only, paths, threads), strict=True):
+    for path, actual in zip(paths, _in_threads(hash_only, paths, threads), strict=True):
         expected = manifest.files[path].sha256
-        if found.sha256 != expected:
-            yield f"{printable(path)}: hash is {found.sha256[:12]}..., committed was {expected[:12]}..."
+        if actual.sha256 != expected:
+            yield f"{printable(path)}: hash is {actual.sha256[:12]}..., committed was {expected[:12]}..."
 
 
 def _difference_error(directory: Path, wrong: list[str]) -> IntegrityError:

@@ -100,26 +100,26 @@ def descendants(pid: int) -> list[Process]:
     by_parent: dict[int, list[Process]] = {}
     for process in all_processes():
         by_parent.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
+    family: list[Process] = []
     pending = [pid]
     while pending:
         for child in by_parent.get(pending.pop(), []):
             pending.append(child.pid)
             if child.state != "Z":
-                found.append(child)
-    return found
+                family.append(child)
+    return family
 
 
 def carriers(variable: str, value: str) -> list[Process]:
     """Living processes whose environment at their start held `variable=value`: finds what left the family tree."""
     needle = f"{variable}={value}".encode()
-    found = []
+    matches = []
     for process in all_processes():
         with contextlib.suppress(OSError):
             environment = Path(f"/proc/{process.pid}/environ").read_bytes()
             if process.state != "Z" and needle in environment.split(b"\0"):
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
 def is_alive(pid: int) -> bool:
@@ -162,13 +162,13 @@ def children_in_session() -> frozenset[int]:
 
     Ranks have sessions of their own, so that what is adopted from them is never among these.
     """
-    own, session, found = os.getpid(), os.getsid(0), set()
+    own, session, children = os.getpid(), os.getsid(0), set()
     for process in all_processes():
         if process.parent == own:
             with contextlib.suppress(OSError):
                 if os.getsid(process.pid) == session:
-                    found.add(process.pid)
-    return frozenset(found)
+                    children.add(process.pid)
+    return frozenset(children)
 
 
 def catches(pid: int, number: int) -> bool:

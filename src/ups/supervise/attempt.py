@@ -167,7 +167,7 @@ class Attempt:
             time.sleep(self.options.poll_seconds)
 
     def _refresh(self, launcher: Launcher) -> Mismatch | None:
-        found: Mismatch | None = None
+        mismatch: Mismatch | None = None
         for view in self._views:
             view.notice_unrecorded_death(launcher.wrapper_code(view.rank), launcher.not_started.get(view.rank, ""))
             before: Record | None = view.last
@@ -177,8 +177,8 @@ class Attempt:
                 before = record
                 if record.operation and view.reader is not None:
                     name = view.reader.operation(record.operation)
-                    found = self._collectives.add(view.rank, record, name) or found
-        return found
+                    mismatch = self._collectives.add(view.rank, record, name) or mismatch
+        return mismatch
 
     def _have_left(self) -> bool:
         """Whether the ranks, whose work is done, are gone or have had their time for that.
@@ -212,6 +212,10 @@ class Attempt:
                 self._tell_teardown(view, f"ended with {cause}")
         return self._outcome(state, None, orphans)
 
+    def _tell(self, line: str, **more: int) -> None:
+        self.say(line)
+        self.notice({"attempt": self.number, "time_wall": time.time(), **more, "line": line})
+
     def _tell_teardown(self, view: RankView, what: str) -> None:
         """A rank that did not end as it should after its work was done: recorded, and no reason to train again."""
         assert view.last is not None
@@ -220,8 +224,7 @@ class Attempt:
             f"NOTICE rank={view.rank}/{self.options.ranks} step={view.last.step} phase=teardown "
             f"host={self.options.host}: its work was done {seconds:.0f} s ago; then it {what} log={view.log}"
         )
-        self.say(line)
-        self.notice({"attempt": self.number, "time_wall": time.time(), "rank": view.rank, "line": line})
+        self._tell(line, rank=view.rank)
 
     def _broken_wrapper(self, launcher: Launcher) -> _Verdict | None:
         """A wrapper that did not end as its rank did.
@@ -282,43 +285,43 @@ class Attempt:
         return _Verdict(RankEnd(missing[0].rank, time.monotonic_ns(), "deadline(init)", 0, "init", message=message))
 
     def _standing_still(self, watch: StandstillWatch) -> _Verdict | None:
-        found = watch.look(self._views, time.monotonic_ns())
-        if found is None:
+        standstill = watch.look(self._views, time.monotonic_ns())
+        if standstill is None:
             return None
-        key = (found.view.rank, found.record.number)
+        key = (standstill.view.rank, standstill.record.number)
         named = key in self._named
-        if named and not found.kill:
+        if named and not standstill.kill:
             return None
         # Native frames take seconds: the rank is named without them.
         places = evidence.capture(self._views, native=named)
-        view = self._who_is_not_waiting(found)
+        view = self._who_is_not_waiting(standstill)
         at = places[view.rank].short() if view.rank in places else "-"
         watch.busy_until(time.monotonic_ns())
-        if found.view.moved_since(found.record):
+        if standstill.view.moved_since(standstill.record):
             return None  # slow, and on its way again
         if not named:
-            self._named[key] = (time.monotonic_ns() - found.record.time_ns) / 1e9
-            self._tell_slow(found, view, at)
-        if not found.kill:
+            self._named[key] = (time.monotonic_ns() - standstill.record.time_ns) / 1e9
+            self._tell_slow(standstill, view, at)
+        if not standstill.kill:
             return None
-        if not named and found.cause != "stopped(SIGSTOP)":
+        if not named and standstill.cause != "stopped(SIGSTOP)":
             evidence.capture(self._views, native=True)
-            if found.view.moved_since(found.record):
+            if standstill.view.moved_since(standstill.record):
                 return None
         step, phase = position(view)
-        usual = "never seen before" if found.usual_seconds is None else f"usually {found.usual_seconds:.3g} s"
-        message = f"no progress for {found.seconds:.1f} s in {phase} ({usual})"
+        usual = "never seen before" if standstill.usual_seconds is None else f"usually {standstill.usual_seconds:.3g} s"
+        message = f"no progress for {standstill.seconds:.1f} s in {phase} ({usual})"
         # Where all ranks of this host wait for those of another one, it is there that somebody stands still.
         waits = self.options.host_info is not None and evidence.waits_for_peers(view)
-        rank_end = RankEnd(view.rank, found.record.time_ns, found.cause, step, phase, at, waits, message)
+        rank_end = RankEnd(view.rank, standstill.record.time_ns, standstill.cause, step, phase, at, waits, message)
         return _Verdict(rank_end, self._named[key])
 
-    def _who_is_not_waiting(self, found: Standstill) -> RankView:
+    def _who_is_not_waiting(self, standstill: Standstill) -> RankView:
         """Among ranks that are level, the one whose own stack is not inside a collective."""
-        if found.cause == "stopped(SIGSTOP)" or len(found.level) < 2:
-            return found.view
-        outside = [view for view in self._views if view.rank in found.level and not evidence.waits_for_peers(view)]
-        return found.view if found.view in outside or not outside else outside[0]
+        if standstill.cause == "stopped(SIGSTOP)" or len(standstill.level) < 2:
+            return standstill.view
+        outside = [view for view in self._views if view.rank in standstill.level and not evidence.waits_for_peers(view)]
+        return standstill.view if standstill.view in outside or not outside else outside[0]
 
     def _tell_lost_boxes(self) -> None:
         """Rings stay mapped on both sides and are watched as before; what is read by path is lost."""
@@ -331,38 +334,36 @@ class Attempt:
             "checkpoints are not known by their hash. Where systemd clears the shared memory of a user at logout "
             "(RemoveIPC=yes), use `loginctl enable-linger`"
         )
-        self.say(line)
-        self.notice({"attempt": self.number, "time_wall": time.time(), "line": line})
+        self._tell(line)
 
-    def _tell_slow(self, found: Standstill, view: RankView, at: str) -> None:
+    def _tell_slow(self, standstill: Standstill, view: RankView, at: str) -> None:
         step, phase = position(view)
-        usual = "-" if found.usual_seconds is None else f"{found.usual_seconds:.3g}s"
-        after = "now" if found.kill else f"after_{found.kill_after_seconds:.0f}s"
+        usual = "-" if standstill.usual_seconds is None else f"{standstill.usual_seconds:.3g}s"
+        after = "now" if standstill.kill else f"after_{standstill.kill_after_seconds:.0f}s"
         line = (
             f"SLOW rank={view.rank}/{self.options.ranks} step={step} phase={phase} host={self.options.host} "
-            f"for={found.seconds:.1f}s usual={usual} at={at} ends={after} log={view.log}"
+            f"for={standstill.seconds:.1f}s usual={usual} at={at} ends={after} log={view.log}"
         )
-        self.say(line)
-        self.notice({"attempt": self.number, "time_wall": time.time(), "rank": view.rank, "line": line})
+        self._tell(line, rank=view.rank)
 
-    def _of_mismatch(self, found: Mismatch) -> _Verdict:
+    def _of_mismatch(self, mismatch: Mismatch) -> _Verdict:
         noticed_ns = time.monotonic_ns()
         places = evidence.capture(self._views, native=False)
         message = (
-            f"collective {found.number}: rank {found.rank} issued {found.operation} of step {found.step}, "
-            f"its peers {found.expected} of step {found.expected_step}"
+            f"collective {mismatch.number}: rank {mismatch.rank} issued {mismatch.operation} of step {mismatch.step}, "
+            f"its peers {mismatch.expected} of step {mismatch.expected_step}"
         )
-        name = found.operation.replace(" ", "")
+        name = mismatch.operation.replace(" ", "")
         rank_end = RankEnd(
-            found.rank,
-            found.time_ns,
+            mismatch.rank,
+            mismatch.time_ns,
             f"collective_mismatch({name})",
-            found.step,
-            found.phase,
+            mismatch.step,
+            mismatch.phase,
             message=message,
         )
-        at = places[found.rank].short() if found.rank in places else "-"
-        return _Verdict(rank_end, (noticed_ns - found.time_ns) / 1e9, at)
+        at = places[mismatch.rank].short() if mismatch.rank in places else "-"
+        return _Verdict(rank_end, (noticed_ns - mismatch.time_ns) / 1e9, at)
 
     def _failed(self, launcher: Launcher, own: _Verdict | None) -> Outcome:
         """Gather what all ranks have to say, end them, and find the first cause."""
@@ -376,12 +377,12 @@ class Attempt:
             view.refresh()
         down_ns = time.monotonic_ns()
         oom = self._oom_kills.happened()
-        found = rank_ends(self._views, out_of_memory_kill=oom, ended_ns=ended_ns)
-        first = self._choose(own, found)
+        ends = rank_ends(self._views, out_of_memory_kill=oom, ended_ns=ended_ns)
+        first = self._choose(own, ends)
         if first is None:
             return self._outcome("ended" if self.over_elsewhere() else "left", None, orphans)
         since = own.noticed_after_seconds if own else (noticed_ns - first.time_ns) / 1e9
-        fault = self._fault(first, found, max(since, 0.0), (down_ns - noticed_ns) / 1e9)
+        fault = self._fault(first, ends, max(since, 0.0), (down_ns - noticed_ns) / 1e9)
         evidence.write(self.options.run_dir, fault, self._views, pictures)
         return replace(self._outcome("failed", fault, orphans), first=first)
 
@@ -403,27 +404,27 @@ class Attempt:
             time.sleep(0.02)
 
     def _only_consequences(self) -> bool:
-        found = rank_ends(self._views, out_of_memory_kill=False, ended_ns=None)
-        return bool(found) and all(rank_end.cascade for rank_end in found)
+        ends = rank_ends(self._views, out_of_memory_kill=False, ended_ns=None)
+        return bool(ends) and all(rank_end.cascade for rank_end in ends)
 
-    def _choose(self, own: _Verdict | None, found: list[RankEnd]) -> RankEnd | None:
+    def _choose(self, own: _Verdict | None, ends: list[RankEnd]) -> RankEnd | None:
         if own is not None:
             # What the watch saw is the cause, unless a rank recorded its own reason before that.
-            earlier = [s for s in found if not s.cascade and s.time_ns < own.rank_end.time_ns]
-            return earlier[0] if earlier else self._placed(own, found)
+            earlier = [s for s in ends if not s.cascade and s.time_ns < own.rank_end.time_ns]
+            return earlier[0] if earlier else self._placed(own, ends)
         if self._asked_ns:
             # Asked to leave: dying of that very signal, or with a peer that did, is obedience and no fault.
-            found = [s for s in found if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
-        return first_cause(found)
+            ends = [s for s in ends if not s.cascade and not s.cause.startswith("killed(SIGTERM")]
+        return first_cause(ends)
 
-    def _placed(self, own: _Verdict, found: list[RankEnd]) -> RankEnd:
+    def _placed(self, own: _Verdict, ends: list[RankEnd]) -> RankEnd:
         """A mismatch is seen from outside; the location is where the rank itself then failed, or stood."""
         if own.rank_end.at != "-":
             return own.rank_end
-        places = [s.at for s in found if s.rank == own.rank_end.rank and s.at != "-"]
+        places = [s.at for s in ends if s.rank == own.rank_end.rank and s.at != "-"]
         return replace(own.rank_end, at=places[0] if places else own.stood_at)
 
-    def _fault(self, first: RankEnd, found: list[RankEnd], noticed: float, down: float) -> Fault:
+    def _fault(self, first: RankEnd, ends: list[RankEnd], noticed: float, down: float) -> Fault:
         commit = self.find_commit()
         view = next(view for view in self._views if view.rank == first.rank)
         return Fault(
@@ -445,7 +446,7 @@ class Attempt:
             noticed_after_seconds=round(noticed, 3),
             down_after_seconds=round(down, 3),
             evidence=f"{RunDir.failures.name}/attempt_{self.number}/{self.options.evidence_name}",
-            consequences=[s.document() for s in found if s.rank != first.rank],
+            consequences=[s.document() for s in ends if s.rank != first.rank],
         )
 
     def _outcome(
@@ -516,14 +517,14 @@ class Launcher:
 
     def members(self) -> list[processes.Process]:
         """Every living process of this attempt, in the family tree or out of it."""
-        found = {p.pid: p for p in processes.carriers(TOKEN_VARIABLE, self.token)}
+        members = {p.pid: p for p in processes.carriers(TOKEN_VARIABLE, self.token)}
         for wrapper in self._wrappers.values():
             if wrapper.returncode is None:  # not reaped: its number is still its own
                 alone = processes.read_process(wrapper.pid)
-                found |= {p.pid: p for p in [alone] if p is not None and p.state != "Z"}
-                found |= {p.pid: p for p in processes.descendants(wrapper.pid)}
-        found.pop(os.getpid(), None)
-        return list(found.values())
+                members |= {p.pid: p for p in [alone] if p is not None and p.state != "Z"}
+                members |= {p.pid: p for p in processes.descendants(wrapper.pid)}
+        members.pop(os.getpid(), None)
+        return list(members.values())
 
     def end(self, timeout_seconds: float = 10.0) -> list[processes.Process]:
         """SIGKILL everything that is left of the attempt; returns what survived that (nothing, but it is looked at)."""

@@ -20,7 +20,7 @@ HASH_BELOW_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class UsableCheckpoint:
     """The checkpoint from which a restart goes on.
 
     manifest_sha256: of that checkpoint, '' where its bytes were not read. foreign: a newer one is whole, but does not
@@ -44,7 +44,9 @@ def last_commit(run_dir: Path) -> int | None:
     return next((step for step, path in _candidates(run_dir) if _whole(path)), None)
 
 
-def find_usable(run_dir: Path, identity: RunIdentity | None = None, hash_below_bytes: int = HASH_BELOW_BYTES) -> Found:
+def find_usable(
+    run_dir: Path, identity: RunIdentity | None = None, hash_below_bytes: int = HASH_BELOW_BYTES
+) -> UsableCheckpoint:
     """The newest checkpoint that is whole and belongs to the run.
 
     A restart takes an older one if a byte of the newest differs, so every byte is read here, and the ranks are told so
@@ -54,8 +56,8 @@ def find_usable(run_dir: Path, identity: RunIdentity | None = None, hash_below_b
     damaged: dict[int, str] = {}
     for step, path in _candidates(run_dir):
         try:
-            found = manifest.read_manifest(path)
-            deep = found.total_bytes <= hash_below_bytes
+            stored = manifest.read_manifest(path)
+            deep = stored.total_bytes <= hash_below_bytes
             manifest.verify(path, deep=deep)
         except UpsError as error:
             damaged[step] = error.message
@@ -66,8 +68,8 @@ def find_usable(run_dir: Path, identity: RunIdentity | None = None, hash_below_b
         except UpsError as error:
             foreign = foreign or error
             continue
-        return Found(step, found.sha256 if deep else "", foreign, damaged)
-    return Found(foreign=foreign, damaged=damaged)
+        return UsableCheckpoint(step, stored.sha256 if deep else "", foreign, damaged)
+    return UsableCheckpoint(foreign=foreign, damaged=damaged)
 
 
 def damage_line(step: int, problem: str) -> str:

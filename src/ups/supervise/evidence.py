@@ -51,14 +51,14 @@ def capture(views: Sequence[RankView], *, native: bool) -> dict[int, Frame]:
         time.sleep(0.02)
         waiting = [view for view in waiting if not _complete(_since(_stacks_file(view), before[view.rank]))]
     spied = _spy(living, native)
-    found = {}
+    locations = {}
     for view in living:
         frame = location_of_dump(_since(_stacks_file(view), before[view.rank])) or _location_of_spy(
             spied.get(view.rank, "")
         )
         if frame is not None:
-            found[view.rank] = frame
-    return found
+            locations[view.rank] = frame
+    return locations
 
 
 def _location_of_spy(text: str) -> Frame | None:

@@ -52,15 +52,15 @@ class RankEnd:
 
 def rank_ends(views: Sequence[RankView], *, out_of_memory_kill: bool, ended_ns: int | None) -> list[RankEnd]:
     """Every death that was not our own doing, first by time; `ended_ns` is when the supervisor began to end ranks."""
-    found = [s for view in views if (s := _rank_end(view, out_of_memory_kill, ended_ns)) is not None]
-    return sorted(found, key=lambda rank_end: rank_end.time_ns)
+    ends = [s for view in views if (s := _rank_end(view, out_of_memory_kill, ended_ns)) is not None]
+    return sorted(ends, key=lambda rank_end: rank_end.time_ns)
 
 
-def first_cause(found: Sequence[RankEnd]) -> RankEnd | None:
+def first_cause(ends: Sequence[RankEnd]) -> RankEnd | None:
     """The first death that is no consequence. Where all are, they lost each other for a reason nobody saw."""
-    if not found:
+    if not ends:
         return None
-    first = causes.causes_first(found)[0]
+    first = causes.causes_first(ends)[0]
     if not first.cascade:
         return first
     return RankEnd(first.rank, first.time_ns, "connection_lost", first.step, first.phase, first.at, True, first.message)
@@ -257,16 +257,16 @@ def oom_kill_counters(proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[str, i
 
     Only where there are none those of the whole machine: there the processes of others count, too.
     """
-    found = {}
+    counters = {}
     for path in _counter_files(proc, cgroups):
         count = _counter(path, "oom_kill")
         if count is not None:
-            found[str(path)] = count
-    if not found:
+            counters[str(path)] = count
+    if not counters:
         count = _counter(proc / "vmstat", "oom_kill")
         if count is not None:
-            found["machine"] = count
-    return found
+            counters["machine"] = count
+    return counters
 
 
 def moved(before: dict[str, int], after: dict[str, int]) -> bool:

@@ -67,8 +67,8 @@ def read_secret(run_dir: Path) -> bytes | None:
     except OSError:
         return None
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077 or status.st_uid != os.geteuid():
             raise MachineError(
                 f"{path} is not a file that you alone can read",
                 hint=f"remove it and start host 0 again, or set {SECRET_VARIABLE} on every host",
@@ -224,9 +224,9 @@ def _bytes(text: str) -> bytes:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise LinkClosed("a frame is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise LinkClosed("a frame is not a JSON object")
-    return found
+    return value

@@ -98,10 +98,10 @@ class HeadLink:
 
     def take_notes(self) -> list[str]:
         """Lines about whoever was refused, and those that other hosts said, since the last call."""
-        found = []
+        lines = []
         while self._notes:
-            found.append(self._notes.popleft())
-        return found
+            lines.append(self._notes.popleft())
+        return lines
 
     def tell(self, order: dict[str, Any]) -> None:
         """Give all hosts a new order; those that are away get it when they come back."""

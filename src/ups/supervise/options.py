@@ -102,13 +102,13 @@ def _resolve(address: str) -> tuple[str, int]:
     except ValueError:
         pass
     try:
-        found = str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+        ip = str(socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise ConfigError(f"'{host}' has no IPv4 address here: {error.strerror}", hint=hint) from error
-    if ipaddress.IPv4Address(found).is_loopback:
+    if ipaddress.IPv4Address(ip).is_loopback:
         # Many systems give a host its own name on the loopback interface, where no other host comes in.
-        raise ConfigError(f"'{host}' is {found} here, which other hosts do not reach", hint=hint)
-    return found, int(port)
+        raise ConfigError(f"'{host}' is {ip} here, which other hosts do not reach", hint=hint)
+    return ip, int(port)
 
 
 def interface_towards(address: str, port: int) -> str:
@@ -134,12 +134,12 @@ def _addresses() -> list[tuple[str, str]]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         asked = struct.pack("iL", len(space), pointer)
         used = struct.unpack("iL", fcntl.ioctl(any_socket.fileno(), _SIOCGIFCONF, asked))[0]
-    found = []
+    addresses = []
     for begin in range(0, used, _INTERFACE_BYTES):
         entry = space[begin : begin + _INTERFACE_BYTES].tobytes()
         name = entry[:16].split(b"\0")[0].decode().partition(":")[0]  # eth0:1 is a second address of eth0
-        found.append((name, socket.inet_ntoa(entry[20:24])))
-    return found
+        addresses.append((name, socket.inet_ntoa(entry[20:24])))
+    return addresses
 
 
 # Read by `ups.distributed.environment`: file:///PATH or tcp://ADDRESS:PORT.

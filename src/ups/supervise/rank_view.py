@@ -124,13 +124,13 @@ class RankView:
 
     def _read_pid(self) -> None:
         if not self.pid:
-            found = read_object(self._box_dir / f"{self.name}.pid")
-            if found is not None:
-                self.pid, self.wrapper_pid = int(found["rank_pid"]), int(found["wrapper_pid"])
+            pids = read_object(self._box_dir / f"{self.name}.pid")
+            if pids is not None:
+                self.pid, self.wrapper_pid = int(pids["rank_pid"]), int(pids["wrapper_pid"])
 
     def _own_exit(self, directory: Path) -> dict[str, Any] | None:
-        found = read_object(directory / f"{self.name}.exit.json")
-        return found if found is not None and found.get("pid") == self.pid else None
+        recorded = read_object(directory / f"{self.name}.exit.json")
+        return recorded if recorded is not None and recorded.get("pid") == self.pid else None
 
     def moved_since(self, record: Record) -> bool:
         """Whether the rank has written a newer record; consumes nothing."""

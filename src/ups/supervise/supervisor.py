@@ -26,7 +26,7 @@ from ups.record.identity import HASHED_VARIABLE, IDENTITY_VARIABLE, read_commits
 from ups.record.run_dir import RunDir
 from ups.record.text import path_text, printable
 from ups.supervise.attempt import Attempt, Outcome, StopRequest, keep_rings
-from ups.supervise.checkpoints import Found, damage_line, find_usable, missing_proof
+from ups.supervise.checkpoints import UsableCheckpoint, damage_line, find_usable, missing_proof
 from ups.supervise.fault import MICRO_BATCH_SIZE, Fault, RestartPolicy
 from ups.supervise.first_cause import exit_code_for
 from ups.supervise.head import Head
@@ -83,7 +83,7 @@ class _Supervision:
         self._commits_offset = 0
         self._damaged: set[int] = set()
         # What was found after the last attempt; the next one starts from it, so that bytes are read once.
-        self._found: Found | None = None
+        self._usable: UsableCheckpoint | None = None
         self._head = None if link is None else Head(options, link, stop_request, say, self._find_commit, self._notice)
 
     def run(self) -> int:
@@ -134,14 +134,14 @@ class _Supervision:
 
     def _attempt(self, number: int) -> Outcome:
         document, options, head = self._file.document, self._options, self._head
-        found = self._found or self._find()
-        if found.foreign is not None:
-            raise found.foreign
-        self._found = None
+        usable = self._usable or self._find()
+        if usable.foreign is not None:
+            raise usable.foreign
+        self._usable = None
         entry: dict[str, Any] = {
             "number": number,
             "started": time.time(),
-            "from_checkpoint": found.step,
+            "from_checkpoint": usable.step,
             "overrides": dict(document["overrides"]),
             "faults": [],
         }
@@ -151,7 +151,7 @@ class _Supervision:
         self._box_dir, self._commits_offset = box_dir, 0
         self._file.save()
         self._shown.follow(number)
-        reported = self._reported(found)
+        reported = self._reported(usable)
         options = replace(options, environment={**options.environment, **reported})
         if head is not None:
             options = replace(options, rendezvous=head.begin(number, document["overrides"], reported))
@@ -211,17 +211,17 @@ class _Supervision:
             document[key] = value
             self._file.save()
 
-    def _reported(self, found: Found) -> dict[str, str]:
+    def _reported(self, usable: UsableCheckpoint) -> dict[str, str]:
         """What ranks must know to check a checkpoint by themselves."""
         if self._identity is None:
             return {}
-        return {IDENTITY_VARIABLE: json.dumps(self._identity.to_json()), HASHED_VARIABLE: found.manifest_sha256}
+        return {IDENTITY_VARIABLE: json.dumps(self._identity.to_json()), HASHED_VARIABLE: usable.manifest_sha256}
 
-    def _find(self) -> Found:
+    def _find(self) -> UsableCheckpoint:
         self._look([])
-        self._found = find_usable(self._options.run_dir, self._identity)
-        self._tell_damaged(self._found.damaged)
-        return self._found
+        self._usable = find_usable(self._options.run_dir, self._identity)
+        self._tell_damaged(self._usable.damaged)
+        return self._usable
 
     def _tell_damaged(self, damaged: Mapping[int, str]) -> None:
         """Say once which checkpoints are skipped; a rank finds those whose bytes are too many to be read here."""
@@ -272,7 +272,7 @@ class _Supervision:
     def _lost_directory(self, outcome: Outcome, gone: str) -> tuple[str, str, int, str]:
         """The end of a run whose directory is gone, whatever its ranks made of that: nothing in its place proves it."""
         cause = RunDirectoryLostError.cause
-        moved = self._held.found()
+        moved = self._held.current_path()
         commit = None
         if moved is not None:
             # Whoever asks later asks there, and would read that the supervisor died.

@@ -182,5 +182,5 @@ def _lock(descriptor: int) -> bool:
 
 
 def _space_for(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize
+    space = os.statvfs(directory)
+    return space.f_bavail * space.f_frsize

@@ -189,21 +189,21 @@ def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
 
 def config_of(recipe: Recipe, name: str) -> TrackerConfig:
     """The settings of a tracker by its name. Raises ConfigError if the recipe has none."""
-    found = by_name(recipe.tracking.trackers)
-    if name not in found:
+    trackers = by_name(recipe.tracking.trackers)
+    if name not in trackers:
         raise ConfigError(f"the recipe of the run has no tracker '{name}'", hint="see tracking.trackers in config.yaml")
-    return found[name]
+    return trackers[name]
 
 
 def secrets_of(config: TrackerConfig) -> list[str]:
     """The values of a tracker's secrets, as far as they are set."""
-    found = []
+    values = []
     for name, field in type(config).model_fields.items():
         reference = getattr(config, name)
         if is_secret(field) and isinstance(reference, str):
             with contextlib.suppress(UpsError):
-                found.append(reveal(reference))
-    return found
+                values.append(reveal(reference))
+    return values
 
 
 def without_secrets(text: str, secrets: Sequence[str]) -> str:

@@ -292,8 +292,8 @@ class Trackers:
 
     def known(self) -> list[dict[str, str]]:
         """Name, id and address of each tracker, as far as they are known."""
-        found = [(name, read_note(self._run_dir, name)) for name in self._names]
-        return [{"name": name, "id": note.id, "url": note.url} for name, note in found]
+        notes = [(name, read_note(self._run_dir, name)) for name in self._names]
+        return [{"name": name, "id": note.id, "url": note.url} for name, note in notes]
 
     def _once(self, about: str, text: str) -> list[str]:
         if about in self._said:

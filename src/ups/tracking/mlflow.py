@@ -71,20 +71,20 @@ class MlflowTracker(Tracker):
     def _experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
 
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             try:
                 return str(self._client.create_experiment(name))
             except MlflowException:  # another run has made it at the same moment
-                found = self._client.get_experiment_by_name(name)
-                if found is None:
+                experiment = self._client.get_experiment_by_name(name)
+                if experiment is None:
                     raise
-        return str(found.experiment_id)
+        return str(experiment.experiment_id)
 
     def _find(self, run: TrackedRun, experiment: str) -> str:
         """The id that the server has given this run earlier, '' if it does not know it."""
-        found = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run.id}'", max_results=1)
-        return str(found[0].info.run_id) if found else ""
+        runs = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run.id}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else ""
 
     def _create(self, config: MlflowConfig, run: TrackedRun, experiment: str) -> str:
         made = self._client.create_run(experiment, run_name=run.name, tags={RUN_TAG: run.id})
@@ -113,7 +113,7 @@ class MlflowTracker(Tracker):
 
 def _environment(config: MlflowConfig) -> dict[str, str]:
     """What the client takes from variables. A server that does not answer is given up soon: there is a next try."""
-    found = {
+    variables = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "0",
@@ -122,12 +122,12 @@ def _environment(config: MlflowConfig) -> dict[str, str]:
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     }
     if config.username is not None:
-        found["MLFLOW_TRACKING_USERNAME"] = config.username
+        variables["MLFLOW_TRACKING_USERNAME"] = config.username
     if config.password is not None:
-        found["MLFLOW_TRACKING_PASSWORD"] = reveal(config.password)
+        variables["MLFLOW_TRACKING_PASSWORD"] = reveal(config.password)
     if config.token is not None:
-        found["MLFLOW_TRACKING_TOKEN"] = reveal(config.token)
-    return found
+        variables["MLFLOW_TRACKING_TOKEN"] = reveal(config.token)
+    return variables
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

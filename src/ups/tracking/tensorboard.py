@@ -88,8 +88,8 @@ class EventFile:
 
     def numbers(self, values: Mapping[str, float], step: int, wall_time: float) -> None:
         """Numbers by name at a step. They are kept with the 24 bits of a float32."""
-        found = b"".join(_block(1, _text(1, name) + _float(2, value)) for name, value in values.items())
-        self._write(wall_time, step, _block(5, found))
+        encoded = b"".join(_block(1, _text(1, name) + _float(2, value)) for name, value in values.items())
+        self._write(wall_time, step, _block(5, encoded))
 
     def text(self, name: str, text: str, step: int) -> None:
         """A text (Markdown) for the tab of texts."""
@@ -123,11 +123,11 @@ def _checksum(data: bytes) -> bytes:
 
 def _variable(value: int) -> bytes:
     value &= 2**64 - 1
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _number(field: int, value: int) -> bytes:

@@ -86,7 +86,7 @@ class WandbTracker(Tracker):
 
 def _settings(config: WandbConfig) -> dict[str, Any]:
     """It is told our rows and nothing of its own accord: no source, packages, host, output or load of this process."""
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "console": "off",
         "silent": True,
         "disable_git": True,
@@ -99,7 +99,7 @@ def _settings(config: WandbConfig) -> dict[str, Any]:
         "symlink": False,
     }
     if config.base_url is not None:
-        found["base_url"] = config.base_url
+        settings["base_url"] = config.base_url
     if config.api_key is not None:
-        found["api_key"] = reveal(config.api_key)
-    return found
+        settings["api_key"] = reveal(config.api_key)
+    return settings
