@@ -311,9 +311,9 @@ class Bench:
 
     def _rows(self, entry: Entry) -> list[dict[str, Any]]:
         from ups.inference.bundle import load_bundle
+        from ups.inference.stored_scores import MODEL
         from ups.models.multiscale import MultiscaleNetwork, count_parameters
         from ups.record.checkpoints import latest_verified, read_progress
-        from ups.run.scoring import MODEL
 
         bundle = load_bundle(self._bundle(entry))
         run_dir = self.out / "runs" / entry.name
