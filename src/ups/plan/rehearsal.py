@@ -233,7 +233,7 @@ def make_fake(stage: Stage, batches: Sequence[Batch], dtype: torch.dtype) -> Non
     """
     with _disable_current_modes():
         for batch in batches:
-            stage._augmentation._moves_of(batch)  # looks at coordinates: kept by the stage, by task and grid
+            stage._augmentation.moves_of(batch)  # looks at coordinates: kept by the stage, by task and grid
     # From averages of losses, which a fake stage has none of; a number changes neither bytes nor arithmetic.
     stage.task_factor = lambda task: 1.0  # type: ignore[method-assign]
     made: dict[int, Any] = {}
