@@ -40,7 +40,7 @@ from ups.supervise.options import Options
 from ups.supervise.run_file import read_run
 from ups.supervise.supervisor import supervise
 from ups.tracking.metrics_file import MetricsWriter
-from ups.training.engine import Engine
+from ups.training.engine import Engine, Hook
 from ups.training.hooks import LogHook
 from ups.training.progress import Progress
 
@@ -52,7 +52,7 @@ BARS = {"single": 0.97, "ddp": 0.95}
 MINIMUM_STEP_SECONDS = 0.05
 
 
-class Turns:
+class Turns(Hook):
     """A hook that lets the bare loop run a block after each block of the engine, and keeps both times.
 
     `supervisor` is the process to be halted meanwhile, 0 for none: one rank does that for all.

@@ -73,6 +73,12 @@ class _Turns:
         self.sticks = [self._stick.seconds()]
         self._from = time.process_time()
 
+    def before_step(self, engine: Engine) -> None:
+        """Nothing is done before a step."""
+
+    def after_checkpoint(self, engine: Engine) -> None:
+        """Nothing is saved."""
+
     def after_step(self, engine: Engine, agreed: Status) -> None:
         self.steps.append(time.process_time() - self._from)
         self.sticks.append(self._stick.seconds())

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ups.library.run_recipe import run_recipe
     from ups.library.scores import Comparison, Scores, compare, evaluate
     from ups.library.train import fit, train
+    from ups.models.plain import model
+    from ups.registry import use_script
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,9 +38,11 @@ __all__ = [
     "generate_data",
     "import_data",
     "load_recipe",
+    "model",
     "open_data",
     "run_recipe",
     "train",
+    "use_script",
 ]
 
 _MODULES = {
@@ -55,9 +59,11 @@ _MODULES = {
     "generate_data": "ups.library.data",
     "import_data": "ups.library.own_data",
     "load_recipe": "ups.library.recipe",
+    "model": "ups.models.plain",
     "open_data": "ups.library.data",
     "run_recipe": "ups.library.run_recipe",
     "train": "ups.library.train",
+    "use_script": "ups.registry",
 }
 
 # A library is silent; who imports it configures logging (ups.record.log).

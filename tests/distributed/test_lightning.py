@@ -23,7 +23,7 @@ from ups.distributed.agreement import Status
 from ups.distributed.runtime import Runtime
 from ups.errors import ConfigError
 from ups.run.assemble import assemble, open_data
-from ups.training.engine import Engine
+from ups.training.engine import Engine, Hook
 from ups.training.progress import Progress
 
 pytest.importorskip("lightning")
@@ -35,7 +35,7 @@ BALANCED = {"type": "operator", "steps": STEPS, "loss": "nrmse", "balance": 0.5,
 FLOW = {"type": "corrector", "kind": "flow", "steps": 4}
 
 
-class Losses:
+class Losses(Hook):
     """A hook of the engine that adds up what the micro-batches of each step have lost; it hears that from the stage."""
 
     def __init__(self) -> None:

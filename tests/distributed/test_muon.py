@@ -15,7 +15,7 @@ from ups.config.stage import OptimConfig
 from ups.distributed.runtime import SHARD, Runtime
 from ups.distributed.strategies import local, spread
 from ups.testing.ranks import Launched, launch
-from ups.training.optim import build_optimizer, matrices_of, set_learning_rate, trainable
+from ups.training.optim import build_optimizer, set_learning_rate, trainable
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -33,7 +33,7 @@ def updates(arguments: dict[str, Any]) -> list[list[float]]:
         spread(stage, runtime, config)
         parameters = trainable(stage.named_parameters())
         before = {name: _whole(p) for name, p in parameters.items()}
-        optimizer = build_optimizer(OptimConfig(type="muon"), parameters, matrices_of(stage))
+        optimizer = build_optimizer(OptimConfig(type="muon"), parameters, stage.matrices())
         for step in range(3):
             set_learning_rate(optimizer, 1e-3)
             for name, parameter in parameters.items():

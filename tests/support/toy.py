@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ups.spec.batch import Batch, RankInfo
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
-from ups.training.losses import Losses
-from ups.training.stages import sum_and_count
+from ups.training.stages import LossModule
 
 WIDTH = 16
 SHAPES: dict[str, tuple[int, tuple[int, ...]]] = {"line": (1, (12,)), "plane": (3, (4, 5))}
@@ -64,7 +63,7 @@ class ToyBlock(nn.Module):
         return x + added
 
 
-class ToyStage(nn.Module):
+class ToyStage(LossModule):
     """Point-wise network over neighbors; one table row per task, so that every parameter is in every graph."""
 
     def __init__(self, seed: int = 0, width: int = WIDTH, depth: int = 2) -> None:
@@ -82,7 +81,7 @@ class ToyStage(nn.Module):
     def matrices(self) -> list[nn.Parameter]:
         return [p for p in self.blocks.parameters() if p.ndim >= 2]
 
-    def forward(self, batches: Sequence[Batch]) -> Losses:
+    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         (batch,) = batches
         now, after = batch.state[:, 0], batch.state[:, 1]  # (B, C, *S)
         chosen = torch.zeros(len(SHAPES), dtype=now.dtype, device=now.device)
@@ -92,14 +91,7 @@ class ToyStage(nn.Module):
         for block in self.blocks:
             x = block(x)
         error = self.project(x).squeeze(-1) - after
-        losses = error.flatten(1).square().mean(1) * self.hurt(batch)
-        total = losses.sum() * batch.sample_weight
-        number = batch.num_samples
-        metrics = {
-            "loss": sum_and_count(total.detach(), batch.sample_weight * number),
-            f"train/{batch.task.name}/loss": sum_and_count(losses.detach().sum(), number),
-        }
-        return Losses(total, metrics)
+        return [{"loss": error.flatten(1).square().mean(1) * self.hurt(batch)}]
 
 
 class ToyLoader:

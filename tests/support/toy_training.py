@@ -19,7 +19,7 @@ from ups.distributed.agreement import Status
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import gathered, spread
 from ups.training.checkpoint import Checkpointer
-from ups.training.engine import Engine
+from ups.training.engine import Engine, Hook
 from ups.training.hooks import SaveHook
 from ups.training.progress import StopRequests
 
@@ -53,7 +53,7 @@ class Trial:
     compile: bool = False
 
 
-class Act:
+class Act(Hook):
     """A hook that does something to its own rank after a step."""
 
     def __init__(self, trial: Trial, rank: int) -> None:
@@ -67,9 +67,6 @@ class Act:
                 os.kill(os.getpid(), signal.SIGKILL)
             if engine.progress.step == self.trial.terminate_at:
                 os.kill(os.getpid(), signal.SIGTERM)
-
-    def at_end(self, engine: Engine) -> None:
-        return
 
 
 def engine_config(trial: Trial) -> EngineConfig:

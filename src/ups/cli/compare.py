@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups.cli.options import JsonOption, new_app
+from ups.cli.options import JsonOption, PluginOption, new_app
 from ups.cli.output import note, report, say, styled
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ def compare(
     ],
     task: Annotated[list[str], typer.Option(metavar="NAME", help="Only this task; may be given many times.")] = [],  # noqa: B006
     out: Annotated[str | None, typer.Option(help="Directory for a page with tables and curves.")] = None,
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Print scores of several models next to their references, with paired differences to the first.

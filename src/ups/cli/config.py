@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+from ups.cli.options import JsonOption, PluginOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import report, say, styled
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ app = new_app("Show, check and compare recipes, without running anything.")
 
 
 @app.command()
-def show(recipe: RecipeArgument, set: SetOption = [], json: JsonOption = False) -> None:  # noqa: B006
+def show(recipe: RecipeArgument, set: SetOption = [], plugin: PluginOption = [], json: JsonOption = False) -> None:  # noqa: B006
     """Print a recipe in full.
 
     Includes and overrides are applied and defaults written out: exactly what a run would use.
@@ -31,7 +31,7 @@ def show(recipe: RecipeArgument, set: SetOption = [], json: JsonOption = False) 
 
 
 @app.command()
-def check(recipe: RecipeArgument, set: SetOption = [], json: JsonOption = False) -> None:  # noqa: B006
+def check(recipe: RecipeArgument, set: SetOption = [], plugin: PluginOption = [], json: JsonOption = False) -> None:  # noqa: B006
     """Check a recipe.
 
     One line if it is sound; else each mistake with its place, its value and what is expected.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups.cli.options import JsonOption, SetOption, new_app
+from ups.cli.options import JsonOption, PluginOption, SetOption, new_app
 from ups.cli.output import report, say, styled
 from ups.errors import ConfigError
 from ups.record.run_dir import RUNS
@@ -53,6 +53,7 @@ def doctor(
     ] = 4,
     minutes: Annotated[float, typer.Option("--minutes", min=0.1, help="Time limit of all trials of --bisect.")] = 30.0,
     set: SetOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Probe this machine with your recipe, check by check, each in its own process; the first that

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.options import JsonOption, new_app
+from ups.cli.options import JsonOption, PluginOption, new_app
 from ups.cli.output import report, say, styled
 
 app = new_app()
@@ -35,6 +35,7 @@ def evaluate(
     solver_cost: Annotated[
         bool, typer.Option("--solver-cost", help="Also measure what the same error costs the solver; takes minutes.")
     ] = False,
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Score a model next to persistence and the training mean, and write scores.json and a report.

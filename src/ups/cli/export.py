@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ups.cli.options import JsonOption, new_app
+from ups.cli.options import JsonOption, PluginOption, new_app
 from ups.cli.output import report, say, styled
 
 app = new_app("Turn a run into something others can use.")
@@ -22,6 +22,7 @@ def bundle(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run.", show_default=False)],
     out: Annotated[str | None, typer.Option(help="Directory of the bundle; default RUN/bundle.")] = None,
     trajectories: Annotated[int, typer.Option(help="Test trajectories of each task to score.", min=1)] = 64,
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Write a bundle: weights, config, statistics and a card with scores, as plain files without pickle."""

@@ -29,6 +29,27 @@ OverOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _use_scripts(paths: list[str]) -> list[str]:
+    from ups.registry import use_script
+
+    for path in paths:
+        use_script(path)
+    return paths
+
+
+PluginOption = Annotated[
+    list[str],
+    typer.Option(
+        "--plugin",
+        metavar="FILE.py",
+        help="Run this script first, which registers models, losses, metrics or other parts. May be given many times.",
+        callback=_use_scripts,
+        is_eager=True,
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+from ups.cli.options import JsonOption, PluginOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import report, say, styled, table
 
 app = new_app()
@@ -39,6 +39,7 @@ def plan(
         bool, typer.Option("--measure", help="Also train a few steps of each stage here, on one rank.")
     ] = False,
     set: SetOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Say what a run needs before it starts: memory, step time, communication, checkpoints, failures, price.

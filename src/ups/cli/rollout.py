@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups.cli.options import JsonOption, new_app
+from ups.cli.options import JsonOption, PluginOption, new_app
 from ups.cli.output import note, report, say
 from ups.record.run_dir import find_bundle
 
@@ -81,6 +81,7 @@ def rollout(
         bool, typer.Option("--rescale-domain", help="Map another length or origin of INPUT to the trained domain.")
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Simulate step by step from a state of INPUT, and write the result, a picture or a film.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+from ups.cli.options import JsonOption, PluginOption, RecipeArgument, SetOption, new_app
 from ups.record.run_dir import RunDir
 
 app = new_app()
@@ -20,6 +20,7 @@ def run(
     recipe: RecipeArgument,
     ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
     set: SetOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """From a recipe to a gated bundle: data, validate, doctor, plan, train, evaluate, gate, bundle, report.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups.cli.options import JsonOption, RecipeArgument, SetOption, new_app
+from ups.cli.options import JsonOption, PluginOption, RecipeArgument, SetOption, new_app
 from ups.record.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def train(
         typer.Option(metavar="NAME", help="Train this stage alone, from where the one before it ended in the run."),
     ] = None,
     set: SetOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
     json: JsonOption = False,
 ) -> None:
     """Train a recipe on one or many ranks, supervised; an interrupted run goes on where its last checkpoint is.

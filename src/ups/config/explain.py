@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ups.buckets.client import holds_secret
-from ups.config.part import PartSection
+from ups.config.part import PartName, PartSection
 from ups.config.setting import Section, is_secret
 from ups.config.yaml_subset import FieldPath, Origin, Value, dotted, quoted, scalar_text
 from ups.errors import ConfigError
@@ -152,8 +152,9 @@ class _Explainer:
             word, key = ("at least", "min_length") if kind == "too_short" else ("at most", "max_length")
             return f"expected {word} {context[key]} {'entry' if context[key] == 1 else 'entries'}", _help(field)
         if kind == "literal_error":
-            choices = list(literals(field.annotation)) if field else []
-            return f"expected {one_of(choices)}", _nearest(value, choices) or _help(field)
+            choices = _choices(field)
+            expected_words = one_of(choices) or "the name of a part that is installed or passed by --plugin"
+            return f"expected {expected_words}", _nearest(value, choices) or _help(field)
         if kind in ("union_tag_invalid", "union_tag_not_found"):
             choices = self._types(path[:-1])
             if kind == "union_tag_not_found":
@@ -165,7 +166,7 @@ class _Explainer:
         hidden = (field is not None and is_secret(field)) or self._is_included(path)
         how = "" if hidden else _how_to_write(value, expected)
         # A field that takes words besides, as `auto` next to true and false.
-        besides = list(literals(field.annotation)) if field and any(e["type"] == "literal_error" for e in group) else []
+        besides = _choices(field) if any(e["type"] == "literal_error" for e in group) else []
         near = "" if hidden else _nearest(value, besides)
         return f"expected {' or '.join([*expected, *besides])}", how or near or _help(field)
 
@@ -301,10 +302,23 @@ def _nearest(value: Value, choices: Sequence[Any]) -> str:
     return f"did you mean '{close[0]}'?" if close else ""
 
 
+def _choices(field: FieldInfo | None) -> list[Any]:
+    """The words that a field takes: those of a `Literal`, or the names of the parts that it can name."""
+    if field is None:
+        return []
+    return [*literals(field.annotation), *_part_names(field.metadata)]
+
+
+def _part_names(marks: Sequence[Any]) -> list[str]:
+    return [name for mark in marks if isinstance(mark, PartName) for name in mark.registry.names()]
+
+
 def literals(annotation: Any) -> tuple[Any, ...]:
     """The choices of a `Literal` inside an annotation."""
     if get_origin(annotation) is Literal:
         return get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return (*literals(get_args(annotation)[0]), *_part_names(get_args(annotation)[1:]))
     return tuple(choice for part in get_args(annotation) for choice in literals(part))
 
 

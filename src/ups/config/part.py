@@ -96,6 +96,25 @@ class PartSection(Section):
         return cls.settings_of(name).model_validate({**value, "type": name}, strict=True)
 
 
+class PartName:
+    """Annotation of a field that names a part without settings: `Annotated[str, PartName(LOSSES)]`."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"enum": list(self.registry.names()), "type": "string"}
+
+    def _check(self, name: str) -> str:
+        if name not in self.registry.names():
+            expected = " or ".join(f"'{known}'" for known in self.registry.names())
+            raise PydanticKnownError("literal_error", {"expected": expected})
+        return name
+
+
 def _types(config: type[PartSection]) -> tuple[Any, ...]:
     field = config.model_fields.get("type")
     annotation = field.annotation if field is not None else None

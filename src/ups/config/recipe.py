@@ -36,7 +36,8 @@ from ups.config.yaml_subset import (
     paths_in,
 )
 from ups.errors import ConfigError
-from ups.record.run_dir import CONFIG_NAME
+from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir
+from ups.registry import use_recorded_scripts
 
 MAX_INCLUDE_DEPTH = 8
 MAX_FILES = 64
@@ -54,9 +55,12 @@ class ResolvedRecipe:
 
 def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> ResolvedRecipe:
     """Load a recipe with its includes, apply `a.b=c` overrides in order, and check everything."""
+    stored = os.path.basename(path) == CONFIG_NAME
+    if stored and not (Path(path).parent / BUNDLE_FILE).exists():
+        use_recorded_scripts(RunDir(Path(path).parent).plugins)
     reader = _Reader()
     document = reader.read(os.fspath(path))
-    if os.path.basename(path) == CONFIG_NAME:
+    if stored:
         _name_models(document)
     for override in overrides:
         apply_override(document, override)

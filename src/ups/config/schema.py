@@ -12,12 +12,13 @@ from ups.buckets.path import matching_paths
 from ups.config.description import TaskDescription
 from ups.config.gate import GateCondition
 from ups.config.model import ModelConfig
+from ups.config.part import PartName
 from ups.config.setting import REQUIRED, Section, section, setting
 from ups.config.source import SourceConfig
 from ups.config.stage import StageConfig
 from ups.config.tracker import TrackerConfig
 from ups.errors import ConfigError
-from ups.registry import READERS, TASKS
+from ups.registry import HOOKS, READERS, TASKS
 
 # As `ups.data.validate` names them; a test holds the two together.
 FindingKind = Literal[
@@ -270,6 +271,9 @@ class EngineConfig(Section):
         False, "Recompute blocks in the backward pass: less memory, more time.", may_change=True
     )
     compile: bool = setting(False, "Compile each block of the model.", may_change=True)
+    hooks: list[Annotated[str, PartName(HOOKS)]] = setting(
+        [], "Callbacks of plugins around steps and checkpoints, by name, in this order.", may_change=True
+    )
     ema: EmaConfig = section(EmaConfig, "Moving average of the weights.")
     max_skipped_steps: int = setting(
         20, "Non-finite steps in a row after which the run stops.", unit="steps", ge=1, le=10**6

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ups.config.part import PartSection
+from ups.config.part import PartName, PartSection
 from ups.config.setting import REQUIRED, Section, section, setting
-from ups.registry import STAGES
+from ups.registry import LOSSES, OPTIMIZERS, SCHEDULES, STAGES
 
 _WEIGHT_DECAY = (
     "Decoupled weight decay of matrices, never of biases and norms; with muon of those that it orthogonalizes."
@@ -18,14 +18,17 @@ _WEIGHT_DECAY = (
 class OptimConfig(Section):
     """Optimizer and schedule of one stage."""
 
-    type: Literal["adamw", "sgd", "muon"] = setting(
+    type: Annotated[str, PartName(OPTIMIZERS)] = setting(
         "adamw", "Update rule; muon is for the matrices of a network, with adamw for everything else."
     )
     learning_rate: float = setting(1e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
     matrix_learning_rate: float = setting(
         5e-3, "Peak learning rate of the matrices when type is 'muon'; the schedule is the same.", gt=0, le=10
     )
-    final_fraction: float = setting(0.01, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
+    schedule: Annotated[str, PartName(SCHEDULES)] = setting(
+        "cosine", "How the learning rate falls from the peak to final_fraction of it, after warm-up."
+    )
+    final_fraction: float = setting(0.01, "Last learning rate relative to the peak.", ge=0, le=1)
     warmup_fraction: float = setting(0.05, "Part of the stage in which the rate rises linearly.", ge=0, le=1)
     weight_decay: float = setting(1e-5, _WEIGHT_DECAY, ge=0, le=1)
     beta1: float = setting(0.9, "Memory of the mean of the gradient (momentum for sgd).", ge=0, lt=1)
@@ -169,7 +172,7 @@ class LinearOptimConfig(OptimConfig):
     """Optimizer and schedule of a stage that fits few, separate numbers."""
 
     learning_rate: float = setting(5e-3, "Peak learning rate, after warm-up.", gt=0, le=10)
-    final_fraction: float = setting(0.0, "Last learning rate relative to the peak (cosine decay).", ge=0, le=1)
+    final_fraction: float = setting(0.0, "Last learning rate relative to the peak.", ge=0, le=1)
     weight_decay: float = setting(0.0, _WEIGHT_DECAY, ge=0, le=1)
     beta2: float = setting(0.95, "Memory of the mean square of the gradient.", ge=0, lt=1)
     clip_norm: float = setting(0.0, "Largest global gradient norm; 0 turns this limit off.", ge=0)
@@ -204,7 +207,7 @@ class OperatorStageConfig(StageConfig):
     """Train the step in time (or the map from given fields to the target, for steady tasks)."""
 
     type: Literal["operator"] = setting("operator", "Which stage this is.")
-    loss: Literal["relative_l2", "nrmse", "mse"] = setting(
+    loss: Annotated[str, PartName(LOSSES)] = setting(
         "relative_l2",
         "Error of a sample: relative to the size of its change, of each field relative to the field itself (as scores "
         "are), or plain mean square.",
@@ -325,7 +328,7 @@ _ENSEMBLE_RATES = {"learning_rate": 1.5e-4, "matrix_learning_rate": 3.75e-4}
 class CorrectorOptimConfig(OptimConfig):
     """Optimizer and schedule of a stage that trains on from what has been learned."""
 
-    type: Literal["adamw", "sgd", "muon"] = setting(
+    type: Annotated[str, PartName(OPTIMIZERS)] = setting(
         "muon", "Update rule; muon is for the matrices of a network, with adamw for everything else."
     )
     learning_rate: float = setting(5e-4, "Peak learning rate, after warm-up.", gt=0, le=10)

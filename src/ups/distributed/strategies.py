@@ -33,6 +33,14 @@ _NEW_NAME = "forward_sync_buffers" in inspect.signature(DistributedDataParallel)
 _KEEP_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _NEW_NAME else "broadcast_buffers": False}
 
 
+class Spreadable(nn.Module):
+    """A module that a strategy can spread over ranks."""
+
+    def shard_units(self) -> list[nn.Module]:
+        """The modules to shard, recompute or compile one by one; by default none."""
+        return []
+
+
 class Single:
     """One rank, nothing to reduce; also the interface of the other strategies.
 
@@ -42,7 +50,7 @@ class Single:
     # Whether the first reduction of a process is laid out otherwise than the later ones (see `Ddp`).
     needs_warm_up = False
 
-    def __init__(self, stage: nn.Module, runtime: Runtime) -> None:
+    def __init__(self, stage: Spreadable, runtime: Runtime) -> None:
         self.stage = stage
         self.module: nn.Module = stage
         self._runtime = runtime
@@ -80,7 +88,7 @@ class Ddp(Single):
     same step in a longer process. The engine therefore runs one pass and throws it away (`needs_warm_up`).
     """
 
-    def __init__(self, stage: nn.Module, runtime: Runtime) -> None:
+    def __init__(self, stage: Spreadable, runtime: Runtime) -> None:
         super().__init__(stage, runtime)
         self.needs_warm_up = runtime.world_size > 2
         # device_ids stays None: the stage is on its device, and the batch is moved by the engine, not by DDP.
@@ -97,7 +105,7 @@ class Fsdp(Single):
     With `shard_ranks` below the number of ranks there are several copies of the model, each spread over that many.
     """
 
-    def __init__(self, stage: nn.Module, runtime: Runtime, units: Sequence[nn.Module], config: EngineConfig) -> None:
+    def __init__(self, stage: Spreadable, runtime: Runtime, units: Sequence[nn.Module], config: EngineConfig) -> None:
         super().__init__(stage, runtime)
         # A stage that ends in float32 gathers float32 throughout: a policy cannot be changed later, autocast can.
         gathers_low = config.precision == "bfloat16" and not config.float32_fraction
@@ -155,7 +163,7 @@ class Fsdp(Single):
 Strategy = Single
 
 
-def spread(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strategy:
+def spread(stage: Spreadable, runtime: Runtime, config: EngineConfig) -> Strategy:
     """Move `stage` to the device and spread it over the ranks. Collective: all ranks.
 
     Every rank must hold the same initial weights: fsdp keeps a slice of its own copy.
@@ -173,9 +181,9 @@ def compile_unit(unit: nn.Module) -> None:
     unit.forward = torch.compile(unit.forward, dynamic=False)
 
 
-def arrange(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strategy:
+def arrange(stage: Spreadable, runtime: Runtime, config: EngineConfig) -> Strategy:
     """`spread` for a stage whose weights are where and what they should be already. Collective: all ranks."""
-    units = shard_units(stage)
+    units = stage.shard_units()
     for unit in units:
         if config.activation_checkpointing:
             # Draws are keyed, not streamed: there is no generator state to restore for the second pass.
@@ -189,12 +197,6 @@ def arrange(stage: nn.Module, runtime: Runtime, config: EngineConfig) -> Strateg
     if runtime.strategy == "single":
         return Single(stage, runtime)
     raise ConfigError(f"engine.strategy '{runtime.strategy}' is unknown", hint="use auto, single, ddp or fsdp")
-
-
-def shard_units(stage: nn.Module) -> list[nn.Module]:
-    """The modules that a stage names to be sharded, recomputed or compiled one by one; none if it names none."""
-    name_units = getattr(stage, "shard_units", None)
-    return list(name_units()) if callable(name_units) else []
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from ups.record.files import is_whole, load_object, mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
 from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir, is_bundle
 from ups.record.text import counted, printable
-from ups.registry import MODELS
+from ups.registry import MODELS, SCRIPT
 from ups.spec.batch import Float64
 from ups.spec.descriptors import ranges_fit
 from ups.spec.statistics import Statistics
@@ -270,6 +270,11 @@ def _check_needs(network: Mapping[str, Any], needs: Any) -> None:
     for part in needs:
         if part.get("kind") == MODELS.kind and part.get("name") == name:
             package = f"{printable(str(part['distribution'])[:100])} {printable(str(part['version'])[:40])}"
+            if package.startswith(SCRIPT):
+                raise BundleError(
+                    f"the bundle needs model '{printable(name[:100])}' of the {package}",
+                    hint="if you have that file and trust it: --plugin FILE, or ups.use_script(FILE)",
+                )
             raise BundleError(
                 f"the bundle needs model '{printable(name[:100])}' of package {package}, which is not installed",
                 hint="install that package if you trust it as you trust any program; or ask for a bundle without it",

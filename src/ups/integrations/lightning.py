@@ -44,7 +44,6 @@ from ups.training.optim import (
     build_optimizer,
     clip_factor,
     learning_rate,
-    matrices_of,
     set_learning_rate,
     trainable,
 )
@@ -100,7 +99,7 @@ class StageModule(LightningModule):
         self._seen: list[dict[str, Tensor]] = []
 
     def configure_optimizers(self) -> Optimizer:
-        return build_optimizer(self._config.optim, trainable(self.stage.named_parameters()), matrices_of(self.stage))
+        return build_optimizer(self._config.optim, trainable(self.stage.named_parameters()), self.stage.matrices())
 
     def transfer_batch_to_device(self, batch: Step, device: torch.device, dataloader_idx: int) -> Step:
         return batch.to(device, weight_dtype(self._engine.precision))
@@ -160,7 +159,7 @@ class StageModule(LightningModule):
         self.progress.step += 1
         if self.progress.skipped_in_row:
             return
-        follow(getattr(self.stage, "averages", None), self._seen, self.device, self.trainer.world_size > 1)
+        follow(self.stage.averages, self._seen, self.device, self.trainer.world_size > 1)
         self.progress.updates += 1
         if self.ema is not None:
             self.ema.update(self.progress.updates)
@@ -173,7 +172,7 @@ class StageModule(LightningModule):
         self.stage.finish()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        averages = getattr(self.stage, "averages", None)
+        averages = self.stage.averages
         checkpoint["ups"] = {
             "progress": self.progress.to_json(),
             "ema": None if self.ema is None else self.ema.tensors,
@@ -185,7 +184,7 @@ class StageModule(LightningModule):
         self.progress = Progress.from_json(self._kept["progress"])
 
     def _restore(self) -> None:
-        averages = getattr(self.stage, "averages", None)
+        averages = self.stage.averages
         with torch.no_grad():
             if self.ema is not None and self._kept.get("ema") is not None:
                 for name, tensor in self.ema.tensors.items():

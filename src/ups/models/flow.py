@@ -23,10 +23,11 @@ from torch.distributed.tensor import DTensor
 from ups.config.model import ModelConfig
 from ups.errors import ConfigError
 from ups.models.grid_fit import GridFit
-from ups.models.network import NamedRows, Network, NetworkInput, UnitChange
+from ups.models.network import Network, NetworkInput
 from ups.models.normalization import keyed_normal, wide
 from ups.models.stepper import Stepper
 from ups.models.vocabulary import Channels
+from ups.models.warm_start import NamedRows, UnitChange
 from ups.spec.batch import Batch
 from ups.spec.keyed import key_of
 from ups.spec.task import FieldSpec, ParameterSpec, TaskSpec

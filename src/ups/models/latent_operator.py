@@ -31,8 +31,9 @@ from ups.models.blocks import (
     window_mask,
     windowed_partition,
 )
-from ups.models.network import NamedRows, Network, NetworkInput, NetworkWithLatents
+from ups.models.network import Network, NetworkInput, NetworkWithLatents
 from ups.models.vocabulary import BOUNDARIES, Channels, Vocabulary, patch_rows, token_grid
+from ups.models.warm_start import NamedRows
 from ups.spec.task import AxisSpec, TaskSpec
 
 

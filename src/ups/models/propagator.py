@@ -20,9 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ups.models.network import NetworkInput, UnitChange
+from ups.models.network import NetworkInput
 from ups.models.normalization import wide
 from ups.models.task_tables import NamedTable, RowName
+from ups.models.warm_start import UnitChange
 from ups.spec.task import TaskSpec
 
 _UNIT = 8.0  # periods of a wave at which all powers of the frequency are 1

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
-from ups.models.network import NamedRows, Network, UnitChange, unit_change
+from ups.models.network import Network
 from ups.models.stepper import OPERATOR, STEADY, Stepper
+from ups.models.warm_start import NamedRows, UnitChange, unit_change
 from ups.spec.task import TaskSpec
 
 _SHOWN = 12

@@ -45,6 +45,7 @@ class RunDir:
     environment = Entry("env.json")
     statistics = Entry("statistics.json")
     starts = Entry("start")
+    plugins = Entry("plugins.json")
     # Written by the supervisor: state and verdict; locks; the secret of a run over several hosts and their notes.
     run_json = Entry("run.json")
     supervisor_lock = Entry(".supervisor.lock")

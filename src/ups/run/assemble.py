@@ -46,7 +46,7 @@ from ups.spec.statistics import Statistics
 from ups.tracking.metrics_file import MetricsWriter
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine, Hook
-from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
+from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order, named_hooks
 from ups.training.progress import Progress, StopRequests
 from ups.training.stages import Stage, build_stage
 
@@ -296,6 +296,7 @@ class _Stages:
                 EvaluateHook(validate, recipe.evaluate.interval_steps, self.metrics),
                 LogHook(recipe.tracking.log_interval_steps, stage_type, self.metrics, attempt=runtime.attempt),
             )
+            engine.hooks += named_hooks(recipe.engine.hooks)
             if path is not None:
                 # A stage that has not begun takes over the weights of the one before it, and nothing else.
                 self.checkpointer.load(path, engine.state_tensors(), only_model=progress.stage_step == 0)

@@ -40,6 +40,7 @@ from ups.record.identity import RunIdentity, file_sha256
 from ups.record.manifest import MANIFEST_NAME, verify
 from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RUNS, RunDir, is_bundle
 from ups.record.text import path_text
+from ups.registry import record_scripts
 from ups.run.progress_line import read_rows
 from ups.run.software import environment_record
 from ups.spec.statistics import Statistics
@@ -54,7 +55,9 @@ logger = logging.getLogger(__name__)
 
 _NEW_RUN = "or start a new run: --set run.dir=PATH"
 # What is written before a rank starts.
-INPUTS = (RunDir.config.name, RunDir.statistics.name, RunDir.starts.name, RunDir.environment.name)
+INPUTS = tuple(
+    entry.name for entry in (RunDir.config, RunDir.statistics, RunDir.starts, RunDir.environment, RunDir.plugins)
+)
 # Files of a run besides these, and run.json, which goes last.
 _FILES = (RunDir.metrics, RunDir.mirror_note, RunDir.steps, RunDir.plan, RunDir.link_secret)
 # What comes later, folder -> names that a run puts into it: a run may live in a directory that is used for more.
@@ -220,6 +223,7 @@ def prepare(run_dir: Path, resolved: ResolvedRecipe, ranks: int) -> None:
             f"{run_dir} has checkpoints but no {CONFIG_NAME}", hint="choose another place: --set run.dir=PATH"
         )
     write_file_atomically(config, resolved.text.encode())
+    record_scripts(RunDir(run_dir).plugins)
     description = {
         "config_sha256": resolved.hash,
         "recipe_files": list(resolved.files),

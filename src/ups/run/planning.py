@@ -29,7 +29,7 @@ from ups.run.assemble import OpenData, assemble, bare_stage, stage_loader
 from ups.run.directory import read_run_recipe, read_statistics
 from ups.run.latent_caching import field_bytes
 from ups.spec.batch import RankInfo
-from ups.training.engine import Engine
+from ups.training.engine import Engine, Hook
 from ups.training.progress import Progress
 
 # Steps of a mixture that are looked at to see which micro-batches come how often.
@@ -303,7 +303,7 @@ class Measured:
     step_seconds: float
 
 
-class _Clock:
+class _Clock(Hook):
     """A hook: CPU time of each step of this process."""
 
     def __init__(self) -> None:
@@ -315,9 +315,6 @@ class _Clock:
         now = time.process_time()
         self.seconds.append(now - self._from)
         self._from = now
-
-    def at_end(self, engine: Engine) -> None:
-        """Nothing is left to do."""
 
 
 def measure_steps(recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, steps: int) -> Measured:

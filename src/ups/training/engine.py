@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,19 +23,18 @@ from ups.distributed.strategies import Strategy, autocast, locals_of, weight_dty
 from ups.errors import DataError, TrainingError
 from ups.record.blackbox import BlackBox, Phase
 from ups.spec.batch import Batch
-from ups.training.averages import Meters, TaskAverages, follow
+from ups.training.averages import Meters, follow
 from ups.training.optim import (
     Ema,
     build_optimizer,
     clip_factor,
     learning_rate,
-    matrices_of,
     optimizer_tensors,
     set_learning_rate,
     trainable,
 )
 from ups.training.progress import Budget, Progress, StopRequests
-from ups.training.stages import pass_measured
+from ups.training.stages import LossModule, pass_measured
 
 COMPILE_SECONDS = 3600.0
 
@@ -52,11 +51,21 @@ class BatchSource(Protocol):
     def load_state_dict(self, state: dict[str, int]) -> None: ...
 
 
+@runtime_checkable
 class Hook(Protocol):
-    """Something done between steps, on all ranks in the same order."""
+    """Something done around steps, on all ranks in the same order. A hook overrides what it needs.
+
+    Hooks of plugins (`ups.registry.HOOKS`) are built without arguments, for each stage, and come after ours.
+    """
+
+    def before_step(self, engine: Engine) -> None:
+        """Before each step; `engine.progress` says how many were done."""
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
         """After each step."""
+
+    def after_checkpoint(self, engine: Engine) -> None:
+        """After a checkpoint was handed over to be written; it may not be complete yet."""
 
     def at_end(self, engine: Engine) -> None:
         """After the last step of the stage, not after a stop."""
@@ -79,13 +88,15 @@ class Engine:
         box: BlackBox | None = None,
     ) -> None:
         self.runtime, self.strategy, self.loader = runtime, strategy, loader
+        assert isinstance(strategy.stage, LossModule)
+        self.stage = strategy.stage
         self.config, self.length = config, length
         self.progress = progress or Progress()
         self.stop_requests = stop_requests or StopRequests()
         self.hooks = list(hooks)
         self.box = box or BlackBox.unread()
-        self.parameters = trainable(strategy.stage.named_parameters())
-        self.optimizer = build_optimizer(length.optim, self.parameters, matrices_of(strategy.stage))
+        self.parameters = trainable(self.stage.named_parameters())
+        self.optimizer = build_optimizer(length.optim, self.parameters, self.stage.matrices())
         self.ema = Ema(config.ema, self.parameters) if config.ema.enabled else None
         self.meters = Meters(runtime.device, distributed=runtime.control_group is not None)
         self.gradient_norm = 0.0
@@ -115,6 +126,8 @@ class Engine:
         batches = iter(self.loader)
         while not progress.total_steps or progress.stage_step < progress.total_steps:
             number = progress.step + 1
+            for hook in self.hooks:
+                hook.before_step(self)
             self.box.issue(OPERATION, Phase.DATA, number, progress.stage_index)
             agreement.issue(number, self._status(budget))
 
@@ -142,11 +155,9 @@ class Engine:
         progress.stage_finished = True
         if self.ema is not None:
             self.ema.become_weights()
-        finish = getattr(self.strategy.stage, "finish", None)
-        if finish is not None:
-            finish()
-            if self.ema is not None:
-                self.ema.restart()  # whoever reads the checkpoint takes the average
+        self.stage.finish()
+        if self.ema is not None:
+            self.ema.restart()  # whoever reads the checkpoint takes the average
         self.strategy.weights_changed()
         for hook in self.hooks:
             hook.at_end(self)
@@ -154,14 +165,13 @@ class Engine:
 
     def begin(self) -> None:
         """What a stage does before its first step, once. Collective: all ranks."""
-        begin = getattr(self.strategy.stage, "begin", None)
-        if begin is None or self.progress.stage_step or self._begun:
+        if self.progress.stage_step or self._begun:
             return
         self._begun = True
-        if pass_measured(self.strategy.stage, self._first_steps(), self._forward):
+        if pass_measured(self.stage, self._first_steps(), self._forward):
             self.loader.load_state_dict({"step": 0})
             self.strategy.weights_changed()  # what begin() writes must reach the shards and not a gathered copy
-        begin()
+        self.stage.begin()
         self.strategy.weights_changed()
 
     def _first_steps(self) -> Iterator[Iterator[tuple[Batch, ...]]]:
@@ -228,14 +238,9 @@ class Engine:
         self._follow_tasks(seen, number)
         return True
 
-    @property
-    def _task_averages(self) -> TaskAverages | None:
-        found: TaskAverages | None = getattr(self.strategy.stage, "averages", None)
-        return found
-
     def _follow_tasks(self, seen: Sequence[dict[str, Tensor]], number: int) -> None:
         """Bring the stage's averages of the tasks' losses up to date, if it keeps any. Collective then: all ranks."""
-        averages, distributed = self._task_averages, self.runtime.control_group is not None
+        averages, distributed = self.stage.averages, self.runtime.control_group is not None
         if averages is not None and distributed:
             self.box.issue("reduce(task_losses)", Phase.SYNC, number, self.progress.stage_index)
         follow(averages, seen, self.runtime.device, distributed)
@@ -287,10 +292,10 @@ class Engine:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """The live tensors that a checkpoint holds; loading into them restores the engine."""
-        model = {f"model/{n}": p.detach() for n, p in self.strategy.stage.named_parameters()}
+        model = {f"model/{n}": p.detach() for n, p in self.stage.named_parameters()}
         optimizer = optimizer_tensors(self.optimizer, self.parameters)
         averages = self.ema.tensors if self.ema is not None else {}
-        tasks = self._task_averages
+        tasks = self.stage.averages
         return (
             model
             | {f"optimizer/{n}": t for n, t in optimizer.items()}

@@ -16,7 +16,9 @@ import torch
 
 from ups.config.schema import CheckpointConfig
 from ups.distributed.agreement import Status
+from ups.errors import PluginError
 from ups.record.blackbox import Phase
+from ups.registry import HOOKS
 from ups.training.checkpoint import Checkpointer
 from ups.training.engine import Engine, Hook
 
@@ -31,7 +33,7 @@ class RowSink(Protocol):
     def log(self, row: Mapping[str, object]) -> None: ...
 
 
-class SaveHook:
+class SaveHook(Hook):
     """Saves at the interval, when the ranks agreed to save or leave, and at the end of a stage."""
 
     def __init__(self, checkpointer: Checkpointer, config: CheckpointConfig) -> None:
@@ -45,13 +47,20 @@ class SaveHook:
         if agreed.stop:
             self._enter(engine)
             self._checkpointer.save_now(engine.state_tensors(), progress)
+            self._saved(engine)
         elif agreed.save or progress.stage_step % self._interval == 0:
             self._enter(engine)
             self._checkpointer.save(engine.state_tensors(), progress)
+            self._saved(engine)
 
     def at_end(self, engine: Engine) -> None:
         self._enter(engine)
         self._checkpointer.save_now(engine.state_tensors(), engine.progress)
+        self._saved(engine)
+
+    def _saved(self, engine: Engine) -> None:
+        for hook in engine.hooks:
+            hook.after_checkpoint(engine)
 
     def _enter(self, engine: Engine) -> None:
         progress = engine.progress
@@ -67,7 +76,7 @@ class SaveHook:
         )
 
 
-class EvaluateHook:
+class EvaluateHook(Hook):
     """Runs a validation with the averaged weights, at the interval and at the end of a stage."""
 
     def __init__(self, evaluate: Evaluate, interval_steps: int | None, sink: RowSink | None) -> None:
@@ -104,7 +113,7 @@ class EvaluateHook:
             self._sink.log({"step": progress.step, "stage": progress.stage_index, **scores, "time": time.time()})
 
 
-class LogHook:
+class LogHook(Hook):
     """Writes a row of metrics at the interval, at a stop and after the last step. Only rank 0 has a sink."""
 
     def __init__(self, interval_steps: int, stage_name: str, sink: RowSink | None, *, attempt: int = 0) -> None:
@@ -122,9 +131,6 @@ class LogHook:
         last = bool(progress.total_steps) and progress.stage_step >= progress.total_steps
         if progress.stage_step % self._interval == 0 or last or agreed.stop:
             self._row(engine)
-
-    def at_end(self, engine: Engine) -> None:
-        return
 
     def _row(self, engine: Engine) -> None:
         progress = engine.progress
@@ -162,6 +168,18 @@ def peak_memory_mib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def named_hooks(names: Sequence[str]) -> list[Hook]:
+    """The hooks of plugins that a recipe names (`engine.hooks`)."""
+    hooks = [HOOKS.factory(name)() for name in names]
+    for name, hook in zip(names, hooks, strict=True):
+        if not isinstance(hook, Hook):
+            raise PluginError(
+                f"hook '{name}' of {HOOKS.origin(name)} is a {type(hook).__name__}, not a Hook",
+                hint="derive it from ups.training.engine.Hook",
+            )
+    return hooks
 
 
 def in_order(save: SaveHook | None, evaluate: EvaluateHook | None, log: LogHook | None) -> Sequence[Hook]:

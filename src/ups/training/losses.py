@@ -1,11 +1,15 @@
-"""What a stage returns, and the errors of samples that its losses are made of.
+"""The losses that a recipe can name (`loss` of the operator stage), their parts, and what a stage returns.
 
-B samples, C channels, S space. Each function returns one number per sample: weighting and adding up are the stage's, so
-that a sum over micro-batches and ranks is exact whatever the cut.
+A loss is a function of `Prediction` that returns one number per sample. Weighting and adding up are the stage's: a sum
+over micro-batches and ranks is exact whatever the cut. To add one here: a function, and its name in
+`ups.registry.LOSSES`; elsewhere: `LOSSES.register`, in a script or a package (docs/extend/script.md).
+
+B samples, T frames, C channels, S space.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +39,46 @@ _pytree.register_pytree_node(
     lambda children, _: Losses(*children),
     serialized_type_name="ups.training.losses.Losses",
 )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A prediction next to the truth, for a loss.
+
+    error, reference (B, C, *S): predicted minus true change, and the true change, in standard deviations of increments;
+    normalized target for a steady task. They may also be latents (B, *N, Z). floor: smallest reference that counts.
+    in_field_units: gives error (B, C, *S), fields (B, T, C, *S) and smallest field (C,), all in typical sizes of each
+    field; None for latents.
+    """
+
+    error: Tensor
+    reference: Tensor
+    floor: float
+    in_field_units: Callable[[], tuple[Tensor, Tensor, Tensor]] | None = None
+
+
+# (B,) from a prediction.
+Loss = Callable[[Prediction], Tensor]
+
+
+def relative_l2_loss(prediction: Prediction) -> Tensor:
+    """(B,): error relative to the size of the change."""
+    return relative_l2(prediction.error, prediction.reference, prediction.floor)
+
+
+def nrmse_loss(prediction: Prediction) -> Tensor:
+    """(B,): error of each field relative to the field itself, as scores are."""
+    assert prediction.in_field_units is not None  # recipes with latents refuse it
+    return nrmse(*prediction.in_field_units())
+
+
+def mse_loss(prediction: Prediction) -> Tensor:
+    """(B,): plain mean square."""
+    return mean_square(prediction.error)
+
+
+# Whose errors are relative to the fields, so that the statistics say how large those of an untrained model are.
+nrmse_loss.relative_to_fields = True  # type: ignore[attr-defined]
 
 
 def relative_l2(error: Tensor, reference: Tensor, floor: float) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from ups.config.schema import EmaConfig
 from ups.config.stage import OptimConfig
 from ups.distributed.strategies import locals_of
+from ups.errors import PluginError
+from ups.registry import OPTIMIZERS, SCHEDULES
 from ups.training.muon import Muon
 from ups.training.progress import Progress
 
@@ -23,52 +26,105 @@ from ups.training.progress import Progress
 def build_optimizer(
     config: OptimConfig, parameters: Mapping[str, nn.Parameter], matrices: Collection[nn.Parameter] = ()
 ) -> torch.optim.Optimizer:
-    """AdamW, SGD or Muon over named parameters; weight decay only on what has two dimensions and more.
+    """The optimizer that a recipe names, over named parameters, with the state of its first step in place.
 
-    matrices: those that Muon may orthogonalize; the other parameters, and all under another rule, are its AdamW's. With
-    Muon only those matrices decay: among the others are tables, and rows that a step does not use must not move.
+    matrices: those that an optimizer may orthogonalize. A factory in `ups.registry.OPTIMIZERS` gets these three.
     """
-    wanted = {id(p) for p in matrices} if config.type == "muon" else set()
-    orthogonal = [p for p in parameters.values() if id(p) in wanted]
-    rest = [p for p in parameters.values() if id(p) not in wanted]
-    decayed = [p for p in rest if p.ndim >= 2]
-    plain = [p for p in rest if p.ndim < 2]
-    groups = [
-        {"params": decayed, "weight_decay": 0.0 if config.type == "muon" else config.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    groups = [g for g in groups if g["params"]]
-    optimizer: torch.optim.Optimizer
-    if config.type == "adamw":
-        optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
-    elif config.type == "muon":
-        optimizer = Muon(
-            orthogonal,
-            groups,
-            learning_rate=config.learning_rate,
-            matrix_learning_rate=config.matrix_learning_rate,
-            weight_decay=config.weight_decay,
-            betas=(config.beta1, config.beta2),
-        )
-    else:
-        # Not fused: torch has no fused SGD for sharded parameters.
-        optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.beta1, foreach=True)
-    for parameter in parameters.values():
-        has_moments = config.type == "adamw" or (config.type == "muon" and id(parameter) not in wanted)
-        momentum = config.type == "muon" or config.beta1 > 0
-        optimizer.state[parameter] = _zero_state(parameter, has_moments=has_moments, momentum=momentum)
+    optimizer = OPTIMIZERS.factory(config.type)(config, parameters, matrices)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise PluginError(f"optimizer '{config.type}' is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
+    if not OPTIMIZERS.origin(config.type).is_ours:
+        _fill_state(optimizer, parameters.values())
     return optimizer
 
 
-def _zero_state(parameter: Tensor, *, has_moments: bool, momentum: bool) -> dict[str, Tensor]:
-    if has_moments:
-        return {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-            "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-        }
-    # A zero buffer and no buffer give the same first step: m * 0 + g = g.
-    return {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)} if momentum else {}
+def adamw(
+    config: OptimConfig, parameters: Mapping[str, nn.Parameter], matrices: Collection[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """AdamW, with weight decay only on what has two dimensions and more."""
+    betas = (config.beta1, config.beta2)
+    groups = _decay_groups(parameters.values(), config.weight_decay)
+    optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=betas, fused=True)
+    for parameter in parameters.values():
+        optimizer.state[parameter] = _moments(parameter)
+    return optimizer
+
+
+def sgd(
+    config: OptimConfig, parameters: Mapping[str, nn.Parameter], matrices: Collection[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """SGD with momentum beta1. Not fused: torch has no fused SGD for sharded parameters."""
+    groups = _decay_groups(parameters.values(), config.weight_decay)
+    optimizer = torch.optim.SGD(groups, lr=config.learning_rate, momentum=config.beta1, foreach=True)
+    for parameter in parameters.values():
+        optimizer.state[parameter] = _momentum(parameter) if config.beta1 > 0 else {}
+    return optimizer
+
+
+def muon(
+    config: OptimConfig, parameters: Mapping[str, nn.Parameter], matrices: Collection[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Muon for the matrices, AdamW for the rest. Only those matrices decay: among the others are tables, and rows that
+    a step does not use must not move."""
+    wanted = {id(p) for p in matrices}
+    optimizer = Muon(
+        [p for p in parameters.values() if id(p) in wanted],
+        _decay_groups([p for p in parameters.values() if id(p) not in wanted], 0.0),
+        learning_rate=config.learning_rate,
+        matrix_learning_rate=config.matrix_learning_rate,
+        weight_decay=config.weight_decay,
+        betas=(config.beta1, config.beta2),
+    )
+    for parameter in parameters.values():
+        optimizer.state[parameter] = _momentum(parameter) if id(parameter) in wanted else _moments(parameter)
+    return optimizer
+
+
+def _decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    parameters = list(parameters)
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _moments(parameter: Tensor) -> dict[str, Tensor]:
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+        "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+        "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+    }
+
+
+def _momentum(parameter: Tensor) -> dict[str, Tensor]:
+    """A zero buffer and no buffer give the same first step: m * 0 + g = g."""
+    return {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)}
+
+
+@torch.no_grad()
+def _fill_state(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+    """Make the state of an optimizer of a plugin by a step at rate 0, and set it to zeros; weights stay as they are."""
+    parameters = list(parameters)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    before = [p.detach().clone() for p in parameters]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter, weights in zip(parameters, before, strict=True):
+        parameter.copy_(weights)
+        for name, value in optimizer.state[parameter].items():
+            if not isinstance(value, Tensor):
+                raise PluginError(
+                    f"the state '{name}' of optimizer {type(optimizer).__name__} is a {type(value).__name__}",
+                    hint="keep tensors: a checkpoint holds nothing else",
+                )
+            value.zero_()
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -87,25 +143,34 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def learning_rate(config: OptimConfig, done: float) -> float:
-    """Rate at the part `done` (0 to 1) of a stage: linear warm-up, then cosine decay to final_fraction of the peak."""
+    """Rate at the part `done` (0 to 1) of a stage: linear warm-up, then the schedule down to final_fraction."""
     done = min(max(done, 0.0), 1.0)
     if done < config.warmup_fraction:
         return config.learning_rate * done / config.warmup_fraction
     rest = 1.0 - config.warmup_fraction
     along = (done - config.warmup_fraction) / rest if rest > 0 else 1.0
-    cosine = 0.5 * (1.0 + math.cos(math.pi * along))
-    return config.learning_rate * (config.final_fraction + (1.0 - config.final_fraction) * cosine)
+    height = float(SCHEDULES.factory(config.schedule)(along))
+    return config.learning_rate * (config.final_fraction + (1.0 - config.final_fraction) * height)
+
+
+def cosine(along: float) -> float:
+    """From 1 to 0 along the rest of a stage after warm-up, flat at both ends."""
+    return 0.5 * (1.0 + math.cos(math.pi * along))
+
+
+def linear(along: float) -> float:
+    """From 1 to 0 in a straight line."""
+    return 1.0 - along
+
+
+def constant(along: float) -> float:
+    """The peak rate to the end."""
+    return 1.0
 
 
 def trainable(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
     """Those that require a gradient, by name."""
     return {name: parameter for name, parameter in named if parameter.requires_grad}
-
-
-def matrices_of(stage: nn.Module) -> list[nn.Parameter]:
-    """The matrices that a stage names for Muon, as they are after sharding; none if it names none."""
-    name_matrices = getattr(stage, "matrices", None)
-    return list(name_matrices()) if callable(name_matrices) else []
 
 
 _MEMORY = 0.95

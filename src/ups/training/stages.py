@@ -9,6 +9,7 @@ B samples, T frames, C channels, S space.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
@@ -29,53 +30,34 @@ from ups.config.stage import (
     StageConfig,
     SteadyStageConfig,
 )
-from ups.distributed.strategies import gathered, set_rows
+from ups.distributed.strategies import Spreadable, gathered, set_rows
 from ups.errors import ConfigError, DataError, PluginError
 from ups.models.constraints import by_cells, conserved_channels
 from ups.models.flow import FLOW, STUDENT, flow_of
 from ups.models.normalization import wide
 from ups.models.stepper import OPERATOR, STEADY, Stepper
 from ups.models.vocabulary import Channels
-from ups.registry import STAGES
+from ups.registry import LOSSES, STAGES
 from ups.spec.batch import LATENTS, Batch
 from ups.spec.statistics import safe
 from ups.spec.task import TaskSpec
 from ups.training.augment import Augmentation, Moves, moved, noisy
 from ups.training.averages import TaskAverages
-from ups.training.losses import Losses, mean_square, nrmse, relative_l2
+from ups.training.losses import Loss, Losses, Prediction, nrmse, relative_l2
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
 _BALANCE_MEMORY = 0.98
 
 
-class Stage(nn.Module, ABC):
-    """Base of all stages. Building one decides which parameters are trained: all others stop asking for gradients.
+class LossModule(Spreadable, ABC):
+    """What the engine trains: a module that gives the losses of samples. `Stage` is one around a stepper.
 
     measured_steps: batches of so many steps are passed through the stage before its first one, without gradients,
     between `measure(True)` and `begin()`; and of so many more, again and again, while `measured_enough` says no.
-    trains_members: whether it trains the noise that makes members differ, next to what predicts.
     """
 
     measured_steps: ClassVar[int] = 0
-    trains_members: ClassVar[bool] = False
-
-    def __init__(self, stepper: Stepper, seed: int) -> None:
-        super().__init__()
-        self.stepper = stepper
-        self.seed = seed
-        self._augmentation = Augmentation(seed)
-        trained = {id(p) for module in self.trained_modules() for p in module.parameters()}
-        for parameter in stepper.parameters():
-            parameter.requires_grad_(id(parameter) in trained)
-
-    @abstractmethod
-    def trained_modules(self) -> list[nn.Module]:
-        """The modules whose parameters this stage trains; every one of them is in the graph of every batch."""
-
-    @abstractmethod
-    def window_frames(self, context_frames: int) -> int:
-        """Frames that a sample of a transient task needs."""
 
     @abstractmethod
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
@@ -100,10 +82,6 @@ class Stage(nn.Module, ABC):
         metrics["loss"] = sum_and_count(total.detach(), weight)
         return Losses(total, metrics)
 
-    def takes(self, task: TaskSpec) -> bool:
-        """Whether this stage trains on a task: its trained modules are what predicts that."""
-        return self.stepper.network_of(task) == OPERATOR
-
     @property
     def averages(self) -> TaskAverages | None:
         """Moving averages of the tasks' losses, if this stage needs them: the engine then updates them each step."""
@@ -120,6 +98,46 @@ class Stage(nn.Module, ABC):
         """Whether what was passed so far is enough. Collective: all ranks."""
         return True
 
+    def begin(self) -> None:
+        """Before the first step, when the weights to start from are in place. Collective: all ranks."""
+
+    def finish(self) -> None:
+        """After the last step, when the weights are final. Collective: all ranks."""
+
+    def matrices(self) -> list[nn.Parameter]:
+        """Parameters that Muon may orthogonalize; those that this stage does not train are left out by the engine."""
+        return []
+
+
+class Stage(LossModule):
+    """Base of all stages. Building one decides which parameters are trained: all others stop asking for gradients.
+
+    trains_members: whether it trains the noise that makes members differ, next to what predicts.
+    """
+
+    trains_members: ClassVar[bool] = False
+
+    def __init__(self, stepper: Stepper, seed: int) -> None:
+        super().__init__()
+        self.stepper = stepper
+        self.seed = seed
+        self._augmentation = Augmentation(seed)
+        trained = {id(p) for module in self.trained_modules() for p in module.parameters()}
+        for parameter in stepper.parameters():
+            parameter.requires_grad_(id(parameter) in trained)
+
+    @abstractmethod
+    def trained_modules(self) -> list[nn.Module]:
+        """The modules whose parameters this stage trains; every one of them is in the graph of every batch."""
+
+    @abstractmethod
+    def window_frames(self, context_frames: int) -> int:
+        """Frames that a sample of a transient task needs."""
+
+    def takes(self, task: TaskSpec) -> bool:
+        """Whether this stage trains on a task: its trained modules are what predicts that."""
+        return self.stepper.network_of(task) == OPERATOR
+
     def check_start(self) -> None:
         """Raises ConfigError if the weights to start from lack what this stage learns from. Collective: all ranks.
 
@@ -134,9 +152,6 @@ class Stage(nn.Module, ABC):
         for name in (OPERATOR, STEADY):
             if name in self.stepper.networks and any(p.requires_grad for p in self.stepper.networks[name].parameters()):
                 forget_correctors(self.stepper, name, members=not self.trains_members)
-
-    def finish(self) -> None:
-        """After the last step, when the weights are final. Collective: all ranks."""
 
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters that the optimizer of this stage gets, in a fixed order."""
@@ -198,7 +213,7 @@ class BalancedStage(Stage):
         self._balance, self._frames = config.balance, config.window_frames
         self._averages = None
         if config.balance:
-            fields = getattr(config, "loss", "nrmse") == "nrmse"
+            fields = not isinstance(config, OperatorStageConfig) or _relative_to_fields(config.loss)
             start = {task.name: baseline_loss(stepper, task) if fields else 1.0 for task in stepper.tasks}
             self._averages = TaskAverages([task.name for task in stepper.tasks], start, memory=_BALANCE_MEMORY)
 
@@ -222,6 +237,7 @@ class OperatorStage(BalancedStage):
     def __init__(self, config: OperatorStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(config, stepper, seed)
         self.config = config
+        self._loss: Loss = LOSSES.factory(config.loss)
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         """One step, or several on the model's own results; leading pushforward steps leave no gradient."""
@@ -287,15 +303,12 @@ class OperatorStage(BalancedStage):
 
     def _errors(self, task: TaskSpec, error: Tensor, reference: Tensor, fields: Tensor) -> Tensor:
         """error, reference (B, C, *S) in scaled units; fields (B, T, C, *S) in physical units."""
-        if self.config.loss == "nrmse":
-            return field_errors(self.stepper, task, error, fields)
-        return self._relative(error, reference)
+        units = functools.partial(in_field_units, self.stepper, task, error, fields)
+        return self._loss(Prediction(error, reference, self.config.relative_floor, units))
 
     def _relative(self, error: Tensor, reference: Tensor) -> Tensor:
         """(B,): errors of what need not be a field, such as a latent."""
-        if self.config.loss == "mse":
-            return mean_square(error)
-        return relative_l2(error, reference, self.config.relative_floor)
+        return self._loss(Prediction(error, reference, self.config.relative_floor))
 
 
 class LatentOperatorStage(OperatorStage):
@@ -493,6 +506,10 @@ def baseline_loss(stepper: Stepper, task: TaskSpec) -> float:
     return sum(unit / size for unit, size in zip(units, sizes, strict=True)) / len(sizes) or 1.0
 
 
+def _relative_to_fields(loss: str) -> bool:
+    return bool(getattr(LOSSES.factory(loss), "relative_to_fields", False))
+
+
 def sum_and_count(total: Tensor, number: float) -> Tensor:
     """(2,): a sum and what to divide it by, on the device of the sum."""
     return torch.stack([total.double(), total.new_tensor(number, dtype=torch.float64)])
@@ -543,22 +560,21 @@ _MOST_TIMES = 16
 
 
 def pass_measured(
-    stage: nn.Module, steps: Iterable[Iterable[tuple[Batch, ...]]], forward: Callable[[tuple[Batch, ...]], object]
+    stage: LossModule, steps: Iterable[Iterable[tuple[Batch, ...]]], forward: Callable[[tuple[Batch, ...]], object]
 ) -> bool:
     """Pass the batches of the steps that a stage wants to measure through it; returns whether it wants some.
 
     steps: the batches of each step, from the first step on. Collective: all ranks, if `forward` is.
     """
-    measured = int(getattr(stage, "measured_steps", 0))
-    if not measured:
+    if not stage.measured_steps:
         return False
-    stage.measure(True)  # type: ignore[operator]
+    stage.measure(True)
     remaining = iter(steps)
     for _ in range(_MOST_TIMES):
-        for batches in itertools.islice(remaining, measured):
+        for batches in itertools.islice(remaining, stage.measured_steps):
             for batch in batches:
                 with torch.no_grad():
                     forward(batch)
-        if stage.measured_enough():  # type: ignore[operator]
+        if stage.measured_enough():
             break
     return True

@@ -141,7 +141,10 @@ def test_sections_merge_lists_are_replaced_and_the_including_file_wins(tmp_path:
     (tmp_path / "sub/base.yaml").write_text(MINIMAL + "include: more.yaml\nengine: {precision: float64, threads: 2}\n")
     (tmp_path / "sub/more.yaml").write_text("engine: {threads: 9, compile: true}\n")
     top = tmp_path / "r.yaml"
-    top.write_text("include: [sub/base.yaml]\nengine: {threads: 3}\nstages: [{type: autoencode, steps: 5}]\n")
+    top.write_text(
+        "include: [sub/base.yaml]\nengine: {threads: 3}\n"
+        "model: {type: latent_operator}\nstages: [{type: autoencode, steps: 5}]\n"
+    )
     found = resolve(top)
     engine = found.recipe.engine
     assert (engine.precision, engine.threads, engine.compile) == ("float64", 3, True)

@@ -15,9 +15,9 @@ from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.errors import ConfigError
 from ups.models.build import build_model
 from ups.models.multiscale import MultiscaleNetwork
-from ups.models.network import unit_change
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
+from ups.models.warm_start import unit_change
 from ups.spec.statistics import Statistics
 from ups.spec.task import FieldSpec, ParameterSpec, TaskSpec
 

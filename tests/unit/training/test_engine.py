@@ -19,7 +19,7 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
 from ups.errors import TrainingError
 from ups.record.blackbox import BlackBox, Phase
-from ups.training.engine import Engine
+from ups.training.engine import Engine, Hook
 from ups.training.progress import Budget, Progress
 
 PLAIN = {"device": "cpu", "threads": 1, "ema": {"enabled": False}}
@@ -93,7 +93,7 @@ def record_losses(engine: Engine) -> list[float]:
     return losses
 
 
-class Do:
+class Do(Hook):
     """A hook made of functions."""
 
     def __init__(
@@ -217,7 +217,7 @@ def test_the_mean_norm_goes_on_after_a_resume_and_stands_still_in_a_skipped_step
     class Enough(Exception):
         pass
 
-    class Stop:
+    class Stop(Hook):
         def after_step(self, engine: Engine, agreed: Status) -> None:
             if engine.progress.stage_step == stop_at:
                 raise Enough
@@ -242,7 +242,7 @@ def test_the_mean_norm_goes_on_after_a_resume_and_stands_still_in_a_skipped_step
     broken.strategy.stage.hurt = lambda batch: float("nan") if batch.stage_step == 1 else 1.0
     norms: list[float] = []
 
-    class Watch:
+    class Watch(Hook):
         def after_step(self, engine: Engine, agreed: Status) -> None:
             norms.append(engine.progress.mean_norm)
 

@@ -16,7 +16,7 @@ from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import spread
 from ups.record.checkpoints import list_checkpoints, read_progress
 from ups.training.checkpoint import Checkpointer
-from ups.training.engine import Engine
+from ups.training.engine import Engine, Hook
 from ups.training.hooks import EvaluateHook, LogHook, SaveHook, in_order
 
 CONFIG = EngineConfig.model_validate({"device": "cpu", "threads": 1})
@@ -84,7 +84,7 @@ def test_validation_sees_the_average_and_training_goes_on_with_the_weights(engin
     engine.hooks += [EvaluateHook(evaluate, 3, sink)]
     after: list[bool] = []
 
-    class Look:
+    class Look(Hook):
         def after_step(self, running: Engine, agreed: object) -> None:
             after.append(torch.equal(ema.tensors["table"], parameters["table"]))
 

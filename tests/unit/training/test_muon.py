@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ups.config.stage import OptimConfig
 from ups.training.muon import MOMENTUM, orthogonalized
-from ups.training.optim import build_optimizer, matrices_of, optimizer_tensors, set_learning_rate, trainable
+from ups.training.optim import build_optimizer, optimizer_tensors, set_learning_rate, trainable
 
 DOUBLE = torch.float64
 
@@ -166,10 +166,6 @@ def test_matrices_have_momentum_and_the_rest_has_moments() -> None:
     optimizer.step()
     buffer = optimizer_tensors(optimizer, parameters)["2.weight/momentum_buffer"]
     torch.testing.assert_close(buffer, (1 - MOMENTUM) * gradient)
-
-
-def test_a_module_without_matrices_of_its_own_names_none() -> None:
-    assert matrices_of(nn.Linear(2, 2)) == []
 
 
 def test_a_matrix_that_a_step_does_not_use_stays_as_it_is() -> None:

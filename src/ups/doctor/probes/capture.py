@@ -18,14 +18,14 @@ from ups.distributed.agreement import Status
 from ups.distributed.strategies import gathered
 from ups.doctor.probes.parts import Enough
 from ups.run.assemble import Assembled
-from ups.training.engine import Engine
+from ups.training.engine import Engine, Hook
 
 NUM_STEPS = 2
 _TENSORS = "alone_{}.safetensors"
 _FACTS = "alone.json"
 
 
-class Capture:
+class Capture(Hook):
     """A hook that keeps the reduced gradient of the first step and the learning rates, and stops after two steps."""
 
     def __init__(self, after_first: Callable[[dict[str, Tensor]], None] | None = None) -> None:

@@ -20,7 +20,7 @@ from ups.doctor.probes.statistics import STATISTICS_NAME, read_statistics
 from ups.run.assemble import Assembled, OpenData, open_data
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics
-from ups.training.engine import Engine
+from ups.training.engine import Engine, Hook
 from ups.training.stages import Stage
 
 _STEPS_OF_A_BUDGET = 1000
@@ -88,7 +88,7 @@ def move_weights(stage: Stage) -> None:
         parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
 
 
-class StopAfter:
+class StopAfter(Hook):
     """A hook that leaves after so many steps."""
 
     def __init__(self, steps: int) -> None:

@@ -118,13 +118,18 @@ class Steps:
 
     def watch(self, parts: Assembled, *, inside_units: bool) -> None:
         """Hook on to the stage: modules, and the losses of its samples."""
-        from ups.distributed.strategies import shard_units
         from ups.doctor.probes.watch import Watch
         from ups.doctor.probes.windows import looked_at
 
         self._parts = parts
-        self._watch = Watch(parts.stage, shard_units(parts.stage), self._place, inside_units=inside_units)
+        self._watch = Watch(parts.stage, parts.stage.shard_units(), self._place, inside_units=inside_units)
         looked_at(parts, self._windows, self._losses)
+
+    def before_step(self, engine: Engine) -> None:
+        """Nothing is done before a step."""
+
+    def after_checkpoint(self, engine: Engine) -> None:
+        """Nothing is saved."""
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
         from ups.doctor.probes.parts import Enough
