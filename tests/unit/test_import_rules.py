@@ -60,7 +60,7 @@ def test_the_import_rules_hold() -> None:
         ("ups.data.planted", "from ups import models", "Modules from the top"),
         ("ups.data.planted", "from ups.solvers import tasks", "Modules from the top"),
         ("ups.solvers.planted", "from ups.data import open", "Modules from the top"),
-        ("ups.formats.planted", "import ups.data.windows", "Modules from the top"),
+        ("ups.formats.planted", "import ups.data.rank_source", "Modules from the top"),
         ("ups.models.planted", "from ups.distributed import runtime", "Modules from the top"),
         ("ups.models.planted", "from ups.formats import base", "know file formats"),
         ("ups.inference.planted", "import ups.training", "neither distributed nor training"),

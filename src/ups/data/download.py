@@ -222,15 +222,10 @@ class Fetch:
 
     def _finish(self) -> str:
         """Check the whole file and rename it."""
-        digest = hashlib.md5(usedforsecurity=False)  # the hash that is published
-        with self.partial.open("rb") as file:
-            while data := file.read(1 << 22):
-                if self._stop.is_set():
-                    raise KeyboardInterrupt
-                digest.update(data)
+        md5 = md5_of(self.partial, self._stop)
         problem = check_size(self.partial)
-        if self.file.md5 and digest.hexdigest() != self.file.md5:
-            problem = f"its MD5 is {digest.hexdigest()} instead of {self.file.md5}"
+        if self.file.md5 and md5 != self.file.md5:
+            problem = f"its MD5 is {md5} instead of {self.file.md5}"
         if problem:
             self._discard()
             raise FetchContentError(
@@ -244,7 +239,7 @@ class Fetch:
             raise machine_error(f"cannot write to {self.target}", error) from error
         with contextlib.suppress(OSError):
             self._note_path.unlink()
-        return digest.hexdigest()
+        return md5
 
     def _discard(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -268,6 +263,17 @@ class Fetch:
     def _wait(self, seconds: float) -> None:
         if self._stop.wait(min(seconds, LONGEST_WAIT_SECONDS)):
             raise KeyboardInterrupt
+
+
+def md5_of(path: Path, stop: threading.Event) -> str:
+    """MD5 of a file, which is the hash that is published. Raises KeyboardInterrupt on a stop request."""
+    digest = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while data := file.read(1 << 22):
+            if stop.is_set():
+                raise KeyboardInterrupt
+            digest.update(data)
+    return digest.hexdigest()
 
 
 # For a connection, for a whole header, and for the next bytes of a file with all that HTTP may put before them.

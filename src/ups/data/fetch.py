@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import fnmatch
 import functools
-import hashlib
 import json
 import logging
 import os
@@ -27,7 +26,17 @@ from pathlib import Path
 from typing import Any
 
 from ups.buckets.client import holds_secret
-from ups.data.download import SPARE_BYTES, BeginAgainError, Fetch, RemoteFile, TryAgainError, check_size, request, shown
+from ups.data.download import (
+    SPARE_BYTES,
+    BeginAgainError,
+    Fetch,
+    RemoteFile,
+    TryAgainError,
+    check_size,
+    md5_of,
+    request,
+    shown,
+)
 from ups.errors import ConfigError, DataError, DiskFullError, FetchContentError, UpsError
 from ups.record.files import hold_partial, machine_error, read_object, write_file_atomically
 from ups.record.text import size_text
@@ -209,13 +218,7 @@ def _check_present(file: RemoteFile, target: Path, size: int, stop: threading.Ev
     """Raise DataError if a file that somebody put there is not the published one, as far as that can be known."""
     problem = check_size(target)
     if not problem and file.md5:
-        digest = hashlib.md5(usedforsecurity=False)
-        with target.open("rb") as stream:
-            while data := stream.read(1 << 22):
-                if stop.is_set():
-                    raise KeyboardInterrupt
-                digest.update(data)
-        problem = "" if digest.hexdigest() == file.md5 else f"its MD5 is not {file.md5}"
+        problem = "" if md5_of(target, stop) == file.md5 else f"its MD5 is not {file.md5}"
     elif not problem and _remote_size(file.url, stop) not in (None, size):
         problem = "it has another size"
     if problem:

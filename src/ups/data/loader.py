@@ -17,10 +17,9 @@ from typing import Any, Self
 import numpy as np
 
 from ups.config.schema import DataConfig, LoaderConfig
-from ups.data.rank_source import EXTRA, ArrayBatch, ArraySource, RankSource, read_arrays
+from ups.data.rank_source import EXTRA, ArrayBatch, ArraySource, RankSource, WindowIndex, read_arrays
 from ups.data.read_ahead import ReadAhead
 from ups.data.sampler import Cut, build_sampler
-from ups.data.windows import WindowIndex
 from ups.data.worker_pool import MAX_ASKED, WorkerPool
 from ups.errors import CheckpointError, ConfigError, DataError, UpsError
 from ups.formats.base import Reader

@@ -14,7 +14,7 @@ import numpy as np
 from ups.config.description import TaskDescription
 from ups.data.open import open_paths
 from ups.data.permutation import Permutation
-from ups.data.windows import WindowIndex
+from ups.data.rank_source import WindowIndex
 from ups.errors import ConfigError, DataError, MachineError, MissingExtraError, UpsError
 from ups.formats.base import GridReader, Subsampling
 from ups.record.processes import bound_to, module_command

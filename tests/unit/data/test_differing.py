@@ -14,8 +14,8 @@ from ups.data.inspect import card_lines, make_card
 from ups.data.loader import build_loader, evaluation_batches
 from ups.data.normalize import compute_statistics
 from ups.data.pack import pack
+from ups.data.rank_source import WindowIndex
 from ups.data.validate import trajectories_in_train, validate_paths
-from ups.data.windows import WindowIndex
 from ups.errors import DataError
 from ups.evaluation.figures import examples
 from ups.evaluation.results import task_result

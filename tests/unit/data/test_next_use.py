@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ups.data.rank_source import Planned, RankSource
+from ups.data.rank_source import Planned, RankSource, WindowIndex
 from ups.data.read_ahead import steps_until_next_use
 from ups.data.sampler import Cut, Sampler
-from ups.data.windows import WindowIndex
 from ups.spec.batch import RankInfo
 
 TRAJECTORIES, FRAMES, WINDOW, BLOCK = 20, 12, 4, 6

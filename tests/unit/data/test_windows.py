@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ups.data.windows import WindowIndex
+from ups.data.rank_source import WindowIndex
 from ups.errors import DataError
 
 

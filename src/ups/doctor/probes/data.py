@@ -59,7 +59,7 @@ def check(assignment: Assignment, report: Report) -> None:
 def check_fit(reader: Reader, recipe: Recipe) -> None:
     """What the recipe asks of the data: something to train on, and trajectories that are long enough."""
     from ups.data.open import check_conserved
-    from ups.data.windows import WindowIndex
+    from ups.data.rank_source import WindowIndex
 
     check_conserved(recipe.model, reader)
     name = reader.task.name
