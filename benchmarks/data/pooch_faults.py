@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 
 from tests.support.file_server import serve
-from tests.unit.data.test_hostile_server import SLOW, endless, serving
+from tests.support.hostile_server import SLOW, endless, serving
 
 SECONDS = 12.0
 FAULTS = [

@@ -151,7 +151,7 @@ class Batch:
 
         numbers: for `numbers`, which are integers on the CPU. coordinates: for each axis; all samples share them.
         """
-        rows = {name: change(x) for name in _ROWS if (x := getattr(self, name)) is not None}
+        rows: dict[str, Any] = {name: change(x) for name in _ROWS if (x := getattr(self, name)) is not None}
         return replace(
             self,
             **rows,
