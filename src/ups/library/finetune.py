@@ -175,14 +175,18 @@ def _interface(task: TaskSpec) -> Mapping[str, object]:
 
 def own_data(bundle: Path, task: str) -> TaskConfig:
     """The data that a task was trained on. Raises BundleError where the bundle does not say so."""
-    try:
-        tasks = read_run_recipe(bundle).recipe.data.tasks
-    except ConfigError:  # a bundle needs no recipe that this version reads
-        tasks = []
-    for known in tasks:
+    for known in _recipe_tasks(bundle):
         if known.name == task:
             return known
     raise BundleError(f"{bundle} does not say on which data '{task}' was trained", hint="say where to start: INPUT")
+
+
+def _recipe_tasks(bundle: Path) -> list[TaskConfig]:
+    """The tasks of a bundle's recipe; none where this version cannot read it, which a bundle does not need."""
+    try:
+        return read_run_recipe(bundle).recipe.data.tasks
+    except ConfigError:
+        return []
 
 
 def description_for(bundle: Path, source: str, task: str | None = None) -> TaskDescription | None:
@@ -195,10 +199,7 @@ def description_for(bundle: Path, source: str, task: str | None = None) -> TaskD
     beside = description_next_to([source])
     if beside is not None:
         return read_description(beside)
-    try:
-        tasks = read_run_recipe(bundle).recipe.data.tasks
-    except ConfigError:
-        return None
+    tasks = _recipe_tasks(bundle)
     known = [one.description for one in tasks if task in (None, one.name) and one.description is not None]
     descriptions = [one if isinstance(one, TaskDescription) else read_description(one) for one in known]
     if task is not None or not needs_description(data_path(source)):

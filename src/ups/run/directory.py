@@ -118,22 +118,13 @@ def from_outside(recipe: Recipe) -> list[int]:
     return [n for n in stages if recipe.stages[n].start_from and earlier_stage(recipe, n) is None]
 
 
-def start_path(run_dir: Path, index: int) -> Path:
-    """Where a run keeps the weights that stage `index` starts from."""
-    return RunDir(run_dir).start(index)
-
-
-def start_hash(run_dir: Path, index: int) -> str:
-    """Hash of the copy that stage `index` starts from."""
-    return file_sha256(start_path(run_dir, index) / MANIFEST_NAME)
-
-
 def check_start(run_dir: Path, index: int, known: Mapping[str, str]) -> tuple[str, str]:
     """Name and hash of what stage `index` starts from. Raises DataChangedError if the run began with something else."""
-    name, sha256 = f"stages.{index}.start_from", start_hash(run_dir, index)
+    start = RunDir(run_dir).start(index)
+    name, sha256 = f"stages.{index}.start_from", file_sha256(start / MANIFEST_NAME)
     if known.get(name, sha256) != sha256:
         raise DataChangedError(
-            f"{start_path(run_dir, index)} is not what the run was started with",
+            f"{start} is not what the run was started with",
             hint="bring the old directory back, or start a new run: --set run.dir=PATH",
         )
     return name, sha256

@@ -45,8 +45,9 @@ from ups.models.normalization import one_thread
 from ups.models.stepper import Stepper
 from ups.models.transfer import transfer
 from ups.record.processes import run_in_processes
+from ups.record.run_dir import RunDir
 from ups.run.assemble import OpenData, bare_stage, cache_key, open_data
-from ups.run.directory import from_outside, start_path
+from ups.run.directory import from_outside
 from ups.run.warm_start import source_of, stepper_at
 from ups.spec.batch import Float32
 
@@ -100,7 +101,7 @@ def check_encoders(run_dir: Path, recipe: Recipe, opened: OpenData) -> None:
     """Raises DataError if a stage's cache is not of the encoder that the run keeps for it; nothing is trained on it."""
     for index in from_outside(recipe):
         place = recipe.stages[index].cache_place
-        if place and start_path(run_dir, index).exists():
+        if place and RunDir(run_dir).start(index).exists():
             stepper, _ = bare_stage(recipe, opened, index)
             transfer(source_of(run_dir, index), stepper)
             open_cache(place, opened.readers, cache_key(recipe, opened, index, encoder=encoder_hash(stepper)))

@@ -21,7 +21,6 @@ from ups.record.manifest import MANIFEST_NAME
 from ups.record.run_dir import CONFIG_NAME, RunDir, find_model, is_bundle
 from ups.run.directory import (
     from_outside,
-    start_path,
 )
 from ups.run.scoring import make_bundle
 from ups.run.trained import Trained, load_trained
@@ -32,7 +31,7 @@ logger = logging.getLogger(__name__)
 def keep_starts(run_dir: Path, recipe: Recipe) -> None:
     """Copy into the run what its stages start from, unless it is there already."""
     for index in from_outside(recipe):
-        path = start_path(run_dir, index)
+        path = RunDir(run_dir).start(index)
         if not is_bundle(path):
             path.parent.mkdir(exist_ok=True)
             _write_bundle(path, recipe.stages[index].start_from or "")
@@ -76,7 +75,7 @@ def stepper_at(name: str) -> Stepper:
 
 def source_of(run_dir: Path, index: int) -> Stepper:
     """The model that stage `index` starts from, from the run's own copy, whose bytes are verified."""
-    return load_bundle(start_path(run_dir, index)).stepper
+    return load_bundle(RunDir(run_dir).start(index)).stepper
 
 
 def take_weights(run_dir: Path, index: int, target: Stepper, *, say: bool) -> None:
@@ -84,11 +83,11 @@ def take_weights(run_dir: Path, index: int, target: Stepper, *, say: bool) -> No
     taken = transfer(source_of(run_dir, index), target)
     if not say:
         return
-    logger.info("stage %d starts from %s: %s", index, start_path(run_dir, index), taken.describe())
+    logger.info("stage %d starts from %s: %s", index, RunDir(run_dir).start(index), taken.describe())
     rows = {name: {"taken": list(pair[0]), "new": list(pair[1])} for name, pair in taken.rows.items()}
     document = {"weights": taken.num_weights, "taken": taken.num_taken, "new": list(taken.new), "rows": rows}
     document |= {"converted": list(taken.converted), "other_scaling": list(taken.other_scaling)}
     document |= {"other_kernels": list(taken.other_kernels), "like": dict(taken.like)}
     document |= {"made_smaller": taken.made_smaller}
     text = json.dumps(document, indent=1) + "\n"
-    write_file_atomically(start_path(run_dir, index).with_suffix(".json"), text.encode())
+    write_file_atomically(RunDir(run_dir).start(index).with_suffix(".json"), text.encode())
