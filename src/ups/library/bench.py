@@ -104,7 +104,7 @@ def _baseline(recipe: Recipe, name: str, number: int, seconds: float, plain: dic
 
 
 def _placed(recipe: Recipe, label: str, out: Path) -> dict[str, Any]:
-    """The recipe with a run of its own in `out`, on one thread."""
+    """The recipe with a separate run in `out`, on one thread."""
     plain = plain_data(recipe)
     plain["run"] |= {"name": label, "dir": str(out / label)}
     plain["engine"]["threads"] = recipe.engine.threads or 1

@@ -1,4 +1,4 @@
-"""`ups.finetune_recipe`: the recipe that trains the model of a bundle further, on data of one's own. No torch here."""
+"""`ups.finetune_recipe`: the recipe that trains the model of a bundle further, on the user's data. No torch here."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _recipe_tasks(bundle: Path) -> list[TaskConfig]:
 
 
 def description_for(bundle: Path, source: str, task: str | None = None) -> TaskDescription | None:
-    """What the arrays of a file mean: by the task.yaml next to it, else by what the run was told about its own data.
+    """What the arrays of a file mean: by the task.yaml next to it, else by what the run's recipe says about its data.
 
     task: of the bundle; without it the first whose description the file fits. None for what needs no description.
     """

@@ -68,7 +68,7 @@ def import_data(
 def open_own(
     source: Any, task: TaskLike | None, *, valid_fraction: float = 0.1, test_fraction: float = 0.1
 ) -> tuple[GridReader, list[str]]:
-    """The reader of data of one's own, and the names of its files."""
+    """The reader of the user's data, and the names of its files."""
     containers, paths = _containers(source)
     described = task if task is not None else description_next_to(paths)
     reader, guess = _reader(containers, paths, described, valid_fraction=valid_fraction, test_fraction=test_fraction)
@@ -190,7 +190,7 @@ def _few(paths: Sequence[Path]) -> str:
 
 
 def _common_name(paths: Sequence[Path]) -> str:
-    """What the names of several files begin with, without their numbers; '' if that is no name."""
+    """What the names of several files begin with, without their numbers; '' if that is not a name."""
     stems = [path.name.split(".")[0] for path in paths] if len(paths) > 1 else []
     same = takewhile(lambda letters: len(set(letters)) == 1, zip(*stems, strict=False))
     stem = "".join(letters[0] for letters in same)
@@ -213,7 +213,7 @@ def _measured_steps(recipe: Path, reader: GridReader) -> tuple[int, str]:
 
 
 def _step_seconds(recipe: Recipe, reader: GridReader, most_samples: int) -> float:
-    """CPU time of a training step, by a few steps with at most so many samples."""
+    """CPU time of a training step, by a few steps with at most `most_samples` samples."""
     from ups.run.assemble import OpenData
     from ups.run.planning import measure_stages
 

@@ -69,7 +69,7 @@ class StepOutput(Output):
         """A step is left out: it was done, and nothing that it depends on has changed."""
 
     def closing(self, words: str) -> None:
-        """Nothing is left to do, or the training has stopped: what a person may do next."""
+        """Nothing is left to do, or the training has stopped: what to do next."""
 
 
 def before_gate(say: Callable[[str], None], recipe: Recipe) -> Callable[[str], None]:
@@ -142,7 +142,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Step:
-    """One step. does: for a line while it goes on; work: returns a line about the result.
+    """One step. does: for a line while it runs; work: returns a line about the result.
 
     outputs: a hash of what lies there now, '' if it must be made.
     """
@@ -183,7 +183,7 @@ def _made_from(task: TaskConfig, source: SourceConfig) -> str:
 def make_data(task: TaskConfig, progress: Callable[[int, int], None] | None = None) -> str:
     """Make the data of a task if it is not there; returns what was done. Raises DataError if there is nothing.
 
-    progress: told bytes here and bytes in all, of what is fetched.
+    progress: called with the bytes fetched so far and the bytes in all.
     """
     path, source = task.paths[0], task.source
     if source is None:
@@ -260,8 +260,8 @@ def _generate_store(task: TaskConfig, source: SourceConfig) -> None:
     from ups.library.data import generate_data
 
     if Path(task.paths[0]).name != _store_name(task, source):
-        return  # it is there (`_check_name`), and was moved by somebody who knows what it is
-    # Also where the store is there: it may be another data set of that name, and that is refused.
+        return  # it is there (`_check_name`), and was moved there by the user
+    # Also where the store is there: another data set under this name is refused.
     generate_data(
         source.task or task.name,
         Path(task.paths[0]).parent,
@@ -375,7 +375,7 @@ def _plan(job: Job) -> str:
     with tempfile.TemporaryDirectory(prefix="ups-plan-") as folder:
         path = Path(folder) / CONFIG_NAME
         path.write_text(job.resolved.text)
-        # In a process of its own: this one works when torch is what is broken.
+        # In a separate process: this one works when torch is what is broken.
         command = module_command("ups", "plan", str(path), "--gpus", str(job.ranks), "--json")
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -45,12 +45,12 @@ class Run:
 
     @property
     def verdict(self) -> str:
-        """The line of the verdict; '' while the run goes on."""
+        """The line of the verdict; '' while the run is going."""
         return str(self.document["verdict"])
 
     @property
     def cause(self) -> str:
-        """Why it ended, in one word; '' if it is completed or goes on."""
+        """Why it ended, in one word; '' if it is completed or running."""
         return str(self.document["cause"])
 
     @property

@@ -124,7 +124,7 @@ def _explained(error: BaseException) -> tuple[str, str]:
 
 
 def _tell_trackers(job: Job) -> None:
-    """The verdict after the gate, and the report; what cannot be told now is told by the next `ups status`."""
+    """The verdict after the gate, and the report; what cannot be sent now is sent by the next `ups status`."""
     remember(job.run_dir)
     if not any(sync(job.run_dir, list(by_name(job.resolved.recipe.tracking.trackers)), TRACKER_SECONDS).values()):
         forget(job.run_dir)
@@ -134,7 +134,7 @@ def next_words(job: Job, *, stopped: bool = False) -> str:
     """One line for a run after its last step. stopped: the training did not come to its end."""
     run = path_text(job.run_dir)
     if stopped:
-        # A run that was told to stop has a checkpoint and no fault.
+        # A run that was asked to stop has a checkpoint and no fault.
         goes_on = read_run(job.run_dir)["state"] in ("stopped", "preempted")
         return "next: the same command goes on from the last checkpoint" if goes_on else f"next: ups why {run}"
     report = f"the report is {path_text(RunDir(job.run_dir).report_page)}"
@@ -149,7 +149,7 @@ _WIDTH = max(len(step.name) for step in STEPS) + 2
 
 
 class StepLines(StepOutput):
-    """Results on standard output; on standard error what a step does, how far it is, and that it goes on."""
+    """Results on standard output; on standard error what a step does, and how far it is."""
 
     _progress: ProgressLine | None = None
 

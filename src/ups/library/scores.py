@@ -139,7 +139,7 @@ def evaluate(
 
     tasks: only these. data: task -> another data set, whose held-out trajectories are scored instead, and only these.
     A bundle needs it; recipe_data: open what the recipe of the bundle names, wherever that is.
-    max_trajectories: at most so many of each task. solver_cost: also measure what the same error costs the solver that
+    max_trajectories: the most of each task. solver_cost: also measure what the same error costs the solver that
     made the data (takes minutes). With `progress` a line shows how far it is. Writes nothing.
     """
     if split not in HELD_OUT:
@@ -198,7 +198,7 @@ def _task_json(comparison: TaskComparison, groups: Mapping[str, Sequence[str]]) 
 Changes = dict[str, list[tuple[str, str, str]]]
 # Label -> what its training took, by name.
 Costs = dict[str, dict[str, float]]
-# Above so many models, recipe changes are listed for one model of each group.
+# With more models, recipe changes are listed for one model of each group.
 MAX_LISTED = 4
 # Name -> labels of models that differ in nothing but their seed.
 Groups = dict[str, list[str]]

@@ -1,6 +1,6 @@
-"""The runs of `ups sweep`: each is `ups train` in a process of its own, several at a time. No torch.
+"""The runs of `ups sweep`: each is `ups train` in a separate process, several at a time. No torch.
 
-A sweep keeps no state of its own: run directories say what is finished, and where a killed run continues.
+A sweep keeps no state: run directories say what is finished, and where a killed run continues.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Sweep:
         if jobs > 1 and not self.recipe.engine.threads:
             cores = len(os.sched_getaffinity(0))
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // (jobs * self.ranks))))
-        messages = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would be full before somebody reads
+        messages = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe would be full before it is read
         process = subprocess.Popen(
             [*self._command, *cell.words],
             env=environment,

@@ -364,7 +364,7 @@ class Output:
 class Printed(Output):
     """Lines on standard output, progress on standard error."""
 
-    # How a person gives a stage that many more steps.
+    # How the user gives a stage more steps.
     more_steps = "stages__{}__{}=MORE"
 
     def completed_before(self, run_dir: Path, step: int) -> None:

@@ -309,7 +309,7 @@ def never_stepped(run_dir: Path) -> bool:
     document = read_run(run_dir)
     if document["state"] == "running" and document.get("host", os.uname().nodename) != os.uname().nodename:
         return False  # perhaps alive there; its lock may not be seen here
-    # A rank that works on step 1 says 1. An attempt without a last step has lost its supervisor: nobody knows.
+    # A rank that works on step 1 says 1. An attempt without a last step has lost its supervisor: its steps are unknown.
     return all(attempt.get("last_step", 2) <= 1 for attempt in document["attempts"])
 
 
@@ -457,19 +457,19 @@ def remove_records(run_dir: Path) -> None:
 
 
 def _remove_from(folder: Path, names: re.Pattern[str]) -> None:
-    """Remove what a run has put into one of its folders. A link leads to what somebody else has: only it is removed."""
+    """Remove what a run has put into one of its folders. Of a link, only the link itself is removed."""
     if folder.is_symlink():
         folder.unlink()
     elif folder.is_dir():
         for path in folder.iterdir():
             if names.fullmatch(path.name):
                 _remove(path)
-        with contextlib.suppress(OSError):  # somebody else has put something there
+        with contextlib.suppress(OSError):  # it holds files that no run wrote
             folder.rmdir()
 
 
 def is_ours(run_dir: Path) -> bool:
-    """Whether a run was started or prepared here; a directory may have a config.yaml of somebody else."""
+    """Whether a run was started or prepared here; a config.yaml may also come from another program."""
     if was_started(run_dir):
         return True
     described = read_object(RunDir(run_dir).environment)
@@ -502,6 +502,6 @@ def remove_if_empty(run_dir: Path, locks: Collection[str] = (RunDir.supervisor_l
     for name in locks:
         (run_dir / name).unlink(missing_ok=True)
     if not left:
-        with contextlib.suppress(OSError):  # somebody starts a run here at this moment
+        with contextlib.suppress(OSError):  # another process is starting a run here
             run_dir.rmdir()
     return left

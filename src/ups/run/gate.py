@@ -1,6 +1,6 @@
 """Judges the scores that a run has by the gate of its recipe. Reads scores.json and nothing else: no torch, no data.
 
-A condition that cannot be judged does not hold: a score that is missing or is no number never passes.
+A condition that cannot be judged does not hold: a missing score, or one that is not a number, never passes.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _verdict(condition: GateCondition, task: str, value: float, problem: str) ->
 
 
 def _value(condition: GateCondition, result: Mapping[str, Any]) -> tuple[float, str]:
-    """What the limit is held against, and '' or why there is no such value."""
+    """The value that the limit applies to, and '' or why it is missing."""
     if condition.metric == COST:
         return _number(result.get("cost"), COST, "its cost was not measured")
     if condition.metric == DRIFT:

@@ -220,7 +220,7 @@ class _Interruptible(StopRequests):
 
 @contextlib.contextmanager
 def _signals_as_before() -> Iterator[None]:
-    """A rank ignores signals once it has left; a notebook goes on and must still be interruptible."""
+    """A rank ignores signals once it has left; a notebook continues and must still be interruptible."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

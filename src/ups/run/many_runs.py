@@ -72,9 +72,9 @@ def _find(name: str) -> Path:
         if path == given and name.endswith("/") and given.is_dir():
             # Who writes a slash means that directory, and not a run of this name somewhere else.
             raise ConfigError(f"{name} is a directory without a run", hint="a run is named without the slash")
-    found = find_run(name)  # raises if there is none
+    run_dir = find_run(name)  # raises if there is none
     raise ConfigError(
-        f"{found} has a run*.json, but was not made by ups train", hint="remove it by hand if nobody needs it"
+        f"{run_dir} has a run*.json, but was not made by ups train", hint="remove it by hand if nobody needs it"
     )
 
 

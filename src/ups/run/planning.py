@@ -144,7 +144,7 @@ class Circumstances:
 
 
 def strategy_of(recipe: Recipe, ranks: int) -> str:
-    """The strategy that a run on so many ranks gets."""
+    """The strategy of a run on this number of ranks."""
     given = recipe.engine.strategy
     return given if given != "auto" else "ddp" if ranks > 1 else "single"
 
@@ -160,7 +160,7 @@ def plan_run(recipe: Recipe, opened: OpenData, given: Circumstances) -> dict[str
     seconds = [stage["seconds"] for stage in stages]
     save_bytes = max(stage["checkpoint_bytes"] for stage in stages)
     save_seconds = save_bytes / given.storage_bandwidth
-    # An asynchronous save stops the loop for the copy of what this rank holds, and writes while training goes on.
+    # An asynchronous save stops the loop for the copy of what this rank holds, and writes while training continues.
     copied = max(stage["state_bytes"] for stage in stages) / _COPY_BANDWIDTH
     stops_seconds = copied if recipe.checkpoint.asynchronous else save_seconds
     longest = max(stages, key=lambda stage: stage["seconds"])

@@ -133,7 +133,7 @@ class ProgressLine:
                     self._pulse, self._last, beat = self._shown, last, now  # a count need not wait for it
 
     def clear(self) -> None:
-        """Make room for a whole line that somebody else prints."""
+        """Make room for a whole line that other code prints."""
         with self._lock:
             self._write(self._erased())
             self._pulse = ""
@@ -159,7 +159,7 @@ class ProgressLine:
         self._above(short_line(record))
 
     def _stamp(self) -> str:
-        """When a line was written, for who reads it later; nobody needs that of a line that is about to vanish."""
+        """The time of a line in a log; '' on a terminal, where the line is about to vanish."""
         return "" if self._live else time.strftime("%Y-%m-%d %H:%M:%S  ")
 
     def _sum(self, which: int) -> int:
@@ -178,7 +178,7 @@ class ProgressLine:
         return ("\r\x1b[K" if self._terminal else "\r" + " " * length + "\r") if length else ""
 
     def _write(self, text: str) -> None:
-        # Nobody reads any more, or the terminal is gone: that is no reason to stop the work.
+        # A closed pipe or terminal must not stop the work.
         with contextlib.suppress(OSError, ValueError):
             if text:
                 self._stream.write(text)
@@ -232,7 +232,7 @@ class MetricsFollower:
         self._show_new()
 
     def _show_new(self) -> None:
-        # Nobody reads anymore, or the terminal is gone: the run goes on.
+        # A closed pipe or terminal must not stop the run.
         with self._lock, contextlib.suppress(OSError, ValueError):
             for row in self._new_rows():
                 self._show(row)
@@ -258,7 +258,7 @@ class MetricsFollower:
 
 
 def describe(row: dict[str, Any], stages: list[str]) -> str:
-    """A row of metrics as a line for a person; '' for rows that are neither progress nor validation."""
+    """A row of metrics as a line of text; '' for rows that are neither progress nor validation."""
     if "steps_per_second" not in row:
         scores = {k.removeprefix("valid/"): v for k, v in row.items() if k.startswith("valid/") and _is_number(v)}
         if not scores:
@@ -307,7 +307,7 @@ def _validation(scores: dict[str, float]) -> list[str]:
 
 
 def _beyond_chance(won: float, total: float) -> bool:
-    """Sign test: whether so many wins of fair games happen in less than 2.5 % of all cases."""
+    """Sign test: whether fair games give this many wins in less than 2.5 % of all cases."""
     count = int(total)
     if not 0 < count <= 1_000:
         return won > total / 2

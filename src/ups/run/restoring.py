@@ -31,7 +31,7 @@ _OTHER_PLACE = "give each run a place of its own: --set checkpoint.mirror=s3://B
 
 
 def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
-    """Bring the run back from its mirror if the run directory has none; returns the step it goes on from, None if it
+    """Bring the run back from its mirror if the run directory has none; returns the step it continues from, None if it
     begins here. For who holds the run.
 
     run.json comes last: until then a killed start is done again. Raises ConfigError if the bucket has a run of another
@@ -58,7 +58,7 @@ def restore_run(run_dir: Path, recipe: Recipe) -> int | None:
     restore_bundle(bucket, RunDir(run_dir).bundle)
     document["name"] = run_dir.name
     write_file_atomically(RunDir(run_dir).run_json, (json.dumps(document, indent=1) + "\n").encode())
-    # A warning: nobody would expect a new run directory to begin in the middle.
+    # A warning: a new run directory that begins in the middle is a surprise.
     logger.warning("%s was empty: the run goes on from checkpoint %s of %s", run_dir, step, bucket.url)
     return step
 

@@ -35,7 +35,7 @@ from ups.spec.descriptors import DivergenceLimits
 from ups.spec.statistics import Statistics
 
 NUM_WORST = 5
-# Of an ensemble. With so many, what is left of chance in a score of 64 trajectories is far below its differences.
+# Members of an ensemble: with 8, the sampling error of a score over 64 trajectories is far below its differences.
 NUM_MEMBERS = 8
 # what is done, how much of it, of how much
 Progress = Callable[[str, int, int], None]

@@ -21,7 +21,7 @@ from ups.record.files import MAX_RUN_BYTES, safe_read
 from ups.registry import OURS, REGISTRIES
 
 DISTRIBUTION = OURS
-# What a person gains from each extra; an extra that is not listed here is shown with its packages alone.
+# What each extra adds; an extra that is not listed here is shown with its packages only.
 WHAT_IT_ADDS = {
     "generate": "reference solvers that make training data",
     "tensorboard": "TensorBoard, to look at the event files of the tracker of that name",
@@ -170,7 +170,7 @@ def head_commit(directory: Path) -> str | None:
     """The commit that HEAD names in the repository around a directory; None outside of one.
 
     Read as text: git itself runs programs that a repository names (core.fsmonitor, filters, hooks), and this one may
-    have come out of an archive. For the same reason nobody compares the files with the commit.
+    have come out of an archive. For the same reason the files are not compared with the commit.
     """
     try:
         top = next(folder for folder in (directory, *directory.parents) if (folder / ".git").exists())

@@ -1,6 +1,6 @@
 """`steps.json`: what `ups run` has done for a run: each step with its inputs, outputs, time and outcome. No torch.
 
-run.json belongs to the supervisor, and there are steps before one exists; so this is a file of its own next to it. It
+run.json belongs to the supervisor, and there are steps before one exists; so this is a separate file next to it. It
 is a memory and no proof: a step that it says is done is still held against what lies on the disk, and a file that is
 missing or cannot be read only means that steps are done again.
 """

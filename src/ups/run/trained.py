@@ -98,7 +98,7 @@ def too_short(recipe: Recipe, progress: Progress) -> str:
 
 
 def check_tasks(known: Sequence[str], tasks: Iterable[str], name: str) -> None:
-    """Raises ConfigError for a task that is not among those of the model, which a person calls `name`."""
+    """Raises ConfigError for a task that is not among those of the model, which the user calls `name`."""
     wrong = [task for task in tasks if task not in known]
     if wrong:
         raise ConfigError(f"'{name}' has no task '{wrong[0]}'", hint=f"its tasks are {', '.join(known)}")
@@ -123,7 +123,7 @@ def single_process_runtime() -> AbstractContextManager[Runtime]:
 
 
 def _from_bundle(path: Path, data: Mapping[str, str] | None) -> Trained:
-    """The model of a bundle with data that a person names, train split included; with None that of its recipe.
+    """The model of a bundle with data that the user names, train split included; with None that of its recipe.
 
     Never by the cache of its recipe.
     """
