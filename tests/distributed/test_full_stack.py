@@ -18,8 +18,8 @@ from ups.library.recipe import stage_alone
 from ups.models.flow import STUDENT, trained_flow
 from ups.run.scoring import score
 from ups.run.trained import load_trained
+from ups.training.checkpoint import read_weights
 from ups.training.engine import Engine
-from ups.training.export import read_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 

@@ -16,7 +16,7 @@ import yaml
 
 from tests.support.mixture import mixture_recipe, write_mixture
 from ups.record.checkpoints import latest_verified, read_progress
-from ups.training.export import read_weights
+from ups.training.checkpoint import read_weights
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 

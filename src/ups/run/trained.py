@@ -35,7 +35,7 @@ from ups.record.text import printable
 from ups.run.directory import check_recipe, check_statistics, read_run_recipe, read_statistics
 from ups.run.progress_line import read_rows
 from ups.supervise.run_file import run_identity
-from ups.training.export import read_weights
+from ups.training.checkpoint import read_weights
 from ups.training.progress import Progress
 
 # Part of a budget of wall time in which rank 0 computes, if nothing holds it up: 0.8 to 1.

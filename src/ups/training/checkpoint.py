@@ -38,8 +38,8 @@ from torch.distributed.tensor import DTensor
 from ups.distributed.agreement import from_all, from_first
 from ups.distributed.runtime import Runtime
 from ups.distributed.strategies import local
-from ups.errors import CheckpointError, DiskFullError, MachineError, UpsError
-from ups.models.stepper import former_name
+from ups.errors import CheckpointError, DiskFullError, IntegrityError, MachineError, UpsError
+from ups.models.stepper import former_name, present_name
 from ups.record.checkpoints import (
     PROGRESS_NAME,
     clear_link,
@@ -461,3 +461,36 @@ class BackgroundThread:
             finally:
                 del work  # holds the state that was saved
                 self._done.set()
+
+
+_MODEL, _AVERAGE = "model/", "ema/"
+
+
+def read_weights(checkpoint: Path, *, averaged: bool = True) -> dict[str, Tensor]:
+    """Parameters by their names of today, on the CPU; the averaged ones where there is an average and unless told
+    otherwise.
+
+    Raises CheckpointError if a byte of the checkpoint is not what was committed, or it holds anything but tensors.
+    """
+    try:
+        verify(checkpoint)
+    except IntegrityError as error:
+        raise CheckpointError(f"{checkpoint} cannot be trusted: {error.message}", hint=error.hint) from error
+    reader = CheckpointReader(checkpoint)
+    entries = reader.tensors
+    chosen = {present_name(name.removeprefix(_MODEL)): name for name in entries if name.startswith(_MODEL)}
+    if averaged:
+        averages = [name for name in entries if name.startswith(_AVERAGE)]
+        chosen |= {present_name(name.removeprefix(_AVERAGE)): name for name in averages}
+    wanted = {name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype) for name in chosen.values()}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            load(wanted, storage_reader=reader, no_dist=True)
+    except (Exception, CheckpointException) as error:
+        # The hashes fit: the bytes were committed like this, by somebody who may have meant harm.
+        raise CheckpointError(
+            f"the tensors of {checkpoint} cannot be read ({type(error).__name__})",
+            hint="do not use this checkpoint; take an older one or a copy",
+        ) from error
+    return {short: wanted[name] for short, name in chosen.items()}

@@ -22,7 +22,7 @@ from ups.errors import ConfigError, RunHeldError, UpsError
 from ups.record.run_dir import RunDir
 from ups.run import in_process
 from ups.supervise.run_file import hold_run
-from ups.training.export import read_weights
+from ups.training.checkpoint import read_weights
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"
 TIMES = ["steps_per_second", "windows_per_second", "peak_memory_mib", "time", "attempt"]

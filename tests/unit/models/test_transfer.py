@@ -153,7 +153,7 @@ def test_what_a_known_task_has_more_than_before_says_nothing_at_first() -> None:
 def test_sizes_that_do_not_fit_at_all_are_said_and_not_the_type() -> None:
     wider = MultiscaleConfig(widths=[16, 32], blocks=[1, 1], num_heads=2)
     other = replace(PLANE, name="other")
-    with pytest.raises(ConfigError, match="none fits this model"):
+    with pytest.raises(ConfigError, match="no weight to start from matches this model"):
         transfer(model(MULTISCALE, [LINE]), model(wider, [other], seed=1))
 
 

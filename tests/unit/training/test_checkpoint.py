@@ -24,8 +24,7 @@ from ups.record.checkpoints import (
 )
 from ups.record.run_dir import RunDir
 from ups.training import checkpoint as module
-from ups.training.checkpoint import Checkpointer
-from ups.training.export import export_safetensors, read_weights
+from ups.training.checkpoint import Checkpointer, read_weights
 from ups.training.progress import Progress
 
 
@@ -241,19 +240,12 @@ def test_files_that_come_into_sight_late_are_waited_for(tmp_path: Path, runtime:
         wait_until_visible(tmp_path / "never", seconds=0)
 
 
-def test_weights_can_be_read_and_exported_without_a_process_group(runtime: Runtime, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
+def test_weights_can_be_read_without_a_process_group(runtime: Runtime, tmp_path: Path) -> None:
     checkpointer = Checkpointer(runtime, tmp_path)
     save(checkpointer, 4)
     path = RunDir(tmp_path).checkpoint(4)
     assert {n: float(t.flatten()[0]) for n, t in read_weights(path).items()} == {"w": 2.0, "frozen": 40.0}
     assert float(read_weights(path, averaged=False)["w"][0, 0]) == 4.0
-    export_safetensors(path, tmp_path / "model.safetensors")
-    assert {n: float(t.flatten()[0]) for n, t in load_file(tmp_path / "model.safetensors").items()} == {
-        "w": 2.0,
-        "frozen": 40.0,
-    }
     damage_byte(path / "__0_0.distcp")
     with pytest.raises(CheckpointError, match="cannot be trusted"):
         read_weights(path)
@@ -316,15 +308,6 @@ def test_a_run_directory_that_is_gone_is_not_made_again(runtime: Runtime, tmp_pa
         save(checkpointer, 8)
     assert run_dir.exists() == replaced
     assert not (run_dir / "checkpoints").exists()
-
-
-def test_equal_weights_give_equal_files(runtime: Runtime, tmp_path: Path) -> None:
-    checkpointer = Checkpointer(runtime, tmp_path)
-    save(checkpointer, 4, value=1.0)
-    save(checkpointer, 8, value=1.0)
-    for number in range(12):
-        export_safetensors(RunDir(tmp_path).checkpoint(4 + number % 2 * 4), tmp_path / f"{number}.safetensors")
-    assert len({path.read_bytes() for path in tmp_path.glob("*.safetensors")}) == 1
 
 
 def test_a_checkpoint_of_a_stepper_with_a_single_network_loads(runtime: Runtime, tmp_path: Path) -> None:

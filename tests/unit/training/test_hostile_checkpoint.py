@@ -26,9 +26,8 @@ from ups.distributed.environment import RankEnvironment
 from ups.distributed.runtime import Runtime
 from ups.errors import CheckpointError
 from ups.record.manifest import COMMITTED_NAME, MANIFEST_NAME, commit_directory
-from ups.training.checkpoint import Checkpointer
+from ups.training.checkpoint import Checkpointer, read_weights
 from ups.training.checkpoint_metadata import METADATA_NAME, read_metadata
-from ups.training.export import read_weights
 
 STATE = {"model/w": torch.arange(6.0).reshape(3, 2), "model/b": torch.ones(4, dtype=torch.bfloat16)}
 
