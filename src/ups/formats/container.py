@@ -161,14 +161,14 @@ def find_families(arrays: Iterable[str]) -> dict[str, list[str]]:
     for group, names in contents.items():
         parent, _, own = group.rpartition("/")
         alike.setdefault(parent, {}).setdefault((_DIGITS.sub("0", own), frozenset(names)), []).append(group)
-    found: dict[str, list[str]] = {}
+    families: dict[str, list[str]] = {}
     inside: set[str] = set()
     for parent, sets in sorted(alike.items()):
         largest = max(sets.values(), key=len)
         if len(largest) > 1 and inside.isdisjoint((parent, *parents(parent))):
-            found[parent] = sorted(largest, key=natural)
+            families[parent] = sorted(largest, key=natural)
             inside.update(largest)
-    return found
+    return families
 
 
 def ambiguous(ranks: Mapping[str, int]) -> list[list[str]]:
@@ -182,15 +182,15 @@ def ambiguous(ranks: Mapping[str, int]) -> list[list[str]]:
             continue
         for group in parents(name):
             same_name.setdefault((group.rpartition("/")[0], name.removeprefix(f"{group}/")), []).append(name)
-    found: list[list[str]] = []
+    ambiguities: list[list[str]] = []
     seen: set[str] = set()
     for (parent, _), names in same_name.items():
         start = f"{parent}/*/" if parent else "*/"
         rest = [name for name in names if not name.startswith(start) and name not in seen]
         if len(names) > 1 and rest:
-            found.append(rest)
+            ambiguities.append(rest)
             seen.update(rest)
-    return found
+    return ambiguities
 
 
 def listed(names: list[str]) -> str:
@@ -249,9 +249,9 @@ class MemoryContainer(Container):
         return digest.hexdigest()
 
 
-def _numbers_and_texts(found: Mapping[Any, Any], left_out: list[str], owner: str) -> dict[str, Attribute]:
+def _numbers_and_texts(attributes: Mapping[Any, Any], left_out: list[str], owner: str) -> dict[str, Attribute]:
     values: dict[str, Attribute] = {}
-    for key, value in found.items():
+    for key, value in attributes.items():
         numbers = np.asarray(value).reshape(-1) if not isinstance(value, str) else None
         if isinstance(value, str):
             values[str(key)] = value[:1000]

@@ -189,8 +189,8 @@ class _Understanding:
         return DataError(f"{self.container.label}: {what}", hint=hint)
 
     def _variable(self, name: str, what: str) -> Variable:
-        found = self.container.variables.get(name)
-        if found is None:
+        variable = self.container.variables.get(name)
+        if variable is None:
             reason = next((text for text in self.container.left_out if f"'{name}'" in text), "")
             known = ", ".join(sorted(self.container.variables))[:300] or "none"
             raise self._refuse(
@@ -199,7 +199,7 @@ class _Understanding:
                 hint=f"arrays in it: {known}",
             )
         self.used.add(name)
-        return found
+        return variable
 
     def _source(self, field: DescribedField) -> FieldSource:
         variables = self.container.variables
@@ -248,12 +248,12 @@ class _Understanding:
                 f"what the dimensions ({shown}) of array '{variable.name}' are is not said",
                 hint="add dims to the task.yaml, one entry for each: trajectory, time, or an axis",
             )
-        found = tuple(known[dim] for dim in variable.dims)
+        dims = tuple(known[dim] for dim in variable.dims)
         try:
-            self.description.check_dims(f"array '{variable.name}' ({', '.join(found)})", list(found), field)
+            self.description.check_dims(f"array '{variable.name}' ({', '.join(dims)})", list(dims), field)
         except ValueError as error:
             raise self._refuse(str(error)) from None
-        return found
+        return dims
 
     def _size(self, dim: str, default: int) -> int:
         return self.sizes.get(dim, (default, ""))[0]
@@ -418,8 +418,8 @@ class _Understanding:
 
 
 def _listed(texts: Iterable[str]) -> str:
-    found = [printable(text[:200]) for text in texts]
-    return ", ".join(found[:24]) + (f" and {len(found) - 24} more" if len(found) > 24 else "")
+    shown = [printable(text[:200]) for text in texts]
+    return ", ".join(shown[:24]) + (f" and {len(shown) - 24} more" if len(shown) > 24 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,7 +493,7 @@ class DescribedReader(GridReader):
             replace(first.task, parameters=parameters),
             first.coordinates,
             max(lengths),
-            {split: len(found) for split, found in self._rows.items()},
+            {split: len(numbers) for split, numbers in self._rows.items()},
             first.start_time,
             assumptions,
             frames=None if len(set(lengths)) == 1 else self._by_split(np.asarray(lengths, np.int64)),
@@ -655,11 +655,11 @@ def _split_rows(counts: list[int], valid_fraction: float, test_fraction: float) 
         counts = [sum(counts)]
     starts, numbers = split_counts(counts, valid_fraction, test_fraction)
     begins = [0, *np.cumsum(counts).tolist()]
-    found: dict[str, range | list[int]] = {}
+    rows_of: dict[str, range | list[int]] = {}
     for split in SPLITS:
         ranges = [
             range(begin + start, begin + start + number)
             for begin, start, number in zip(begins, starts[split], numbers[split], strict=False)
         ]
-        found[split] = ranges[0] if len(ranges) == 1 else [row for rows in ranges for row in rows]
-    return found
+        rows_of[split] = ranges[0] if len(ranges) == 1 else [row for rows in ranges for row in rows]
+    return rows_of

@@ -115,7 +115,7 @@ class _Walk:
 
         numbers, texts: see `array`. above: addresses of the groups that it lies in; a hard link may make a circle.
         """
-        found: dict[str, ArraySurvey] = {}
+        arrays: dict[str, ArraySurvey] = {}
         above = above | {_address(group)}
         for name in _entries(group, MAX_GROUP_ENTRIES if self.strict else MAX_ARRAYS):
             path = f"{prefix}/{name}" if prefix else name
@@ -129,15 +129,15 @@ class _Walk:
                     self.refuse(f"group '{path[:80]}' is nested too deep")
                 else:
                     self.describe(group[name], path)
-                    found |= self.group(group[name], path, levels - 1, numbers=numbers, texts=texts, above=above)
+                    arrays |= self.group(group[name], path, levels - 1, numbers=numbers, texts=texts, above=above)
             elif kind is h5py.Dataset:
                 array = self.array(group[name], path, numbers=numbers, texts=texts)
                 if array is not None:
-                    found[path] = array
+                    arrays[path] = array
                     self.describe(group[name], path)
-            if len(found) > MAX_ARRAYS:
+            if len(arrays) > MAX_ARRAYS:
                 raise DataError(f"it has more than {MAX_ARRAYS} arrays")
-        return found
+        return arrays
 
     def array(self, dataset: Any, path: str, *, numbers: str, texts: bool) -> ArraySurvey | None:
         """One dataset; None if it is left out. numbers: kinds that are read, of 'fiub' (float, integer, flag), single
@@ -301,14 +301,14 @@ def _alike_groups(walk: _Walk) -> tuple[dict[str, ArraySurvey], dict[str, tuple[
     for number, name in enumerate(groups):
         if "{" in name or "}" in name or len(name) > 64:
             raise DataError(f"group name {name[:80]!r} is not a plain name")
-        found = walk.group(walk.file[name], "{}", 2, numbers="f")
+        arrays = walk.group(walk.file[name], "{}", 2, numbers="f")
         if number == 0:
-            members = found
-            offsets = {k: [] for k, a in found.items() if a.offset is not None}
-        if {k: _form(a) for k, a in found.items()} != {k: _form(a) for k, a in members.items()}:
+            members = arrays
+            offsets = {k: [] for k, a in arrays.items() if a.offset is not None}
+        if {k: _form(a) for k, a in arrays.items()} != {k: _form(a) for k, a in members.items()}:
             raise DataError(f"group '{name}' differs from group '{groups[0]}' in its datasets, shapes or types")
         for key, values in offsets.items():
-            offset = found[key].offset
+            offset = arrays[key].offset
             if offset is None:
                 raise DataError(f"group '{name}' stores '{key}' differently from group '{groups[0]}'")
             values.append(offset)
@@ -317,18 +317,18 @@ def _alike_groups(walk: _Walk) -> tuple[dict[str, ArraySurvey], dict[str, tuple[
 
 def _varying(walk: _Walk, first: dict[str, Values]) -> tuple[str, ...]:
     """Attributes, and keys of the text `config`, in which a later group differs from the first: at most 64 names."""
-    found: set[str] = set()
-    config = str(first.get("config", [""])[0])
+    names: set[str] = set()
+    config = str((first.get("config") or [""])[0])
     lines = set(config.splitlines())
     for name in walk.survey.groups[1:]:
         here = walk.attributes(walk.file[name], name, MAX_TEXT_BYTES)
-        found |= {k for k in first.keys() | here.keys() if k != "config" and first.get(k) != here.get(k)}
-        own = str(here.get("config", [""])[0])
+        names |= {k for k in first.keys() | here.keys() if k != "config" and first.get(k) != here.get(k)}
+        own = str((here.get("config") or [""])[0])
         if own != config:
             # By lines, not by parsing: a file may have ten thousand of these texts.
             changed = lines ^ set(own.splitlines())
-            found |= {m.group(1) for line in changed if (m := re.match(r"\s*([\w.-]{1,64})\s*:", line))}
-    return tuple(sorted(found)[:MAX_ATTRIBUTES])
+            names |= {m.group(1) for line in changed if (m := re.match(r"\s*([\w.-]{1,64})\s*:", line))}
+    return tuple(sorted(names)[:MAX_ATTRIBUTES])
 
 
 _FORMS: dict[str, Callable[[_Walk], None]] = {

@@ -169,8 +169,8 @@ class _File:
                 return values[name.lower()], source
         if name.lower() in varying:
             return None
-        found = re.search(rf"(?:^|[_-]|Sols_){re.escape(name)}(\d+(?:\.\d*)?(?:e[-+]?\d+)?)", self.name, re.IGNORECASE)
-        return (float(found.group(1)), "file name") if found else None
+        match = re.search(rf"(?:^|[_-]|Sols_){re.escape(name)}(\d+(?:\.\d*)?(?:e[-+]?\d+)?)", self.name, re.IGNORECASE)
+        return (float(match.group(1)), "file name") if match else None
 
 
 def _single(file: _File) -> _Form:
@@ -261,11 +261,11 @@ def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
         if fitting:
             way = f"`problem: {fitting[0]}` in a recipe, `--problem {fitting[0]}` on the command line"
             assumptions = [f"{reason}. If you know that it holds {' or '.join(fitting)}, state it: {way}"]
-    found: dict[str, float] = {}
+    parameters: dict[str, float] = {}
     for name in problem.parameters:
         value = file.parameter(name)
         if value is not None:
-            found[name] = value[0]
+            parameters[name] = value[0]
             if value[1] == "file name":
                 assumptions.append(f"parameter {name} is taken from the file name")
     axes = tuple(
@@ -281,47 +281,55 @@ def _layout(file: _File, form: _Form, stated: str | None) -> FileLayout:
         symmetries=("translation",) if problem.translation else (),
         equation=problem.equation,
     )
-    assumptions += [*form.assumptions, *_assumed_domain(file, problem, task), *_unused(file, form, found)]
+    assumptions += [*form.assumptions, *_assumed_domain(file, problem, task), *_unused(file, form, parameters)]
     start = 0.0 if form.times is None else float(form.times[0])
     return FileLayout(
-        task, form.sources, coordinates, num_frames, count, found, problem.log_parameters, start, tuple(assumptions)
+        task,
+        form.sources,
+        coordinates,
+        num_frames,
+        count,
+        parameters,
+        problem.log_parameters,
+        start,
+        tuple(assumptions),
     )
 
 
 def _assumed_domain(file: _File, problem: Problem, task: TaskSpec) -> list[str]:
-    found = []
+    texts = []
     if problem.boundary == "unknown":
-        found.append(
+        texts.append(
             "the boundary is unknown: no axis is taken as periodic, and a model is told nothing about the ends"
         )
     if "velocity" in file.survey.arrays and "x-coordinate" not in file.survey.arrays:
-        found.append("there are no coordinates: cells of [0, 1] are taken")
+        texts.append("there are no coordinates: cells of [0, 1] are taken")
     lengths = ", ".join(f"{axis.name} {axis.extent:.4g}" for axis in task.axes)
-    found.append(f"the domain reaches half a cell beyond its first and last points: lengths {lengths}")
-    found.append("units are not in the file: everything is taken as dimensionless")
-    return found
+    texts.append(f"the domain reaches half a cell beyond its first and last points: lengths {lengths}")
+    texts.append("units are not in the file: everything is taken as dimensionless")
+    return texts
 
 
 def _unused(file: _File, form: _Form, parameters: Mapping[str, float]) -> list[str]:
     """What else the file has, in words."""
     survey = file.survey
     used = {name.lower() for name in parameters} | BOOKKEEPING
-    found = []
+    texts = []
     names = [n for n in (*file.attributes, *file.unread) if n.lower() not in used]
     if names:
-        found.append(f"not used: {show_names('attribute', list(dict.fromkeys(names)))}")
+        texts.append(f"not used: {show_names('attribute', list(dict.fromkeys(names)))}")
     varying = [n for n in survey.varying if n.lower() != "seed"]
     if varying:
-        found.append(f"not used, because they differ between groups: {show_names('value', varying)}")
+        texts.append(f"not used, because they differ between groups: {show_names('value', varying)}")
     settings = [n for n in file.described if n not in used]
     if settings:
-        found.append(f"not used: {show_names('configured number', settings)}")
+        texts.append(f"not used: {show_names('configured number', settings)}")
     read = {source.array.name for source in form.sources}
     coordinates = {"t", *(f"{c}-coordinate" for c in "txyz"), *(f"{{}}/grid/{c}" for c in "txyz")}
     others = [n.removeprefix("{}/") for n in survey.arrays if n not in read | coordinates]
     if others:
-        found.append(f"not used: {show_names('dataset', others)}")
-    return found
+        texts.append(f"not used: {show_names('dataset', others)}")
+    return texts
 
 
 def _coordinate(file: _File, name: str, size: int) -> Float64:
@@ -366,18 +374,18 @@ def _configuration(text: Any) -> dict[Any, Any]:
 
 def _numbers_of(configuration: dict[Any, Any]) -> dict[str, float]:
     """All numbers of a configuration by their (lower-case) key, whatever the nesting."""
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     waiting = [configuration]
-    while waiting and len(found) < 256:
+    while waiting and len(numbers) < 256:
         item = waiting.pop()
         for name, value in item.items():
             if isinstance(value, dict):
                 waiting.append(value)
             elif isinstance(value, str) and re.fullmatch(r"\d+(\.\d*)?[eE][-+]?\d+", value):
-                found.setdefault(str(name).lower(), float(value))  # YAML 1.1 reads 1e-3 as a text
+                numbers.setdefault(str(name).lower(), float(value))  # YAML 1.1 reads 1e-3 as a text
             elif isinstance(value, int | float) and not isinstance(value, bool):
-                found.setdefault(str(name).lower(), float(value))
-    return found
+                numbers.setdefault(str(name).lower(), float(value))
+    return numbers
 
 
 class PdebenchReader(Hdf5Reader):

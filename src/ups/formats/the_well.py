@@ -74,17 +74,17 @@ def task_of(layouts: list[WellLayout], names: list[str], dt: float) -> TaskSpec:
 def assumptions_of(layouts: list[WellLayout], names: list[str]) -> tuple[str, ...]:
     """What is taken for granted about the files, each sentence once."""
     first = layouts[0]
-    found = list(dict.fromkeys(text for layout in layouts for text in layout.assumptions))
+    texts = list(dict.fromkeys(text for layout in layouts for text in layout.assumptions))
     for number, axis in enumerate(first.axes):
         points = first.coordinates[number]
         if any(not same_points(layout.coordinates[number], points) for layout in layouts):
-            found.append(f"the points along {axis} differ between files: those of the first file are taken")
+            texts.append(f"the points along {axis} differ between files: those of the first file are taken")
         if len({layout.ends[number] for layout in layouts}) > 1:
-            found.append(f"files differ in what happens at the ends of {axis}: taken as unknown")
+            texts.append(f"files differ in what happens at the ends of {axis}: taken as unknown")
     lost = sorted({n for layout in layouts for n in layout.parameters} - set(names))
     if lost:
-        found.append(f"not used, because not every file has it: {', '.join(lost)[:200]}")
-    return tuple(found)
+        texts.append(f"not used, because not every file has it: {', '.join(lost)[:200]}")
+    return tuple(texts)
 
 
 MAX_FILES = 10_000
@@ -162,26 +162,26 @@ def _columns(layout: WellLayout, names: list[str]) -> Float32:
 
 def _files_of(paths: list[Path]) -> list[Path]:
     """The files of a data set, by split and name."""
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         folder = path / "data" if path.is_dir() and (path / "data").is_dir() else path
         if not path.is_dir():
-            found.append(path)
+            files.append(path)
             continue
         for part in [folder / split for split in SPLITS] if any((folder / s).is_dir() for s in SPLITS) else [folder]:
-            found += sorted(p for p in part.glob("*") if p.suffix in (".h5", ".hdf5")) if part.is_dir() else []
-    if not found:
+            files += sorted(p for p in part.glob("*") if p.suffix in (".h5", ".hdf5")) if part.is_dir() else []
+    if not files:
         raise DataError(
             f"{paths[0]} holds no HDF5 file",
             hint="a data set of The Well is a directory with data/train/*.hdf5, data/valid and data/test",
         )
-    if len(found) > MAX_FILES:
-        raise DataError(f"{len(found)} files are more than {MAX_FILES}")
-    real = [str(path.resolve()) for path in found]
+    if len(files) > MAX_FILES:
+        raise DataError(f"{len(files)} files are more than {MAX_FILES}")
+    real = [str(path.resolve()) for path in files]
     if len(set(real)) != len(real):
-        twice = next(path for path, one in zip(found, real, strict=True) if real.count(one) > 1)
+        twice = next(path for path, one in zip(files, real, strict=True) if real.count(one) > 1)
         raise DataError(f"{twice} is the same file as another of the list", hint="list each file once")
-    return found
+    return files
 
 
 def _split(

@@ -52,7 +52,7 @@ def plain(text: str, fallback: str) -> str:
 
 def fields_of(path: str, survey: FileSurvey, sizes: Sizes) -> list[FileField]:
     """All fields in the order of the format: scalars, vectors, tensors, each as `field_names` lists them."""
-    found: list[FileField] = []
+    fields: list[FileField] = []
     for rank, group in enumerate(FIELD_GROUPS):
         listed = survey.attributes.get(group, {}).get("field_names")
         present = [name.split("/")[1] for name in survey.arrays if name.startswith(f"{group}/")]
@@ -60,9 +60,9 @@ def fields_of(path: str, survey: FileSurvey, sizes: Sizes) -> list[FileField]:
         for name in names:
             if name not in present:
                 raise DataError(f"{path}: '{group}' lists a field '{name[:80]}' that it does not have")
-            found.append(_field(path, survey, f"{group}/{name}", rank, sizes))
+            fields.append(_field(path, survey, f"{group}/{name}", rank, sizes))
         survey.left_out.extend(f"'{group}/{n}', which is not listed" for n in sorted(set(present) - set(names)))
-    return found
+    return fields
 
 
 def _field(path: str, survey: FileSurvey, key: str, rank: int, sizes: Sizes) -> FileField:
@@ -154,16 +154,16 @@ def boundaries_of(
     if not groups:
         unknown: list[list[Boundary]] = [["unknown", "unknown"] for _ in axes]
         return Boundaries(unknown, [], ["the boundary is unknown: no axis is taken as periodic"])
-    found = Boundaries([["open", "open"] for _ in axes], [], [])
+    boundaries = Boundaries([["open", "open"] for _ in axes], [], [])
     said: set[int] = set()
     for group in groups:
-        said |= _take_condition(path, survey, group, axes, sizes, read, found)
+        said |= _take_condition(path, survey, group, axes, sizes, read, boundaries)
     # An axis wraps around or has two ends.
-    found.ends = [["periodic", "periodic"] if "periodic" in both else both for both in found.ends]
+    boundaries.ends = [["periodic", "periodic"] if "periodic" in both else both for both in boundaries.ends]
     left = [axis for number, axis in enumerate(axes) if number not in said]
     if left:
-        found.assumptions.append(f"nothing is said about the ends of {', '.join(left)}: taken as open")
-    return found
+        boundaries.assumptions.append(f"nothing is said about the ends of {', '.join(left)}: taken as open")
+    return boundaries
 
 
 def _take_condition(
@@ -173,36 +173,36 @@ def _take_condition(
     axes: list[str],
     sizes: Sizes,
     read: Callable[[ArraySurvey], Array],
-    found: Boundaries,
+    boundaries: Boundaries,
 ) -> set[int]:
-    """Add one condition to what is found; the numbers of the axes it speaks of."""
+    """Add one condition to `boundaries`; returns the numbers of the axes that it concerns."""
     attributes, name = survey.attributes[group], group.split("/")[1]
     kind = _kind(" ".join(map(str, attributes.get("bc_type", []))) or name)
     dims = [str(dim) for dim in attributes.get("associated_dims", [])]
     numbers = [axes.index(dim) for dim in dims if dim in axes]
     mask = survey.arrays.get(f"{group}/mask")
     if not numbers or len(numbers) != len(dims) or numbers != sorted(set(numbers)) or mask is None:
-        found.assumptions.append(f"boundary condition '{name}' is not used: it has no mask over axes of the grid")
+        boundaries.assumptions.append(f"boundary condition '{name}' is not used: it has no mask over axes of the grid")
         return set()
     if f"{group}/values" in survey.arrays:
-        found.assumptions.append(f"the values of boundary condition '{name}' are not used")
+        boundaries.assumptions.append(f"the values of boundary condition '{name}' are not used")
     space = tuple(sizes.space[n] for n in numbers)
     lead = "N" if len(mask.shape) == len(space) + 1 and flag(attributes, "sample_varying") else ""
     expected = (sizes.trajectories, *space) if lead else space
     if flag(attributes, "time_varying") or mask.shape != expected or int(np.prod(expected)) > MAX_MASK_POINTS:
-        found.assumptions.append(f"boundary condition '{name}' is not used: its mask has shape {mask.shape}")
+        boundaries.assumptions.append(f"boundary condition '{name}' is not used: its mask has shape {mask.shape}")
         return set()
     values = read(mask).reshape(-1, *space) != 0  # (N or 1, *axes of the mask)
     if kind == "periodic" and not values.any():
         # Files are about that forget to set the mask of a periodic axis, and nothing else can be meant.
-        found.assumptions.append(f"the mask of '{name}' is empty: its axis is taken as periodic")
+        boundaries.assumptions.append(f"the mask of '{name}' is empty: its axis is taken as periodic")
         values = np.ones_like(values)
     every = kind in ("wall", "dirichlet", "neumann")
     for dim, number in enumerate(numbers):
         for end, index in ((0, 0), (1, -1)):
             face = values.take(index, axis=1 + dim)
             if face.all() if every else face.any():
-                found.ends[number][end] = kind
+                boundaries.ends[number][end] = kind
     inside = values[(slice(None), *(slice(1, -1) for _ in space))]
     if every and inside.any():
         letters = lead + "".join(SPACE[n] for n in numbers)
@@ -213,7 +213,7 @@ def _take_condition(
             "time_varying": [0.0],
         }
         if axes_of(path, mask, flags, 0, sizes) == letters:
-            found.masks.append(FileField("static", mask, letters, (FieldSpec(label, "static"),), mask=True))
+            boundaries.masks.append(FileField("static", mask, letters, (FieldSpec(label, "static"),), mask=True))
     return set(numbers)
 
 
@@ -398,7 +398,7 @@ class _Understanding:
 
     def _parameters(self, sizes: Sizes) -> dict[str, Float64]:
         """Constant scalars, then parameters that are attributes of the file, one value for each trajectory."""
-        found: dict[str, Float64] = {}
+        parameters: dict[str, Float64] = {}
         listed = self.survey.attributes.get("scalars", {}).get("field_names")
         present = [name.split("/")[1] for name in self.survey.arrays if name.startswith("scalars/")]
         for name in [str(n) for n in listed if str(n) in present] if listed is not None else sorted(present):
@@ -409,11 +409,11 @@ class _Understanding:
                 continue
             values = np.asarray(self._small(array), np.float64).reshape(-1)
             if np.isfinite(values).all():
-                found[name] = np.broadcast_to(values, sizes.trajectories).copy()
+                parameters[name] = np.broadcast_to(values, sizes.trajectories).copy()
         stated = self.root.get("simulation_parameters")
         names = [str(n) for n in stated] if stated is not None else [n for n in self.root if n not in _BOOKKEEPING]
         for name in names:
             values_of = self.root.get(name, [])
-            if name not in found and len(values_of) == 1 and not isinstance(values_of[0], str):
-                found[name] = np.full(sizes.trajectories, float(values_of[0]))
-        return dict(list(found.items())[:64])
+            if name not in parameters and len(values_of) == 1 and not isinstance(values_of[0], str):
+                parameters[name] = np.full(sizes.trajectories, float(values_of[0]))
+        return dict(list(parameters.items())[:64])

@@ -209,8 +209,8 @@ def store_identity(path: Path) -> str:
 def _packed_assumptions(attributes: dict[str, Any]) -> tuple[str, ...]:
     """What `ups data pack` knew to be assumed about the files that a store was made of."""
     generator = attributes.get("generator")
-    found = generator.get("assumptions") if isinstance(generator, dict) else None
-    texts = found[:MAX_ASSUMPTIONS] if isinstance(found, list) else []
+    stored = generator.get("assumptions") if isinstance(generator, dict) else None
+    texts = stored[:MAX_ASSUMPTIONS] if isinstance(stored, list) else []
     return tuple(printable(text[:1000]) for text in texts if isinstance(text, str))
 
 
@@ -218,10 +218,14 @@ def _differing(attributes: dict[str, Any]) -> list[str]:
     """What differs between the trajectories of a store."""
     if attributes.get("version") == VERSION:
         return []
-    found = attributes.get("differing")
-    if not isinstance(found, list) or not found or not all(isinstance(w, str) and w in DIFFERING for w in found):
+    declared = attributes.get("differing")
+    if (
+        not isinstance(declared, list)
+        or not declared
+        or not all(isinstance(w, str) and w in DIFFERING for w in declared)
+    ):
         raise DataError(f"a store of version {DIFFERING_VERSION} must say what differs between its trajectories")
-    return [what for what in DIFFERING if what in found]
+    return [what for what in DIFFERING if what in declared]
 
 
 def _whole(group: Path, values: Float64) -> Int64:
