@@ -23,6 +23,9 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from ups import __version__
 from ups.config.model import FORMER_DEFAULT, ModelConfig
@@ -30,7 +33,7 @@ from ups.errors import BundleError, DataError, IntegrityError, PluginError
 from ups.inference.stored_scores import bundle_warnings
 from ups.models.build import build_model, wrong_names
 from ups.models.stepper import OPERATOR, Stepper, former_name
-from ups.record.files import is_whole, load_object, mode_by_umask
+from ups.record.files import load_object, mode_by_umask
 from ups.record.manifest import commit_directory, make_temporary, read_manifest, verify
 from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir, is_bundle
 from ups.record.text import counted, printable
@@ -120,8 +123,6 @@ class Bundle:
 
 def write_bundle(directory: Path, stepper: Stepper, info: BundleInfo, *, config_text: str, card: str) -> Path:
     """Write and commit a bundle in one instant; an older bundle of that name is replaced."""
-    from safetensors.torch import save_file
-
     temporary = make_temporary(directory)
     tensors = {name: t.detach().to("cpu").contiguous() for name, t in stepper.state_dict().items()}
     # One entry only: safetensors writes several in random order, and equal weights would give different files.
@@ -179,76 +180,95 @@ def read_info(directory: Path) -> BundleInfo:
         )
     try:
         return _info_from(data)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        reason = printable(f"{where}: {first['msg']}"[:200])
+        raise BundleError(f"{path} is malformed: {reason}") from error
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, DataError) as error:
-        reason = str(error).strip().splitlines()
-        raise BundleError(f"{path} is malformed: {reason[0][:200] if reason else type(error).__name__}") from error
+        lines = str(error).strip().splitlines()
+        raise BundleError(f"{path} is malformed: {lines[0][:200] if lines else type(error).__name__}") from error
+
+
+class _Document(BaseModel):
+    """bundle.json, which may be hostile: types and sizes are checked here, before anything is built from it."""
+
+    model_config = ConfigDict(strict=True, hide_input_in_errors=True)
+
+    version: int
+    tasks: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_TASKS)
+    context_frames: int = Field(ge=1, le=64)
+    networks: dict[str, dict[str, Any]] = Field(max_length=MAX_NETWORKS)
+    needs: list[dict[str, Any]] = []
+    statistics: dict[str, Any]
+    coordinates: dict[str, list[list[float]]]
+    scores: dict[str, Any] = {}
+    provenance: dict[str, str] = {}
+    assumptions: dict[str, list[str]] = {}
+    stages: list[dict[str, Any]] = Field([], max_length=MAX_ROWS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_one_network(cls, data: dict[str, Any]) -> dict[str, Any]:
+        return {**data, "networks": {OPERATOR: data["model"]}} if data["version"] == _ONE_NETWORK else data
+
+    @field_validator("networks")
+    @classmethod
+    def _check_names(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if problem := wrong_names(value):
+            raise ValueError(problem)
+        return value
+
+    @field_validator("provenance")
+    @classmethod
+    def _check_step(cls, value: dict[str, str]) -> dict[str, str]:
+        if not re.fullmatch(r"[0-9]{1,18}", value.get("step", "0")):
+            raise ValueError("the step must be a whole number")
+        return value
 
 
 def _info_from(data: Mapping[str, Any]) -> BundleInfo:
-    from pydantic import TypeAdapter
-
-    tasks = data["tasks"]
-    if not isinstance(tasks, list) or not 1 <= len(tasks) <= MAX_TASKS:
-        raise ValueError(f"a bundle has 1 to {MAX_TASKS} tasks")
-    context = data["context_frames"]
-    if not is_whole(context) or not 1 <= context <= 64:
-        raise ValueError("context_frames must be a whole number between 1 and 64")
-    specs = tuple(TaskSpec.from_json(t) for t in tasks)
+    document = _Document.model_validate(data)
+    specs = tuple(TaskSpec.from_json(task) for task in document.tasks)
     rows = sum(
-        sum(spec.num_channels(role) for role in get_args(Role)) * (context + 3 * (1 + 2 * len(spec.parameters)))
+        sum(spec.num_channels(role) for role in get_args(Role))
+        * (document.context_frames + 3 * (1 + 2 * len(spec.parameters)))
         for spec in specs
     )
     if rows > MAX_ROWS:
         raise ValueError(f"tasks with {rows} rows of weights, more than {MAX_ROWS}")
-    given = {OPERATOR: data["model"]} if data["version"] == _ONE_NETWORK else data["networks"]
-    if not isinstance(given, dict) or len(given) > MAX_NETWORKS:
-        raise ValueError(f"networks must be a table of at most {MAX_NETWORKS} by name")
-    problem = wrong_names(given)
-    if problem:
-        raise ValueError(problem)
-    for network in given.values():
-        _check_needs(network, data.get("needs", []))
-    reading: TypeAdapter[ModelConfig] = TypeAdapter(ModelConfig)
-    names = [spec.name for spec in specs]
-    if len(set(names)) != len(names):
+    if len({spec.name for spec in specs}) != len(specs):
         raise ValueError("two tasks have the same name")
-    provenance, scores = data.get("provenance", {}), data.get("scores", {})
-    if not isinstance(provenance, dict) or not all(isinstance(value, str) for value in provenance.values()):
-        raise ValueError("provenance must be texts by name")
-    if not re.fullmatch(r"[0-9]{1,18}", provenance.get("step", "0")):
-        raise ValueError("the step in provenance must be a whole number")
-    if not isinstance(scores, dict):
-        raise ValueError("scores must be a table by task")
-    stages = data.get("stages", [])
-    if not isinstance(stages, list) or len(stages) > MAX_ROWS:
-        raise ValueError("stages must be a list")
-    statistics = {t.name: Statistics.from_json(data["statistics"][t.name]) for t in specs}
+    for network in document.networks.values():
+        _check_needs(network, document.needs)
+    reading: TypeAdapter[ModelConfig] = TypeAdapter(ModelConfig)
+    statistics = {spec.name: Statistics.from_json(document.statistics[spec.name]) for spec in specs}
+    coordinates = {spec.name: _coordinates(spec, document.coordinates[spec.name]) for spec in specs}
     for spec in specs:
-        # Empty in bundles from before it was measured.
-        if statistics[spec.name].smooth_from and not statistics[spec.name].waves_fit(spec):
+        measured, space = statistics[spec.name], [len(axis) for axis in coordinates[spec.name]]
+        # Both are empty in bundles from before they were measured.
+        if measured.smooth_from and not measured.waves_fit(spec):
             raise ValueError(f"smooth_from of task '{spec.name}' does not fit its channels and axes")
-    coordinates = {t.name: _coordinates(t, data["coordinates"][t.name]) for t in specs}
-    for spec in specs:
-        space = [len(axis) for axis in coordinates[spec.name]]
-        if statistics[spec.name].ranges and not ranges_fit(statistics[spec.name].ranges, spec, space):
+        if measured.ranges and not ranges_fit(measured.ranges, spec, space):
             raise ValueError(f"ranges of task '{spec.name}' do not fit its channels and grid")
     return BundleInfo(
         networks={
-            name: reading.validate_python({"type": FORMER_DEFAULT, **network}) for name, network in given.items()
+            name: reading.validate_python({"type": FORMER_DEFAULT, **network})
+            for name, network in document.networks.items()
         },
-        context_frames=context,
+        context_frames=document.context_frames,
         tasks=specs,
         statistics=statistics,
         coordinates=coordinates,
-        scores=scores,
-        provenance=provenance,
-        assumptions={str(k): tuple(map(str, v)) for k, v in dict(data.get("assumptions", {})).items()},
-        stages=tuple(_stage_row(row) for row in stages),
-        version=data["version"],
+        scores=document.scores,
+        provenance=document.provenance,
+        assumptions={name: tuple(texts) for name, texts in document.assumptions.items()},
+        stages=tuple(map(_stage_row, document.stages)),
+        version=document.version,
     )
 
 
-def _stage_row(row: Any) -> dict[str, Any]:
+def _stage_row(row: Mapping[str, Any]) -> dict[str, Any]:
     texts = {name: printable(str(row[name])[:100]) for name in ("stage", "task", "figure", "against")}
     return texts | {name: float(row[name]) for name in ("before", "after")}
 
@@ -285,14 +305,14 @@ def _check_needs(network: Mapping[str, Any], needs: Any) -> None:
     )
 
 
-def _coordinates(task: TaskSpec, axes: Any) -> tuple[Float64, ...]:
-    if not isinstance(axes, list) or len(axes) != len(task.axes):
+def _coordinates(task: TaskSpec, axes: list[list[float]]) -> tuple[Float64, ...]:
+    if len(axes) != len(task.axes):
         raise ValueError(f"task '{task.name}' needs coordinates for each of its {len(task.axes)} axes")
-    found = tuple(np.asarray(values, np.float64) for values in axes)
-    for axis, values in zip(task.axes, found, strict=True):
-        if values.ndim != 1 or len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
+    coordinates = tuple(np.asarray(values, np.float64) for values in axes)
+    for axis, values in zip(task.axes, coordinates, strict=True):
+        if len(values) < 2 or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
             raise ValueError(f"coordinate '{axis.name}' of task '{task.name}' is not an increasing list of numbers")
-    return found
+    return coordinates
 
 
 # As safetensors writes them; everything that a model of ups has.
@@ -314,8 +334,6 @@ def _words(tensor: tuple[tuple[int, ...], str] | None) -> str:
 
 def _build(directory: Path, info: BundleInfo, device: torch.device) -> Stepper:
     """The stepper with the bundle's weights: built without memory first, so that a wrong size allocates nothing."""
-    from safetensors import SafetensorError, safe_open
-
     stepper = build_model(info.networks, info.tasks, info.statistics, info.context_frames, device="meta")
     built = stepper.state_dict()
     names = {former_name(n) if info.version == _ONE_NETWORK else n: n for n in built}  # in the file -> today

@@ -133,7 +133,7 @@ def test_damage_is_named(tmp_path):
         ({"version": 99}, "version 99 is not known"),
         ({"version": "1"}, "version 1 is not known"),
         ({"format": "x"}, "does not describe a bundle"),
-        ({"tasks": []}, "1 to 1000 tasks"),
+        ({"tasks": []}, "tasks: List should have at least 1 item"),
         ({"context_frames": 0}, "context_frames"),
         ({"networks": {"operator": {"type": "rm -rf"}}}, "which no installed package has"),
         ({"statistics": {}}, "malformed"),
