@@ -1,12 +1,11 @@
 """`ups runs page`: one self-contained page about many runs, with verdict, scores and loss of each. No torch.
 
 Names, causes and scores come from files that anybody may have written: a bounded part of each file is read, links are
-refused, and every text is escaped. The page has no script and no address outside.
+refused, and every text is escaped. The page has no script and no address outside; it is `templates/overview.html`.
 """
 
 from __future__ import annotations
 
-import html
 import math
 import os
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ups.errors import MissingExtraError
 from ups.inference.stored_scores import ScoreRow, score_rows
 from ups.record.files import is_number, read_end, read_object
 from ups.record.run_dir import BUNDLE_FILE, RunDir
@@ -129,133 +129,86 @@ _STATES = {
     "preempted": ("preempted", "held"),
     "stopped": ("stopped", "held"),
 }
-_STYLE = """
-:root { color-scheme: light; --ink: #1b1f24; --soft: #5b6570; --line: #d8dee4; --blue: #0072B2; }
-* { box-sizing: border-box; }
-body { font: 16px/1.45 system-ui, sans-serif; color: var(--ink); margin: 0 auto; max-width: 84rem; padding: 1rem; }
-h1 { font-size: 1.6rem; margin: .3rem 0; } h2 { font-size: 1.1rem; margin: 0; overflow-wrap: anywhere; }
-p { margin: .35rem 0; } .soft { color: var(--soft); font-size: .88rem; margin: .2rem 0; }
-article { border: 1px solid var(--line); border-radius: 8px; padding: .9rem 1rem; margin: .8rem 0; display: grid;
-  grid-template-columns: 1fr; gap: .5rem 1.5rem; }
-article > * { min-width: 0; }
-@media (min-width: 56rem) { article { grid-template-columns: 17rem 1fr 17rem; align-items: start; } }
-.state { display: inline-block; border-radius: 4px; padding: 0 .5rem; font-size: .85rem; font-weight: 600;
-  border: 1px solid; }
-.good { color: #03633f; background: #e6f5ee; } .bad { color: #8f2d00; background: #fdeee6; }
-.going { color: #00527f; background: #e6f1f8; } .held { color: #5a4a00; background: #faf3d7; }
-.tag { display: inline-block; border-radius: 4px; padding: 0 .5rem; font-size: .85rem; background: var(--ink);
-  color: #fff; overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
-a { color: var(--blue); }
-th, td { text-align: right; padding: .15rem .2rem; border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 600; font-size: .8rem; } th:first-child, td:first-child { text-align: left; }
-td:last-child, th:last-child { text-align: left; padding-left: .8rem; } td.poor { color: #8f2d00; }
-@media (max-width: 40rem) {
-  tr { display: block; padding: .3rem 0; border-bottom: 1px solid var(--line); } tr:first-child { display: none; }
-  td, td:last-child { display: flex; justify-content: space-between; gap: 1rem; padding: 0; border: 0;
-    text-align: right; overflow-wrap: anywhere; }
-  td::before { content: attr(data-head); color: var(--soft); white-space: nowrap; }
-}
-ul { margin: .4rem 0 0; padding-left: 1.1rem; font-size: .9rem; overflow-wrap: anywhere; }
-svg { width: 100%; height: auto; display: block; }
-svg text { font: 11px system-ui, sans-serif; fill: var(--soft); }
-.words { overflow-wrap: anywhere; font-size: .85rem; color: var(--soft); font-family: ui-monospace, monospace; }
-"""
+HEADS = ("task", "error of", "model", "best reference", "ratio", "the model is")
 
 
 def overview_page(cards: Sequence[RunCard], title: str, now: float, folder: Path) -> str:
     """The page as text. now: seconds since 1970, for its date; folder: where the page will lie, for its links."""
-    counts = Counter(_word(card.state) for card in cards)
-    summary = ", ".join(f"{count} {word}" for word, count in counts.most_common())
-    made = time.strftime("%Y-%m-%d %H:%M", time.localtime(now))
-    parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        # Whatever slips through: nothing is run and nothing is loaded.
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{_text(title)}</h1>",
-        f'<p class="soft">{_text(counted(len(cards), "run"))}{_text(": " + summary if cards else "")}. '
-        f"As of {made}.</p>",
-        *(_article(card, folder) for card in cards),
-        "</body></html>",
-    ]
-    return "\n".join(parts) + "\n"
+    try:
+        import jinja2
+    except ImportError as error:
+        raise MissingExtraError.of("report", "jinja2", "writing a page") from error
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("ups.run"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: printable(value) if isinstance(value, str) else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    counts = Counter(_STATES.get(card.state, (card.state, ""))[0] for card in cards)
+    states = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    return environment.get_template("overview.html").render(
+        title=title,
+        summary=counted(len(cards), "run") + (f": {states}" if cards else ""),
+        made=_date(now),
+        runs=[_shown(card, folder) for card in cards],
+        heads=HEADS,
+        width=WIDTH,
+        height=HEIGHT,
+    )
 
 
-def _text(value: object) -> str:
-    """A text that can be nothing but text: control characters as words, then escaped."""
-    return html.escape(printable(str(value)[:2000]), quote=True)
-
-
-def _word(state: str) -> str:
-    return _STATES.get(state, (state, ""))[0]
-
-
-def _link(path: Path, folder: Path, words: str) -> str:
-    """A link from a page in `folder` to something else on this disk. A name in the path cannot be a scheme or a tag."""
-    address = quote(os.path.relpath(path, folder), safe="/")
-    return f'<a href="./{html.escape(address, quote=True)}">{_text(words)}</a>'
-
-
-def _article(card: RunCard, folder: Path) -> str:
-    style = _STATES.get(card.state, ("", "held"))[1]
-    tags = "".join(f' <span class="tag">{_text(tag)}</span>' for tag in card.tags)
+def _shown(card: RunCard, folder: Path) -> dict[str, Any]:
+    """What the template shows of a run."""
+    word, style = _STATES.get(card.state, (card.state, "held"))
     facts = [counted(card.ranks, "rank")] if card.ranks else []
     facts += [f"step {card.step}"] if card.step is not None else []
     facts += [duration_text(card.took)] if card.took is not None else []
     facts += [counted(card.faults, "fault")] if card.faults else []
-    started = "" if card.started is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(card.started))
-    lines = [
-        f"<article><div><h2>{_link(card.path, folder, card.name)}</h2>",
-        f'<p><span class="state {style}">{_text(_word(card.state))}</span>{tags}</p>',
-        f'<p class="soft">{_text(started)}</p>' if started else "",
-        f'<p class="soft">{_text(", ".join(facts))}</p>' if facts else "",
-        f'<p class="words">{_text(card.cause)}</p>' if card.cause else "",
-        f"<p>{_link(card.report, folder, 'report')}</p>" if card.report else "",
-        "</div>",
-        f"<div>{_scores(card.scores)}{_gate(card)}</div>",
-        f"<div>{_curve(card.loss)}</div></article>",
-    ]
-    return "\n".join(line for line in lines if line)
+    lines = ["" if card.started is None else _date(card.started), ", ".join(facts)]
+    gate = sorted(card.gate, key=lambda one: bool(one["holds"]))[:20]
+    return {
+        "name": card.name,
+        "address": _address(card.path, folder),
+        "word": word,
+        "style": style,
+        "tags": card.tags,
+        "facts": [line for line in lines if line],
+        "cause": card.cause,
+        "report": _address(card.report, folder) if card.report else "",
+        "scores": [_score_cells(row) for row in card.scores],
+        "gate": [(one["holds"], f"{one['task'] or 'all tasks'}: {one['condition']}: {one['says']}") for one in gate],
+        "curve": _curve(card.loss),
+    }
 
 
-def _scores(rows: Sequence[ScoreRow]) -> str:
-    if not rows:
-        return '<p class="soft">no scores</p>'
-    heads = ("task", "error of", "model", "best reference", "ratio", "the model is")
-    head = "<tr>" + "".join(f"<th>{one}</th>" for one in heads) + "</tr>"
-    body = []
-    for row in rows:
-        ratio = row.reference / row.model if row.model > 0 and math.isfinite(row.model) else math.nan
-        reference = f"{_figure(row.reference)} {row.reference_name}" if row.reference_name else "-"
-        cells = (row.task, row.score, _figure(row.model), reference, "-" if math.isnan(ratio) else f"{ratio:.3g}x")
-        style = "" if row.verdict.startswith("better") or not row.verdict else ' class="poor"'
-        shown = [f'<td data-head="{one}">{_text(cell)}</td>' for one, cell in zip(heads, cells, strict=False)]
-        shown.append(f'<td data-head="{heads[-1]}"{style}>{_text(row.verdict or "-")}</td>')
-        body.append(f"<tr>{''.join(shown)}</tr>")
-    return f"<table>{head}{''.join(body)}</table>"
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def _gate(card: RunCard) -> str:
-    if not card.gate:
-        return ""
-    items = []
-    for one in sorted(card.gate, key=lambda one: bool(one["holds"]))[:20]:
-        words = f"{one['task'] or 'all tasks'}: {one['condition']}: {one['says']}"
-        items.append(f"<li>{'holds' if one['holds'] else '<b>failed</b>'}: {_text(words)}</li>")
-    return f"<ul>{''.join(items)}</ul>"
+def _address(path: Path, folder: Path) -> str:
+    """A link from a page in `folder` to something else on this disk. A name in the path cannot be a scheme or a tag."""
+    return "./" + quote(os.path.relpath(path, folder), safe="/")
+
+
+def _score_cells(row: ScoreRow) -> tuple[tuple[str, ...], bool]:
+    """The cells under HEADS, and whether the model is not better than its reference."""
+    ratio = row.reference / row.model if row.model > 0 and math.isfinite(row.model) else math.nan
+    reference = f"{_figure(row.reference)} {row.reference_name}" if row.reference_name else "-"
+    shown = "-" if math.isnan(ratio) else f"{ratio:.3g}x"
+    cells = (row.task, row.score, _figure(row.model), reference, shown, row.verdict or "-")
+    return cells, bool(row.verdict) and not row.verdict.startswith("better")
 
 
 def _figure(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.4g}"
 
 
-def _curve(points: Sequence[tuple[float, float]]) -> str:
-    """Loss over steps as a small line, on a logarithmic scale where all of it is positive."""
+def _curve(points: Sequence[tuple[float, float]]) -> dict[str, str] | None:
+    """Loss over steps as a small line, on a logarithmic scale where all of it is positive; None for too few points."""
     if len(points) < 2:
-        return '<p class="soft">no loss curve</p>'
+        return None
     steps, losses = [p[0] for p in points], [p[1] for p in points]
     logarithmic = min(losses) > 0
     heights = [math.log10(loss) for loss in losses] if logarithmic else losses
@@ -267,14 +220,10 @@ def _curve(points: Sequence[tuple[float, float]]) -> str:
         y = bottom - (bottom - top) * (height - low) / ((high - low) or 1)
         return f"{x:.1f},{y:.1f}"
 
-    line = " ".join(at(step, height) for step, height in zip(steps, heights, strict=True))
-    scale = ", logarithmic" if logarithmic else ""
-    words = f"loss from {losses[0]:.3g} to {losses[-1]:.3g}, steps {steps[0]:g} to {steps[-1]:g}"
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_text(words)}">'
-        f'<text x="0" y="10">{_text(f"{max(losses):.3g}")}</text>'
-        f'<polyline points="{line}" fill="none" stroke="#0072B2" stroke-width="1.6" stroke-linejoin="round"/>'
-        f'<text x="0" y="{HEIGHT - 2}">{_text(f"{min(losses):.3g}")}</text>'
-        f'<text x="{WIDTH}" y="{HEIGHT - 2}" text-anchor="end">{_text(f"step {steps[-1]:g}{scale}")}</text></svg>'
-        f'<p class="soft">{_text(words)}</p>'
-    )
+    return {
+        "points": " ".join(at(step, height) for step, height in zip(steps, heights, strict=True)),
+        "words": f"loss from {losses[0]:.3g} to {losses[-1]:.3g}, steps {steps[0]:g} to {steps[-1]:g}",
+        "top": f"{max(losses):.3g}",
+        "bottom": f"{min(losses):.3g}",
+        "end": f"step {steps[-1]:g}{', logarithmic' if logarithmic else ''}",
+    }
