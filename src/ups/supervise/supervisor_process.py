@@ -99,8 +99,8 @@ class OutputThread:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with contextlib.suppress(queue.Full):
-            self._lines.put_nowait(None)
-        self._thread.join(_LAST_LINES_SECONDS)
+            self._lines.put(None, timeout=_LAST_LINES_SECONDS)
+            self._thread.join(_LAST_LINES_SECONDS)
 
     def _write_lines(self) -> None:
         while (line := self._lines.get()) is not None:
