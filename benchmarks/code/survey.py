@@ -122,7 +122,8 @@ def commands(checkout: Path) -> Iterator[str]:
             yield from walk(child, f"{typed} {name}")
 
     for row in table:
-        app = importlib.import_module(row.module if "." in row.module else f"ups.cli.{row.module}").app
+        module, _, name = row.module.partition(":")
+        app = getattr(importlib.import_module(module if "." in module else f"ups.cli.{module}"), name or "app")
         yield from walk(typer.main.get_command(app), f"ups {row.name}")
 
 

@@ -23,9 +23,8 @@ from tests.support.faults.planted import planted, run_forked
 from tests.support.faults.supervised import PATIENCE
 from ups.config.recipe import resolve
 from ups.doctor import examine
-from ups.doctor.bisect import Bisection, Finding, place_of
-from ups.doctor.bisect_words import located, next_step, to_json, verdict
-from ups.doctor.rehearsal import Trials, Variant
+from ups.doctor.bisect import Bisection, Finding, located, next_step, place_of, to_json, verdict
+from ups.doctor.trials import Trials, Variant
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1800)]
 

@@ -25,8 +25,7 @@ from ups.cli.main import run
 from ups.config.recipe import resolve
 from ups.doctor import examine
 from ups.doctor.checks import CHECK_PROGRAMS, names
-from ups.doctor.judge import Verdict, judge
-from ups.doctor.processes import Examination, Processes
+from ups.doctor.examine import Examination, Processes, Verdict, judge
 from ups.record import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(360)]
@@ -121,14 +120,14 @@ def test_a_check_that_hangs_ends_at_its_deadline_with_its_stack(tmp_path: Path) 
     assert not verdict.ok
     assert "not done after 9 s" in verdict.says
     assert "plant.py:5" in verdict.says
-    assert not [p for p in processes.descendants(os.getpid()) if "probes.machine" in _command(p.pid)]
+    assert not [p for p in processes.descendants(os.getpid()) if "ups.doctor.probes" in _command(p.pid)]
 
 
 def test_too_low_a_limit_on_open_files_is_refused_before_anything_starts(tmp_path: Path) -> None:
     document = {"recipe": "", "run_dir": str(tmp_path), "ranks": 2}
     (tmp_path / "assignment.json").write_text(json.dumps(document))
     done = subprocess.run(
-        [sys.executable, "-m", "ups.doctor.probes.machine", str(tmp_path)],
+        [sys.executable, "-m", "ups.doctor.probes", "machine", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -14,8 +14,7 @@ from tests.support.faults.supervised import Result, run
 from tests.support.latents import prepare_latents
 from tests.support.mixture import MODELS, write_mixture
 from ups.config.recipe import resolve
-from ups.doctor.examine import examine
-from ups.doctor.processes import Examination
+from ups.doctor.examine import Examination, examine
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 

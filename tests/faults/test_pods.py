@@ -19,7 +19,7 @@ import pytest
 from tests.support.faults.hosts import Network, network, why_no_network
 from tests.support.faults.small_run import write_recipe
 from tests.support.mixture import write_mixture
-from ups.cli.launch_options import command
+from ups.cli.launch import command
 from ups.launch.kubernetes import KubernetesJob, manifests
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]

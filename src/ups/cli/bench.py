@@ -75,7 +75,7 @@ def bench(
 def _bench_recipe(recipe: str, models: list[str], out: str, changes: list[str], *, json: bool) -> None:
     from pathlib import Path
 
-    from ups.cli.compare import show
+    from ups.cli.eval import show
     from ups.config.recipe import recipe_file, resolve
     from ups.evaluation.figures import check_packages
     from ups.library.bench import bench_recipe

@@ -1,21 +1,309 @@
-"""`ups launch`: a run on a cluster, by its scheduler, or on rented machines (work: ups.launch).
-
-Clouds are in `launch_skypilot` and `launch_vast`.
-"""
+"""`ups launch`: starts runs by a scheduler (Slurm, Kubernetes), or on rented machines (SkyPilot, Vast)."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ups.cli.launch_options import EnvOption, command, share
-from ups.cli.launch_skypilot import skypilot
-from ups.cli.launch_vast import vast
 from ups.cli.options import JsonOption, OverOption, RecipeArgument, SetOption, new_app
-from ups.cli.output import report, say
+from ups.cli.output import note, report, say
+from ups.config.recipe import dump_brief_recipe, recipe_file, resolve
+from ups.config.sweep import axes_of, comma_axes
+from ups.errors import ConfigError
+from ups.launch.job import RentedJob, num_gpus, require_data, secret_names
+from ups.launch.kubernetes import KubernetesJob, manifests, not_in_pods, text
+from ups.launch.slurm import SlurmJob, script, submit
+from ups.launch.vast import copy_words, create_words, onstart, search_words, watch
+from ups.launch.vast import job as job_script
+from ups.launch.vast_client import VastClient
+from ups.library.sweep import Sweep
+from ups.record.processes import module_command
+from ups.record.run_dir import RunDir
+from ups.record.text import path_text
+from ups.run.directory import check_ranks, run_dir_of
+
+if TYPE_CHECKING:
+    from ups.config.schema import Recipe
+    from ups.launch.job import RentedJob
+    from ups.launch.vast import VastJob
+
+
+def skypilot(
+    recipe: RecipeArgument,
+    max_price: MaxPriceOption,
+    max_hours: MaxHoursOption,
+    install: InstallOption,
+    gpus: Annotated[str, typer.Option("--gpus", metavar="KIND:COUNT", help="GPUs of a host, such as A100:8.")] = "",
+    nodes: Annotated[int, typer.Option("--nodes", min=1, max=10_000, help="Hosts.")] = 1,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option("--ranks-per-node", min=1, max=1024, help="Ranks of a host; default one for each GPU, else 1."),
+    ] = None,
+    spot: Annotated[
+        bool, typer.Option("--spot", help="Machines that may be taken away; the run goes on on others.")
+    ] = False,
+    infra: Annotated[
+        str, typer.Option("--infra", metavar="WHERE", help="Such as aws/us-east-1; default anywhere.")
+    ] = "",
+    volume: Annotated[
+        str,
+        typer.Option(
+            "--volume", metavar="NAME", help="A volume that all hosts write, with the data; for several hosts."
+        ),
+    ] = "",
+    disk: Annotated[int, typer.Option("--disk", min=10, max=65_536, metavar="GB", help="Disk of a host.")] = 100,
+    mirror: MirrorOption = "",
+    data: DataOption = [],  # noqa: B006 - typer copies it
+    secret: SecretOption = [],  # noqa: B006 - typer copies it
+    env: EnvOption = [],  # noqa: B006 - typer copies it
+    sky: Annotated[
+        str, typer.Option("--sky", metavar="PROGRAM", help="SkyPilot, in an environment of its own.")
+    ] = "sky",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the task, and submit nothing.")] = False,
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Submit a run to SkyPilot as a managed job, below a price and for so many hours at most.
+
+    One host does what `ups run` does, several do what `ups train` does. The task is RUN/launch/skypilot.yaml.
+    """
+    from ups.launch.skypilot import TASK_NAME, SkyPilotJob, command, submit, task, text
+
+    machine, run_dir, cpus = rented_job(
+        recipe,
+        set,
+        install=install,
+        max_price=max_price,
+        max_hours=max_hours,
+        mirror=mirror,
+        data=data,
+        secrets=secret,
+        variables=env,
+        hosts=nodes,
+        gpus=gpus,
+        ranks=ranks_per_node,
+        has_data=bool(volume),
+    )
+    job = SkyPilotJob(machine, run_dir, nodes, cpus, gpus, spot, infra, volume, disk)
+    path = RunDir(run_dir).launch / TASK_NAME
+    if dry_run:
+        report({"task": task(job), "command": command(sky, job, path)}) if json else say(text(job).rstrip("\n"))
+        return
+    said = submit(job, sky)
+    if json:
+        report({"job": job.name, "task": str(path), "results": machine.results, "said": said})
+        return
+    say(f"submitted {job.name}: {path_text(path)}")
+    if said:
+        say(f"SkyPilot says: {said}")
+    say(f"look at it with: {sky} jobs queue; {sky} jobs logs --name {job.name}")
+
+
+def vast(
+    recipe: RecipeArgument,
+    max_price: MaxPriceOption,
+    max_hours: MaxHoursOption,
+    install: InstallOption,
+    gpus: Annotated[str, typer.Option("--gpus", metavar="KIND:COUNT", help="In Vast's names, such as RTX_4090:1.")],
+    image: Annotated[str, typer.Option("--image", metavar="IMAGE", help="A Docker image with Python and torch.")],
+    mirror: MirrorOption,
+    ranks: Annotated[
+        int | None,
+        typer.Option("--ranks", min=1, max=1024, help="Default one for each GPU.", show_default=False),
+    ] = None,
+    disk: Annotated[int, typer.Option("--disk", min=10, max=65_536, metavar="GB", help="Disk of the machine.")] = 50,
+    data: DataOption = [],  # noqa: B006 - typer copies it
+    secret: SecretOption = [],  # noqa: B006 - typer copies it
+    env: EnvOption = [],  # noqa: B006 - typer copies it
+    vastai: Annotated[
+        str, typer.Option("--vastai", metavar="PROGRAM", help="Vast's client, in an environment of its own.")
+    ] = "vastai",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be sent, and rent nothing.")] = False,
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Rent the cheapest machine at Vast for a run, watch it, fetch the results and destroy it.
+
+    The machine destroys itself when the run has ended or its hours are over, also if this command was killed. Exit
+    code: that of the run, or 12 if the machine may still be there.
+    """
+    from ups.launch.vast import VastJob, launch
+
+    machine, run_dir, _ = rented_job(
+        recipe,
+        set,
+        install=install,
+        max_price=max_price,
+        max_hours=max_hours,
+        mirror=mirror,
+        data=data,
+        secrets=secret,
+        variables=env,
+        hosts=1,
+        gpus=gpus,
+        ranks=ranks,
+    )
+    job = VastJob(machine, run_dir, gpus, image, disk)
+    if dry_run:
+        _show(job, vastai, json)
+        return
+    outcome = launch(job, VastClient(vastai), note)
+    if json:
+        copied = str(outcome.copied) if outcome.copied else None
+        report(
+            {
+                "machine": outcome.number,
+                "exit_code": outcome.code,
+                "run": copied,
+                "mirror": machine.mirror,
+                "results": machine.results if outcome.uploaded else None,
+            }
+        )
+    else:
+        say(f"the run ended with exit code {outcome.code}; machine {outcome.number} is gone")
+        say(f"checkpoints: {machine.mirror}")
+        if outcome.uploaded:
+            say(f"results: {machine.results}")
+        if outcome.copied:
+            say(f"look at it with: ups why {path_text(outcome.copied)}")
+    raise typer.Exit(outcome.code)
+
+
+def _show(job: VastJob, program: str, json: bool) -> None:
+    """All calls of the client, the start script, and the job that is packed into it."""
+    import shlex
+
+    calls = [
+        [program, "show", "env-vars", "--raw"],
+        [program, *search_words(job), "--raw"],
+        [program, *create_words(job, "OFFER"), "--raw"],
+        [program, "show", "instance", "ID", "--raw"],
+        [program, "logs", "ID", "--tail", "200"],
+        [program, *copy_words(job, "ID", job.run_dir)],
+        [program, "show", "instances", "--raw"],
+        [program, "destroy", "instance", "ID", "--yes", "--raw"],
+    ]
+    start, watchdog, inside = onstart(job.machine), watch(job.machine), job_script(job.machine)
+    if json:
+        report({"calls": calls, "onstart": start, "watch": watchdog, "job": inside})
+        return
+    say("# calls")
+    for words in calls:
+        say(shlex.join(words))
+    say(f"\n# {job.script_path}, the start script of the machine")
+    say(start)
+    say("# watch.sh, which is packed into it")
+    say(watchdog)
+    say("# job.sh, which is packed into it")
+    say(inside.rstrip("\n"))
+
+
+MaxPriceOption = Annotated[
+    float, typer.Option("--max-price", metavar="DOLLARS", help="Most that all hosts together may cost in an hour.")
+]
+MaxHoursOption = Annotated[
+    float,
+    typer.Option("--max-hours", metavar="HOURS", help="From now on; then the run has saved and the machine is gone."),
+]
+InstallOption = Annotated[
+    str,
+    typer.Option(
+        "--install", metavar="WHAT", help="What pip installs there: a wheel or a repository of ups, by address."
+    ),
+]
+MirrorOption = Annotated[
+    str,
+    typer.Option(
+        "--mirror", metavar="URL", help="Bucket for checkpoints and results: s3://bucket/prefix.", show_default=False
+    ),
+]
+DataOption = Annotated[
+    list[str],
+    typer.Option(
+        "--data",
+        metavar="PATH=URL",
+        help="A path of the recipe and the bucket that holds it; a URL that ends in / is a directory. May be given "
+        "many times.",
+        show_default=False,
+    ),
+]
+SecretOption = Annotated[
+    list[str],
+    typer.Option(
+        "--secret",
+        metavar="NAME",
+        help="Name of a variable with a secret, such as AWS_SECRET_ACCESS_KEY; the value is not asked for. May be "
+        "given many times.",
+        show_default=False,
+    ),
+]
+EnvOption = Annotated[
+    list[str],
+    typer.Option(
+        "--env", metavar="NAME=VALUE", help="A variable that is no secret. May be given many times.", show_default=False
+    ),
+]
+
+
+def share(recipe: Recipe, hosts: int, gpus: int, ranks: int | None) -> tuple[int, int]:
+    """Ranks and processors of one host. Raises ConfigError if a block cannot be cut evenly over all ranks."""
+    ranks_here = ranks or gpus or 1
+    check_ranks(recipe, hosts * ranks_here)
+    # A rank and its readers; the supervisor takes next to nothing.
+    return ranks_here, ranks_here * (1 + recipe.data.loader.workers)
+
+
+def command(python: str, recipe: str, changes: list[str]) -> list[str]:
+    """`ups train` without what depends on hosts."""
+    words = [word for change in changes for word in ("--set", change)]
+    return module_command("ups", "train", recipe, *words, python=python)
+
+
+def rented_job(
+    recipe: str,
+    changes: list[str],
+    *,
+    install: str,
+    max_price: float,
+    max_hours: float,
+    mirror: str,
+    data: list[str],
+    secrets: list[str],
+    variables: list[str],
+    hosts: int,
+    gpus: str,
+    ranks: int | None,
+    has_data: bool = False,
+) -> tuple[RentedJob, Path, int]:
+    """The run for a machine that begins empty, its run directory here, and the processors of one host.
+
+    has_data: the data is there already. Raises ConfigError for what would fail there.
+    """
+    import time
+
+    resolved = resolve(recipe_file(recipe), changes)
+    ranks_here, cpus_here = share(resolved.recipe, hosts, num_gpus(gpus), ranks)
+    if not has_data:
+        require_data(resolved.recipe, data)
+    text = dump_brief_recipe(resolved.recipe)
+    machine = RentedJob(
+        name=resolved.recipe.run.name,
+        recipe=text,
+        install=install,
+        max_price=max_price,
+        max_hours=max_hours,
+        started=time.time(),
+        mirror=mirror,
+        data=data,
+        secrets=secret_names(text, secrets),
+        variables=variables,
+        ranks=hosts * ranks_here,
+    )
+    return machine, run_dir_of(resolved, recipe, changes), cpus_here
+
 
 logger = logging.getLogger(__name__)
 app = new_app("Start a run on a cluster, or on rented machines.")
@@ -61,12 +349,6 @@ def slurm(
     Script and output are in RUN/launch; `ups status` and `ups why` work on every host that sees the run directory.
     """
     import sys
-
-    from ups.config.sweep import axes_of, comma_axes
-    from ups.errors import ConfigError
-    from ups.launch.slurm import SlurmJob, script, submit
-    from ups.library.sweep import Sweep
-    from ups.record.text import path_text
 
     if sweep and over:
         raise ConfigError("--sweep and --over name the runs of a sweep differently", hint="use --over for all fields")
@@ -152,10 +434,6 @@ def kubernetes(
     This directory is what the pods see as /work: recipe, data and runs are named relative to it.
     """
     import os
-
-    from ups.config.recipe import recipe_file, resolve
-    from ups.errors import ConfigError
-    from ups.launch.kubernetes import KubernetesJob, manifests, not_in_pods, text
 
     resolved = resolve(recipe_file(recipe), set)
     checked = resolved.recipe

@@ -27,6 +27,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperGroup
 
+import ups
 from ups.cli.options import new_app
 from ups.cli.output import (
     keep_traceback,
@@ -35,6 +36,7 @@ from ups.cli.output import (
     note_message,
     open_closed_streams,
     print_error,
+    report,
     say,
     shown,
     silence,
@@ -44,6 +46,54 @@ from ups.cli.output import (
 from ups.errors import EXIT_CODES, MachineError, UpsError, exit_code_of_signal
 from ups.record.files import NOT_ALLOWED, not_allowed
 from ups.record.log import show_log
+
+
+def show_version(*, verbose: bool, as_json: bool) -> None:
+    """Print the version; `verbose` adds Python, the core libraries, the extras and the parts."""
+    from ups.run.software import DISTRIBUTION, describe, parts
+
+    if not verbose:
+        if as_json:
+            report({"ups": ups.__version__})
+        else:
+            say(f"ups {ups.__version__}")
+        return
+    found = describe() | {"parts": parts()}
+    if as_json:
+        report(found)
+        return
+    say(f"{styled('ups', 'bold')} {found['ups']}")
+    say()
+    say(table([(name, version or "not installed") for name, version in found["libraries"].items()]))
+    say()
+    say(styled("Extras", "bold"))
+    rows = []
+    for name, extra in found["extras"].items():
+        state = "missing" if extra["missing"] else "installed"
+        more = f" (needs {', '.join(extra['missing'])})" if extra["missing"] else ""
+        rows.append((name, state, f"{extra['adds']}{more}"))
+    say(table(rows) if rows else "  (the package metadata lists none)")
+    say()
+    say(styled("Parts", "bold"))
+    say(table(_part_rows(found["parts"])))
+    missing = [name for name, extra in found["extras"].items() if extra["missing"]]
+    if missing:
+        say()
+        say(f"Add one with: pip install '{DISTRIBUTION}[{missing[0]}]'")
+
+
+def _part_rows(parts: list[dict[str, str]]) -> list[tuple[str, ...]]:
+    """A row for each kind and package; a part that cannot be used has its own, with the reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    broken: list[tuple[str, ...]] = []
+    for part in parts:
+        package = f"{part['distribution']} {part['version']}"
+        if "error" in part:
+            broken.append((part["kind"], package, f"{part['name']}: {part['error']}"))
+        else:
+            groups.setdefault((part["kind"], package), []).append(part["name"])
+    return [*((*group, ", ".join(names)) for group, names in groups.items()), *broken]
+
 
 INTERRUPTED = exit_code_of_signal(signal.SIGINT)
 
@@ -56,6 +106,12 @@ class Command(NamedTuple):
     help: str
     group: str
 
+    def app(self) -> typer.Typer:
+        """Its application: `MODULE:NAME`, or `app` of MODULE. Imports the module."""
+        module, _, name = self.module.partition(":")
+        app: typer.Typer = getattr(importlib.import_module(module), name or "app")
+        return app
+
 
 PREPARE = "Get ready"
 RUN = "Train"
@@ -65,23 +121,23 @@ USE = "Use the result"
 COMMANDS = (
     Command("config", "ups.cli.config", "show, check or compare recipes; schema for editors", PREPARE),
     Command("data", "ups.cli.data", "generate, import, inspect, validate, pack or cache data", PREPARE),
-    Command("init", "ups.cli.init", "a recipe and a description for data of your own", PREPARE),
+    Command("init", "ups.cli.config:init_app", "a recipe and a description for data of your own", PREPARE),
     Command("doctor", "ups.cli.doctor", "probe this machine, with your recipe", PREPARE),
     Command("plan", "ups.cli.plan", "what a run will need and cost, before it starts", PREPARE),
-    Command("run", "ups.cli.run", "from a recipe to a bundle that has passed its gate", RUN),
+    Command("run", "ups.cli.train:run_app", "from a recipe to a bundle that has passed its gate", RUN),
     Command("train", "ups.cli.train", "train a recipe, supervised, on one or many ranks", RUN),
-    Command("sweep", "ups.cli.sweep", "a run for each combination of values", RUN),
+    Command("sweep", "ups.cli.train:sweep_app", "a run for each combination of values", RUN),
     Command("launch", "ups.cli.launch", "the same run on a cluster, or on rented machines", RUN),
-    Command("finetune", "ups.cli.finetune", "train a bundle further on your data", RUN),
+    Command("finetune", "ups.cli.train:finetune_app", "train a bundle further on your data", RUN),
     Command("runs", "ups.cli.runs", "list, promote and clean up runs; a page about all", LOOK),
-    Command("status", "ups.cli.status", "what a run is doing now", LOOK),
-    Command("track", "ups.cli.track", "complete the trackers of a run", LOOK),
-    Command("why", "ups.cli.why", "why a run stopped: rank, place, cause, what to do", LOOK),
+    Command("status", "ups.cli.runs:status_app", "what a run is doing now", LOOK),
+    Command("track", "ups.cli.runs:track_app", "complete the trackers of a run", LOOK),
+    Command("why", "ups.cli.runs:why_app", "why a run stopped: rank, place, cause, what to do", LOOK),
     Command("eval", "ups.cli.eval", "score a model and its references", USE),
-    Command("compare", "ups.cli.compare", "several runs side by side", USE),
+    Command("compare", "ups.cli.eval:compare_app", "several runs side by side", USE),
     Command("bench", "ups.cli.bench", "a model beside FNO and U-Net, at equal CPU time", USE),
     Command("rollout", "ups.cli.rollout", "simulate with a bundle", USE),
-    Command("export", "ups.cli.export", "write a bundle for other programs", USE),
+    Command("export", "ups.cli.eval:export_app", "write a bundle for other programs", USE),
 )
 
 
@@ -102,7 +158,7 @@ class LazyGroup(TyperGroup):
         row = available().get(cmd_name)
         if row is None:
             return None
-        command = typer.main.get_command(importlib.import_module(row.module).app)
+        command = typer.main.get_command(row.app())
         command.name = row.name
         return command
 
@@ -161,8 +217,6 @@ def _root(
     json: Annotated[bool, typer.Option("--json", help="With --version: as JSON.")] = False,
 ) -> None:
     if version:
-        from ups.cli.version import show_version
-
         show_version(verbose=verbose, as_json=json)
     elif context.invoked_subcommand is None:
         say(help_text().rstrip("\n"))

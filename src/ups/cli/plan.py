@@ -8,6 +8,9 @@ import typer
 
 from ups.cli.options import JsonOption, PluginOption, RecipeArgument, SetOption, new_app
 from ups.cli.output import report, say, styled, table
+from ups.config.recipe import recipe_file, resolve
+from ups.errors import ConfigError
+from ups.run.directory import check_ranks
 
 app = new_app()
 
@@ -46,12 +49,9 @@ def plan(
 
     Bytes and arithmetic are counted by running the real stages on tensors without data; times are estimates.
     """
-    from ups.config.recipe import recipe_file, resolve
-    from ups.errors import ConfigError
     from ups.plan.devices import HOURS_BETWEEN_FAILURES, this_gpu
     from ups.plan.devices import gpu as gpu_of
     from ups.run.assemble import open_data
-    from ups.run.directory import check_ranks
     from ups.run.planning import Circumstances, measure_stages, plan_run
 
     checked = resolve(recipe_file(recipe), set).recipe

@@ -11,7 +11,11 @@ import typer
 
 from ups.cli.options import JsonOption, PluginOption, new_app
 from ups.cli.output import note, report, say
+from ups.config.schema import TaskConfig
+from ups.errors import ConfigError, DataError
+from ups.library.finetune import description_for, own_data
 from ups.record.run_dir import find_bundle
+from ups.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,10 +95,8 @@ def rollout(
     Where INPUT has the frames that follow, truth, prediction and error stand side by side.
     """
     from ups import Simulator
-    from ups.errors import ConfigError
     from ups.inference.results import VTKHDF_SUFFIX, check_new, write_vtkhdf
     from ups.inference.simulator import BundleWarning
-    from ups.run.progress_line import ProgressLine
 
     if out is None and film is None and picture is None:
         raise ConfigError(
@@ -164,8 +166,6 @@ def rollout(
 
 def _channel(spec: TaskSpec, field: str | None) -> int:
     """Which channel a field's name means: that of a scalar, or a component of a vector by the name of both."""
-    from ups.errors import ConfigError
-
     channels = spec.channel_names(spec.predicted)
     if field is None:
         return 0
@@ -177,8 +177,6 @@ def _channel(spec: TaskSpec, field: str | None) -> int:
 def _with_parameters(spec: TaskSpec, start: _Input, given: list[str]) -> _Input:
     """The input with the parameters of the command line. Raises ConfigError where they contradict it."""
     import numpy as np
-
-    from ups.errors import ConfigError
 
     known = dict(start.arguments.get("parameters") or {})
     for text in given:
@@ -286,9 +284,6 @@ class _Input:
 
 def _data(bundle: Path, spec: TaskSpec, source: str | None, problem: str | None) -> TaskConfig:
     """The data to start from: what was asked for, or that of the run."""
-    from ups.config.schema import TaskConfig
-    from ups.library.finetune import description_for, own_data
-
     if source is None:
         known = own_data(bundle, spec.name)
         if known.description is not None or not isinstance(known.path, str):
@@ -302,7 +297,6 @@ def _read_input(
     simulator: Simulator, spec: TaskSpec, config: TaskConfig, split: str, trajectory: int, start_frame: int | None
 ) -> _Input:
     from ups.data.open import open_task
-    from ups.errors import DataError
     from ups.evaluation.rollout import mean_field
 
     source = config.paths[0]
@@ -354,8 +348,6 @@ def _counts(splits: Mapping[str, int]) -> str:
 
 def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:
     """How many frames of the input make one step of the simulator. Raises DataError if the input is another problem."""
-    from ups.errors import DataError
-
     pairs = [
         ("steady", spec.steady, found.steady),
         ("fields", spec.fields, found.fields),
@@ -377,7 +369,6 @@ def _time_stride(spec: TaskSpec, found: TaskSpec, source: str) -> int:
 
 def _read_netcdf(spec: TaskSpec, source: str, trajectory: int, start_frame: int | None) -> _Input:
     """Fields to start from; of several frames those up to `start_frame`, by default all."""
-    from ups.errors import DataError
     from ups.formats.hdf5 import read_netcdf
 
     found = read_netcdf(source)
@@ -483,7 +474,6 @@ def _summary(spec: TaskSpec, start: _Input, steps: int, errors: dict[str, float]
 
 
 def _draw(example: Example, channel: int, film: str | None, picture: str | None) -> list[str]:
-    from ups.errors import DataError
     from ups.evaluation.figures import even, fields_png
     from ups.evaluation.figures import film as make_film
     from ups.record.files import write_file_atomically

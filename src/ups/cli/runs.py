@@ -1,4 +1,4 @@
-"""`ups runs`: all runs of a directory and their verdicts, as a table or a page; promotes, removes and cleans up."""
+"""`ups runs`, `ups status`, `ups why` and `ups track`: what runs have done, are doing, and why they stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,23 @@ from typer.core import TyperGroup
 
 from ups.cli.options import JsonOption, new_app
 from ups.cli.output import note, report, say, table
-from ups.record.run_dir import RUNS
+from ups.config.recipe import resolve
+from ups.config.tracker import by_name
+from ups.errors import ConfigError, RunHeldError, TrackerError, UpsError
+from ups.record.files import write_file_atomically
+from ups.record.run_dir import RUNS, RunDir, is_bundle
+from ups.record.text import counted, duration_text, path_text, printable, size_text
+from ups.run import many_runs
+from ups.run.many_runs import candidates, remove_run, tags_of
+from ups.run.overview import cards, overview_page
+from ups.supervise import status as live
+from ups.supervise.checkpoints import last_commit
+from ups.supervise.run_file import faults_of, find_run, read_run, run_or_newest, survey_runs
+from ups.supervise.status import rows_of_hosts
+from ups.supervise.tracker_feed import check_trackers
+from ups.supervise.trackers import catch_up, read_note
+from ups.supervise.trackers import sync as sync_trackers
+from ups.supervise.why import explain, faults_as_json
 
 app = new_app()
 
@@ -35,13 +51,6 @@ def list_(
     json: JsonOption = False,
 ) -> None:
     """List runs, the newest first: state, cause, attempts, last checkpoint, when."""
-    from ups.record.run_dir import RunDir, is_bundle
-    from ups.record.text import duration_text
-    from ups.run.many_runs import tags_of
-    from ups.supervise.checkpoints import last_commit
-    from ups.supervise.run_file import faults_of, survey_runs
-    from ups.supervise.trackers import catch_up
-
     known, unreadable = survey_runs(directory)
     catch_up(known)
     # From the disk, as `ups status` does: run.json knows of it only after a verdict.
@@ -91,8 +100,6 @@ def remove(
     json: JsonOption = False,
 ) -> None:
     """Delete a run with its checkpoints, bundle and report. Refuses a run that is alive."""
-    from ups.run.many_runs import remove_run
-
     path, left = remove_run(run)
     if json:
         report({"removed": str(path), "left": left})
@@ -110,9 +117,6 @@ def promote(
     json: JsonOption = False,
 ) -> None:
     """Give a tag to a completed run with a whole bundle. A run with a tag is neither removed nor cleaned away."""
-    from ups.record.text import path_text
-    from ups.run import many_runs
-
     if take_away:
         path = many_runs.take_away(run, tag)
         if json:
@@ -136,10 +140,6 @@ def clean(
     json: JsonOption = False,
 ) -> None:
     """Say which runs have ended without a bundle, and remove them with --yes. Never one with a tag, or one alive."""
-    from ups.errors import UpsError
-    from ups.record.text import counted, size_text
-    from ups.run.many_runs import candidates, remove_run
-
     found = candidates(directory, completed=completed)
     chosen = [one for one in found if not one.kept]
     failed: dict[Path, str] = {}
@@ -179,13 +179,8 @@ def page(
     json: JsonOption = False,
 ) -> None:
     """Write one HTML page about all runs of a directory: verdicts, gates, scores, small loss curves."""
-    from ups.record.files import write_file_atomically
-    from ups.run.overview import cards, overview_page
-
     found = cards(directory)
     if not found:
-        from ups.errors import ConfigError
-
         raise ConfigError(f"there is no run under {directory}/", hint="start one with: ups run RECIPE")
     path = output or directory / "index.html"
     write_file_atomically(path, overview_page(found, f"Runs in {directory}", time.time(), path.parent).encode())
@@ -193,3 +188,118 @@ def page(
         report({"page": str(path), "runs": len(found)})
     else:
         say(f"wrote {path}")
+
+
+_MAX_ROWS = 64
+
+status_app = new_app()
+
+
+@status_app.command()
+def status(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/; default the newest."),
+    ] = None,
+    json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until the run ends.")] = False,
+) -> None:
+    """Show step, loss, rate, time left, and what each rank is doing."""
+    run_dir = run_or_newest(run)
+    catch_up([(run_dir, read_run(run_dir))])
+    while True:
+        document = read_run(run_dir)
+        rows = live.rank_statuses(run_dir, document)
+        if document["state"] == "running" and "hosts" in document:
+            seen = {row.rank for row in rows}
+            rows += [row for row in rows_of_hosts(run_dir) if row.rank not in seen]
+        result = live.summary(run_dir, document, rows)
+        if json:
+            ranks: list[dict[str, Any]] = [row.document() for row in rows]
+            report({**result, "ranks": ranks})
+        else:
+            say(printable(live.one_line(result)))
+            for line in live.tracker_lines(result):
+                say(printable(line))
+            if line := live.mirror_line(result):
+                say(printable(line))
+            cells = live.rows_of_table(rows)
+            say(table(cells[: _MAX_ROWS + 1]))
+            if len(cells) > _MAX_ROWS + 1:
+                say(f"  and {len(cells) - _MAX_ROWS - 1} more (--json has all)")
+        if not watch or document["state"] != "running":
+            return
+        time.sleep(1.0)
+
+
+why_app = new_app()
+
+
+@why_app.command()
+def why(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/; default the newest."),
+    ] = None,
+    json: JsonOption = False,
+    fault: Annotated[int | None, typer.Option("--fault", help="Which fault to explain; 0 is the first.")] = None,
+) -> None:
+    """Explain why a run stopped or restarted: one line per fault, what to do, then the evidence."""
+    run_dir = run_or_newest(run)
+    document = read_run(run_dir)
+    if json:
+        report(faults_as_json(document))
+    else:
+        if run is None:
+            say(f"About {path_text(run_dir)}:")
+        say(explain(run_dir, document, number=fault))
+
+
+track_app = new_app()
+
+
+@track_app.callback()
+def _track() -> None:
+    """What other places know about a run: TensorBoard, MLflow, Weights & Biases, or a tracker of your own."""
+
+
+@track_app.command()
+def sync(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a run, or its name under runs/.")],
+    json: JsonOption = False,
+) -> None:
+    """Send each tracker of a run the rows that it does not have, the report, and how the run ended.
+
+    For a tracker that was down, a supervisor that was killed, or a report that was written later. A run that goes on
+    is fed by its own processes.
+    """
+    run_dir = find_run(run)
+    if read_run(run_dir)["state"] == "running":
+        raise RunHeldError(f"{run_dir} goes on, and feeds its trackers itself", hint="see `ups status`")
+    problems = sync_trackers(run_dir, _names(run_dir))
+    rows = _rows(run_dir, problems)
+    if json:
+        report(rows)
+    else:
+        shown = [[str(row[key] or "-") for key in ("name", "rows", "told", "url", "problem")] for row in rows]
+        say(table([["tracker", "rows", "told", "where", "problem"], *shown]))
+    failed = [name for name, problem in problems.items() if problem]
+    if failed:
+        words = f"{', '.join(failed)} of {run_dir.name}: {problems[failed[0]]}"
+        raise TrackerError(words, hint="call this again when it can be reached")
+
+
+def _names(run_dir: Path) -> list[str]:
+    trackers = resolve(RunDir(run_dir).config).recipe.tracking.trackers
+    if not trackers:
+        raise ConfigError(f"the recipe of {run_dir} names no tracker", hint="see tracking.trackers in docs/trackers.md")
+    check_trackers(trackers)
+    return list(by_name(trackers))
+
+
+def _rows(run_dir: Path, problems: dict[str, str]) -> list[dict[str, Any]]:
+    notes = {name: read_note(run_dir, name) for name in problems}
+    return [
+        {"name": name, "rows": note.rows, "told": note.state, "url": note.url, "problem": problems[name]}
+        for name, note in notes.items()
+    ]

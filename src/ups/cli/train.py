@@ -1,15 +1,36 @@
-"""`ups train RECIPE`: `ups.train` with options, and what it says on a terminal."""
+"""`ups train`, `ups run`, `ups sweep` and `ups finetune`: options for a training, and what each prints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ups.cli.options import JsonOption, PluginOption, RecipeArgument, SetOption, new_app
-from ups.record.run_dir import RunDir
+from ups.cli.launch import app as launch
+from ups.cli.options import JsonOption, OverOption, PluginOption, RecipeArgument, SetOption, new_app
+from ups.cli.output import note, report, say, styled, table
+from ups.config.recipe import recipe_file, resolve
+from ups.config.sweep import axes_of
+from ups.errors import ConfigError
+from ups.inference.stored_scores import stored_warnings, written_words
+from ups.library.finetune import resolve_finetuning
+from ups.library.recipe import stage_alone, without_place
+from ups.library.recipe_steps import StepOutput, before_gate
+from ups.library.run_recipe import StepLines, run_resolved
+from ups.library.sweep import Sweep
+from ups.library.train import Output, Printed, train_resolved
+from ups.record.manifest import read_manifest
+from ups.record.run_dir import RunDir, is_bundle
+from ups.record.text import path_text
+from ups.run.directory import run_dir_of
+from ups.run.progress_line import ProgressLine
+from ups.run.steps_file import read_steps
+from ups.supervise.options import find_host_info
+from ups.supervise.run_file import TRAINED, read_run
+from ups.supervise.why import faults_as_json
 
 if TYPE_CHECKING:
     from ups.supervise.options import HostInfo
@@ -52,15 +73,10 @@ def train(
 
     Over several hosts: the same command on each, with its own --host, in a file system that all of them see.
     """
-    from ups.config.recipe import recipe_file, resolve
-    from ups.run.directory import run_dir_of
-
     host_info = _host_info(hosts, ranks, host, address, interface)
     if stage is None:
         resolved = resolve(recipe_file(recipe), set)
         raise typer.Exit(start(resolved, run_dir_of(resolved, recipe, set), ranks, json=json, host_info=host_info))
-    from ups.library.recipe import stage_alone, without_place
-
     whole = resolve(recipe_file(recipe), without_place(set))
     alone = stage_alone(whole, run_dir_of(whole, recipe), stage, set)
     raise typer.Exit(start(alone, run_dir_of(alone, ""), ranks, json=json, host_info=host_info))
@@ -68,9 +84,6 @@ def train(
 
 def _host_info(hosts: int, ranks: int, host: int | None, address: str, interface: str) -> HostInfo | None:
     """Where this process stands among several hosts; None on one."""
-    from ups.errors import ConfigError
-    from ups.supervise.options import find_host_info
-
     if hosts > 1:
         return find_host_info(hosts, ranks, host, address, interface)
     if host is not None or address or interface:
@@ -80,17 +93,11 @@ def _host_info(hosts: int, ranks: int, host: int | None, address: str, interface
 
 def start(resolved: Any, run_dir: Path, ranks: int, *, json: bool, host_info: HostInfo | None = None) -> int:
     """Train a resolved recipe and say how it ended; returns the exit code of the run."""
-    from contextlib import contextmanager
-
-    from ups.cli.output import note, report, say, styled
-    from ups.library.train import Output, Printed, train_resolved
-    from ups.record.text import path_text
 
     class Terminal(Printed):
         more_steps = f"ups train {path_text(run_dir)} --set stages.{{}}.{{}}=MORE"
 
         def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
-            from ups.inference.stored_scores import written_words
             from ups.run.scoring import score_lines
 
             say(score_lines(results, styled))
@@ -128,11 +135,6 @@ def _facts(
     run_dir: Path, code: int, results: Sequence[Mapping[str, Any]] | None, *, nothing_to_do: bool
 ) -> dict[str, Any]:
     """A run that has ended, for programs. results: None where nothing was scored."""
-    from ups.inference.stored_scores import stored_warnings
-    from ups.record.run_dir import is_bundle
-    from ups.supervise.run_file import TRAINED, read_run
-    from ups.supervise.why import faults_as_json
-
     document = read_run(run_dir)
     scores = None
     if results is not None:
@@ -154,3 +156,139 @@ def _facts(
         "completed_before": nothing_to_do,
         "results": scores,
     }
+
+
+run_app = new_app()
+
+
+@run_app.command()
+def run(
+    recipe: RecipeArgument,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    plugin: PluginOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """From a recipe to a gated bundle: data, validate, doctor, plan, train, evaluate, gate, bundle, report.
+
+    A step is left out when nothing that it depends on has changed; an interrupted one goes on. Exit code 9: the scores
+    do not reach the gate of the recipe, and there is no new bundle.
+    """
+
+    class Terminal(StepLines):
+        def write(self, text: str) -> None:
+            say(text)
+
+        def scored(self, results: Sequence[Mapping[str, Any]], bundle: Path) -> None:
+            from ups.run.scoring import score_lines
+
+            self.line(score_lines(results, styled))
+
+    class Silent(StepOutput):
+        """Nothing but one object on standard output; faults and the verdict as they come on standard error."""
+
+        def pronounced(self, line: str) -> None:
+            note(line)
+
+        @contextmanager
+        def following(self, run_dir: Path, recipe: Any) -> Iterator[Callable[[str], None]]:
+            yield before_gate(note, recipe)
+
+    resolved = resolve(recipe_file(recipe), set)
+    run_dir = run_dir_of(resolved, recipe, set)
+    code = run_resolved(resolved, run_dir, ranks, Silent() if json else Terminal())
+    if json:
+        report(_step_facts(run_dir, code))
+    raise typer.Exit(code)
+
+
+def _step_facts(run_dir: Path, code: int) -> dict[str, Any]:
+    """A run after its last step, for programs."""
+    document, bundle = read_run(run_dir), RunDir(run_dir).bundle
+    there = code == 0 and is_bundle(bundle)
+    return {
+        "name": run_dir.name,
+        "path": str(run_dir),
+        **{key: document[key] for key in ("state", "cause", "verdict")},
+        "exit_code": code,
+        "gate": document.get("gate"),
+        "bundle": str(bundle) if there else None,
+        "bundle_sha256": read_manifest(bundle).sha256 if there else None,
+        "steps": [record.model_dump() for record in read_steps(run_dir)],
+    }
+
+
+sweep_app = new_app()
+
+
+@sweep_app.command()
+def sweep(
+    recipe: RecipeArgument,
+    over: OverOption,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=1024, help="Runs at the same time on this host.")] = 1,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes of each run.")] = 1,
+    slurm: Annotated[
+        str,
+        typer.Option(metavar="OPTIONS", help="Submit an array, with these options of `ups launch slurm`: '--time 30'."),
+    ] = "",
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Train a recipe with each combination of values, supervised; a table at the end.
+
+    The same command continues an interrupted sweep: finished runs are kept, others continue from their checkpoints.
+    Exit code 6: a run has failed; the others are trained nevertheless.
+    """
+    import shlex
+    import sys
+
+    if slurm:
+        if jobs > 1 or ranks > 1:
+            raise ConfigError("--jobs and --ranks are for this host", hint="use --slurm '--ranks-per-node 8 ...'")
+        named = [word for name, texts in (("--over", over), ("--set", set)) for text in texts for word in (name, text)]
+        words = ["slurm", recipe, *slurm.split(), *named, *(["--json"] if json else [])]
+        typer.main.get_command(launch).main(words, prog_name="ups launch", standalone_mode=False)
+        return
+    work = Sweep(recipe, set, axes_of(over), ranks)
+    with ProgressLine() as line:
+        code = work.run(jobs, line)
+    rows = work.rows()
+    if json:
+        report({"runs": rows, "exit_code": code})
+    else:
+        error = "{task} {score} {model:.4g} ({reference_name} {reference:.4g})"
+        ends = [row["why"] or ", ".join(error.format(**score) for score in row["scores"]) for row in rows]
+        lines = [[row["name"], row["state"], end] for row, end in zip(rows, ends, strict=True)]
+        say(table([["run", "state", "error (reference), or why it is not completed"], *lines]))
+    if code:
+        done = sum(row["state"] == "completed" for row in rows)
+        note(f"{done} of {len(rows)} runs are completed; to continue: {shlex.join(['ups', *sys.argv[1:]])}")
+    else:
+        note(f"compare them with: ups compare {' '.join(shlex.quote(path_text(cell.run_dir)) for cell in work.cells)}")
+    raise typer.Exit(code)
+
+
+finetune_app = new_app()
+
+
+@finetune_app.command()
+def finetune(
+    bundle: Annotated[str, typer.Argument(metavar="RUN|BUNDLE", help="A bundle, or a run that has one.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A store or a file, as `ups data inspect` reads it.")],
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="Time to train.", min=0.001)] = 300.0,
+    name: Annotated[str | None, typer.Option(help="Name of the run; default TASK-finetuned.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="What to call the data; default as the task of the bundle that it fits.")
+    ] = None,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, max=100_000, help="Processes that train together.")] = 1,
+    set: SetOption = [],  # noqa: B006 - typer copies it
+    json: JsonOption = False,
+) -> None:
+    """Train the model of a bundle on DATA, from its weights, and leave a bundle of the new model.
+
+    The recipe is that of the bundle with your data, one stage and half the learning rate; --set changes any of its
+    fields, and runs/NAME/config.yaml shows it. The same command continues an interrupted run.
+    """
+    changes = [*([f"run.name={name}"] if name else []), *set]
+    resolved = resolve_finetuning(bundle, data, task, budget, changes)
+    raise typer.Exit(start(resolved, run_dir_of(resolved, "", changes), ranks, json=json))

@@ -13,16 +13,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import StringConstraints, ValidationError, field_validator, model_validator
 
+from ups.buckets.client import holds_secret
 from ups.config.explain import RecipeError, explain
 from ups.config.setting import REQUIRED, Section, setting
-from ups.config.yaml_subset import Document, Origin, Value, parse, paths_in
+from ups.config.yaml_subset import Document, Origin, Value, parse, paths_in, yaml_text
 from ups.errors import ConfigError
+from ups.registry import TASKS
 
 # Dimensions of an array that are no axis of space: which simulation, which frame, which of several fields that lie in
 # one array, and which component of a vector.
 TRAJECTORY, TIME, CHANNEL, COMPONENT = "trajectory", "time", "channel", "component"
 RESERVED = (TRAJECTORY, TIME, CHANNEL, COMPONENT)
-MAX_DESCRIPTION_BYTES = 200_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 Unit = Annotated[str, StringConstraints(min_length=1, max_length=32)]
@@ -266,7 +267,7 @@ class TaskDescription(Section):
 def read_description(path: str | os.PathLike[str]) -> TaskDescription:
     """A checked `task.yaml`. Raises ConfigError with line and field for each mistake."""
     file = os.fspath(path)
-    return check_description(parse(description_text(file), file))
+    return check_description(parse(yaml_text(file, missing="`ups init DIR --data FILE` writes one"), file))
 
 
 def describe_values(values: Value, name: str = "task") -> TaskDescription:
@@ -286,28 +287,6 @@ def check_description(document: Document) -> TaskDescription:
     raise RecipeError.of(explain(problems, TaskDescription, document.value, document.origins))
 
 
-def description_text(file: str) -> str:
-    """The text of a description. Only small regular files are opened."""
-    import stat
-
-    try:
-        status = os.stat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{file}: is not a regular file", hint="name a task.yaml")
-        with open(file, "rb") as stream:
-            content = stream.read(MAX_DESCRIPTION_BYTES + 1)
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file", hint="`ups init DIR --data FILE` writes one") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(content) > MAX_DESCRIPTION_BYTES:
-        raise ConfigError(f"{file}: is larger than {MAX_DESCRIPTION_BYTES:,} bytes", hint="a description is a page")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ConfigError(f"{file}: is not UTF-8 text", hint="save it as UTF-8") from None
-
-
 def description_next_to(paths: Iterable[str | os.PathLike[str]]) -> str | None:
     """The description that lies next to a data file: `NAME.task.yaml` for NAME.npy, else `task.yaml`; None without."""
     for path in paths:
@@ -318,3 +297,73 @@ def description_next_to(paths: Iterable[str | os.PathLike[str]]) -> str | None:
             if os.path.isfile(found):
                 return found
     return None
+
+
+SPLITS = 3
+
+
+class SourceConfig(Section):
+    """How the data of a task is made: by a solver, from files of your own, or by fetching what is published."""
+
+    type: Literal["generate", "import", "fetch"] = setting(
+        REQUIRED,
+        "generate: a reference solver, as `ups data generate`; import: files of yours, as `ups data import`; fetch: a "
+        "published data set, as `ups data fetch`.",
+    )
+    task: str | None = setting(None, "generate: which solver; default the name of the task.")
+    trajectories: list[int] = setting(
+        [512, 64, 64],
+        "generate: trajectories of train, valid and test.",
+        unit="trajectories",
+        min_length=SPLITS,
+        max_length=SPLITS,
+    )
+    seed: int = setting(0, "generate: key of every random draw.", ge=0, lt=2**63)
+    resolution: int | None = setting(None, "generate: stored points of each axis.", unit="points", ge=2, le=65536)
+    frames: int | None = setting(None, "generate: stored frames.", unit="frames", ge=1, le=10**6)
+    parameters: dict[str, float] = setting({}, "generate: parameters that are given instead of drawn.")
+    files: str | list[str] | None = setting(None, "import: a file, or several files of one task.")
+    description: TaskDescription | str | None = setting(
+        None,
+        "import: what the arrays mean: a task.yaml (relative to this file), or its content; default the task.yaml next "
+        "to the files, else a guess.",
+    )
+
+    dataset: str | None = setting(
+        None,
+        "fetch: which one, such as pdebench/burgers1d; the path of the task is its directory, DIR/pdebench/burgers1d, "
+        "or files in it.",
+    )
+    only: list[str] = setting(
+        [], "fetch: patterns of files, such as '*Nu0.01.*', where the path is the directory.", max_length=1000
+    )
+    mirror: str | None = setting(None, "fetch: an address to fetch from instead of the publisher's.")
+
+    @model_validator(mode="after")
+    def _fits_its_type(self) -> Self:
+        given = {name for name in type(self).model_fields if name != "type" and not _is_default(self, name)}
+        if foreign := given - SETTINGS[self.type]:
+            raise ValueError(f"'{sorted(foreign)[0]}' has no meaning for a source of type '{self.type}'")
+        if self.type == "import" and not self.files:
+            raise ValueError("a source of type 'import' needs files")
+        if self.type == "fetch" and not self.dataset:
+            raise ValueError("a source of type 'fetch' needs a dataset; `ups data fetch` lists those there are")
+        if self.mirror is not None and holds_secret(self.mirror):
+            raise ValueError("mirror must not hold a name, a password, a query or a token: a recipe is written down")
+        if self.task is not None and self.task not in TASKS.names():
+            raise ValueError(f"there is no solver '{self.task}'; known here: {', '.join(TASKS.names())}")
+        if min(self.trajectories) < 0 or self.trajectories[0] < 1:
+            raise ValueError("trajectories are counts of train, valid and test, with at least one to train on")
+        return self
+
+
+# type -> the settings that have a meaning for it
+SETTINGS = {
+    "generate": {"task", "trajectories", "seed", "resolution", "frames", "parameters"},
+    "import": {"files", "description"},
+    "fetch": {"dataset", "only", "mirror"},
+}
+
+
+def _is_default(source: SourceConfig, name: str) -> bool:
+    return bool(getattr(source, name) == type(source).model_fields[name].get_default(call_default_factory=True))

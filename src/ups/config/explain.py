@@ -16,8 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ups.buckets.client import holds_secret
-from ups.config.part import PartName, PartSection
-from ups.config.setting import Section, is_secret
+from ups.config.setting import PartName, PartSection, Section, is_secret
 from ups.config.yaml_subset import FieldPath, Origin, Value, dotted, quoted, scalar_text
 from ups.errors import ConfigError
 
@@ -66,17 +65,12 @@ def explain(
     schema: type[Section],
     data: Value,
     origins: Mapping[FieldPath, Origin],
-    included: frozenset[str] = frozenset(),
 ) -> list[ConfigError]:
-    """One readable error per mistake, in the order in which they stand in the recipe.
-
-    What files in `included` say is not repeated, but for the names and numbers of fields that recipes have: such a file
-    may have been named by somebody else, and hold credentials.
-    """
+    """One readable error per mistake, in the order in which they stand in the recipe."""
     found: dict[FieldPath, list[ErrorDetails]] = {}
     for error in errors:
         found.setdefault(_real_path(error, data), []).append(error)
-    explainer = _Explainer(schema, data, origins, included)
+    explainer = _Explainer(schema, data, origins)
     reported: list[tuple[Origin, ConfigError]] = []
     for path, group in found.items():
         # `str | list[str]` complains once as text and once per entry: the entry is what the person got wrong.
@@ -108,14 +102,8 @@ def _real_path(error: ErrorDetails, data: Value) -> FieldPath:
 
 
 class _Explainer:
-    def __init__(
-        self,
-        schema: type[Section],
-        data: Value,
-        origins: Mapping[FieldPath, Origin],
-        included: frozenset[str],
-    ) -> None:
-        self.schema, self.data, self.origins, self.included = schema, data, origins, included
+    def __init__(self, schema: type[Section], data: Value, origins: Mapping[FieldPath, Origin]) -> None:
+        self.schema, self.data, self.origins = schema, data, origins
 
     def describe(self, path: FieldPath, group: Sequence[ErrorDetails]) -> tuple[Origin, ConfigError]:
         """Where it is, and the error for one field."""
@@ -129,12 +117,6 @@ class _Explainer:
         origin = self._origin(path)
         shown = "" if kind in ("missing", "union_tag_not_found") else self._shown(path)
         name = dotted(path) or "recipe"
-        if (
-            kind == "extra_forbidden"
-            and self._is_included(path)
-            and not hint.startswith(("did you mean", "it belongs"))
-        ):
-            name, hint = dotted((*path[:-1], "(a field)")), "include only recipes"
         return origin, ConfigError(f"{_at(origin)}{name}{shown}: {what}", hint=hint)
 
     def _words(
@@ -163,7 +145,7 @@ class _Explainer:
         expected = list(dict.fromkeys(_EXPECTED[e["type"]] for e in group if e["type"] in _EXPECTED))
         if not expected:
             return " ".join(group[0]["msg"].split()).rstrip(".").lower(), _help(field)
-        hidden = (field is not None and is_secret(field)) or self._is_included(path)
+        hidden = field is not None and is_secret(field)
         how = "" if hidden else _how_to_write(value, expected)
         # A field that takes words besides, as `auto` next to true and false.
         besides = _choices(field) if any(e["type"] == "literal_error" for e in group) else []
@@ -213,9 +195,6 @@ class _Explainer:
             path = path[:-1]
         return self.origins[path]
 
-    def _is_included(self, path: FieldPath) -> bool:
-        return self._origin(path).file in self.included
-
     def _shown(self, path: FieldPath) -> str:
         field = field_at(self.schema, self.data, path)
         if field is not None and is_secret(field):
@@ -223,11 +202,6 @@ class _Explainer:
         text = _lookup(self.data, path)
         if isinstance(text, str) and "://" in text and (re.search("[@?#]", text) or holds_secret(text)):
             return " = (hidden)"  # an address with a password, or signed
-        if self._is_included(path):
-            # The number of a field that recipes have, in a section that they have, is no credential.
-            value = _lookup(self.data, path)
-            if field is None or len(path) < 2 or not isinstance(value, bool | int | float):
-                return ""
         return f" = {_short(_lookup(self.data, path))}"
 
 

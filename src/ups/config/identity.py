@@ -10,10 +10,23 @@ import hashlib
 import json
 from typing import Any
 
-from ups.config.changes import changes_between, shown_value
 from ups.config.schema import Recipe
 from ups.config.setting import Section, former_name, may_change
-from ups.config.yaml_subset import Value
+from ups.config.yaml_subset import ABSENT, Value, shown_value
+
+
+def changes_between(a: Any, b: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """(field, value in a, value in b) for each leaf of two recipes that differs; ABSENT for what one of them lacks."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = list(a) + [key for key in b if key not in a]
+        pairs = [(str(key), a.get(key, ABSENT), b.get(key, ABSENT)) for key in keys]
+    elif isinstance(a, list) and isinstance(b, list):
+        size = max(len(a), len(b))
+        pairs = [(str(i), a[i] if i < len(a) else ABSENT, b[i] if i < len(b) else ABSENT) for i in range(size)]
+    else:
+        same = type(a) is type(b) and a == b
+        return [] if same else [(path, a, b)]
+    return [change for key, old, new in pairs for change in changes_between(old, new, f"{path}.{key}" if path else key)]
 
 
 def learned(recipe: Recipe) -> dict[str, Value]:

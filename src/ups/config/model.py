@@ -7,8 +7,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ups.config.part import PartSection
-from ups.config.setting import REQUIRED, former_name, setting
+from ups.config.setting import REQUIRED, PartSection, former_name, setting
 from ups.registry import MODELS
 
 logger = logging.getLogger(__name__)

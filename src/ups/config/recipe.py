@@ -7,25 +7,24 @@ words for mistakes are found in `explain.py`.
 from __future__ import annotations
 
 import copy
+import functools
 import hashlib
+import logging
 import os
-import stat
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import ValidationError
 
-from ups.config.description import description_text
 from ups.config.explain import RecipeError, explain
-from ups.config.former_names import present_path, use_present_names
 from ups.config.model import FORMER_DEFAULT
 from ups.config.schema import Recipe
+from ups.config.setting import PartSection, Section, former_name
 from ups.config.yaml_subset import (
-    MAX_BYTES,
     MAX_DEPTH,
-    MAX_VALUES,
     Document,
     FieldPath,
     Origin,
@@ -34,13 +33,14 @@ from ups.config.yaml_subset import (
     dump,
     parse,
     paths_in,
+    yaml_text,
 )
-from ups.errors import ConfigError
+from ups.errors import ConfigError, PluginError
 from ups.record.run_dir import BUNDLE_FILE, CONFIG_NAME, RunDir
 from ups.registry import use_recorded_scripts
 
-MAX_INCLUDE_DEPTH = 8
 MAX_FILES = 64
+_NO_RECIPE = "`ups init` writes one for own data; the sources have some in recipes/"
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,19 @@ class ResolvedRecipe:
     files: tuple[str, ...]
 
 
-def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> ResolvedRecipe:
-    """Load a recipe with its includes, apply `a.b=c` overrides in order, and check everything."""
+def resolve(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, other_files: bool = True) -> ResolvedRecipe:
+    """Load a recipe with its includes, apply `a.b=c` overrides in order, and check everything.
+
+    other_files: whether it may name others, by `include` and `description`; a recipe that ups wrote names none.
+    """
     stored = os.path.basename(path) == CONFIG_NAME
     if stored and not (Path(path).parent / BUNDLE_FILE).exists():
         use_recorded_scripts(RunDir(Path(path).parent).plugins)
-    reader = _Reader()
+    reader = _Reader(other_files)
     document = reader.read(os.fspath(path))
     if stored:
         _name_models(document)
-    for override in overrides:
-        apply_override(document, override)
-    described = _take_descriptions(document)
-    return _resolved(document, frozenset({*reader.included, *described}), (*reader.files, *described))
+    return _resolved(document, overrides, reader)
 
 
 def _name_models(document: Document) -> None:
@@ -74,7 +74,7 @@ def _name_models(document: Document) -> None:
     recipe, networks = document.value, document.value.get("networks")
     if recipe.get("model") is None:
         recipe["model"] = {}
-    models = {("model",): recipe["model"]}
+    models: dict[FieldPath, Value] = {("model",): recipe["model"]}
     if isinstance(networks, dict):
         models |= {("networks", name): model for name, model in networks.items()}
     for path, model in models.items():
@@ -88,16 +88,16 @@ def resolve_data(data: Value, overrides: Sequence[str] = (), name: str = "recipe
     data = copy.deepcopy(data)
     document = Document(data, dict.fromkeys(paths_in(data), Origin(name, 0)))
     use_present_names(document, Recipe, warn=True)
+    return _resolved(document, overrides, _Reader())
+
+
+def _resolved(document: Document, overrides: Sequence[str], reader: _Reader) -> ResolvedRecipe:
     for override in overrides:
         apply_override(document, override)
-    described = _take_descriptions(document)
-    return _resolved(document, frozenset(described), tuple(described))
-
-
-def _resolved(document: Document, included: frozenset[str], files: tuple[str, ...]) -> ResolvedRecipe:
-    recipe = _validate(document, included)
+    reader.take_descriptions(document)
+    recipe = _validate(document)
     text = dump_recipe(recipe)
-    return ResolvedRecipe(recipe, text, text_hash(text), files)
+    return ResolvedRecipe(recipe, text, text_hash(text), tuple(reader.files))
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -152,37 +152,19 @@ def recipe_file(path: str | os.PathLike[str]) -> Path:
 
 @dataclass
 class _Reader:
-    """Reads a file and what it includes, with a bound on everything that an include can multiply."""
+    """Reads a file and the files that it names; `files` are those that it has read."""
 
+    other_files: bool = True
     files: list[str] = field(default_factory=list)
-    included: set[str] = field(default_factory=set)
-    num_values: int = 0
 
     def read(self, file: str, chain: tuple[str, ...] = (), included_from: str = "") -> Document:
-        text = _text_of(file, included_from)  # first: it has words for names that no file can have
-        if included_from and not file.endswith((".yaml", ".yml")):
-            raise ConfigError(
-                f"{included_from}: include: {file}: only files that end in .yaml or .yml are included",
-                hint="include recipe files only",
-            )
+        text = self._text_of(file, f"{included_from}: include: " if included_from else "")
         real = os.path.realpath(file)
         if real in chain:
             loop = " -> ".join(os.path.basename(name) for name in (*chain[chain.index(real) :], real))
             raise ConfigError(f"{included_from}: include: goes round in a loop: {loop}", hint="remove one include")
-        if len(chain) >= MAX_INCLUDE_DEPTH:
-            raise ConfigError(f"{included_from}: include: more than {MAX_INCLUDE_DEPTH} levels deep")
-        if len(self.files) >= MAX_FILES:
-            raise ConfigError(f"{included_from}: include: more than {MAX_FILES} files")
-        # A recipe from an untrusted source may include a file of ours that is none, such as credentials: errors do not
-        # repeat it.
-        document = parse(text, file, quote=not chain)
+        document = parse(text, file)
         use_present_names(document, Recipe, warn=os.path.basename(file) != CONFIG_NAME)
-        self.files.append(file)
-        if chain:
-            self.included.add(file)
-        self.num_values += len(document.origins)
-        if self.num_values > MAX_VALUES:
-            raise ConfigError(f"{file}: more than {MAX_VALUES:,} values with all includes")
         if document.value is None:
             raise ConfigError(f"{file}: is empty", hint="start from recipes/tiny.yaml")
         if not isinstance(document.value, dict):
@@ -202,42 +184,45 @@ class _Reader:
             merged = base if merged is None else _merge(merged, base)
         return document if merged is None else _merge(merged, document)
 
+    def take_descriptions(self, document: Document) -> None:
+        """Put the content of each file that a task names as its `description` into the recipe.
 
-def _take_descriptions(document: Document) -> list[str]:
-    """Put the content of each file that a task names as its `description` into the recipe; returns these files.
+        So a run keeps what it was told about its data, whatever happens to the file. Relative to the recipe, as
+        `include`.
+        """
+        data = document.value.get("data") if isinstance(document.value, dict) else None
+        tasks = data.get("tasks") if isinstance(data, dict) else None
+        for number, task in enumerate(tasks if isinstance(tasks, list) else ()):
+            if isinstance(task, dict):
+                self._take_description(document, task, ("data", "tasks", number))
+                self._take_description(document, task.get("source"), ("data", "tasks", number, "source"))
 
-    So a run keeps what it was told about its data, whatever happens to the file. Relative to the recipe, as `include`.
-    """
-    data = document.value.get("data") if isinstance(document.value, dict) else None
-    tasks = data.get("tasks") if isinstance(data, dict) else None
-    listed = enumerate(tasks if isinstance(tasks, list) else ())
-    described: list[tuple[FieldPath, Any]] = []
-    for number, task in listed:
-        described.append((("data", "tasks", number), task))
-        if isinstance(task, dict):
-            described.append((("data", "tasks", number, "source"), task.get("source")))
-    files: list[str] = []
-    for above, holder in described:
-        name = holder.get("description") if isinstance(holder, dict) else None
+    def _take_description(self, document: Document, section: Value, above: FieldPath) -> None:
+        name = section.get("description") if isinstance(section, dict) else None
         if not isinstance(name, str):
-            continue
+            return
         path: FieldPath = (*above, "description")
         origin = document.origins[path]
         folder = os.path.dirname(origin.file) if origin.line else ""
         file = os.path.normpath(os.path.join(folder, name))
-        if not name.endswith((".yaml", ".yml")) or len(files) >= MAX_FILES:
-            raise ConfigError(
-                f"{_at(origin)}{dotted(path)}: expected a file that ends in .yaml or .yml, {MAX_FILES} at most",
-                hint="`ups init DIR --data FILE` writes a task.yaml",
-            )
-        # As with an include, the file may have been named by somebody else: errors do not repeat it.
-        found = parse(description_text(file), file, quote=False)
-        if not isinstance(found.value, dict):
+        described = parse(self._text_of(file, f"{_at(origin)}{dotted(path)}: "), file)
+        if not isinstance(described.value, dict):
             raise ConfigError(f"{file}: a task description is made of 'name: value' lines", hint="see docs/own-data.md")
-        holder["description"] = found.value
-        document.origins.update({(*path, *inner): place for inner, place in found.origins.items()})
-        files.append(file)
-    return files
+        section["description"] = described.value
+        document.origins.update({(*path, *inner): origin for inner, origin in described.origins.items()})
+
+    def _text_of(self, file: str, named_by: str) -> str:
+        """The text of a file that is read first (named_by is empty), or that another one names."""
+        if named_by and not self.other_files:
+            raise ConfigError(f"{named_by}{file}: a recipe that ups wrote names no other file", hint="it was edited")
+        # First: it has words for names that no file can have.
+        text = yaml_text(file, named_by, missing="" if named_by else _NO_RECIPE)
+        if named_by and not file.endswith((".yaml", ".yml")):
+            raise ConfigError(f"{named_by}{file}: expected a file that ends in .yaml or .yml")
+        if len(self.files) >= MAX_FILES:
+            raise ConfigError(f"{named_by}{file}: more than {MAX_FILES} files", hint="include fewer")
+        self.files.append(file)
+        return text
 
 
 def _at(origin: Origin) -> str:
@@ -260,52 +245,6 @@ def _include_names(document: Document) -> list[str]:
             hint="write 'include: base.yaml', relative to this file",
         )
     return names
-
-
-def _text_of(file: str, included_from: str) -> str:
-    """The text of a recipe file. Only regular files are opened: a pipe would hang."""
-    where = f"{included_from}: include: {file}" if included_from else file
-    try:
-        status = os.stat(file)
-        if stat.S_ISDIR(status.st_mode):
-            raise ConfigError(
-                f"{where}: is a directory", hint="name a recipe file, or a run directory with config.yaml"
-            )
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{where}: is not a regular file", hint="save the recipe to a file first")
-        with open(file, "rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        others = "" if included_from else "`ups init` writes one for own data; the sources have some in recipes/"
-        raise ConfigError(f"{where}: no such file", hint=_nearest_file(file) or others) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{where}: cannot be read: {reason}") from None
-    if len(content) > MAX_BYTES:
-        raise ConfigError(
-            f"{where}: is larger than {MAX_BYTES:,} bytes", hint="a recipe is a page of text; name data by its path"
-        )
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"{where}:{line}: is not UTF-8 text (byte 0x{content[error.start]:02x})", hint="save it as UTF-8"
-        ) from None
-
-
-def _nearest_file(file: str) -> str:
-    import difflib
-
-    folder = os.path.dirname(file)
-    try:
-        names = [name for name in os.listdir(folder or ".")[:10_000] if name.endswith((".yaml", ".yml"))]
-    except OSError:
-        return ""
-    # By stem: the shared ending would make every recipe look like every other.
-    stems = {os.path.splitext(name)[0]: name for name in names}
-    close = difflib.get_close_matches(os.path.splitext(os.path.basename(file))[0], stems, n=1, cutoff=0.6)
-    return f"did you mean {os.path.join(folder, stems[close[0]])}?" if close else ""
 
 
 def _merge(base: Document, over: Document) -> Document:
@@ -375,7 +314,7 @@ def _key_in(here: Any, path: FieldPath, part: str, where: str) -> str | int:
     raise ConfigError(f"{where}: {dotted(path)} is {_a(here)} and has no field '{part}'")
 
 
-def _validate(document: Document, included: frozenset[str]) -> Recipe:
+def _validate(document: Document) -> Recipe:
     problems: list[Any] = []
     try:
         # Strict: "96" is not 96 and yes is not true; a guess would be hashed and trained as if it had been meant.
@@ -383,5 +322,87 @@ def _validate(document: Document, included: frozenset[str]) -> Recipe:
     except ValidationError as error:
         problems = error.errors(include_url=False)
     # Outside the handler, so that no traceback in a log carries the values that pydantic keeps.
-    mistakes = explain(problems, Recipe, document.value, document.origins, included)
+    mistakes = explain(problems, Recipe, document.value, document.origins)
     raise RecipeError.of(mistakes)
+
+
+logger = logging.getLogger(__name__)
+
+
+def use_present_names(document: Document, schema: Any, *, warn: bool, above: FieldPath = ()) -> None:
+    """Rename in place what `document`, which stands at path `above` of a recipe, says under former names."""
+    _rename(document, document.value, schema, (), above, warn)
+
+
+def present_path(parts: list[str], schema: type[Section], data: Value) -> tuple[list[str], Any]:
+    """The parts of a field path of `--set` under present names, and the annotation of the field; warns."""
+    annotation: Any = schema
+    present: list[str] = []
+    for part in parts:
+        if part.isdigit():
+            data = data[int(part)] if isinstance(data, list) and int(part) < len(data) else None
+            present.append(part)
+            continue
+        section = _section_for(annotation, data if isinstance(data, dict) else {})
+        present.append(_former_names(section).get(part, part))
+        field = section.model_fields.get(present[-1]) if section is not None else None
+        annotation = field.annotation if field is not None else None
+        data = data.get(present[-1]) if isinstance(data, dict) else None
+    if present != parts:
+        _warn("--set", ".".join(parts), ".".join(present))
+    return present, annotation
+
+
+def _rename(document: Document, value: Value, annotation: Any, path: FieldPath, above: FieldPath, warn: bool) -> None:
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            _rename(document, item, annotation, (*path, number), above, warn)
+    section = _section_for(annotation, value) if isinstance(value, dict) else None
+    if section is None:
+        return
+    # A setting under both names stays: `Section` refuses it.
+    renamed = {old: new for old, new in _former_names(section).items() if old in value and new not in value}
+    for old, new in renamed.items():
+        if warn:
+            _warn(str(document.origins[(*path, old)]), dotted((*above, *path, old)), dotted((*above, *path, new)))
+        _move_origins(document, (*path, old), (*path, new))
+    if renamed:
+        entries = {renamed.get(name, name): item for name, item in value.items()}
+        value.clear()
+        value.update(entries)
+    for name, item in value.items():
+        if name in section.model_fields:
+            _rename(document, item, section.model_fields[name].annotation, (*path, name), above, warn)
+
+
+def _move_origins(document: Document, old: FieldPath, new: FieldPath) -> None:
+    moved = [path for path in document.origins if path[: len(old)] == old]
+    for path in moved:
+        document.origins[(*new, *path[len(old) :])] = document.origins.pop(path)
+
+
+def _former_names(section: type[Section] | None) -> dict[str, str]:
+    """Former name -> present name of the settings of a section."""
+    fields = section.model_fields.items() if section is not None else ()
+    return {former: name for name, field in fields if (former := former_name(field))}
+
+
+def _section_for(annotation: Any, value: dict[str, Value]) -> type[Section] | None:
+    """The section that a mapping is, by its `type` where several are possible; None if it is not known."""
+    if isinstance(annotation, type) and issubclass(annotation, PartSection) and annotation.is_base():
+        try:
+            name = annotation.type_of(value)
+            known = isinstance(name, str) and name in annotation.registry.names()
+            return annotation.settings_of(name) if known else annotation
+        except PluginError:  # reported when the recipe is validated
+            return None
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    if get_origin(annotation) in (Annotated, Union, types.UnionType, list):
+        return next((s for part in get_args(annotation) if (s := _section_for(part, value)) is not None), None)
+    return None
+
+
+@functools.cache  # a command may read a recipe more than once
+def _warn(where: str, old: str, new: str) -> None:
+    logger.warning("%s: %s is now called %s: rename it; the next version does not know the old name", where, old, new)

@@ -9,16 +9,79 @@ from pydantic import Field, field_validator, model_validator
 
 from ups.buckets.client import is_address, parse_bucket_url
 from ups.buckets.path import matching_paths
-from ups.config.description import TaskDescription
-from ups.config.gate import GateCondition
+from ups.config.description import SourceConfig, TaskDescription
 from ups.config.model import ModelConfig
-from ups.config.part import PartName
-from ups.config.setting import REQUIRED, Section, section, setting
-from ups.config.source import SourceConfig
+from ups.config.setting import REQUIRED, PartName, Section, section, setting
 from ups.config.stage import StageConfig
 from ups.config.tracker import TrackerConfig
 from ups.errors import ConfigError
-from ups.registry import HOOKS, READERS, TASKS
+from ups.registry import HOOKS, METRICS, READERS, TASKS
+
+MEANS = ("rmse", "nrmse", "vrmse", "trmse")
+COST = "step_milliseconds"
+DRIFT = "drift"
+# What a summary of scores has without the registered metrics (`ups.evaluation.accumulate`, `ups.evaluation.results`).
+SCORES = (
+    *MEANS,
+    *(f"{name}_median" for name in MEANS),
+    "one_step_trmse",
+    "one_step_nrmse",
+    "one_step_vrmse",
+    "crmse",
+    "frmse_low",
+    "frmse_mid",
+    "frmse_high",
+    "max_error",
+    "correlation_time",
+    "num_blown_up",
+    "num_diverged",
+)
+BEST = "best"
+
+
+def known_metrics() -> tuple[str, ...]:
+    """Every name that a condition may have: scores, registered metrics, drift of what is conserved, cost."""
+    return tuple(dict.fromkeys((*SCORES, *METRICS.names(), DRIFT, COST)))
+
+
+class GateCondition(Section):
+    """One condition: a metric of the model on held-out data, and its limit."""
+
+    metric: str = setting(
+        REQUIRED,
+        "Score of the model on the test split, such as one_step_trmse; drift: of conserved integrals, at its worst "
+        "step; step_milliseconds: CPU time of a rollout step of one trajectory.",
+    )
+    at_most: float | None = setting(None, "The condition holds up to this value.")
+    at_least: float | None = setting(None, "The condition holds from this value on.")
+    relative_to: Literal["persistence", "training mean", "linear extrapolation", "best"] | None = setting(
+        None, "Limits count times the same score of this reference; best: of those that learned nothing."
+    )
+    tasks: list[str] | None = setting(
+        None, "Tasks that it holds for; default every task that has such a score.", min_length=1, max_length=1000
+    )
+
+    @field_validator("metric")
+    @classmethod
+    def _known_metric(cls, value: str) -> str:
+        if value not in known_metrics():
+            raise ValueError(f"there is no metric of this name; known here: {', '.join(known_metrics())}")
+        return value
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> Self:
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError("a condition has one limit: at_most or at_least")
+        if self.relative_to is not None and self.metric in (DRIFT, COST):
+            raise ValueError(f"{self.metric} is not compared with references: leave relative_to out")
+        return self
+
+    def words(self) -> str:
+        """The condition as a person says it: 'one_step_trmse at most 0.5 times persistence'."""
+        limit = f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
+        other = {None: "", BEST: " times the best reference"}.get(self.relative_to, f" times {self.relative_to}")
+        return f"{self.metric} {limit}{other}"
+
 
 # As `ups.data.validate` names them; a test holds the two together.
 FindingKind = Literal[
@@ -385,84 +448,62 @@ class Recipe(Section):
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _model_learns_all_tasks(self) -> Self:
         if not self.model.many_tasks and len(self.data.tasks) > 1:
             able = [name for name, kind in ModelConfig.kinds().items() if kind.many_tasks]
             raise ValueError(
                 f"model.type '{self.model.type}' learns one task, and data.tasks has {len(self.data.tasks)}; "
                 f"use {' or '.join(able)} to learn them together"
             )
-        trained_before = False
-        for number, stage in enumerate(self.stages):
-            if stage.needs_trained_latents and not trained_before and stage.start_from is None:
-                able = [name for name, kind in StageConfig.kinds().items() if kind.trains_latents]
-                raise ValueError(
-                    f"stages.{number}: '{stage.type}' on latents needs a stage before it that trains them: "
-                    f"{' or '.join(able)}"
-                )
-            if stage.needs_latents and not self.model.has_latents:
-                raise ValueError(
-                    f"stages.{number}: model.type '{self.model.type}' has no latents to train on; use latent_operator"
-                )
-            if stage.needs_linear_part and not self.model.has_linear_part:
-                raise ValueError(f"stages.{number}: model.type '{self.model.type}' has no linear part to fit")
-            if stage.needs_start and not number and stage.start_from is None:
-                raise ValueError(
-                    f"stages.0: '{stage.type}' trains on from learned weights: put a stage before it, or say with "
-                    "start_from where they are"
-                )
-            if stage.needs_noise and not self.model.noise_numbers:
-                able = [name for name, kind in ModelConfig.kinds().items() if "noise_size" in kind.model_fields]
-                raise ValueError(
-                    f"stages.{number}: the members of '{stage.type}' differ by noise, and the model takes none; set "
-                    f"model.noise_size, such as 16 (model.type {' or '.join(able)})"
-                )
-            made = {name for earlier in self.stages[:number] for name in earlier.networks[:1]}
-            missing = [name for name in stage.networks[1:] if name not in made]
-            if missing and stage.start_from is None:
-                raise ValueError(
-                    f"stages.{number}: '{stage.type}' learns from the network '{missing[0]}': put the stage before it "
-                    "that trains that, or say with start_from where it is"
-                )
-            unknown = sorted(set(stage.tasks or ()) - set(self._task_names))
-            if unknown:
-                raise ValueError(f"stages.{number}.tasks: data has no task '{unknown[0]}'")
-            if stage.cache_place and stage.start_from in [earlier.type for earlier in self.stages[:number]]:
-                raise ValueError(
-                    f"stages.{number}: a cache is written before the run, and weights of stage '{stage.start_from}' "
-                    "are known only in it; start from a run, bundle or checkpoint"
-                )
-            trained_before = trained_before or stage.trains_latents
-            self._check_corrector_stays_true(number)
-        for number, condition in enumerate(self.gate):
-            unknown = sorted(set(condition.tasks or ()) - set(self._task_names))
-            if unknown:
-                raise ValueError(f"gate.{number}.tasks: data has no task '{unknown[0]}'")
         return self
 
-    def _check_corrector_stays_true(self, number: int) -> None:
-        """A corrector of kind flow knows what a network leaves over: that may not be trained on after it."""
+    @model_validator(mode="after")
+    def _stages_fit(self) -> Self:
+        for number, stage in enumerate(self.stages):
+            earlier = self.stages[:number]
+            problem = (
+                stage.problem_with_model(self.model)
+                or stage.problem_with_order(earlier)
+                or self._stale_corrector(number)
+            )
+            if problem:
+                raise ValueError(f"stages.{number}: {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def _named_tasks_exist(self) -> Self:
+        for title, entries in (("stages", self.stages), ("gate", self.gate)):
+            for number, entry in enumerate(entries):
+                unknown = sorted(set(entry.tasks or ()) - set(self._task_names))
+                if unknown:
+                    raise ValueError(f"{title}.{number}.tasks: data has no task '{unknown[0]}'")
+        return self
+
+    def _stale_corrector(self, number: int) -> str:
+        """Why stage `number` makes an earlier corrector of kind flow wrong: it retrains the network that the corrector
+        was fitted to; '' if it does not.
+        """
         stage = self.stages[number]
         if stage.networks:
-            return  # trains another network than those that predict
+            return ""  # trains another network than those that predict
+        again = [later for later in self.stages[number + 1 :] if later.networks == ("flow",)]
+        renewed = {name for later in again for name in later.tasks or self._task_names}
         for before, earlier in enumerate(self.stages[:number]):
             if earlier.networks != ("flow",):
                 continue
-            again = [later for later in self.stages[number + 1 :] if later.networks == ("flow",)]
-            renewed = {name for later in again for name in later.tasks or self._task_names}
-            both = sorted(set(earlier.tasks or self._task_names) - renewed)
+            tasks = sorted(set(earlier.tasks or self._task_names) - renewed)
             if self.networks.steady is not None:
                 # Which tasks are steady is not known here: a stage for all of those has no other. What passes is
                 # forgotten when the stage begins, if it has become wrong.
                 whole = stage.type == "steady" and stage.tasks is None and earlier.tasks is not None
-                both = [] if whole else [name for name in both if stage.trains(name)]
-            if both:
-                other = ", or give steady tasks a network of their own: networks.steady"
-                raise ValueError(
-                    f"stages.{number}: '{stage.type}' trains on what predicts task '{both[0]}' after the corrector of "
-                    f"stages.{before} has learned what that leaves over; put it before the corrector"
-                    f"{other if stage.type == 'steady' else ''}"
+                tasks = [] if whole else [name for name in tasks if stage.trains(name)]
+            if tasks:
+                other = ", or give steady tasks their own network: networks.steady" if stage.type == "steady" else ""
+                return (
+                    f"'{stage.type}' retrains the network that the corrector of stages.{before} was fitted to "
+                    f"(task '{tasks[0]}'); move it before the corrector{other}"
                 )
+        return ""
 
     @property
     def _task_names(self) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
-from ups.config.part import PartName, PartSection
-from ups.config.setting import REQUIRED, Section, section, setting
+from ups.config.model import ModelConfig
+from ups.config.setting import REQUIRED, PartName, PartSection, Section, section, setting
 from ups.registry import LOSSES, OPTIMIZERS, SCHEDULES, STAGES
 
 _WEIGHT_DECAY = (
@@ -133,6 +134,46 @@ class StageConfig(StageLength):
     def needs_noise(self) -> bool:
         """Whether members differ by noise that the operator's network must take."""
         return False
+
+    def problem_with_model(self, model: ModelConfig) -> str:
+        """Why this stage cannot train `model`; '' if it can."""
+        if self.needs_latents and not model.has_latents:
+            return f"model.type '{model.type}' has no latents to train on; use latent_operator"
+        if self.needs_linear_part and not model.has_linear_part:
+            return f"model.type '{model.type}' has no linear part to fit"
+        if self.needs_noise and not model.noise_numbers:
+            able = [name for name, kind in ModelConfig.kinds().items() if "noise_size" in kind.model_fields]
+            return (
+                f"the members of '{self.type}' differ by noise, and the model takes none; set model.noise_size, such "
+                f"as 16 (model.type {' or '.join(able)})"
+            )
+        return ""
+
+    def problem_with_order(self, earlier: Sequence[StageConfig]) -> str:
+        """Why this stage cannot come after the stages `earlier`; '' if it can."""
+        if self.cache_place and self.start_from in [stage.type for stage in earlier]:
+            return (
+                f"a cache is written before the run, and weights of stage '{self.start_from}' are known only in it; "
+                "start from a run, bundle or checkpoint"
+            )
+        if self.start_from is not None:
+            return ""
+        if self.needs_trained_latents and not any(stage.trains_latents for stage in earlier):
+            able = [name for name, kind in StageConfig.kinds().items() if kind.trains_latents]
+            return f"'{self.type}' on latents needs a stage before it that trains them: {' or '.join(able)}"
+        if self.needs_start and not earlier:
+            return (
+                f"'{self.type}' continues from learned weights: put a stage before it, or say with start_from where "
+                "they are"
+            )
+        made = {name for stage in earlier for name in stage.networks[:1]}
+        missing = [name for name in self.networks[1:] if name not in made]
+        if missing:
+            return (
+                f"'{self.type}' learns from the network '{missing[0]}': put the stage before it that trains that, or "
+                "say with start_from where it is"
+            )
+        return ""
 
     def trains(self, task: str) -> bool:
         """Whether a task of the recipe, by name, is one that this stage trains on."""

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ups.config.changes import shown_value
-from ups.config.yaml_subset import Value, parse
+from ups.config.yaml_subset import Value, parse, shown_value
 from ups.errors import ConfigError
 
 MAX_RUNS = 10_000

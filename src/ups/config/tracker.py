@@ -8,8 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ups.buckets.client import holds_secret
-from ups.config.part import PartSection
-from ups.config.setting import REQUIRED, secret, setting
+from ups.config.setting import REQUIRED, PartSection, secret, setting
 from ups.registry import TRACKERS
 
 

@@ -1,21 +1,26 @@
 """The YAML that recipes are written in: read with line numbers and limits, written in one canonical form.
 
-A recipe comes from an untrusted source as often as not, so this reads parser events and builds plain values itself: no
-tags, no aliases, no duplicate keys, bounded size, depth and number of values. Scalars follow YAML 1.2 (`no` is text,
-`1e-3` is a number). What the values mean is left to `schema.py`; where they come from to `recipe.py`.
+A bundle has a recipe too, and may come from anybody. So this reads parser events and builds plain values itself: no
+tags, no aliases, no duplicate keys, bounded size, depth and number of values. `yaml.compose` would be
+shorter, but its C code crashes on deeply nested text. Scalars follow YAML 1.2 (`no` is text, `1e-3` is a number). What
+the values mean is left to `schema.py`; where they come from to `recipe.py`.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from ups.errors import ConfigError
+from ups.record.files import safe_read
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
@@ -73,25 +78,57 @@ def dotted(path: FieldPath) -> str:
     return ".".join(str(part) for part in path)
 
 
-def parse(text: str, file: str, *, first_line: int = 1, quote: bool = True) -> Document:
-    """Read one YAML document; `first_line` 0 means that the text is not a file and lines mean nothing.
+def yaml_text(file: str, named_by: str = "", *, missing: str = "") -> str:
+    """The text of a YAML file. Only regular files are opened: a pipe would hang.
 
-    Without `quote` no error repeats what the text says: it may be a file that was never meant to be a recipe.
+    named_by: the place that names it, for messages. missing: what to do if there is no such file.
     """
+    where = f"{named_by}{file}"
+    try:
+        if os.path.isdir(file):
+            raise ConfigError(f"{where}: is a directory", hint="name a YAML file, or a run directory with config.yaml")
+        content = safe_read(Path(file), MAX_BYTES, follow_link=True)
+    except FileNotFoundError:
+        raise ConfigError(f"{where}: no such file", hint=_nearest_file(file) or missing) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{where}:{line}: is not UTF-8 text (byte 0x{content[error.start]:02x})", hint="save it as UTF-8"
+        ) from None
+
+
+def _nearest_file(file: str) -> str:
+    folder = os.path.dirname(file)
+    try:
+        names = [name for name in os.listdir(folder or ".")[:10_000] if name.endswith((".yaml", ".yml"))]
+    except OSError:
+        return ""
+    # By stem: the shared ending would make every recipe look like every other.
+    stems = {os.path.splitext(name)[0]: name for name in names}
+    close = difflib.get_close_matches(os.path.splitext(os.path.basename(file))[0], stems, n=1, cutoff=0.6)
+    return f"did you mean {os.path.join(folder, stems[close[0]])}?" if close else ""
+
+
+def parse(text: str, file: str, *, first_line: int = 1) -> Document:
+    """Read one YAML document; `first_line` 0 means that the text is not a file and lines mean nothing."""
     if len(text) > MAX_BYTES:
         raise ConfigError(f"{file}: is larger than {MAX_BYTES:,} bytes", hint="a recipe is a page of text, not data")
     bad = _NOT_TEXT.search(text)
     if bad:
         line = text.count("\n", 0, bad.start()) + first_line if first_line else 0
         raise ConfigError(f"{Origin(file, line)}: character U+{ord(bad[0]):04X} is not allowed in a recipe")
-    return _Builder(text, file, first_line, quote).build()
+    return _Builder(text, file, first_line).build()
 
 
 class _Builder:
     """Turns parser events into values; every limit is checked before the next event is asked for."""
 
-    def __init__(self, text: str, file: str, first_line: int, quote: bool) -> None:
-        self.text, self.file, self.first_line, self.quote = text, file, first_line, quote
+    def __init__(self, text: str, file: str, first_line: int) -> None:
+        self.text, self.file, self.first_line = text, file, first_line
         self.document = Document(None)
         self.num_values = 0
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -104,7 +141,7 @@ class _Builder:
         except yaml.MarkedYAMLError as error:
             problem = error
         except yaml.YAMLError as error:
-            raise ConfigError(f"{self.file}: is not YAML{f': {error}' if self.quote else ''}") from None
+            raise ConfigError(f"{self.file}: is not YAML: {error}") from None
         if problem is not None:
             self._explain(problem)
         return self.document
@@ -127,37 +164,19 @@ class _Builder:
     def _refuse(self, event: yaml.Event, what: str, hint: str) -> NoReturn:
         raise ConfigError(f"{self._origin(event)}: {what}", hint=hint)
 
-    def _named(self, kind: str, text: str) -> str:
-        """A piece of the text in an error: only its kind, if the text is not to be repeated."""
-        if not self.quote:
-            return f"a {kind or 'value'}"
-        return f"{kind} '{text}'" if kind else text
-
     def _value(self, event: yaml.Event, path: FieldPath) -> Value:
         self.num_values += 1
         if self.num_values > MAX_VALUES:
             self._refuse(event, f"more than {MAX_VALUES:,} values", "a recipe is a page of text, not data")
         if len(path) > MAX_DEPTH:
             self._refuse(event, f"nested more than {MAX_DEPTH} levels deep", "no recipe is that deep; check brackets")
-        if isinstance(event, yaml.AliasEvent):
-            self._refuse(
-                event,
-                f"{self._named('alias', f'*{event.anchor}')} is not allowed",
-                "repeat the value, or share it with 'include:'",
-            )
-        anchor = getattr(event, "anchor", None)
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if anchor is not None:
-            self._refuse(
-                event,
-                f"{self._named('anchor', f'&{anchor}')} is not allowed",
-                "repeat the value, or share it with 'include:'",
-            )
-        tag = getattr(event, "tag", None)
+            what = f"alias '*{anchor}'" if isinstance(event, yaml.AliasEvent) else f"anchor '&{anchor}'"
+            self._refuse(event, f"{what} is not allowed", "repeat the value, or share it with 'include:'")
         if tag is not None:
             shown = tag.replace("tag:yaml.org,2002:", "!!")
-            self._refuse(
-                event, f"{self._named('tag', shown)} is not allowed", "a recipe holds plain values only: remove the tag"
-            )
+            self._refuse(event, f"tag '{shown}' is not allowed", "a recipe holds plain values only: remove the tag")
         self.document.origins[path] = self._origin(event)
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(path)
@@ -177,8 +196,7 @@ class _Builder:
             if key in values:
                 first = self.document.origins[(*path, key)]
                 where = f" (first on line {first.line})" if first.line else ""
-                name = dotted((*path, key)) if self.quote else "a field"
-                self._refuse(event, f"{name}: is set twice{where}", "keep one of them")
+                self._refuse(event, f"{dotted((*path, key))}: is set twice{where}", "keep one of them")
             line = self._origin(event)
             values[key] = self._value(next(self.events), (*path, key))
             # A section is found where its name stands, not where its first field does.
@@ -201,8 +219,6 @@ class _Builder:
         text = self._text(event)
         if event.style in ("'", '"', "|", ">"):
             return text
-        if _LEADING_ZERO.fullmatch(text) and not self.quote:
-            self._refuse(event, "a number starts with 0", "write it without the 0, or in quotes for text")
         if _LEADING_ZERO.fullmatch(text):
             self._refuse(
                 event,
@@ -211,13 +227,11 @@ class _Builder:
             )
         value = plain_scalar(text)
         if isinstance(value, float) and math.isinf(value) and "inf" not in text.lower():
-            self._refuse(event, f"{self._named('', text)} is too large for a number", "the largest is about 1.8e308")
+            self._refuse(event, f"{text} is too large for a number", "the largest is about 1.8e308")
         return value
 
     def _explain(self, error: yaml.MarkedYAMLError) -> NoReturn:
         what, hint = _plain_words(str(error.problem or "is not YAML"))
-        if not self.quote and what.startswith("is not YAML"):
-            what = "is not YAML"
         opened = "is not closed" in what and error.context_mark is not None
         mark = error.context_mark if opened else error.problem_mark
         lines = self.text.split("\n")
@@ -337,3 +351,18 @@ def _escaped(character: str) -> str:
     if code <= 0xFF:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+# What a recipe lacks, where two are compared.
+ABSENT = object()
+
+
+def shown_value(value: Any) -> str:
+    """A value of a recipe as it would be written there, on one line."""
+    if value is ABSENT:
+        return "(absent)"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {shown_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(shown_value(item) for item in value) + "]"
+    return scalar_text(value)

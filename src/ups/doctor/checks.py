@@ -35,7 +35,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckProgram:
-    """One process, or one per rank, that runs `checks` in order: `python -m ups.doctor.probes.MODULE`."""
+    """One process, or one per rank, that runs `checks` in order: `python -m ups.doctor.probes MODULE WORK_DIR`."""
 
     module: str
     checks: tuple[Check, ...]

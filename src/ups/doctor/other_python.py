@@ -14,9 +14,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from ups.doctor.judge import Verdict
-from ups.doctor.rehearsal import NUMBERS_NAME, TRIAL_SECONDS, Kind, Outcome, Trials, Variant
-from ups.doctor.simpler import engine
+from ups.doctor.examine import Verdict
+from ups.doctor.trials import NUMBERS_NAME, TRIAL_SECONDS, Kind, Outcome, Trials, Variant, engine
 from ups.errors import MachineError
 
 # A quantity that is no number.
@@ -44,7 +43,7 @@ found["python"] = platform.python_version()
 found["ups"] = None if spec is None else version("universal-simulator") or "a checkout"
 found["ups_path"] = None if spec is None else spec.origin
 found["rehearsal"] = spec is not None and importlib.util.find_spec("ups.doctor.probes") is not None and (
-    importlib.util.find_spec("ups.doctor.probes.rehearse") is not None
+    importlib.util.find_spec("ups.doctor.probes.__main__") is not None
 )
 print(json.dumps(found))
 """

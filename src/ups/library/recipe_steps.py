@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from ups.buckets.path import data_path, matching_paths
+from ups.config.description import SETTINGS, SourceConfig
 from ups.config.identity import recipe_identity
 from ups.config.recipe import ResolvedRecipe, plain_data
 from ups.config.schema import Recipe, TaskConfig
-from ups.config.source import SETTINGS, SourceConfig
 from ups.data.content import content_sample
 from ups.doctor.checks import CHECK_PROGRAMS
-from ups.doctor.examine import examine
-from ups.doctor.processes import Examination
+from ups.doctor.examine import Examination, examine
 from ups.errors import ConfigError, DataChangedError, DataError, UpsError
 from ups.inference.stored_scores import stored_warnings
 from ups.library.train import Output, train_resolved

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ups.config.changes import changes_between, shown_value
-from ups.config.yaml_subset import parse
+from ups.config.identity import changes_between
+from ups.config.yaml_subset import parse, shown_value
 from ups.errors import ConfigError
 from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, read_scores
 from ups.evaluation.comparison import compare as compare_scored

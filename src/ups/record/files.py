@@ -157,9 +157,9 @@ def read_end(path: Path, limit: int) -> bytes | None:
         return None
 
 
-def safe_read(path: Path, limit: int) -> bytes:
+def safe_read(path: Path, limit: int, *, follow_link: bool = False) -> bytes:
     """The content of a regular file. Raises OSError, or ValueError for other files and for more than `limit` bytes."""
-    with open_regular(path) as file:
+    with open_regular(path, follow_link=follow_link) as file:
         if file is None:
             raise ValueError("it is not a regular file")
         size = file.seek(0, os.SEEK_END)

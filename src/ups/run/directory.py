@@ -88,10 +88,7 @@ def run_dir_of(resolved: ResolvedRecipe, argument: str, overrides: Sequence[str]
 
 def read_run_recipe(path: Path) -> ResolvedRecipe:
     """The resolved recipe that a run or a bundle holds. Raises ConfigError if it takes something from another file."""
-    resolved = resolve(path / CONFIG_NAME)
-    if len(resolved.files) > 1:
-        raise ConfigError(f"{path / CONFIG_NAME} is not the recipe that ups wrote: it includes {resolved.files[1]}")
-    return resolved
+    return resolve(path / CONFIG_NAME, other_files=False)
 
 
 def last_step_of(recipe: Recipe) -> int | None:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ups.config.gate import BEST, COST, DRIFT, GateCondition
+from ups.config.schema import BEST, COST, DRIFT, GateCondition
 from ups.errors import ConfigError
 from ups.inference.stored_scores import MODEL
 from ups.record.files import load_object

@@ -90,7 +90,7 @@ def _same_recipe(bucket: Bucket, recipe: Recipe) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / CONFIG_NAME
         file.write_bytes(content)
-        stored = resolve(file).recipe
+        stored = resolve(file, other_files=False).recipe
     difference = first_difference(stored, recipe)
     if difference and other_length(stored, recipe) is None:
         raise ConfigError(f"{bucket.url} holds a run of another recipe: {difference}", hint=_OTHER_PLACE)

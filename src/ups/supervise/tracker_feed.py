@@ -26,8 +26,7 @@ from urllib.parse import quote
 
 from ups.config.recipe import plain_data, resolve
 from ups.config.schema import Recipe
-from ups.config.secret import reveal
-from ups.config.setting import is_secret
+from ups.config.setting import is_secret, reveal
 from ups.config.tracker import TrackerConfig, by_name
 from ups.errors import ConfigError, MissingExtraError, UpsError
 from ups.record import processes

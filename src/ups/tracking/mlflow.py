@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ups.buckets.client import bare_addresses
-from ups.config.secret import reveal
+from ups.config.setting import reveal
 from ups.config.tracker import MlflowConfig
 from ups.errors import TrackerError
 from ups.tracking.metrics_file import Row, numbers_of

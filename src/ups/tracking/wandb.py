@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ups.config.secret import reveal
+from ups.config.setting import reveal
 from ups.config.tracker import WandbConfig
 from ups.record.run_dir import RunDir
 from ups.tracking.metrics_file import Row, numbers_of

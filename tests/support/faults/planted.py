@@ -15,8 +15,7 @@ from typing import Any
 from tests.support.checkout import path_with
 from tests.support.faults.plants.at_check import VARIABLE, plant_at_check
 from ups.doctor.checks import CHECK_PROGRAMS, CheckProgram
-from ups.doctor.judge import Verdict, judge
-from ups.doctor.processes import Examination, Processes
+from ups.doctor.examine import Examination, Processes, Verdict, judge
 from ups.testing.ranks import Launched
 
 PLANTS = Path(__file__).with_name("plants")
@@ -35,9 +34,10 @@ def run_probe(arguments: dict[str, Any]) -> None:
     if not arguments["ranks"]:
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             del os.environ[name]
-    sys.argv = ["probe", arguments["work_dir"]]
-    module = __import__(f"ups.doctor.probes.{arguments['module']}", fromlist=["main"])
-    module.main()
+    sys.argv = ["probe", arguments["module"], arguments["work_dir"]]
+    from ups.doctor.probes.__main__ import main  # after the plant has changed `begin_check`
+
+    main()
 
 
 def run_checks(module: str, work_dir: Path, plant: str = "", ranks: int = 2) -> list[Verdict]:
@@ -48,7 +48,7 @@ def run_checks(module: str, work_dir: Path, plant: str = "", ranks: int = 2) -> 
 
 
 def run_forked(program: CheckProgram, examination: Examination, work_dir: Path) -> Processes:
-    """`ups.doctor.processes.run_program` with processes that are forked from one that has imported torch."""
+    """`ups.doctor.examine.run_program` with processes that are forked from one that has imported torch."""
     count = examination.ranks if program.ranks else 1
     plant = examination.environment.get(VARIABLE, "")
     arguments = {"module": program.module, "work_dir": str(work_dir), "plant": plant, "ranks": program.ranks}

@@ -7,8 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from ups.cli.data import app
-from ups.cli.data_generate import _requests
+from ups.cli.data import _requests, app
 from ups.errors import ConfigError, UpsError
 
 

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from ups.cli.doctor import doctor
-from ups.cli.doctor_trials import show_comparison
+from ups.cli.doctor import doctor, show_comparison
 from ups.config.recipe import resolve
-from ups.doctor import examine
+from ups.doctor.examine import Examination
 from ups.doctor.other_python import DATA_READ, Comparison
-from ups.doctor.processes import Examination
 
 STORED = Path(__file__).parents[2] / "integration" / "runs"
 
@@ -25,7 +23,7 @@ def test_a_run_directory_is_examined_with_its_own_recipe(
     shutil.copytree(STORED / "v1", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     seen: list[Examination] = []
-    monkeypatch.setattr(examine, "examine", lambda run_checks, show: seen.append(run_checks) or [])
+    monkeypatch.setattr("ups.cli.doctor.examine", lambda run_checks, show: seen.append(run_checks) or [])
     doctor(given, ranks=2, set=["engine.threads=1"], json=False)
     assert seen[0].recipe_text == resolve("run/config.yaml", ["engine.threads=1"]).text
     expected = tmp_path / "run" if given == "run" else tmp_path / "runs" / "stored"

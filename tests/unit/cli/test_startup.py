@@ -66,15 +66,12 @@ def test_importing_the_command_line_imports_nothing_heavy() -> None:
 
 def test_help_imports_no_command() -> None:
     modules = imported_by("from ups.cli.main import run\nrun(['--help'])")
-    assert not {row.module for row in COMMANDS} & set(modules)
+    assert not {row.module.partition(":")[0] for row in COMMANDS} & set(modules)
     assert "rich" not in modules
 
 
 def test_no_command_module_imports_anything_heavy_before_it_is_called() -> None:
-    modules = imported_by(
-        "import importlib\nfrom ups.cli.main import available\n"
-        "for row in available().values(): assert importlib.import_module(row.module).app"
-    )
+    modules = imported_by("from ups.cli.main import available\nfor row in available().values(): assert row.app()")
     assert not set(HEAVY) & set(modules)
 
 

@@ -21,9 +21,8 @@ import ups
 from ups.cli.main import run
 from ups.data.normalize import compute_statistics, ensure_statistics
 from ups.data.open import open_paths, open_task
-from ups.doctor.probes.check import CheckFailed
-from ups.doctor.probes.data import check_windows
 from ups.errors import DataError
+from ups.run.preflight import CheckFailed, check_windows
 
 X, T = np.arange(24) * 0.1, np.arange(11) * 0.05
 RNG = np.random.default_rng(0)

@@ -180,7 +180,7 @@ CASES: dict[str, Broken] = {
         edited("steps: 10", "steps: 10\n    space: latent"),
     ),
     "corrector of nothing": Broken(
-        "config: r.yaml:10: stages.0: 'corrector' trains on from learned weights: put a stage before it, or say with "
+        "config: r.yaml:10: stages.0: 'corrector' continues from learned weights: put a stage before it, or say with "
         "start_from where they are",
         edited("type: operator", "type: corrector"),
     ),
@@ -246,7 +246,7 @@ CASES: dict[str, Broken] = {
         "a: [" + "1," * 60_000 + "]\n",
     ),
     "ten megabytes": Broken(
-        "config: r.yaml: is larger than 1,000,000 bytes -> a recipe is a page of text; name data by its path",
+        "config: r.yaml: cannot be read: it has 10000002 bytes, and more than 1000000 are not read",
         "# " + "x" * 10_000_000,
     ),
     "tab": Broken(
@@ -322,7 +322,7 @@ CASES: dict[str, Broken] = {
         files={"base.yaml": SOUND},
     ),
     "include of a directory": Broken(
-        "config: r.yaml:1: include: .: is a directory -> name a recipe file, or a run directory with config.yaml",
+        "config: r.yaml:1: include: .: is a directory -> name a YAML file, or a run directory with config.yaml",
         "include: .\n" + SOUND,
     ),
     "include of no file at all": Broken(
@@ -336,13 +336,8 @@ CASES: dict[str, Broken] = {
         "config: r.yaml:1: include: expected a file name or a list of file names -> write 'include: base.yaml', relative to this file",
         "include: 3\n" + SOUND,
     ),
-    "include chain without end": Broken(
-        "config: i6.yaml:1: include: more than 8 levels deep",
-        "include: i0.yaml\n",
-        files={f"i{n}.yaml": f"include: i{n + 1}.yaml\n" for n in range(20)},
-    ),
     "include that multiplies": Broken(
-        "config: a.yaml:1: include: more than 64 files",
+        "config: a.yaml:1: include: b.yaml: more than 64 files -> include fewer",
         "include: [a.yaml, a.yaml, a.yaml, a.yaml, a.yaml]\n",
         files={
             "a.yaml": "include: [b.yaml, b.yaml, b.yaml, b.yaml, b.yaml]\n",

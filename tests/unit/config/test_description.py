@@ -94,9 +94,8 @@ def test_a_recipe_takes_the_description_in_and_points_at_its_mistakes(tmp_path: 
     assert description.fields[0].unit == "m/s"
     assert "boundary: periodic" in resolved.text, "a run keeps what it was told"
     write(tmp_path, SOUND.replace("periodic", "periodc"))
-    with pytest.raises(ConfigError, match=r"task.yaml:7: data.tasks.0.description.axes.0.boundary") as caught:
+    with pytest.raises(ConfigError, match=r'task.yaml:7: data.tasks.0.description.axes.0.boundary = "periodc"'):
         resolve(tmp_path / "recipe.yaml")
-    assert "periodc" not in caught.value.message, "the file may have been named by somebody else"
 
 
 def test_a_recipe_holds_the_description_itself(tmp_path: Path) -> None:

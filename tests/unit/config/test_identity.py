@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ups.config import former_names
+from ups.config import recipe as loading
 from ups.config.identity import first_difference, learned, recipe_identity
 from ups.config.recipe import resolve, resolve_data
 from ups.config.setting import REQUIRED, Section, setting
@@ -154,7 +154,7 @@ def test_an_old_name_is_read_with_a_warning_and_has_the_same_identity(
 def test_an_old_name_can_be_set_over_a_new_one(
     change: str, field: str, value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    former_names._warn.cache_clear()
+    loading._warn.cache_clear()
     recipe: Any = resolve(RECIPE, [change]).recipe
     for part in field.split("."):
         recipe = recipe[int(part)] if part.isdigit() else getattr(recipe, part)

@@ -43,7 +43,7 @@ def test_a_student_without_a_teacher_and_a_corrector_without_an_operator_are_ref
     with pytest.raises(ValidationError, match="learns from the network 'flow'"):
         recipe(OPERATOR, DISTILL)
     assert recipe(DISTILL | {"start_from": "runs/teacher"})
-    with pytest.raises(ValidationError, match="trains on from learned weights"):
+    with pytest.raises(ValidationError, match="continues from learned weights"):
         recipe(FLOW)
     with pytest.raises(ValidationError, match=r"networks\.critic"):
         recipe(OPERATOR, networks={"critic": {"type": "multiscale"}})
@@ -53,10 +53,10 @@ def test_what_a_corrector_has_learned_to_correct_is_not_trained_on_after_it() ->
     tasks = {"tasks": [{"name": name, "path": f"{name}.zarr"} for name in ("line", "map")]}
     steady, on_map, on_line = {"type": "steady", "steps": 1}, {"tasks": ["map"]}, {"tasks": ["line"]}
     for stages in ([OPERATOR, FLOW, OPERATOR], [OPERATOR, FLOW, steady], [OPERATOR, FLOW | on_map, steady | on_map]):
-        with pytest.raises(ValidationError, match=r"stages\.2: '\w+' trains on what predicts task '(line|map)' after"):
+        with pytest.raises(ValidationError, match=r"stages\.2: '\w+' retrains the network .* \(task '(line|map)'\)"):
             recipe(*stages, data=tasks)
     for stage in (steady | on_map, OPERATOR | on_map):  # one network predicts both
-        with pytest.raises(ValidationError, match=r"stages\.2: '\w+' trains on what predicts task 'line' after"):
+        with pytest.raises(ValidationError, match=r"stages\.2: '\w+' retrains the network .* \(task 'line'\)"):
             recipe(OPERATOR, FLOW | on_line, stage, data=tasks)
     own = {"steady": {"type": "multiscale"}}
     assert recipe(OPERATOR, FLOW | on_line, DISTILL | on_line, steady | on_map, data=tasks, networks=own)

@@ -8,8 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from ups.config.explain import explain
-from ups.config.secret import is_reference, reveal
-from ups.config.setting import Section, secret, setting
+from ups.config.setting import Section, is_reference, reveal, secret, setting
 from ups.config.yaml_subset import parse
 from ups.errors import ConfigError, MachineError
 

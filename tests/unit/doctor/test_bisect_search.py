@@ -11,11 +11,9 @@ import pytest
 
 from ups.config.recipe import plain_data, resolve
 from ups.config.schema import Recipe
-from ups.doctor.bisect import Bisection, Finding, place_of
-from ups.doctor.bisect_words import located, next_step, to_json, verdict
-from ups.doctor.judge import Verdict
-from ups.doctor.rehearsal import Kind, Outcome, Trials, Variant
-from ups.doctor.simpler import alone, as_ddp, only_tasks, strategy_of
+from ups.doctor.bisect import Bisection, Finding, located, next_step, place_of, to_json, verdict
+from ups.doctor.examine import Verdict
+from ups.doctor.trials import Kind, Outcome, Trials, Variant, alone, as_ddp, only_tasks, strategy_of
 
 Rule = Callable[[Variant], str]
 

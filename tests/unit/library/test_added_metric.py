@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import ups
-from ups.cli.compare import show
-from ups.config.gate import GateCondition
+from ups.cli.eval import show
+from ups.config.schema import GateCondition
 from ups.errors import ConfigError
 from ups.registry import METRICS
 from ups.run.gate import judge, read_results

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ups.config.gate import GateCondition
 from ups.config.recipe import ResolvedRecipe, resolve
+from ups.config.schema import GateCondition
 from ups.errors import DataError, RunHeldError
 from ups.library import run_recipe
 from ups.library.recipe_steps import Job, Step, StepOutput, before_gate

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ups.config.gate import SCORES, GateCondition, known_metrics
+from ups.config.schema import SCORES, GateCondition, known_metrics
 from ups.errors import ConfigError
 from ups.run.gate import gate_words, judge, read_results
 

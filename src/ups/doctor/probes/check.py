@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,28 +26,16 @@ from ups.errors import ConfigError, UpsError
 from ups.record.causes import cause_of_error, is_cascade
 from ups.record.failure import location_of_error
 from ups.record.log import show_log, write_to_stderr
+from ups.run.preflight import CheckFailed, Report
 
 if TYPE_CHECKING:
     from ups.config.schema import Recipe
 
 ASSIGNMENT_NAME = "assignment.json"
+STATISTICS_NAME = "statistics.json"
 SECONDS_VARIABLE = "UPS_PROBE_SECONDS"
 # Of a collective: a check that hangs must end before a person gives up.
 TIMEOUT_SECONDS = 60.0
-
-
-class CheckFailed(UpsError):
-    """The check looked and found something wrong: what, what it means, what to try."""
-
-    cause = "doctor"
-
-    def __init__(self, message: str, *, means: str = "", hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.means = means
-
-    def full_message(self) -> str:
-        """What was found and what it means."""
-        return f"{self.message}: {self.means}" if self.means else self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +67,18 @@ class Assignment:
         return self.recipe
 
 
-@dataclass
-class Report:
-    """What a check has to say when all is well."""
-
-    name: str
-    says: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
-
-
-def start(arguments: list[str]) -> Assignment:
-    """Begin a probe: stacks on fatal signals and shortly before its deadline."""
+def start(arguments: list[str]) -> tuple[str, Assignment]:
+    """Begin a program: stacks on fatal signals and shortly before its deadline. Returns its name and assignment."""
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     seconds = float(os.environ.get(SECONDS_VARIABLE) or 0)
     if seconds > 0:
         faulthandler.dump_traceback_later(max(1.0, seconds - 5.0), exit=False)
-    if len(arguments) != 1:
-        sys.stderr.write("usage: python -m ups.doctor.probes.NAME WORK_DIR\n")
+    if len(arguments) != 2:
+        sys.stderr.write("usage: python -m ups.doctor.probes NAME WORK_DIR\n")
         sys.exit(2)
     show_log(write_to_stderr, logging.INFO)
-    return Assignment.read(Path(arguments[0]))
+    return arguments[0], Assignment.read(Path(arguments[1]))
 
 
 @contextlib.contextmanager

@@ -1,39 +1,33 @@
-"""Checks `data` and `loader`: opens each task as a run does, reads ends and middle of each split, has its statistics.
+"""Checks `data`, `loader` and `opened`: opens each task as a run does, reads parts of each split, has its statistics.
 
-Measures a task that was never measured (as `ups train` would before its ranks start), and keeps the result for the
-other checks. A look at every byte is `ups data validate`.
+`data` and `opened` measure a task that was never measured, as `ups train` would, and keep the result for the other
+checks. `loader`: what worker processes read is bit for bit what this process reads, in the same order. A look at every
+byte is `ups data validate`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import sys
-from typing import TYPE_CHECKING, Any
+import math
+import time
+from typing import Any
 
-from ups.doctor.probes import loader
-from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, counted, start
-from ups.doctor.probes.statistics import STATISTICS_NAME
-
-if TYPE_CHECKING:
-    from ups.config.schema import Recipe
-    from ups.formats.base import Reader
-
-
-def main() -> None:
-    """Open, read, measure; then the same by worker processes."""
-    assignment = start(sys.argv[1:])
-    with begin_check("data") as report:
-        check(assignment, report)
-    with begin_check("loader") as report:
-        loader.check(assignment, report)
+from ups.buckets.block_cache import use_cache
+from ups.config.schema import Recipe
+from ups.data.normalize import ensure_statistics
+from ups.data.open import open_task
+from ups.doctor.probes.check import STATISTICS_NAME, Assignment, counted
+from ups.doctor.probes.parts import open_run_data
+from ups.formats.base import Reader
+from ups.record.text import size_text
+from ups.run.assemble import OpenData, bare_stage, stage_loader
+from ups.run.preflight import CheckFailed, Report, check_fit, check_windows, memory_available_bytes
+from ups.spec.batch import Batch, RankInfo
 
 
-def check(assignment: Assignment, report: Report) -> None:
+def check_data(assignment: Assignment, report: Report) -> None:
     """Every task of the recipe."""
-    from ups.buckets.block_cache import use_cache
-    from ups.data.normalize import ensure_statistics
-    from ups.data.open import open_task
-
     use_cache(assignment.run.data.cache_dir, assignment.run.data.cache_bytes)
     statistics: dict[str, Any] = {}
     texts = []
@@ -56,56 +50,6 @@ def check(assignment: Assignment, report: Report) -> None:
     report.says = f"{counted(len(texts), 'task')} opened and read: {', '.join(texts)}"
 
 
-def check_fit(reader: Reader, recipe: Recipe) -> None:
-    """What the recipe asks of the data: something to train on, and trajectories that are long enough."""
-    from ups.data.open import check_conserved
-    from ups.data.rank_source import WindowIndex
-
-    check_conserved(recipe.model, reader)
-    name = reader.task.name
-    if reader.splits.get("train", 0) < 1:
-        raise CheckFailed(f"task '{name}' has no trajectories to train on", hint="check its splits")
-    for stage in recipe.stages:
-        frames = stage.window_frames(recipe.data.context_frames)
-        if not len(WindowIndex.of(reader, "train", frames)):
-            raise CheckFailed(
-                f"task '{name}' has no trajectory of {frames} frames to train on",
-                hint="use fewer context frames and unroll steps, or put longer ones into split 'train'",
-            )
-    for split in ("valid", "test"):
-        frames = recipe.data.context_frames + 1
-        if reader.splits.get(split, 0) and not len(WindowIndex.of(reader, split, frames)):
-            raise CheckFailed(
-                f"no trajectory of split '{split}' of task '{name}' has {frames} frames: there is nothing to score",
-                hint="put longer trajectories into it, or leave the split out",
-            )
-
-
-def check_windows(reader: Reader, split: str, trajectory: int) -> None:
-    """First, middle and last frames of a trajectory: there, in the right shape, finite."""
-    import numpy as np
-
-    from ups.data.normalize import MASK_HINT, masked
-
-    num_frames = reader.frames_in(split, trajectory)
-    frames = min(2, num_frames)
-    starts = [0] if reader.task.steady else sorted({0, num_frames // 2 - 1, num_frames - frames})
-    for first in (s for s in starts if s >= 0):
-        window = reader.read(split, trajectory, first, 0 if reader.task.steady else frames)
-        for name in ("state", "static", "target", "parameters"):
-            values = getattr(window, name)
-            if not np.isfinite(values).all():
-                obstacle = name == "state" and masked(values[None]).any()
-                raise CheckFailed(
-                    f"{reader.where(split, trajectory)}, frame {first}: {name} of task '{reader.task.name}' has "
-                    "values that are not finite",
-                    means="one such sample makes the loss NaN for all ranks",
-                    hint=MASK_HINT
-                    if obstacle
-                    else "find all of them with `ups data validate`, and leave those trajectories out",
-                )
-
-
 def check_statistics(reader: Reader, statistics: dict[str, Any]) -> None:
     """The statistics are of this data, and some channel that is predicted varies."""
     task = reader.task
@@ -121,5 +65,93 @@ def check_statistics(reader: Reader, statistics: dict[str, Any]) -> None:
         )
 
 
-if __name__ == "__main__":
-    main()
+NUM_BATCHES = 12
+FIELDS = ("numbers", "state", "static", "target", "parameters", "dt")
+
+
+def check_loader(assignment: Assignment, report: Report) -> None:
+    """The first batches of rank 0 of the first stage."""
+    recipe = assignment.run
+    with open_run_data(assignment) as opened:
+        expected = read_batches(recipe, opened, assignment.ranks, workers=0)
+        workers = workers_to_try(recipe.data.loader.workers, recipe.data_of(0).blocks_per_step)
+        started = time.monotonic()
+        found = read_batches(recipe, opened, assignment.ranks, workers=workers)
+        seconds = time.monotonic() - started
+    compare_batches(expected, found)
+    num_bytes = max(batch_bytes(batch) for batch in expected)
+    check_batch_memory(recipe, assignment.ranks, num_bytes, report)
+    report.facts |= {"batch_bytes": num_bytes, "workers_tried": workers, "seconds": round(seconds, 2)}
+    report.says = (
+        f"{workers} worker processes read {len(found)} batches ({size_text(num_bytes)} each) exactly as this process"
+    )
+
+
+def workers_to_try(wanted: int, blocks_per_step: int) -> int:
+    """About as many as the recipe has, and so that blocks do not divide among them: each then reads from every task.
+
+    With two tasks and two workers, each task would be read by one worker alone, and nothing would be shared.
+    """
+    return next(n for n in itertools.count(max(2, min(4, wanted))) if math.gcd(n, blocks_per_step) == 1)
+
+
+def read_batches(recipe: Recipe, opened: OpenData, ranks: int, workers: int) -> list[Batch]:
+    """The first batches of rank 0, read by so many workers."""
+    loader_config = recipe.data.loader.model_copy(update={"workers": workers})
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"loader": loader_config})})
+    _, stage = bare_stage(recipe, opened, 0, device="meta")
+    with stage_loader(recipe, opened, RankInfo(0, ranks, 0, ranks), 0, stage) as loader:
+        return [batch for _ in range(NUM_BATCHES) for batch in next(loader)]
+
+
+def compare_batches(expected: list[Batch], found: list[Batch]) -> None:
+    """Refuse the first difference in any bit."""
+    for number, (ours, theirs) in enumerate(zip(expected, found, strict=True)):
+        if ours.task.name != theirs.task.name:
+            raise CheckFailed(
+                f"batch {number} is of task '{theirs.task.name}' from a worker, of '{ours.task.name}' here"
+            )
+        for name in FIELDS:
+            a, b = getattr(ours, name).numpy(), getattr(theirs, name).numpy()
+            if a.tobytes() != b.tobytes():
+                wrong = [int(n) for n, x, y in zip(ours.numbers, a, b, strict=False) if x.tobytes() != y.tobytes()]
+                raise CheckFailed(
+                    f"batch {number}: a worker read other '{name}' of task '{ours.task.name}' than this process, in "
+                    f"{len(wrong)} of {len(a)} windows (first: window {wrong[0] if wrong else '-'})",
+                    means="training with loader workers would see wrong data without any error, as with a file handle "
+                    "(HDF5) that was opened before a fork",
+                    hint="open files in the process that reads them: nothing may be open when workers start",
+                )
+
+
+def check_batch_memory(recipe: Recipe, ranks: int, num_bytes: int, report: Report) -> None:
+    """Batches on the way of all ranks together must fit in memory (they travel in memory files, not in /dev/shm)."""
+    loader = recipe.data.loader
+    on_the_way = ranks * max(1, loader.workers * loader.prefetch) * num_bytes
+    available = memory_available_bytes()
+    report.facts["batches_on_the_way_bytes"] = on_the_way
+    if on_the_way > available:
+        raise CheckFailed(
+            f"{ranks} ranks x {loader.workers} workers x {loader.prefetch} batches x {size_text(num_bytes)} are "
+            f"{size_text(on_the_way)}, and {size_text(available)} of memory are free",
+            means="ranks or workers would be killed for lack of memory, or by a bus error",
+            hint="use fewer data.loader.workers or a smaller data.loader.prefetch",
+        )
+
+
+def batch_bytes(batch: Any) -> int:
+    """Bytes of the tensors of a batch."""
+    return sum(getattr(batch, name).numpy().nbytes for name in FIELDS)
+
+
+def check_opened(assignment: Assignment, report: Report) -> None:
+    """Open and measure every task: the first trial of `--bisect`. What fails here needs no model."""
+    measured = {}
+    for config in assignment.run.data.tasks:
+        report.facts["task"] = config.name
+        reader = open_task(config)
+        measured[config.name] = ensure_statistics(reader, config.path).to_json()
+        reader.close()
+    (assignment.work_dir / STATISTICS_NAME).write_text(json.dumps(measured))
+    report.facts.clear()
+    report.says = f"{counted(len(measured), 'task')} opened and measured"

@@ -1,6 +1,7 @@
-"""Checks `libraries` and `accelerator`: imports what a run imports, one by one, and looks for what is loaded twice.
+"""Checks `libraries` and `accelerator`: what a run imports, libraries that are loaded twice, and devices.
 
-Two builds of one C library in a process is the usual reason for a segmentation fault that has no traceback.
+Two builds of one C library in a process are the usual reason for a segmentation fault without a traceback. The checks
+of CUDA have not yet run on a GPU: see docs/first-gpu-run.md.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from ups.doctor.probes import accelerator
-from ups.doctor.probes.check import CheckFailed, Report, begin_check, start
+from ups.doctor.probes.check import Assignment
+from ups.run.preflight import CheckFailed, Report
 
 # In the order of a rank: torch first, because its libraries are the ones that others collide with.
 IMPORTS = ("numpy", "torch", "torch.distributed", "h5py", "zarr", "safetensors.torch", "xarray")
@@ -25,16 +27,7 @@ HARMFUL = ("libgomp", "libiomp5", "libopenblas")
 _NAME = re.compile(r"(lib[A-Za-z0-9_+]+?)(?:-[0-9a-f]{6,})?(?:[-.][0-9][0-9.]*)?\.so(?:[.0-9]*)$")
 
 
-def main() -> None:
-    """Import and look; then, with torch loaded, the accelerators."""
-    assignment = start(sys.argv[1:])
-    with begin_check("libraries") as report:
-        check(report)
-    with begin_check("accelerator") as report:
-        accelerator.check(assignment, report)
-
-
-def check(report: Report) -> None:
+def check_libraries(report: Report) -> None:
     """Import everything, then read the map of this process."""
     versions = {}
     for name in IMPORTS:
@@ -82,5 +75,62 @@ def check_duplicates(double: dict[str, list[str]], report: Report) -> None:
         report.warnings.append(text)
 
 
-if __name__ == "__main__":
-    main()
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def check_accelerator(assignment: Assignment, report: Report) -> None:
+    """Refuse a recipe that wants a device which is not there or does not compute."""
+    import torch
+
+    wanted = assignment.recipe.engine.device if assignment.recipe else "auto"
+    driver = _DRIVER.read_text().splitlines()[0] if _DRIVER.exists() else ""
+    if not torch.cuda.is_available():
+        if wanted == "cuda":
+            raise CheckFailed(
+                f"no accelerator: torch {torch.__version__} finds no CUDA device (driver: {driver or 'none'})",
+                means="engine.device is 'cuda', and a run is never silently moved to the CPU",
+                hint="check nvidia-smi and that torch is a CUDA build, or use --set engine.device=cpu",
+            )
+        if driver:
+            report.warnings.append(f"a driver is there ({driver}), but torch {torch.__version__} cannot use it")
+        report.says = "no accelerator: the run uses the CPU and gloo"
+        return
+    if wanted == "cpu":
+        report.says = f"{torch.cuda.device_count()} CUDA devices, not used: engine.device is 'cpu'"
+        return
+    check_devices(torch, assignment.ranks, driver, report)
+
+
+def check_devices(torch: Any, ranks: int, driver: str, report: Report) -> None:
+    """Enough devices, each computes, and NCCL is there; who reaches whom directly is reported."""
+    count = torch.cuda.device_count()
+    names = [torch.cuda.get_device_name(i) for i in range(count)]
+    nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else ""
+    report.facts |= {"driver": driver, "devices": names, "cuda": torch.version.cuda, "nccl": nccl}
+    if count < ranks:
+        raise CheckFailed(f"{ranks} ranks need as many GPUs, and {count} are visible", hint=f"use --ranks {count}")
+    if ranks > 1 and not nccl:
+        raise CheckFailed("this torch has no NCCL", hint="install a CUDA build of torch for Linux")
+    for i in range(ranks):
+        check_product(torch, i)
+    blocked = [
+        (a, b) for a in range(ranks) for b in range(ranks) if a != b and not torch.cuda.can_device_access_peer(a, b)
+    ]
+    report.facts["no_peer_access"] = blocked
+    if blocked:
+        report.warnings.append(f"{len(blocked)} pairs of GPUs have no peer access: NCCL goes through host memory")
+    if len(set(names[:ranks])) > 1:
+        report.warnings.append(f"the GPUs differ ({', '.join(sorted(set(names[:ranks])))}): the slowest sets the pace")
+    report.says = f"{count} x {names[0]}, CUDA {torch.version.cuda}, NCCL {nccl or '-'}"
+
+
+def check_product(torch: Any, index: int) -> None:
+    """One matrix product on a device against the CPU."""
+    a = torch.arange(256 * 256, dtype=torch.float32).reshape(256, 256) / 65536
+    found = (a.to(f"cuda:{index}").double() @ a.to(f"cuda:{index}").double()).cpu()
+    if not torch.allclose(found, a.double() @ a.double(), rtol=1e-9):
+        raise CheckFailed(
+            f"GPU {index} multiplies wrongly",
+            means="a broken device, or a driver that does not fit the CUDA of torch",
+            hint="look at nvidia-smi -q (ECC, Xid in the system log), and leave the device out",
+        )

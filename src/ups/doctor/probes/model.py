@@ -1,37 +1,45 @@
-"""Checks `model`, `backward` and `alone`: builds the model of the recipe and predicts one step of each task."""
+"""Checks `model`, `backward` and `alone`: the model predicts, its gradients are finite, and one rank trains.
+
+What `alone` computes, in a process without other ranks, is what many ranks are compared with later.
+"""
 
 from __future__ import annotations
 
-import sys
 import time
 
-from ups.doctor.probes import backward
-from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, start
+import torch
+
+from ups.config.schema import Recipe
+from ups.data.loader import evaluation_batches
+from ups.distributed.environment import RankEnvironment
+from ups.distributed.runtime import Runtime, choose_device
+from ups.distributed.strategies import autocast, weight_dtype
+from ups.doctor.probes.check import Assignment, counted
+from ups.doctor.probes.parts import (
+    Capture,
+    check_equal,
+    exact,
+    keep_alone,
+    keep_facts,
+    move_weights,
+    open_run_data,
+    plain_gradient,
+    quick,
+    run_steps,
+    stage_name,
+    validation_scores,
+    weights_of,
+)
+from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.record.text import size_text
+from ups.run.assemble import OpenData, assemble, bare_stage
+from ups.run.preflight import CheckFailed, Report
+from ups.spec.batch import RankInfo
+from ups.training.progress import Progress
 
 
-def main() -> None:
-    """Build and predict, then backward for each stage and task, then two steps of each stage."""
-    assignment = start(sys.argv[1:])
-    with begin_check("model") as report:
-        check(assignment, report)
-    with begin_check("backward") as report:
-        backward.check(assignment, report)
-    with begin_check("alone") as report:
-        backward.train_alone(assignment, report)
-
-
-def check(assignment: Assignment, report: Report) -> None:
+def check_model(assignment: Assignment, report: Report) -> None:
     """One prediction for each task, in the arithmetic of the recipe, on this process' device."""
-    import torch
-
-    from ups.distributed.environment import RankEnvironment
-    from ups.distributed.runtime import choose_device
-    from ups.distributed.strategies import autocast, weight_dtype
-    from ups.doctor.probes.parts import open_run_data
-    from ups.evaluation.rollout import RolloutPlan, read_inputs
-    from ups.run.assemble import bare_stage
-
     recipe = assignment.run
     device = choose_device(recipe.engine.device, RankEnvironment())
     dtype = weight_dtype(recipe.engine.precision)
@@ -64,5 +72,72 @@ def check(assignment: Assignment, report: Report) -> None:
     )
 
 
-if __name__ == "__main__":
-    main()
+_MOST_SHOWN = 8
+
+
+def check_backward(assignment: Assignment, report: Report) -> None:
+    """Every stage of the recipe."""
+    with open_run_data(assignment) as opened:
+        for index in range(len(assignment.run.stages)):
+            check_stage(assignment.run, opened, index, report)
+
+
+def check_stage(recipe: Recipe, opened: OpenData, index: int, report: Report) -> None:
+    """Gradients of one micro-batch of each task, in the arithmetic of the recipe."""
+    device = choose_device(recipe.engine.device, RankEnvironment())
+    dtype = weight_dtype(recipe.engine.precision)
+    _, stage = bare_stage(recipe, opened, index)
+    stage.to(device=device, dtype=dtype).train()
+    frames = stage.window_frames(recipe.data.context_frames)
+    trained = {n: p for n, p in stage.named_parameters() if p.requires_grad}
+    if not trained:
+        raise CheckFailed(f"{stage_name(recipe, index)} trains no parameter at all")
+    for reader in opened.readers_of(recipe, recipe.data_of(index)):
+        batch, _ = next(evaluation_batches(reader, "train", RankInfo(0, 1), window_frames=frames, batch_size=2))
+        stage.zero_grad(set_to_none=True)
+        with autocast(recipe.engine.precision, device):
+            loss = stage([batch.to(device, dtype)]).total
+        where = f"{stage_name(recipe, index)}, task '{reader.task.name}'"
+        if not bool(torch.isfinite(loss)):
+            raise CheckFailed(f"the first loss is {loss.item()} ({where})", hint="check the data and engine.precision")
+        loss.backward()
+        unused = [name for name, p in trained.items() if p.grad is None]
+        if unused:
+            more = f" and {len(unused) - _MOST_SHOWN} more" if len(unused) > _MOST_SHOWN else ""
+            raise CheckFailed(
+                f"{len(unused)} trained parameters get no gradient ({where}): {', '.join(unused[:_MOST_SHOWN])}{more}",
+                means="they are never learned, and ranks that wait for their gradients stop with an error or forever",
+                hint="use them in every forward pass, or leave them out of the trained modules of the stage",
+            )
+        broken = [n for n, p in trained.items() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
+        if broken:
+            raise CheckFailed(
+                f"gradients are not finite ({where}): {', '.join(broken[:_MOST_SHOWN])}",
+                hint="try engine.precision=float32, and look at the data with `ups data validate`",
+            )
+    report.facts[f"stage_{index}"] = {"trained_tensors": len(trained)}
+    report.says = f"all {len(trained)} trained tensors get a finite gradient from every task"
+
+
+def train_alone(assignment: Assignment, report: Report) -> None:
+    """Two steps of each stage on one rank in float64, kept for the comparison with many ranks."""
+    recipe = quick(exact(assignment.run, assignment.ranks), strategy="single", device="cpu", micro_batch_size=None)
+    facts: dict[str, object] = {}
+    with Runtime.start(recipe.engine, RankEnvironment()) as runtime, open_run_data(assignment) as opened:
+        for index in range(len(recipe.stages)):
+            capture = Capture()
+            at = Progress(stage_index=index)
+            with assemble(recipe, opened, runtime, at, hooks=[capture], change=move_weights) as parts:
+                weights = weights_of(parts)
+                parts.engine.begin()
+                plain = plain_gradient(parts)
+                if index == len(recipe.stages) - 1:
+                    facts["scores"] = validation_scores(recipe, opened, parts)
+                run_steps(parts)
+            counts = {"blocks in a step": recipe.data_of(index).blocks_per_step}
+            check_equal(capture.gradients, plain, f"the gradient of one rank in {stage_name(recipe, index)}", counts)
+            keep_alone(assignment.work_dir, index, weights, plain)
+            facts[f"rates_{index}"] = capture.rates
+    keep_facts(assignment.work_dir, facts)
+    report.facts |= facts
+    report.says = f"one rank trained {counted(len(recipe.stages), 'stage')} for two steps, with the right gradients"

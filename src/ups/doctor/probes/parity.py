@@ -7,56 +7,42 @@ and the scores are those of one rank.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, counted, start
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from ups.config.schema import Recipe
-    from ups.distributed.runtime import Runtime
-    from ups.run.assemble import OpenData
+from ups.config.schema import Recipe
+from ups.distributed.agreement import from_all
+from ups.distributed.runtime import Runtime
+from ups.doctor.probes.check import Assignment, counted
+from ups.doctor.probes.parts import (
+    Capture,
+    check_equal,
+    move_weights,
+    read_alone,
+    read_facts,
+    run_steps,
+    scored_trajectories,
+    stage_name,
+    validation_scores,
+    weights_of,
+)
+from ups.run.assemble import OpenData, assemble
+from ups.run.preflight import CheckFailed, Report
+from ups.training.progress import Progress
 
 _SHOWN = 6
 _SCORE_TOLERANCE = 1e-6
-
-
-def main() -> None:
-    """Two steps of every stage, then validation."""
-    assignment = start(sys.argv[1:])
-    with contextlib.ExitStack() as stack:
-        with begin_check("parity") as report:
-            from ups.distributed.runtime import Runtime
-            from ups.doctor.probes.parts import exact, open_run_data
-
-            recipe = exact(assignment.run, assignment.ranks)
-            runtime = stack.enter_context(Runtime.start(recipe.engine))
-            opened = stack.enter_context(open_run_data(assignment))
-            trained = [check_parity(assignment, recipe, opened, runtime, i, report) for i in range(len(recipe.stages))]
-        with begin_check("equal") as report:
-            for module in trained:
-                check_equal_on_all_ranks(module, runtime, report)
-        with begin_check("evaluation") as report:
-            check_evaluation(assignment, recipe, opened, runtime, report)
 
 
 def check_parity(
     assignment: Assignment, recipe: Recipe, opened: OpenData, runtime: Runtime, index: int, report: Report
 ) -> nn.Module:
     """Two steps of one stage against those of one rank; returns the trained module. Collective: all ranks."""
-    from ups.doctor.probes.capture import Capture, read_alone, read_facts, weights_of
-    from ups.doctor.probes.compare import check_equal
-    from ups.doctor.probes.parts import move_weights, run_steps, stage_name
-    from ups.run.assemble import assemble
-    from ups.training.progress import Progress
-
     weights, gradients = read_alone(assignment.work_dir, index)
     where = stage_name(recipe, index)
 
@@ -125,8 +111,6 @@ def check_same_gradients(found: dict[str, Tensor], runtime: Runtime) -> None:
 
 def check_equal_on_all_ranks(module: nn.Module, runtime: Runtime, report: Report) -> None:
     """Parameters (where they are whole) and buffers after two steps. Collective: all ranks."""
-    from torch.distributed.tensor import DTensor
-
     tensors = {n: p for n, p in module.named_parameters() if not isinstance(p, DTensor)}
     different = names_that_differ({name: digest(p) for name, p in tensors.items()}, runtime)
     if different:
@@ -154,8 +138,6 @@ def digest(tensor: Tensor) -> str:
 
 def names_that_differ(digests: dict[str, str], runtime: Runtime) -> list[str]:
     """Names whose digest is not the same on all ranks, or that not all ranks have. Collective: all ranks."""
-    from ups.distributed.agreement import from_all
-
     everyone = from_all(digests, runtime.control_group)
     names = sorted({name for one in everyone for name in one})
     return [name for name in names if len({one.get(name) for one in everyone}) > 1]
@@ -165,13 +147,6 @@ def check_evaluation(
     assignment: Assignment, recipe: Recipe, opened: OpenData, runtime: Runtime, report: Report
 ) -> None:
     """Every trajectory counts once, and scores are those of one rank. Collective: all ranks."""
-    from ups.distributed.agreement import from_all
-    from ups.doctor.probes.capture import read_facts
-    from ups.doctor.probes.parts import move_weights
-    from ups.doctor.probes.scores import scored_trajectories, validation_scores
-    from ups.run.assemble import assemble
-    from ups.training.progress import Progress
-
     limit, few = (one.evaluate.max_trajectories for one in (assignment.run, recipe))
     total = compared = 0
     for reader in opened.readers:
@@ -218,7 +193,3 @@ def check_scores(by_rank: Sequence[dict[str, float]], alone: dict[str, float]) -
                     means="validation is not reduced over ranks, or weighs samples by who scored them",
                     hint="reduce sums and counts over all ranks, then divide",
                 )
-
-
-if __name__ == "__main__":
-    main()

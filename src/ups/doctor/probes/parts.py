@@ -1,26 +1,36 @@
-"""What checks of a run share: its data, hooks that leave early, and the changes that make a recipe quick or exact.
+"""What checks of a run share: its data, hooks that leave early, quick or exact recipes, and comparisons with one rank.
 
-A stage itself is put together by `ups.run.assemble`, as in a run. Imports torch: checks import this module after they
-have begun.
+A stage itself is put together by `ups.run.assemble`, as in a run. What one rank and many ranks must agree on (weights
+at the start, gradient of the first step, learning rates, scores) is written by the check `alone` and compared by
+`parity`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from ups.config.schema import Recipe
 from ups.data.open import open_tasks
 from ups.distributed.agreement import Status
-from ups.doctor.probes.check import TIMEOUT_SECONDS, Assignment
-from ups.doctor.probes.statistics import STATISTICS_NAME, read_statistics
-from ups.run.assemble import Assembled, OpenData, open_data
+from ups.distributed.strategies import gathered
+from ups.doctor.probes.check import STATISTICS_NAME, TIMEOUT_SECONDS, Assignment
+from ups.evaluation.rollout import RolloutPlan, score_task
+from ups.formats.base import Reader
+from ups.run.assemble import Assembled, OpenData, build_validation, open_data
+from ups.run.preflight import CheckFailed
+from ups.spec.batch import Batch, RankInfo
 from ups.spec.keyed import key_of
 from ups.spec.statistics import Statistics
 from ups.training.engine import Engine, Hook
+from ups.training.hooks import EvaluateHook
 from ups.training.stages import Stage
 
 _STEPS_OF_A_BUDGET = 1000
@@ -75,9 +85,9 @@ def open_run_data(assignment: Assignment) -> Iterator[OpenData]:
         with open_data(assignment.run) as opened:
             yield opened
         return
-    found = read_statistics(assignment.work_dir)
+    measured = json.loads((assignment.work_dir / STATISTICS_NAME).read_text())
     with open_tasks(assignment.run.data) as readers:
-        yield OpenData(readers, {name: Statistics.from_json(value) for name, value in found.items()})
+        yield OpenData(readers, {name: Statistics.from_json(value) for name, value in measured.items()})
 
 
 @torch.no_grad()
@@ -113,3 +123,154 @@ def run_steps(parts: Assembled) -> None:
 def stage_name(recipe: Recipe, index: int) -> str:
     """'stage 0 (operator)'."""
     return f"stage {index} ({recipe.stages[index].type})"
+
+
+NUM_STEPS = 2
+_TENSORS = "alone_{}.safetensors"
+_FACTS = "alone.json"
+
+
+class Capture(Hook):
+    """A hook that keeps the reduced gradient of the first step and the learning rates, and stops after two steps."""
+
+    def __init__(self, after_first: Callable[[dict[str, Tensor]], None] | None = None) -> None:
+        self.gradients: dict[str, Tensor] = {}
+        self.rates: list[list[float]] = []
+        self._after_first = after_first
+
+    def after_step(self, engine: Engine, agreed: Status) -> None:
+        self.rates.append([float(group["lr"]) for group in engine.optimizer.param_groups])
+        if len(self.rates) == 1:
+            self.gradients = {n: whole(p.grad) for n, p in engine.parameters.items() if p.grad is not None}
+            if self._after_first is not None:
+                self._after_first(self.gradients)
+        if len(self.rates) >= NUM_STEPS:
+            raise Enough
+
+    def at_end(self, engine: Engine) -> None:
+        raise Enough
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A copy in host memory, gathered where it is sharded. Collective for a sharded tensor: all ranks."""
+    return gathered(tensor).to("cpu", torch.float64).clone().contiguous()
+
+
+def weights_of(parts: Assembled) -> dict[str, Tensor]:
+    """All parameters by name. Collective for sharded ones: all ranks."""
+    return {name: whole(parameter) for name, parameter in parts.stage.named_parameters()}
+
+
+def plain_gradient(parts: Assembled) -> dict[str, Tensor]:
+    """Gradient of the loss of the global batch of step 0, without the engine: what is right by definition."""
+    parts.stage.train()
+    device, dtype = parts.engine.runtime.device, next(parts.stage.parameters()).dtype
+    for _ in range(parts.loader.batches_in_step(0)):
+        parts.stage([batch.to(device, dtype) for batch in next(parts.loader)]).total.backward()
+    found = {n: whole(p.grad) for n, p in parts.stage.named_parameters() if p.grad is not None}
+    parts.stage.zero_grad(set_to_none=True)
+    return found
+
+
+def keep_alone(folder: Path, index: int, weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+    """Keep the tensors of one rank for stage `index`."""
+    tensors = {f"weight/{n}": t for n, t in weights.items()} | {f"gradient/{n}": t for n, t in gradients.items()}
+    save_file(tensors, folder / _TENSORS.format(index))
+
+
+def read_alone(folder: Path, index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(weights, gradients) of one rank for stage `index`."""
+    tensors = load_file(folder / _TENSORS.format(index))
+    parts = [{n.partition("/")[2]: t for n, t in tensors.items() if n.startswith(kind)} for kind in ("weight", "grad")]
+    return parts[0], parts[1]
+
+
+def keep_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Keep rates and scores of one rank."""
+    (folder / _FACTS).write_text(json.dumps(facts))
+
+
+def read_facts(folder: Path) -> dict[str, Any]:
+    """Rates and scores of one rank."""
+    found: dict[str, Any] = json.loads((folder / _FACTS).read_text())
+    return found
+
+
+_NO_SCORES = ("step", "stage", "time")
+
+
+class _Keep:
+    def __init__(self) -> None:
+        self.row: dict[str, Any] = {}
+
+    def log(self, row: Mapping[str, object]) -> None:
+        self.row = dict(row)
+
+
+def validation_scores(recipe: Recipe, opened: OpenData, parts: Assembled) -> dict[str, float]:
+    """Scores of the present weights by the hook that training uses. Collective: all ranks."""
+    sink = _Keep()
+    members = recipe.stages[parts.engine.progress.stage_index].num_members
+    validate = build_validation(recipe.evaluate, opened.readers, parts.stepper, members)
+    EvaluateHook(validate, None, sink).at_end(parts.engine)
+    return {name: float(value) for name, value in sink.row.items() if name not in _NO_SCORES}
+
+
+def scored_trajectories(reader: Reader, place: RankInfo, context_frames: int, limit: int) -> Sequence[int]:
+    """Trajectories of the valid split that this rank scores, found by scoring them with a model that predicts 0."""
+    plan = RolloutPlan(context_frames, 0 if reader.task.steady else context_frames - 1, 1)
+    scores = score_task({"zero": _zero}, reader, place, plan, split="valid", max_trajectories=limit)
+    return sorted(scores["zero"].rows)
+
+
+def _zero(batch: Batch) -> Tensor:
+    channels = batch.task.num_channels(batch.task.predicted)
+    return batch.dt.new_zeros(batch.num_samples, channels, *batch.space)
+
+
+# float64 leaves about 1e-12 after thousands of sums; a wrong denominator leaves 0.5 or more.
+TOLERANCE = 1e-7
+_MEANS = "training on many ranks would not be training on one with the same batch: results change with the world size"
+
+
+def check_equal(
+    found: Mapping[str, Tensor], reference: Mapping[str, Tensor], what: str, counts: Mapping[str, int]
+) -> float:
+    """Relative distance of two gradients. Raises CheckFailed if they differ, and says how.
+
+    counts: numbers that a wrong scale may be made of, by name ('ranks': 2, 'micro-batches': 4).
+    """
+    missing = sorted(reference.keys() ^ found.keys())
+    if missing:
+        raise CheckFailed(f"{what}: only one side has a gradient of {', '.join(missing[:6])}", means=_MEANS)
+    names = sorted(reference)
+    mine = torch.cat([found[n].flatten() for n in names])
+    truth = torch.cat([reference[n].flatten() for n in names])
+    size = float(truth.norm())
+    distance = float((mine - truth).norm()) / max(size, 1e-300)
+    if distance <= TOLERANCE:
+        return distance
+    scale = float(mine @ truth) / max(size * size, 1e-300)
+    if float((mine - scale * truth).norm()) <= 1e-6 * float(mine.norm()):
+        raise CheckFailed(
+            f"{what} is {scale:.6g} times what it must be{_guess(scale, counts)}",
+            means="accumulated or averaged with a wrong denominator: the learning rate is not what the recipe says",
+            hint="the loss of a micro-batch counts with (its samples / samples of the global batch) x ranks, and "
+            "gradients are averaged over ranks once, in the last micro-batch",
+        )
+    worst = sorted(names, key=lambda n: float((found[n] - reference[n]).norm()), reverse=True)[:4]
+    raise CheckFailed(
+        f"{what} differs from what it must be by {100 * distance:.3g} % (most in {', '.join(worst)})",
+        means=_MEANS,
+        hint="look for what depends on the rank or on the other samples of a batch: draws, masks, batch statistics, "
+        "a micro-batch whose gradient is not reduced",
+    )
+
+
+def _guess(scale: float, counts: Mapping[str, int]) -> str:
+    """The counts that `scale` or its inverse equals: several may, in a small world."""
+    many = [name for name, count in counts.items() if count > 1 and abs(scale - count) < 1e-6 * count]
+    few = [name for name, count in counts.items() if count > 1 and abs(scale * count - 1) < 1e-6]
+    if not many and not few:
+        return ""
+    return f" ({'1 / ' if few else ''}the number of {', or of '.join(many or few)})"

@@ -2,7 +2,9 @@
 
 Not part of the ladder: `ups doctor RECIPE --bisect` runs it again and again with one part of the recipe changed, and
 `--compare-python` once in each environment. What it finds out about a failure (module, windows, step) and the numbers
-of every step are facts of its verdict.
+of every step are facts of its verdict. A module is to blame if its input was finite and its output is not, or if it was
+the last one entered when the rank raised, crashed or stood still. That position is written to a file on the way, so
+that a crash in native code leaves it behind.
 """
 
 from __future__ import annotations
@@ -15,19 +17,29 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
-from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, counted, start
-from ups.doctor.rehearsal import NUMBERS_NAME, PLACE_NAME, SETTINGS_NAME
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
 
-if TYPE_CHECKING:
-    from ups.config.schema import Recipe
-    from ups.distributed.agreement import Status
-    from ups.distributed.runtime import Runtime
-    from ups.doctor.probes.watch import Place
-    from ups.run.assemble import Assembled
-    from ups.training.engine import Engine
+from ups.config.schema import Recipe
+from ups.distributed.agreement import Status
+from ups.distributed.environment import RankEnvironment
+from ups.distributed.runtime import Runtime
+from ups.distributed.strategies import local
+from ups.doctor.probes.check import Assignment, counted
+from ups.doctor.probes.parts import Enough, open_run_data, quick, run_steps, stage_name
+from ups.doctor.trials import NUMBERS_NAME, PLACE_NAME, SETTINGS_NAME
+from ups.record.blackbox import BlackBox, Phase
+from ups.run.assemble import Assembled, assemble
+from ups.run.preflight import CheckFailed, Report
+from ups.spec.batch import Batch
+from ups.training.engine import Engine
+from ups.training.progress import Progress
 
 # Compiling the first pass of a task is silent for so long, at most.
 _COMPILE_SECONDS = 900.0
@@ -41,32 +53,19 @@ class NotFiniteError(CheckFailed):
     cause = "not_finite"
 
 
-def main() -> None:
-    """The steps that `rehearsal.json` in the work directory asks for."""
-    assignment = start(sys.argv[1:])
+def rehearse_assignment(assignment: Assignment, report: Report) -> None:
+    """The steps that `rehearsal.json` in the work directory asks for. Collective: all ranks."""
     settings = json.loads((assignment.work_dir / SETTINGS_NAME).read_text())
-    with begin_check("rehearsal") as report:
-        from ups.distributed.environment import RankEnvironment
-        from ups.distributed.runtime import Runtime
-        from ups.doctor.probes.parts import quick
-        from ups.doctor.probes.watch import Place
-
-        recipe = quick(assignment.run)
-        rank = RankEnvironment.read().rank
-        place = Place(assignment.work_dir / PLACE_NAME.format(rank))
-        with Runtime.start(recipe.engine) as runtime:
-            rehearse(assignment, recipe, runtime, settings, place, report)
+    recipe = quick(assignment.run)
+    place = Place(assignment.work_dir / PLACE_NAME.format(RankEnvironment.read().rank))
+    with Runtime.start(recipe.engine) as runtime:
+        rehearse(assignment, recipe, runtime, settings, place, report)
 
 
 def rehearse(
     assignment: Assignment, recipe: Recipe, runtime: Runtime, settings: dict[str, Any], place: Place, report: Report
 ) -> None:
     """Every stage, or the one that is asked for. Collective: all ranks."""
-    from ups.doctor.probes.parts import open_run_data, run_steps, stage_name
-    from ups.doctor.probes.watch import PlaceBox
-    from ups.run.assemble import assemble
-    from ups.training.progress import Progress
-
     asked = settings.get("stage")
     indexes = range(len(recipe.stages)) if asked is None else [int(asked)]
     numbers: list[dict[str, Any]] = []
@@ -118,9 +117,6 @@ class Steps:
 
     def watch(self, parts: Assembled, *, inside_units: bool) -> None:
         """Hook on to the stage: modules, and the losses of its samples."""
-        from ups.doctor.probes.watch import Watch
-        from ups.doctor.probes.windows import looked_at
-
         self._parts = parts
         self._watch = Watch(parts.stage, parts.stage.shard_units(), self._place, inside_units=inside_units)
         looked_at(parts, self._windows, self._losses)
@@ -132,9 +128,6 @@ class Steps:
         """Nothing is saved."""
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
-        from ups.doctor.probes.parts import Enough
-        from ups.doctor.probes.watch import local
-
         norm, step = engine.gradient_norm, engine.progress.stage_step
         if not math.isfinite(norm) or not all(map(math.isfinite, self._losses)):
             raise NotFiniteError(
@@ -152,8 +145,6 @@ class Steps:
             raise Enough
 
     def at_end(self, engine: Engine) -> None:
-        from ups.doctor.probes.parts import Enough
-
         raise Enough
 
     def known(self, error: Exception, stage: str) -> dict[str, Any]:
@@ -204,5 +195,219 @@ def noticed_standstill(place: Place, seconds: float, report: Report) -> Iterator
         done.set()
 
 
-if __name__ == "__main__":
-    main()
+_PLACE_BYTES = 1024
+_FIELDS = ("state", "static", "target", "parameters", "dt")
+
+
+class Place:
+    """Where this rank is: kept in memory for itself, and in a file for who looks at it when it is gone."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_TRUNC, 0o600)
+        self.values: dict[str, Any] = {"phase": "start", "module": "", "step": 0, "stage": 0}
+        self.changed = time.monotonic()
+
+    def at(self, **values: Any) -> None:
+        """Change some of what is known, in memory and on disk."""
+        self.values.update(values)
+        self.changed = time.monotonic()
+        text = json.dumps(self.values).encode()[: _PLACE_BYTES - 1]
+        os.pwrite(self._file, text.ljust(_PLACE_BYTES - 1) + b"\n", 0)
+
+
+class PlaceBox(BlackBox):
+    """The black box of a rehearsal: what the engine says about its phases goes to the place as well."""
+
+    place: Place | None = None
+
+    def record(self, phase: Phase, *arguments: Any, **named: Any) -> None:
+        super().record(phase, *arguments, **named)
+        if self.place is not None:
+            self.place.at(phase=phase.label, module="")
+
+    @classmethod
+    def of(cls, place: Place) -> PlaceBox:
+        """A box that nobody but the place reads."""
+        box = cls.unread()
+        assert isinstance(box, PlaceBox)
+        box.place = place
+        return box
+
+
+class Watch:
+    """Hooks on all modules of a stage. The first bad number that is found is kept in `found`, and nothing after it."""
+
+    def __init__(self, stage: nn.Module, units: Sequence[nn.Module], place: Place, *, inside_units: bool) -> None:
+        """inside_units: whether to look into the shard units, too; not if they are compiled, which would be undone."""
+        self.place = place
+        self.found: dict[str, Any] = {}
+        self._stack: list[str] = []
+        self._names = {id(module): name for name, module in stage.named_modules()}
+        self._units = [self._names[id(unit)] for unit in units if id(unit) in self._names]
+        # gradient hooks that fired on the first bad tensor: (kind, module)
+        self._bad_gradient: tuple[int, list[tuple[str, str]]] | None = None
+        for name, module in stage.named_modules():
+            if not inside_units and any(name.startswith(f"{unit}.") for unit in self._units):
+                continue
+            # Before other hooks, such as those that gather shards: what goes wrong in them is of this module.
+            module.register_forward_pre_hook(self._enter, with_kwargs=True, prepend=True)
+            module.register_forward_hook(self._leave, with_kwargs=True)
+
+    def innermost(self) -> str | None:
+        """The module that was entered last and not left, if any: after an exception, where it was raised."""
+        return self._stack[-1] if self._stack else None
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """A module with the shard unit and the network that it belongs to."""
+        unit = next((u for u in self._units if name == u or name.startswith(f"{u}.")), None)
+        parts = name.split(".")
+        network = parts[2] if parts[:2] == ["stepper", "networks"] and len(parts) > 2 else None
+        return {"module": name, "unit": unit, "network": network}
+
+    def backward_culprit(self) -> dict[str, Any]:
+        """The module in whose backward pass the first bad gradient was made; empty if there was none."""
+        if self._bad_gradient is None:
+            return {}
+        _, hooks = self._bad_gradient
+        consumers = [module for kind, module in hooks if kind == "input"]
+        inner = [m for m in consumers if not any(o != m and o.startswith(f"{m}." if m else "") for o in consumers)]
+        if inner:
+            return {"pass": "backward", "others": inner[1:], **self.describe(inner[0])}
+        producer = hooks[0][1]
+        return {"pass": "backward", "after": producer, **self.describe(producer.rpartition(".")[0])}
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        name = self._names[id(module)]
+        if torch.is_grad_enabled() and torch._C._current_graph_task_id() >= 0:
+            return  # recomputed in a backward pass, which has its own place
+        self._stack.append(name)
+        self.place.at(phase="forward", module=name)
+        for tensor in tensors_of((args, kwargs)):
+            self._follow(tensor, "input", name)
+
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        name = self._names[id(module)]
+        if not self._stack or self._stack[-1] != name:
+            return
+        self._stack.pop()
+        self.place.at(phase="forward", module=self._stack[-1] if self._stack else "")
+        outputs = tensors_of(output)
+        for tensor in outputs:
+            self._follow(tensor, "output", name)
+        if self.found or all_finite(outputs):
+            return
+        given = tensors_of((args, kwargs))
+        own = [n for n, p in module.named_parameters(recurse=False) if not all_finite([p])]
+        self.found = {
+            "pass": "forward",
+            "inputs_finite": all_finite(given),
+            "largest_input": largest(given),
+            "bad_parameters": own,
+            "dtype": str(outputs[0].dtype).removeprefix("torch."),
+            **self.describe(name),
+        }
+
+    def _follow(self, tensor: Tensor, kind: str, name: str) -> None:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            tensor.register_hook(self._gradient_hook(id(tensor), kind, name))  # type: ignore[no-untyped-call]
+
+    def _gradient_hook(self, key: int, kind: str, name: str) -> Callable[[Tensor], None]:
+        def look(gradient: Tensor) -> None:
+            if kind == "output":
+                self.place.at(phase="backward", module=name)
+            bad = self._bad_gradient
+            if bad is not None and bad[0] == key:
+                bad[1].append((kind, name))
+            elif bad is None and not all_finite([gradient]):
+                self._bad_gradient = (key, [(kind, name)])
+
+        return look
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """All floating point tensors in arguments or results; a batch is looked into as well."""
+    found: list[Tensor] = []
+    for leaf in _pytree.tree_leaves(values):
+        if isinstance(leaf, Batch):
+            found += [*(getattr(leaf, name) for name in _FIELDS), *leaf.extra.values()]
+        elif isinstance(leaf, Tensor):
+            found.append(leaf)
+        elif hasattr(leaf, "__dataclass_fields__"):
+            found += [v for name in leaf.__dataclass_fields__ if isinstance(v := getattr(leaf, name, None), Tensor)]
+    return [tensor for tensor in found if tensor.is_floating_point()]
+
+
+@torch.no_grad()
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no value is NaN or infinite."""
+    return all(bool(torch.isfinite(local(tensor)).all()) for tensor in tensors)
+
+
+@torch.no_grad()
+def largest(tensors: Iterable[Tensor]) -> float | None:
+    """The largest magnitude among finite values."""
+    sizes = [float(local(t).abs().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).max()) for t in tensors if t.numel()]
+    return max(sizes, default=None)
+
+
+_MOST_SHOWN = 8
+
+
+def looked_at(parts: Assembled, found: dict[str, Any], losses: list[float]) -> None:
+    """From now on every pass of the stage leaves its loss in `losses`, and in `found` a checksum of what was read
+    (`crc`) and the first bad windows (`bad`).
+    """
+    stage, compute = parts.stage, parts.stage.sample_losses
+
+    def sample_losses(batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        for batch in batches:
+            found["crc"] = checksum(batch, found.get("crc", 0))
+        given = {id(batch): _bad_rows([getattr(batch, name) for name in _FIELDS]) for batch in batches}
+        for batch in batches:
+            if given[id(batch)]:
+                found.setdefault("bad", described(parts, batch, given[id(batch)], "values that are not finite"))
+        results = compute(batches)
+        for batch, result in zip(batches, results, strict=True):
+            rows = _bad_rows([result["loss"].detach()])
+            # All of them: the windows are not to blame.
+            if 0 < len(rows) < batch.num_samples:
+                found.setdefault("bad", described(parts, batch, rows, "a loss that is not finite"))
+        return results
+
+    stage.sample_losses = sample_losses  # type: ignore[method-assign]
+    stage.register_forward_hook(lambda module, args, output: losses.append(float(output.total.detach())))
+
+
+def described(parts: Assembled, batch: Batch, rows: Sequence[int], what: str) -> dict[str, Any]:
+    """Task and places of some windows of a batch."""
+    source = parts.loader.source
+    task = next(n for n, reader in enumerate(source.readers) if reader.task.name == batch.task.name)
+    trajectories, starts = source.indexes[task].locate_all(batch.numbers[list(rows)].numpy())
+    where = [
+        source.readers[task].where(source.split, trajectory) + ("" if batch.task.steady else f", frame {start}")
+        for trajectory, start in zip(trajectories, starts, strict=True)
+    ]
+    return {
+        "task": batch.task.name,
+        "what": what,
+        "of": batch.num_samples,
+        "trajectories": sorted(set(trajectories)),
+        "where": list(dict.fromkeys(where))[:_MOST_SHOWN],
+    }
+
+
+def checksum(batch: Batch, before: int) -> int:
+    """CRC of what was read, in float32 and on the host, on from `before`."""
+    for name in _FIELDS:
+        values = getattr(batch, name).detach().to("cpu", torch.float32).contiguous()
+        before = zlib.crc32(values.numpy().tobytes(), before)
+    return before
+
+
+def _bad_rows(tensors: Sequence[Tensor]) -> list[int]:
+    bad: set[int] = set()
+    for tensor in tensors:
+        if tensor.numel():
+            finite = torch.isfinite(tensor).flatten(1).all(1) if tensor.ndim > 1 else torch.isfinite(tensor)
+            bad |= set(torch.nonzero(~finite).flatten().tolist())
+    return sorted(bad)

@@ -1,53 +1,37 @@
-"""Checks `wrap`, `memory` and `checkpoint`: every rank trains one real step of each stage; together they fit in memory.
+"""Checks `wrap`, `memory` and `checkpoint`: every rank trains one real step of each stage, and saves a checkpoint.
 
-Exactly as the run would: its precision, strategy, micro-batch, workers and compilation.
+Exactly as the run would: its precision, strategy, micro-batch, workers and compilation. Together the ranks must fit in
+memory. The checkpoint has full size and lies where the run would have it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ups.doctor.probes import checkpoint
-from ups.doctor.probes.check import Assignment, CheckFailed, Report, begin_check, counted, start
-from ups.doctor.probes.ulimits import memory_limit_bytes
+import torch
+
+from ups.config.schema import Recipe
+from ups.distributed.agreement import from_all
+from ups.distributed.runtime import Runtime
+from ups.distributed.strategies import local
+from ups.doctor.probes.check import Assignment, counted
+from ups.doctor.probes.parity import digest
+from ups.doctor.probes.parts import StopAfter, open_run_data, run_steps, stage_name
 from ups.record.text import size_text
-
-if TYPE_CHECKING:
-    from ups.config.schema import Recipe
-    from ups.distributed.runtime import Runtime
+from ups.run.assemble import assemble
+from ups.run.preflight import CheckFailed, Report, free_bytes, memory_limit_bytes
+from ups.training.checkpoint import Checkpointer
+from ups.training.progress import Progress
 
 FULL = 0.95
 CLOSE = 0.8
 
 
-def main() -> None:
-    """One step, then the bill, then a checkpoint."""
-    assignment = start(sys.argv[1:])
-    with contextlib.ExitStack() as stack:
-        with begin_check("wrap") as report:
-            from ups.distributed.runtime import Runtime
-            from ups.doctor.probes.parts import quick
-
-            recipe = quick(assignment.run)
-            runtime = stack.enter_context(Runtime.start(recipe.engine))
-            private = check_wrap(assignment, recipe, runtime, report)
-        with begin_check("memory") as report:
-            check_memory(runtime, private, report)
-        with begin_check("checkpoint") as report:
-            checkpoint.check(assignment, recipe, runtime, report)
-
-
 def check_wrap(assignment: Assignment, recipe: Recipe, runtime: Runtime, report: Report) -> tuple[int, int]:
     """One step of each stage; returns this rank's largest (private, shared) memory. Collective: all ranks."""
-    from ups.doctor.probes.parts import StopAfter, open_run_data, run_steps, stage_name
-    from ups.run.assemble import assemble
-    from ups.training.progress import Progress
-
     largest = (0, 0)
     with open_run_data(assignment) as opened:
         for index in range(len(recipe.stages)):
@@ -70,10 +54,6 @@ def check_wrap(assignment: Assignment, recipe: Recipe, runtime: Runtime, report:
 
 def check_memory(runtime: Runtime, mine: tuple[int, int], report: Report) -> None:
     """What the ranks of this host need together against what they may have. Collective: all ranks."""
-    import torch
-
-    from ups.distributed.agreement import from_all
-
     everyone = from_all(mine, runtime.control_group)
     # Libraries are mapped by all ranks and are in memory once.
     needed = sum(private for private, _ in everyone) + max(shared for _, shared in everyone)
@@ -117,5 +97,54 @@ def _status(pid: str) -> dict[str, int]:
     return {}
 
 
-if __name__ == "__main__":
-    main()
+# What schedulers usually leave between SIGTERM and SIGKILL (Slurm and Kubernetes: 30 s).
+GRACE_SECONDS = 30.0
+
+
+def check_checkpoint(assignment: Assignment, recipe: Recipe, runtime: Runtime, report: Report) -> None:
+    """The state of the largest stage there and back. Collective: all ranks."""
+    folder = assignment.run_dir / f".doctor-{assignment.work_dir.name}"
+    # The last stage: what it holds is what the run ends with.
+    last = Progress(stage_index=len(recipe.stages) - 1)
+    with open_run_data(assignment) as opened, assemble(recipe, opened, runtime, last) as parts:
+        tensors = parts.engine.state_tensors()
+        before = {name: digest(local(tensor)) for name, tensor in tensors.items()}
+        num_bytes = sum(local(t).nbytes for t in tensors.values())
+        whole = num_bytes if runtime.strategy != "fsdp" else sum(from_all(num_bytes, runtime.control_group))
+        check_space(whole, recipe.checkpoint.keep, free_bytes(assignment.run_dir))
+        checkpointer = Checkpointer(runtime, folder, keep=1, asynchronous=False)
+        started = time.monotonic()
+        checkpointer.save_now(tensors, Progress(step=1))
+        seconds = time.monotonic() - started
+        found = checkpointer.find()
+        if found is None:
+            raise CheckFailed(f"the checkpoint that was just committed in {folder} is not found")
+        with torch.no_grad():
+            for tensor in tensors.values():
+                local(tensor).zero_()
+        checkpointer.load(found[0], tensors)
+        after = {name: digest(local(tensor)) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in before if before[name] != after[name])
+    if wrong:
+        raise CheckFailed(
+            f"{len(wrong)} of {len(before)} tensors came back from the checkpoint with other values: {wrong[:6]}",
+            means="a run that resumes would go on with another model",
+        )
+    report.facts |= {"bytes": whole, "seconds": round(seconds, 2), "tensors": len(before)}
+    if seconds > GRACE_SECONDS:
+        report.warnings.append(
+            f"a checkpoint takes {seconds:.0f} s, and schedulers usually leave {GRACE_SECONDS:.0f} s between SIGTERM "
+            "and SIGKILL: ask for more (Slurm: --signal=TERM@120), or save more often"
+        )
+    report.says = f"{size_text(whole)} written, verified and read back, {seconds:.1f} s to save"
+
+
+def check_space(num_bytes: int, keep: int, free: int) -> None:
+    """All checkpoints that are kept, and the one that is being written, must fit."""
+    needed = (keep + 1) * num_bytes
+    if needed > free:
+        raise CheckFailed(
+            f"{keep + 1} checkpoints of {size_text(num_bytes)} need {size_text(needed)}; {size_text(free)} are free",
+            means="saving would fail in the middle of the run, when the disk is full",
+            hint="free some space, use --set run.dir=PATH on a larger disk, or a smaller checkpoint.keep",
+        )

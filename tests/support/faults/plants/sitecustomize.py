@@ -6,5 +6,5 @@ import sys
 from at_check import VARIABLE, plant_at_check
 
 _words = sys.orig_argv
-if "-m" in _words and _words[_words.index("-m") + 1].startswith("ups.doctor.probes.") and os.environ.get(VARIABLE):
+if "-m" in _words and _words[_words.index("-m") + 1] == "ups.doctor.probes" and os.environ.get(VARIABLE):
     plant_at_check(os.environ[VARIABLE])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ups.doctor.probes.check import CheckFailed
-from ups.doctor.probes.compare import check_equal
+from ups.doctor.probes.parts import check_equal
+from ups.run.preflight import CheckFailed
 
 REFERENCE = {"a": torch.linspace(-1, 1, 50, dtype=torch.float64), "b": torch.full((3, 2), 0.25, dtype=torch.float64)}
 COUNTS = {"ranks": 4, "micro-batches": 3}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ups.doctor.probes.check import CheckFailed, Report
 from ups.doctor.probes.libraries import check_duplicates, duplicates, mapped_files
+from ups.run.preflight import CheckFailed, Report
 
 
 def test_two_builds_are_seen_under_any_name() -> None:

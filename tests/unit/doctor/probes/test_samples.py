@@ -6,11 +6,10 @@ import pytest
 from ups.config.recipe import resolve
 from ups.config.schema import Recipe
 from ups.data.sampler import Sampler
-from ups.doctor.probes.check import CheckFailed
-from ups.doctor.probes.loader import workers_to_try
-from ups.doctor.probes.orders import draws, same_in_every_pass, windows_at
+from ups.doctor.probes.data import workers_to_try
 from ups.doctor.probes.parity import check_once, check_scores, same_rates
-from ups.doctor.probes.samples import check_batch, check_draws
+from ups.doctor.probes.ranks import check_batch, check_draws, draws, same_in_every_pass, windows_at
+from ups.run.preflight import CheckFailed
 from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
 RING = TaskSpec("ring", (FieldSpec("u"),), (AxisSpec("x"),), dt=0.1, symmetries=("translation",))

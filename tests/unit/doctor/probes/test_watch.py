@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ups.doctor.probes.watch import Place, Watch
-from ups.doctor.rehearsal import read_places
+from ups.doctor.probes.rehearse import Place, Watch
+from ups.doctor.trials import read_places
 
 
 class Root(nn.Module):

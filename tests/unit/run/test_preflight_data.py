@@ -11,9 +11,9 @@ import pytest
 import ups
 from tests.support.small_bundle import ADVECTION, grid
 from ups.data.open import open_tasks
-from ups.doctor.probes.preflight import check_data
 from ups.errors import ConfigError, DataError
 from ups.formats.store_writer import StoreWriter
+from ups.run.preflight import check_data
 
 TASK = replace(ADVECTION, axes=(replace(ADVECTION.axes[0], boundary="wall"),), conserved=("u",), symmetries=())
 

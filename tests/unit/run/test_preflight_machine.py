@@ -8,29 +8,29 @@ from pathlib import Path
 import pytest
 
 from ups.config.recipe import resolve
-from ups.doctor.probes import machine
-from ups.doctor.probes.check import Assignment, CheckFailed, Report
-from ups.doctor.probes.checkpoint import check_space
-from ups.doctor.probes.wrap import judge_memory
+from ups.config.schema import Recipe
+from ups.doctor.probes.wrap import check_space, judge_memory
+from ups.run import preflight
+from ups.run.preflight import CheckFailed, Report
 
-RECIPES = Path(__file__).resolve().parents[4] / "recipes"
+RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 
 
-def assignment(tmp_path: Path, ranks: int = 2, *changes: str) -> Assignment:
-    return Assignment(tmp_path, tmp_path / "run", ranks, resolve(RECIPES / "tiny.yaml", list(changes)).recipe)
+def tiny(*changes: str) -> Recipe:
+    return resolve(RECIPES / "tiny.yaml", list(changes)).recipe
 
 
 def test_this_machine_passes(tmp_path: Path) -> None:
     report = Report("machine")
-    machine.check(assignment(tmp_path), report)
+    preflight.examine_machine(tiny(), 2, tmp_path / "run", report)
     assert "processors" in report.says
     assert not list(tmp_path.iterdir()), "nothing is left where the run will live"
 
 
-def test_open_files_grow_with_ranks_workers_and_files(tmp_path: Path) -> None:
-    few = machine.open_files_needed(assignment(tmp_path))
-    workers = machine.open_files_needed(assignment(tmp_path, 2, "data.loader.workers=8"))
-    assert few < workers < machine.open_files_needed(assignment(tmp_path, 512, "data.loader.workers=8"))
+def test_open_files_grow_with_ranks_workers_and_files() -> None:
+    many = tiny("data.loader.workers=8")
+    few, workers = preflight.open_files_needed(tiny(), 2), preflight.open_files_needed(many, 2)
+    assert few < workers < preflight.open_files_needed(many, 512)
 
 
 def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
@@ -38,20 +38,19 @@ def test_a_run_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> No
         pytest.skip("root may write everywhere")
     tmp_path.chmod(0o500)
     with pytest.raises(CheckFailed, match="cannot be written"):
-        machine.check_disk(tmp_path / "run", Report("machine"))
+        preflight.check_disk(tmp_path / "run", Report("machine"))
 
 
-def test_too_many_ranks_for_the_processors_is_a_warning(tmp_path: Path) -> None:
+def test_too_many_ranks_for_the_processors_is_a_warning() -> None:
     report = Report("machine")
-    machine.check_processors(assignment(tmp_path, 8), report, 2.0)
+    preflight.check_processors(tiny(), 8, report, 2.0)
     assert "8 ranks share 2 processors" in report.warnings[0]
 
 
 @pytest.mark.processes
 def test_small_shared_memory_is_refused(tmp_path: Path) -> None:
     program = (
-        "from pathlib import Path; from ups.doctor.probes.machine import check_shared_memory; "
-        "from ups.doctor.probes.check import Report; import sys; "
+        "from pathlib import Path; from ups.run.preflight import Report, check_shared_memory; import sys; "
         "check_shared_memory(2, Report('machine'), Path(sys.argv[1]))"
     )
     mounted = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
