@@ -32,9 +32,12 @@ SPLITS = ("train", "valid", "test")
 # One read allocates at most this much, whatever a file claims about its own size.
 MAX_READ_BYTES = 1 << 30
 FLOAT32_HINT = "values must stay within 3.4e38: choose another unit, or leave those trajectories out"
-
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
+# With fewer than 6 test trajectories no difference is significant (sign test, 5 %). At least 6 are held out only if
+# enough trajectories are left to train on.
+LEAST_TEST = 6
+LEAST_TO_SPLIT = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,12 +506,6 @@ def _check_strides(source: Source, subsampling: Subsampling) -> None:
             )
         if size // stride < 2:
             raise DataError(f"space_stride {stride} leaves less than 2 points on axis '{axis.name}'")
-
-
-# Of fewer test trajectories not even equal signs of all differences are significant (sign test, 5 %); so many are only
-# held out where enough are left to train on.
-LEAST_TEST = 6
-LEAST_TO_SPLIT = 24
 
 
 def split_counts(

@@ -36,6 +36,19 @@ from ups.formats.shards import ProcessCache
 MAX_SMALL_VALUES = 1 << 22
 
 Attribute = float | str
+_DIGITS = re.compile(r"\d+")
+NUMPY_MAGIC = b"\x93NUMPY"
+ZIP_MAGIC = b"PK\x03\x04"
+MAX_MEMBERS = 4096
+MAX_UNPACKED_BYTES = 1 << 30
+MAX_DIMS = 8
+_LOCAL_HEADER = struct.Struct("<4s22xHH")
+# What the parsers of the archive and of the header raise.
+_DAMAGE = (
+    *(OSError, ValueError, EOFError, NotImplementedError, RuntimeError, OverflowError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError),
+)
+_NUMPY_HINT = "save it again with np.save or np.savez"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +156,6 @@ class Container(ABC):
                 "write the file again with the right attributes",
             )
         return values if (scale, offset) == (1.0, 0.0) else values * scale + offset
-
-
-_DIGITS = re.compile(r"\d+")
 
 
 def find_families(arrays: Iterable[str]) -> dict[str, list[str]]:
@@ -261,20 +271,6 @@ def _numbers_and_texts(attributes: Mapping[Any, Any], left_out: list[str], owner
         else:
             left_out.append(f"attribute '{key}'" + (f" of '{owner}'" if owner else ""))
     return values
-
-
-NUMPY_MAGIC = b"\x93NUMPY"
-ZIP_MAGIC = b"PK\x03\x04"
-MAX_MEMBERS = 4096
-MAX_UNPACKED_BYTES = 1 << 30
-MAX_DIMS = 8
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
-# What the parsers of the archive and of the header raise.
-_DAMAGE = (
-    *(OSError, ValueError, EOFError, NotImplementedError, RuntimeError, OverflowError, SyntaxError),
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, tokenize.TokenError),
-)
-_NUMPY_HINT = "save it again with np.save or np.savez"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,17 @@ from ups.buckets.cached_objects import ObjectInfo, bring, object_info, read_rang
 from ups.buckets.client import is_address
 from ups.errors import DataError
 
+MAX_JSON_BYTES = 8 << 20
+MAX_ELEMENTS = 1 << 60
+# A chunk is the unit of decoding: larger ones are refused, so that a compressed chunk cannot ask for more memory.
+MAX_CHUNK_BYTES = 256 << 20
+MAX_CHUNKS_PER_SHARD = 1 << 20
+MAX_OPEN_FILES = 128
+# Coordinates and parameters of a store in a bucket are kept in memory: every window asks for them.
+MAX_HELD_BYTES = 16 << 20
+MISSING = np.uint64(2**64 - 1)
+Array = npt.NDArray[Any]
+
 
 class ObjectBytes:
     """Slices of an object, each a new read-only array of bytes."""
@@ -58,13 +69,6 @@ class ObjectBytes:
     def bring(self, start: int, stop: int) -> list[str]:
         """Bring a slice into the cache of this host; returns the keys of its blocks there."""
         return bring(self.info, start, stop)
-
-
-MAX_JSON_BYTES = 8 << 20
-MAX_ELEMENTS = 1 << 60
-# A chunk is the unit of decoding: larger ones are refused, so that a compressed chunk cannot ask for more memory.
-MAX_CHUNK_BYTES = 256 << 20
-MAX_CHUNKS_PER_SHARD = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +260,6 @@ def group_json(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
 
 
-Array = npt.NDArray[Any]
-MAX_OPEN_FILES = 128
-# Coordinates and parameters of a store in a bucket are kept in memory: every window asks for them.
-MAX_HELD_BYTES = 16 << 20
-MISSING = np.uint64(2**64 - 1)
 _T = TypeVar("_T")
 FileKey = tuple[str, tuple[int, ...]]  # of an array or a file, and the position of a file in its grid
 

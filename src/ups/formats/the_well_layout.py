@@ -25,6 +25,17 @@ from ups.spec.batch import Float64
 from ups.spec.task import Boundary, FieldSpec, Role
 
 MAX_COMPONENTS = 16
+MAX_MASK_POINTS = 1 << 26
+_WORDS: tuple[tuple[str, Boundary], ...] = (
+    ("PERIODIC", "periodic"),
+    ("DIRICHLET", "dirichlet"),
+    ("NEUMANN", "neumann"),
+    ("WALL", "wall"),
+    ("OPEN", "open"),
+)
+MAX_POINTS = 1 << 20
+# Root attributes that are no parameters of the equation.
+_BOOKKEEPING = {"dataset_name", "grid_type", "n_spatial_dims", "n_trajectories", "simulation_parameters"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +138,6 @@ def _fits(letters: str, shape: tuple[int, ...], sizes: Sizes) -> bool:
     return True
 
 
-MAX_MASK_POINTS = 1 << 26
-_WORDS: tuple[tuple[str, Boundary], ...] = (
-    ("PERIODIC", "periodic"),
-    ("DIRICHLET", "dirichlet"),
-    ("NEUMANN", "neumann"),
-    ("WALL", "wall"),
-    ("OPEN", "open"),
-)
-
-
 @dataclass
 class Boundaries:
     """ends: of each axis, at its first and last point. masks: obstacles. assumptions: in words."""
@@ -220,11 +221,6 @@ def _take_condition(
 def _kind(text: str) -> Boundary:
     upper = text.upper()
     return next((kind for word, kind in _WORDS if word in upper), "unknown")
-
-
-MAX_POINTS = 1 << 20
-# Root attributes that are no parameters of the equation.
-_BOOKKEEPING = {"dataset_name", "grid_type", "n_spatial_dims", "n_trajectories", "simulation_parameters"}
 
 
 @dataclass(frozen=True, slots=True)
