@@ -65,7 +65,8 @@ def model(module: M, *, name: str = "") -> M:
     name: `model.type` in a recipe; by default the name of the class in lower case.
     """
     kind = name or module.__name__.lower()
-    parameters = inspect.signature(module).parameters
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = {n: one for n, one in inspect.signature(module).parameters.items() if one.kind not in variadic}
     settings: dict[str, Any] = {
         one.name: (type(one.default), setting(one.default, f"`{one.name}` of {module.__name__}."))
         for one in parameters.values()

@@ -152,7 +152,12 @@ class Engine:
                 self.stop_requests.ask_to_stop(agreed.stop)
                 return agreed.stop
 
-        progress.stage_finished = True
+        self._end()
+        return 0
+
+    def _end(self) -> None:
+        """What a stage does after its last step, with the average as weights. Collective: all ranks."""
+        self.progress.stage_finished = True
         if self.ema is not None:
             self.ema.become_weights()
         self.stage.finish()
@@ -161,7 +166,6 @@ class Engine:
         self.strategy.weights_changed()
         for hook in self.hooks:
             hook.at_end(self)
-        return 0
 
     def begin(self) -> None:
         """What a stage does before its first step, once. Collective: all ranks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,13 +64,9 @@ def test_a_module_that_changes_the_shape_is_refused() -> None:
     try:
         network = MODELS.factory("wrong")(None, [toy_task("line")], 1)
         with pytest.raises(PluginError, match="returned"):
-            network.forward(_Given())
+            network.forward(SimpleNamespace(fields=torch.zeros(2, 1, 12), parameters=torch.zeros(2, 0), outputs=["u0"]))
     finally:
         MODELS.unregister("wrong")
-
-
-class _Given:
-    fields, parameters, outputs = torch.zeros(2, 1, 12), torch.zeros(2, 0), ["u0"]
 
 
 def test_an_argument_without_a_default_is_refused() -> None:
