@@ -209,8 +209,8 @@ def local(tensor: Tensor) -> Tensor:
 
 def gathered(tensor: Tensor) -> Tensor:
     """All of a tensor, also where a rank holds a part of it. Collective then: all ranks."""
-    found = tensor.detach()
-    return found.full_tensor() if isinstance(found, DTensor) else found
+    detached = tensor.detach()
+    return detached.full_tensor() if isinstance(detached, DTensor) else detached
 
 
 @torch.no_grad()

@@ -44,15 +44,15 @@ def build_model(
 
 def _tasks_of(name: str, configs: Collection[str], tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
     """The tasks that a network is built for: steady ones may have one of their own."""
-    found = list(tasks)
+    chosen = list(tasks)
     if STEADY in configs and name in (OPERATOR, STEADY):
-        found = [task for task in tasks if task.steady == (name == STEADY)]
-    if not found:
+        chosen = [task for task in tasks if task.steady == (name == STEADY)]
+    if not chosen:
         raise ConfigError(
             f"network '{name}' would have no task: networks.steady is for steady tasks next to others",
             hint="leave networks.steady out: the model itself learns tasks of one kind",
         )
-    return found
+    return chosen
 
 
 def wrong_names(names: Collection[str]) -> str:

@@ -51,11 +51,11 @@ def without_shortest_waves(change: Tensor, smooth_from: Sequence[Sequence[int]])
             continue
         line = [-1 if d == dim else 1 for d in range(1, change.ndim)]
         wave = (1.0 - 2.0 * (torch.arange(points, device=change.device) % 2)).to(change.dtype).reshape(line)
-        found = wave * (change * wave).mean(dim, keepdim=True)
+        component = wave * (change * wave).mean(dim, keepdim=True)
         if not all(chosen):  # else no mask has to go to the device in every step
             mask = torch.tensor(chosen, dtype=change.dtype, device=change.device)
-            found = mask.reshape(-1, *([1] * (change.ndim - 2))) * found
-        change = change - found
+            component = mask.reshape(-1, *([1] * (change.ndim - 2))) * component
+        change = change - component
     return change
 
 
@@ -98,11 +98,11 @@ def at_boundaries(frame: Tensor, task: TaskSpec) -> Tensor:
     if not task.boundary_values:
         return frame
     names, axes = task.channel_names(task.predicted), [axis.name for axis in task.axes]
-    found = frame.clone()
+    result = frame.clone()
     for known in task.boundary_values:
-        channel = found[:, names.index(known.channel)]
+        channel = result[:, names.index(known.channel)]
         channel.select(axes.index(known.axis) + 1, 0 if known.end == "first" else -1).fill_(known.value)
-    return found
+    return result
 
 
 def without_divergence(change: Tensor, scale: Tensor, task: TaskSpec) -> Tensor:
@@ -118,7 +118,7 @@ def without_divergence(change: Tensor, scale: Tensor, task: TaskSpec) -> Tensor:
     waves = _wave_numbers(change, task)
     square = sum(k * k for k in waves)
     square = torch.where(torch.as_tensor(square) > 0, torch.as_tensor(square), 1.0)
-    found = change.clone()
+    result = change.clone()
     for field, first in _fields(task):
         if field.name not in task.divergence_free:
             continue
@@ -127,8 +127,8 @@ def without_divergence(change: Tensor, scale: Tensor, task: TaskSpec) -> Tensor:
         modes = torch.fft.rfftn(change[:, rows] * scale[rows], dim=dims)  # (B, A, *K)
         along = sum(k * modes[:, axis] for axis, k in enumerate(waves)) / square
         modes = modes - torch.stack([k * along for k in waves], dim=1)
-        found[:, rows] = torch.fft.irfftn(modes, s=change.shape[2:], dim=dims) / scale[rows]
-    return found
+        result[:, rows] = torch.fft.irfftn(modes, s=change.shape[2:], dim=dims) / scale[rows]
+    return result
 
 
 def divergence(vectors: Tensor, task: TaskSpec) -> Tensor:
@@ -136,22 +136,22 @@ def divergence(vectors: Tensor, task: TaskSpec) -> Tensor:
     dims = tuple(range(2, vectors.ndim))
     modes = torch.fft.rfftn(vectors, dim=dims)
     total = sum(1j * k * modes[:, axis] for axis, k in enumerate(_wave_numbers(vectors, task)))
-    found: Tensor = torch.fft.irfftn(torch.as_tensor(total), s=vectors.shape[2:], dim=tuple(d - 1 for d in dims))
-    return found
+    vector_part: Tensor = torch.fft.irfftn(torch.as_tensor(total), s=vectors.shape[2:], dim=tuple(d - 1 for d in dims))
+    return vector_part
 
 
 def _wave_numbers(like: Tensor, task: TaskSpec) -> list[Tensor]:
     """One (1, .., K, .., 1) per axis, of the transform of real numbers; 0 at the end of an even axis."""
     space = like.shape[2:]
-    found = []
+    wave_numbers = []
     for axis, (points, spec) in enumerate(zip(space, task.axes, strict=True)):
         last = axis == len(space) - 1
         make = torch.fft.rfftfreq if last else torch.fft.fftfreq
         k = make(points, spec.extent / points, device=like.device, dtype=like.dtype) * (2 * math.pi)
         if points % 2 == 0:
             k = torch.where(torch.arange(len(k), device=like.device) == points // 2, torch.zeros_like(k), k)
-        found.append(k.reshape([-1 if other == axis else 1 for other in range(len(space))]))
-    return found
+        wave_numbers.append(k.reshape([-1 if other == axis else 1 for other in range(len(space))]))
+    return wave_numbers
 
 
 def _mask(like: Tensor, task: TaskSpec, names: tuple[str, ...] | list[str]) -> Tensor:
@@ -190,8 +190,8 @@ def refined(batch: Batch, solution: Tensor, num_steps: int) -> Tensor:
         return solution
     equation = _Darcy.of(batch)
     with torch.autocast(solution.device.type, enabled=False):
-        found = equation.coarser(equation.nearer(equation.finer(wide(solution)[:, 0]), num_steps))
-    return found[:, None]
+        refined_solution = equation.coarser(equation.nearer(equation.finer(wide(solution)[:, 0]), num_steps))
+    return refined_solution[:, None]
 
 
 class _Darcy:

@@ -156,14 +156,14 @@ class FlowNetwork(Network):
         if not isinstance(source, FlowNetwork):
             return {}
         inside = {n.removeprefix("inner."): w for n, w in weights.items() if n.startswith("inner.")}
-        found = {f"inner.{n}": w for n, w in self.inner.fitted(source.inner, inside).items()}
+        fitted = {f"inner.{n}": w for n, w in self.inner.fitted(source.inner, inside).items()}
         # Without weights that were trained in these units, a size would say that there are some.
         own = {name: weight.shape for name, weight in self.inner.named_parameters()}
         tables = self.inner.named_rows()
         fits = all(
-            f"inner.{n}" in found and (n in tables or found[f"inner.{n}"].shape == shape) for n, shape in own.items()
+            f"inner.{n}" in fitted and (n in tables or fitted[f"inner.{n}"].shape == shape) for n, shape in own.items()
         )
-        return found | ({"scale": weights["scale"]} if fits else {})
+        return fitted | ({"scale": weights["scale"]} if fits else {})
 
 
 def flow_task(task: TaskSpec) -> TaskSpec:

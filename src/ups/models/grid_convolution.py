@@ -72,12 +72,12 @@ def working_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
 def halo_sources(grid: Sequence[int], pads: Sequence[int], wraps: Sequence[bool]) -> Tensor:
     """For each point of a grid with `pads` more points at both ends of each axis, the point of the grid that it takes
     its value from (as one number): around a wrapping axis, the nearest one elsewhere."""
-    found = torch.zeros((), dtype=torch.int64)
+    index = torch.zeros((), dtype=torch.int64)
     for points, pad, around in zip(grid, pads, wraps, strict=True):
         place = torch.arange(-pad, points + pad)
         place = place % points if around else place.clamp(0, points - 1)
-        found = found[..., None] * points + place
-    return found.flatten()
+        index = index[..., None] * points + place
+    return index.flatten()
 
 
 def with_halo(x: Tensor, pads: Sequence[int], ranges: Sequence[Range], sources: Sequence[Tensor]) -> Tensor:
@@ -195,17 +195,17 @@ class GridKernel(nn.Module):
         if self.kept is None or torch.is_grad_enabled():
             return reduced(self._taps(weight, axes), axes, dims, self.averages).to(dtype)
         stamp = weight.data_ptr()  # another one after the network was moved
-        found = self.kept.get((dims, dtype))
-        if found is None or found[0] != stamp:
+        stored = self.kept.get((dims, dtype))
+        if stored is None or stored[0] != stamp:
             with torch.enable_grad():
                 taps = self.taps(dims, dtype)
-            found = self.kept[dims, dtype] = (stamp, taps.detach())
-        return found[1]
+            stored = self.kept[dims, dtype] = (stamp, taps.detach())
+        return stored[1]
 
     def of(self, dims: int) -> nn.Parameter:
         """The parameter that fields of `dims` dimensions take their kernel from."""
-        found: nn.Parameter = self.own.get(str(dims), self.weight)
-        return found
+        parameter: nn.Parameter = self.own.get(str(dims), self.weight)
+        return parameter
 
     def biases(self, dims: int, dtype: torch.dtype) -> Tensor:
         """The bias, with the kernels of other dimensions in its graph: every parameter is in every graph."""
@@ -225,12 +225,12 @@ class GridKernel(nn.Module):
         than their axes are left out.
         """
         most = max(kernels)
-        found = {}
+        fitting = {}
         for name, dims in (("weight", self.axes), *((f"own.{n}", int(n)) for n in self.own)):
             kernel, axes = (kernels[dims], dims) if dims in kernels else (kernels[most], most)
             if kernel.shape == (self.weight.shape[0], self.size**axes * self.columns):
-                found[name] = self._fitted(kernel, axes, dims)
-        return found
+                fitting[name] = self._fitted(kernel, axes, dims)
+        return fitting
 
     def _taps(self, weight: Tensor, axes: int) -> Tensor:
         return weight.reshape(-1, *[self.size] * axes, self.columns)
@@ -296,8 +296,8 @@ def convolved(x: Tensor, taps: Tensor, bias: Tensor | None, layout: Layout, sour
         return _CONVOLVE[x.ndim](x, kernel, bias, padding=pads)
     if not torch.is_grad_enabled():
         return _CONVOLVE[x.ndim](with_halo(x, pads, layout.ranges, sources), kernel, bias)
-    found: Tensor = HaloConvolution.apply(x, kernel, bias, layout.ranges, *sources)  # type: ignore[no-untyped-call]
-    return found
+    convolved_x: Tensor = HaloConvolution.apply(x, kernel, bias, layout.ranges, *sources)  # type: ignore[no-untyped-call]
+    return convolved_x
 
 
 class Shrink(GridKernel):

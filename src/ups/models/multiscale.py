@@ -97,14 +97,14 @@ class MultiscaleNetwork(NetworkWithLinearPart):
             modulations = self.condition(ordered, [a.log() for a in amplitudes])
         x = torch.cat([self._lifted(g, a) for g, a in zip(ordered, amplitudes, strict=True)])
         x = wide(self._trunk(wide(x), modulations, layout))
-        found: dict[int, Tensor] = {}
+        predictions: dict[int, Tensor] = {}
         with torch.autocast(device_type, enabled=False):
             parts = torch.split(x, [g.fields.shape[0] for g in ordered])
             changes = self._linear(ordered)
             for n, given, part, amplitude, change in zip(order, ordered, parts, amplitudes, changes, strict=True):
                 y = wide(self.lower(part, given, self._fit)) * amplitude.reshape(-1, *[1] * (given.fields.ndim - 1))
-                found[n] = y if change is None else y + change
-        return [found[n] for n in range(len(group))]
+                predictions[n] = y if change is None else y + change
+        return [predictions[n] for n in range(len(group))]
 
     def linear(self, given: NetworkInput) -> Tensor:
         """The propagator's part of the scaled change (B, C, *S) of a transient task, which can be fitted alone."""
@@ -175,21 +175,21 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """Those of another multiscale network, with its kernels in as many dimensions as this one has."""
         if not isinstance(source, MultiscaleNetwork):
             return {}
-        found = self.extended(weights, source.axes)
+        fitting = self.extended(weights, source.axes)
         if source.modulated_blocks() != self.modulated_blocks():
             # Rows belong to blocks in their order: those of other blocks may be as many, and mean something else.
-            told = {name: found.pop(name) for name in list(found) if name in _MODULATIONS}
-            found |= self._modulations_of(source, told)
+            told = {name: fitting.pop(name) for name in list(fitting) if name in _MODULATIONS}
+            fitting |= self._modulations_of(source, told)
         if (source.config.widths, source.config.kernel_size) != (self.config.widths, self.config.kernel_size):
             # Blocks meet others than those they were trained with, and what comes out of that is not to be believed:
             # predictions begin as no change. With more or fewer blocks alone, each still adds what it did.
-            found = {name: weight for name, weight in found.items() if not name.startswith("lower.")}
+            fitting = {name: weight for name, weight in fitting.items() if not name.startswith("lower.")}
         noise = self.condition.noise
-        taken = found.get("condition.noise.weight")
+        taken = fitting.get("condition.noise.weight")
         if noise is not None and (taken is None or taken.shape != noise.weight.shape):
             # Without weights that were trained for them, sizes of noise would say that there are some.
-            found.pop("condition.noise.sizes.table", None)
-        return found
+            fitting.pop("condition.noise.sizes.table", None)
+        return fitting
 
     def scales_frames(self, task: TaskSpec, spans_sizes: bool) -> bool:
         """As the settings say; a steady task has no frame to divide."""
@@ -212,16 +212,16 @@ class MultiscaleNetwork(NetworkWithLinearPart):
     def _modulations_of(self, source: MultiscaleNetwork, told: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the condition of another network tells each block that both have; the rest as it was drawn."""
         theirs, mine = source.modulated_blocks(), self.modulated_blocks()
-        found: dict[str, Tensor] = {}
+        modulations: dict[str, Tensor] = {}
         for name, own in self.named_parameters():
             # A bias goes with its matrix.
             fits = name in told and own.shape[1:] == told[name].shape[1:]
-            if not fits or (name == "condition.out.bias" and "condition.out.weight" not in found):
+            if not fits or (name == "condition.out.bias" and "condition.out.weight" not in modulations):
                 continue
             rows = dict(zip(theirs, torch.split(told[name], [size for _, size in theirs]), strict=True))
             drawn = zip(mine, torch.split(own.detach(), [size for _, size in mine]), strict=True)
-            found[name] = torch.cat([rows.get(block, new).to(new) for block, new in drawn])
-        return found
+            modulations[name] = torch.cat([rows.get(block, new).to(new) for block, new in drawn])
+        return modulations
 
     def modulated_blocks(self) -> list[tuple[str, int]]:
         """Names of the blocks that the condition modulates, in its order, and how many numbers each gets."""
@@ -298,7 +298,7 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """Rotary phases of queries and keys, (B or 1, points, width of the level): by the boundaries of each sample."""
         grid, heads = tuple(x.shape[2:]), self.config.num_heads
         num_pairs = x.shape[1] // heads // 2
-        found = []
+        all_phases = []
         for first, stop, wraps in layout.ranges:
             phases = self._constants.get(
                 lambda: rope_phases(rope_angles(grid, wraps, num_pairs), heads),  # noqa: B023
@@ -306,8 +306,8 @@ class MultiscaleNetwork(NetworkWithLinearPart):
                 x.device,
                 wide(x).dtype.to_complex(),
             )
-            found.append(phases.expand(1 if len(layout.ranges) == 1 else stop - first, -1, -1))
-        return found[0] if len(found) == 1 else torch.cat(found)
+            all_phases.append(phases.expand(1 if len(layout.ranges) == 1 else stop - first, -1, -1))
+        return all_phases[0] if len(all_phases) == 1 else torch.cat(all_phases)
 
     def _linear(self, group: Sequence[NetworkInput]) -> list[Tensor | None]:
         """The propagator's scaled change of each task of a group; None where there is none."""

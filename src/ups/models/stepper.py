@@ -98,7 +98,7 @@ class Stepper(nn.Module):
 
         refine: where the equation of a steady task is known, as many steps nearer to it as the model's settings say.
         """
-        found: dict[int, Tensor] = {}
+        predictions: dict[int, Tensor] = {}
         for name in (OPERATOR, STEADY):
             mine = [n for n, batch in enumerate(batches) if self.network_of(batch.task) == name]
             if not mine:
@@ -108,8 +108,8 @@ class Stepper(nn.Module):
             for n, x in zip(mine, raw, strict=True):
                 batch = batches[n]
                 x = self._gained(x, batch.task, batch.space)
-                found[n] = self.refined(batch, x, steps) if steps and batch.task.residual else x
-        return [found[n] for n in range(len(batches))]
+                predictions[n] = self.refined(batch, x, steps) if steps and batch.task.residual else x
+        return [predictions[n] for n in range(len(batches))]
 
     def refined(self, batch: Batch, prediction: Tensor, num_steps: int) -> Tensor:
         """The normalized target (B, Ct, *S) of a steady task after steps of its solver."""

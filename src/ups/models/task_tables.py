@@ -96,7 +96,7 @@ class Lift(NamedTable):
     def borrowed_rows(self, task: TaskSpec, like: TaskSpec) -> dict[str, str | None]:
         """Rows of a new task -> those of one that is like it: of the same frame and part (what comes before a point, as
         in `noisy.u` of a flow), by the name of the channel or else one after the other."""
-        found: dict[str, str | None] = {}
+        borrowed: dict[str, str | None] = {}
         seen: dict[tuple[str, str], int] = {}
         theirs = self.names_of(like)
         for row in self.names_of(task):
@@ -105,8 +105,8 @@ class Lift(NamedTable):
             number = seen[_part(row)] = seen.get(_part(row), -1) + 1
             if alike:
                 same = [other for other in alike if other[1] == row[1]]
-                found[self.lasting_name(row)] = self.lasting_name(same[0] if same else alike[number % len(alike)])
-        return found
+                borrowed[self.lasting_name(row)] = self.lasting_name(same[0] if same else alike[number % len(alike)])
+        return borrowed
 
     def forward(self, given: NetworkInput, fields: Tensor, fit: GridFit, layout: Layout) -> Tensor:
         """fields (B, F, *S), which may be scaled -> (B, D, *grid) on the grid that fits."""
@@ -126,15 +126,15 @@ class Lift(NamedTable):
 
     def _positions(self, given: NetworkInput, fields: Tensor) -> list[Tensor]:
         """(B, 1, *S) for each coordinate that matters."""
-        found = []
+        positions = []
         space = fields.shape[2:]
         for number, (axis, points) in enumerate(zip(given.task.axes, given.coordinates, strict=True)):
             shape = [1, 1, *[1] * len(space)]
             shape[number + 2] = -1
             for kind in position_kinds(axis, "translation" in given.task.symmetries):
                 place = position(points, axis, kind).to(fields.dtype).reshape(shape)
-                found.append(place.expand(fields.shape[0], 1, *space))
-        return found
+                positions.append(place.expand(fields.shape[0], 1, *space))
+        return positions
 
 
 def _part(row: RowName) -> tuple[str, str]:

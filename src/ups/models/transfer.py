@@ -87,14 +87,14 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
     """Write into `target` what `source` has for it, network by network. Raises ConfigError if that is nothing."""
     pairs = _new_and_like(source, target)
     common = _in_common(source, target)
-    found = []
+    results = []
     for name, network in target.networks.items():
         # Steady tasks alone have no network of their own: the model itself predicts them.
         alone = name == OPERATOR and STEADY in source.networks and all(task.steady for task in target.tasks)
         known = STEADY if alone else name
         given = cast(Network, source.networks[known]) if known in source.networks else None
-        found.append(_transfer(given, cast(Network, network), name, pairs, common))
-    if not sum(one.num_taken for one in found):
+        results.append(_transfer(given, cast(Network, network), name, pairs, common))
+    if not sum(one.num_taken for one in results):
         if source.config.type == target.config.type:
             raise ConfigError(
                 "no weight to start from matches this model (different sizes and tasks)",
@@ -107,30 +107,30 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
     changes = _unit_changes(source, target)
     converted = [
         cast(Network, network).change_units(changes, {name.removeprefix(_prefix(which)) for name in one.rows})
-        for (which, network), one in zip(target.networks.items(), found, strict=True)
+        for (which, network), one in zip(target.networks.items(), results, strict=True)
     ]
     return Taken(
-        tuple(name for one in found for name in one.whole),
-        {name: rows for one in found for name, rows in one.rows.items()},
-        tuple(name for one in found for name in one.new),
-        sum(one.num_taken for one in found),
-        sum(one.num_weights for one in found),
+        tuple(name for one in results for name in one.whole),
+        {name: rows for one in results for name, rows in one.rows.items()},
+        tuple(name for one in results for name in one.new),
+        sum(one.num_taken for one in results),
+        sum(one.num_weights for one in results),
         tuple(sorted(changes)) if any(converted) else (),
         _other_scaling(source, target),
         _other_kernels(source, target),
-        {new: known for one in found for new, known in one.like.items()},
-        sum(one.made_smaller for one in found),
+        {new: known for one in results for new, known in one.like.items()},
+        sum(one.made_smaller for one in results),
     )
 
 
 def _unit_changes(source: Stepper, target: Stepper) -> dict[str, UnitChange]:
     """Of the tasks that both know."""
-    found = {}
+    changes = {}
     for old, new in _in_common(source, target):
         change = unit_change(old, source.statistics[old.name], new, target.statistics[new.name])
         if change is not None:
-            found[new.name] = change
-    return found
+            changes[new.name] = change
+    return changes
 
 
 def _other_scaling(source: Stepper, target: Stepper) -> tuple[str, ...]:
@@ -157,8 +157,8 @@ def _other_kernels(source: Stepper, target: Stepper) -> tuple[str, ...]:
 def _new_and_like(source: Stepper, target: Stepper) -> list[tuple[TaskSpec, TaskSpec]]:
     """Each task that only the target knows, and the one of the source that it is most like."""
     known = {task.name for task in source.tasks}
-    found = [(task, most_alike(task, source.tasks)) for task in target.tasks if task.name not in known]
-    return [(task, like) for task, like in found if like is not None]
+    pairs = [(task, most_alike(task, source.tasks)) for task in target.tasks if task.name not in known]
+    return [(task, like) for task, like in pairs if like is not None]
 
 
 def _in_common(source: Stepper, target: Stepper) -> list[tuple[TaskSpec, TaskSpec]]:

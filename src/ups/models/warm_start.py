@@ -117,14 +117,14 @@ def _units_of(task: TaskSpec, statistics: Statistics) -> dict[str, _Units]:
 
 
 def _parameters(old: Mapping[str, _Units], new: Mapping[str, _Units]) -> dict[str, ParameterUnits]:
-    found = {}
+    units = {}
     for name in (n for n in new if n in old):  # in the order of the task: sums must not depend on hashes of names
         (was, scale, old_mean, old_std), (now, new_scale, mean, std) = old[name], new[name]
         relative = now / was
         if scale != new_scale:
             # Normalized, a parameter and its logarithm grow alike over the data, and the slope stays. To convert it
             # to first order around the mean was worse on burgers1d, and to begin at 0 worse still.
-            found[name] = ParameterUnits(relative)
+            units[name] = ParameterUnits(relative)
         else:
-            found[name] = ParameterUnits(relative, std / old_std, (mean - old_mean) / old_std)
-    return found
+            units[name] = ParameterUnits(relative, std / old_std, (mean - old_mean) / old_std)
+    return units

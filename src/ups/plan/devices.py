@@ -121,13 +121,13 @@ def this_gpu() -> str | None:
     if not torch.cuda.is_available():
         return None
     name = torch.cuda.get_device_name(0)
-    found = row_of(name)
-    if found is None:
+    row = row_of(name)
+    if row is None:
         raise ConfigError(
             f"the table of devices has no {name}",
             hint=f"name the nearest one with --gpu: {', '.join(sorted(known_devices()))}",
         )
-    return found
+    return row
 
 
 def row_of(device_name: str) -> str | None:
@@ -168,8 +168,8 @@ class _Pieces(nn.Module):
         tokens = self.norm(tokens)
         tokens = tokens + self.narrow(functional.silu(self.wide(tokens)))
         weights = (tokens @ tokens.mT).softmax(-1)
-        found: Tensor = (weights @ tokens).square().mean()
-        return found
+        loss: Tensor = (weights @ tokens).square().mean()
+        return loss
 
 
 def this_cpu() -> Device:

@@ -93,9 +93,9 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
     """
     strategy = config.strategy if config.strategy != "auto" else "ddp" if ranks > 1 else "single"
     dtype = weight_dtype(config.precision)
-    found = Rehearsal()
-    found.parameters = sum(p.numel() for p in stage.parameters())
-    found.trainable = sum(p.numel() for p in stage.parameters() if p.requires_grad)
+    rehearsal = Rehearsal()
+    rehearsal.parameters = sum(p.numel() for p in stage.parameters())
+    rehearsal.trainable = sum(p.numel() for p in stage.parameters() if p.requires_grad)
     with contextlib.ExitStack() as stack:
         mesh = stack.enter_context(pretended_world(ranks, config.shard_ranks)) if strategy == "fsdp" else None
         place = RankInfo(0, ranks, 0, ranks, "cpu")
@@ -109,14 +109,14 @@ def rehearse(stage: Stage, kinds: Sequence[Kind], ranks: int, config: EngineConf
         spread = arrange(stage, runtime, config)
         buckets = _Buckets(stage) if strategy == "ddp" else None
         engine = Engine(runtime, spread, _NoLoader(), config=config, length=length)
-        found.units = sum(isinstance(module, FSDPModule) for module in stage.modules())
-        found.start_bytes = watch.mark()
-        found.parameter_bytes = _bytes(stage.parameters())
-        found.optimizer_bytes = _bytes(t for state in engine.optimizer.state.values() for t in state.values())
-        found.average_bytes = _bytes(engine.ema.tensors.values()) if engine.ema is not None else 0
+        rehearsal.units = sum(isinstance(module, FSDPModule) for module in stage.modules())
+        rehearsal.start_bytes = watch.mark()
+        rehearsal.parameter_bytes = _bytes(stage.parameters())
+        rehearsal.optimizer_bytes = _bytes(t for state in engine.optimizer.state.values() for t in state.values())
+        rehearsal.average_bytes = _bytes(engine.ema.tensors.values()) if engine.ema is not None else 0
         for _ in range(2):
-            found.peak_bytes = _step(engine, spread, kinds, dtype, watch, buckets, found)
-    return found
+            rehearsal.peak_bytes = _step(engine, spread, kinds, dtype, watch, buckets, rehearsal)
+    return rehearsal
 
 
 def _step(
@@ -126,13 +126,13 @@ def _step(
     dtype: torch.dtype,
     watch: Watch,
     buckets: _Buckets | None,
-    found: Rehearsal,
+    rehearsal: Rehearsal,
 ) -> int:
     """The order of `Engine._accumulate` and `_update`; each kind of micro-batch once.
 
     A single kind that comes more than once is passed twice: the second time gradients are there already.
     """
-    found.forward, found.backward = [], []
+    rehearsal.forward, rehearsal.backward = [], []
     passes = list(kinds)
     if len(passes) == 1 and passes[0].per_step > 1:
         passes *= 2
@@ -141,27 +141,27 @@ def _step(
     for number, kind in enumerate(passes):
         before = watch.live_bytes
         held[:] = [tuple(fake_batch(b, dtype, n) for b, n in zip(kind.batches, kind.samples, strict=True))]
-        found.batch_bytes = max(found.batch_bytes, watch.live_bytes - before)
+        rehearsal.batch_bytes = max(rehearsal.batch_bytes, watch.live_bytes - before)
         watch.operations.clear()
         at_start = watch.live_bytes
         with strategy.micro_batch(is_last=number + 1 == len(passes)):
             with autocast(engine.config.precision, _CPU):
                 losses = strategy.module(held[0])
-            found.activation_bytes = max(found.activation_bytes, watch.live_bytes - at_start)
-            found.forward.append(list(watch.operations))
+            rehearsal.activation_bytes = max(rehearsal.activation_bytes, watch.live_bytes - at_start)
+            rehearsal.forward.append(list(watch.operations))
             watch.operations.clear()
             losses.total.backward()
         del losses
-        found.backward.append(list(watch.operations))
-    del found.forward[len(kinds) :], found.backward[len(kinds) :]
+        rehearsal.backward.append(list(watch.operations))
+    del rehearsal.forward[len(kinds) :], rehearsal.backward[len(kinds) :]
     if buckets is not None:
         buckets.hand_out()
     gradients = [p.grad for p in engine.parameters.values() if p.grad is not None]
-    found.gradient_bytes = _bytes(gradients)
+    rehearsal.gradient_bytes = _bytes(gradients)
     watch.operations.clear()
     strategy.gradient_norm(gradients)
     engine._update(1)
-    found.update = list(watch.operations)
+    rehearsal.update = list(watch.operations)
     del gradients
     return watch.mark()
 
@@ -209,9 +209,9 @@ class HostNumbers(Tensor):
     @classmethod
     def of(cls, values: npt.NDArray[np.int64]) -> HostNumbers:
         with _disable_current_modes():
-            found: HostNumbers = Tensor._make_subclass(cls, torch.from_numpy(values))
-        found.on_host = values
-        return found
+            numbers: HostNumbers = Tensor._make_subclass(cls, torch.from_numpy(values))
+        numbers.on_host = values
+        return numbers
 
     def numpy(self, *, force: bool = False) -> npt.NDArray[np.int64]:
         """The real numbers."""

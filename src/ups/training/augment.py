@@ -127,15 +127,15 @@ def point_group(
     kind = [(a.extent, a.unit, a.boundary, n, _values_at_ends(task, a)) for a, n in zip(task.axes, space, strict=True)]
     axes = range(len(space))
     twins = [[turns and free[a] and free[b] and a != b and kind[a] == kind[b] for b in axes] for a in axes]
-    found = []
+    elements = []
     for perm in itertools.permutations(axes):
         if any(a != b and not twins[a][b] for a, b in enumerate(perm)):
             continue
         for flip in itertools.product((False, True), repeat=len(space)):
             may_flip = all(not on or (free[a] if mirrors else any(twins[a])) for a, on in enumerate(flip))
             if may_flip and (mirrors or _parity(perm) * (-1) ** sum(flip) == 1):
-                found.append((perm, flip))
-    return found
+                elements.append((perm, flip))
+    return elements
 
 
 def _values_at_ends(task: TaskSpec, axis: AxisSpec) -> tuple[dict[str, float], ...]:
@@ -177,8 +177,8 @@ def moved(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64]) -> Batch:
         sign = moves.signs[role][chosen].to(device, x.dtype, non_blocking=True)
         both = (source[:, :, None] * index.shape[1] + index[:, None]).flatten(1)  # (B, C * N)
         flat = x.reshape(x.shape[0], -1, both.shape[1])
-        found = flat.gather(2, both[:, None].expand(flat.shape)).reshape(*flat.shape[:2], source.shape[1], -1)
-        return (found * sign[:, None, :, None]).reshape(x.shape)
+        gathered = flat.gather(2, both[:, None].expand(flat.shape)).reshape(*flat.shape[:2], source.shape[1], -1)
+        return (gathered * sign[:, None, :, None]).reshape(x.shape)
 
     return replace(
         batch,
@@ -191,8 +191,8 @@ def moved(batch: Batch, moves: Moves, draws: npt.NDArray[np.float64]) -> Batch:
 def _constant_along(static: Tensor) -> Tensor:
     """(B, A): whether all static fields (B, C, *S) of a sample are constant along an axis."""
     axes = range(2, static.ndim)
-    found = [(static == static.narrow(axis, 0, 1)).flatten(1).all(1) for axis in axes]
-    return torch.stack(found, dim=1)
+    constant = [(static == static.narrow(axis, 0, 1)).flatten(1).all(1) for axis in axes]
+    return torch.stack(constant, dim=1)
 
 
 def _identity(count: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:

@@ -182,10 +182,10 @@ class Checkpointer:
             try:
                 clean_temporaries(RunDir(self.run_dir).checkpoints)
                 belongs = self._identity.check if self._identity is not None else None
-                found = latest_verified(
+                latest = latest_verified(
                     self.run_dir, belongs=belongs, hashed=self._hashed, set_aside=True, on_damage=self._on_damage
                 )
-                answer = (str(found) if found else "", None)
+                answer = (str(latest) if latest else "", None)
             except UpsError as error:
                 answer = ("", error)
         name, failure = from_first(answer, self._runtime.control_group)

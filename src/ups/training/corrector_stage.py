@@ -57,9 +57,9 @@ class EnsembleStage(BalancedStage):
     def begin(self) -> None:
         """Let noise act on the tasks of this stage; on those that it already acts on, as much as it does."""
         super().begin()
-        found = self.stepper.network.noise_sizes()
-        assert found is not None  # the ensemble would have refused
-        parameter, names = found
+        sizes_and_names = self.stepper.network.noise_sizes()
+        assert sizes_and_names is not None  # the ensemble would have refused
+        parameter, names = sizes_and_names
         sizes = gathered(parameter)[:, 0]
         new = torch.tensor([self.config.trains(name) for name in names], device=sizes.device) & (sizes == 0)
         set_rows(parameter, torch.where(new, 1.0, sizes))
@@ -197,10 +197,10 @@ class FlowStage(StageOnResiduals):
         starts = [noise_of(batch, self.seed, 0, number).to(end.dtype) for batch, end in zip(batches, ends, strict=True)]
         times = [self._times(batch, number) for batch in batches]
         now = [torch.lerp(a, b, _beside(t, a)) for a, b, t in zip(starts, ends, times, strict=True)]
-        found = self.flow.velocities(self.stepper, steps, now, times)
+        velocities = self.flow.velocities(self.stepper, steps, now, times)
         return [
             (velocity - (end - start)).square().flatten(1).mean(1)
-            for velocity, end, start in zip(found, ends, starts, strict=True)
+            for velocity, end, start in zip(velocities, ends, starts, strict=True)
         ]
 
     def _times(self, batch: Batch, number: int) -> Tensor:

@@ -29,8 +29,8 @@ class DistillStage(StageOnResiduals):
         ]
         with torch.no_grad():
             wanted = endpoints(self.stepper, flow_of(self.stepper, FLOW), steps, starts, STEPS)
-        found = endpoints(self.stepper, self.flow, steps, starts, 1)
-        return [(x - y).square().flatten(1).mean(1) for x, y in zip(found, wanted, strict=True)]
+        drawn = endpoints(self.stepper, self.flow, steps, starts, 1)
+        return [(x - y).square().flatten(1).mean(1) for x, y in zip(drawn, wanted, strict=True)]
 
     def check_start(self) -> None:
         """Raises ConfigError for a task that the teacher was not trained on: its draws would be the noise."""

@@ -74,9 +74,9 @@ class LossModule(Spreadable, ABC):
             total = part if total is None else total + part
             weight += batch.sample_weight * batch.num_samples
             for name, values in losses.items():
-                found = sum_and_count(values.detach().sum(), batch.num_samples)
+                pair = sum_and_count(values.detach().sum(), batch.num_samples)
                 key = f"train/{batch.task.name}/{name}"
-                metrics[key] = metrics[key] + found if key in metrics else found  # a step may have a task twice
+                metrics[key] = metrics[key] + pair if key in metrics else pair  # a step may have a task twice
         if total is None:
             raise DataError("a micro-batch without a batch has no loss")
         metrics["loss"] = sum_and_count(total.detach(), weight)
@@ -266,15 +266,15 @@ class OperatorStage(BalancedStage):
 
     def _with_penalties(self, batch: Batch, errors: list[Tensor], drifts: list[Tensor]) -> dict[str, Tensor]:
         """The mean error over the steps; penalties are added to it where the recipe asks for them."""
-        found = {"loss": torch.stack(errors).mean(0)}
+        losses = {"loss": torch.stack(errors).mean(0)}
         if drifts:
-            found["conservation"] = torch.stack(drifts).mean(0)
-            found["loss"] = found["loss"] + self.config.conservation_weight * found["conservation"]
+            losses["conservation"] = torch.stack(drifts).mean(0)
+            losses["loss"] = losses["loss"] + self.config.conservation_weight * losses["conservation"]
         if self.config.inverse_weight:
-            found["reconstruction"], found["inverse"] = round_trips(self.stepper, batch)
-            penalty = found["reconstruction"] + found["inverse"]
-            found["loss"] = found["loss"] + self.config.inverse_weight * penalty
-        return found
+            losses["reconstruction"], losses["inverse"] = round_trips(self.stepper, batch)
+            penalty = losses["reconstruction"] + losses["inverse"]
+            losses["loss"] = losses["loss"] + self.config.inverse_weight * penalty
+        return losses
 
     def given_frames(self, batch: Batch) -> Tensor:
         """The context frames (B, T, C, *S), with noise."""
@@ -371,12 +371,12 @@ class LatentOperatorStage(OperatorStage):
         """(B,) errors of the latent and, if fields count, of the decoded target."""
         task, stepper = batch.task, self.stepper
         given, wanted = self.latents(batch)
-        found = self._update(given, batch)
-        in_latent = [self._relative(found - wanted, wanted)]
+        updated = self._update(given, batch)
+        in_latent = [self._relative(updated - wanted, wanted)]
         if not self.config.decode_weight:
             return in_latent, []
         target, _ = stepper.target_inputs(batch.target, task)
-        decoded = stepper.decode_update(found, task, batch.space)
+        decoded = stepper.decode_update(updated, task, batch.space)
         return in_latent, [self._relative(decoded - target, target)]
 
     def unrolled_errors(self, batch: Batch) -> tuple[list[Tensor], list[Tensor]]:
@@ -495,12 +495,14 @@ def in_field_units(stepper: Stepper, task: TaskSpec, error: Tensor, fields: Tens
 
 def baseline_loss(stepper: Stepper, task: TaskSpec) -> float:
     """About the error of an untrained model (no change, or the mean of the target), from the statistics alone."""
-    found = stepper.statistics[task.name]
+    statistics = stepper.statistics[task.name]
     if task.steady:
-        units, means, deviations = found.target_std, found.target_mean, found.target_std
+        units, means, deviations = statistics.target_std, statistics.target_mean, statistics.target_std
     else:
-        units = tuple(math.hypot(*pair) for pair in zip(found.difference_mean, found.difference_std, strict=True))
-        means, deviations = found.state_mean, found.state_std
+        units = tuple(
+            math.hypot(*pair) for pair in zip(statistics.difference_mean, statistics.difference_std, strict=True)
+        )
+        means, deviations = statistics.state_mean, statistics.state_std
     sizes = safe(tuple(math.hypot(*pair) for pair in zip(means, deviations, strict=True)))
     # A channel that never changes adds nothing; a task in which nothing does has no scale of its own.
     return sum(unit / size for unit, size in zip(units, sizes, strict=True)) / len(sizes) or 1.0
@@ -543,9 +545,9 @@ def forget_correctors(stepper: Stepper, network: str, *, members: bool) -> None:
             flow = flow_of(stepper, name)
             forgotten |= {task.name for task in tasks if flow.is_trained(task)}
             set_rows(flow.scale, flow.scale_without([task.name for task in tasks]))
-    found = stepper.network.noise_sizes() if members and network == OPERATOR else None
-    if found is not None:
-        sizes, names = found
+    sizes_and_names = stepper.network.noise_sizes() if members and network == OPERATOR else None
+    if sizes_and_names is not None:
+        sizes, names = sizes_and_names
         forgotten |= {name for name, size in zip(names, gathered(sizes)[:, 0].tolist(), strict=True) if size}
         set_rows(sizes, torch.zeros(len(names)))
     if forgotten:

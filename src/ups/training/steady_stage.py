@@ -37,16 +37,16 @@ class SteadyStage(BalancedStage):
         """`direct` and `refined`: errors before and after refinement, where there is one."""
         batches = [self.prepare(batch, self.config.augment) for batch in batches]
         stepper = self.stepper
-        found = []
+        losses = []
         for batch, predicted in zip(batches, stepper.predict_group(batches, refine=False), strict=True):
             direct = self._errors(batch, predicted)
             num_steps = stepper.configs[stepper.network_of(batch.task)].refine_steps
             if not (num_steps and batch.task.residual and self.config.refined_weight):
-                found.append({"loss": direct})
+                losses.append({"loss": direct})
                 continue
             refined = self._errors(batch, stepper.refined(batch, predicted, num_steps))
-            found.append({"loss": direct + self.config.refined_weight * refined, "direct": direct, "refined": refined})
-        return found
+            losses.append({"loss": direct + self.config.refined_weight * refined, "direct": direct, "refined": refined})
+        return losses
 
     def _errors(self, batch: Batch, predicted: Tensor) -> Tensor:
         wanted = self.stepper.normalization.normalize("target", batch.task, batch.target, 1)
