@@ -78,12 +78,8 @@ def model(module: M, *, name: str = "") -> M:
             f"{module.__name__} needs the argument '{wrong[0]}' to be built",
             hint="give it a default, which makes it a setting of the recipe; `channels` is the only one without",
         )
-    config = create_model(
-        f"{module.__name__}Config",
-        __base__=ModelConfig,
-        type=(Literal[kind], setting(kind, "Which model to build.")),
-        **settings,
-    )
+    fields: dict[str, Any] = {"type": (Literal[kind], setting(kind, "Which model to build.")), **settings}
+    config = create_model(f"{module.__name__}Config", __base__=ModelConfig, **fields)
 
     def build(section: Any, tasks: Sequence[TaskSpec], context_frames: int) -> PlainNetwork:
         task = only_task(kind, tasks)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -35,7 +36,7 @@ class WarmStart(nn.Module):
         """Parameters with rows that belong to names (of tasks, channels, parameters), by the name of the parameter."""
         return {}
 
-    def fitted(self, source: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def fitted(self, source: Any, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weights of another network in the shapes of this one, as far as they mean the same here.
 
         By default those of a network of the same class as they are, and none of another.

@@ -60,15 +60,19 @@ class Hook(Protocol):
 
     def before_step(self, engine: Engine) -> None:
         """Before each step; `engine.progress` says how many were done."""
+        return
 
     def after_step(self, engine: Engine, agreed: Status) -> None:
         """After each step."""
+        return
 
     def after_checkpoint(self, engine: Engine) -> None:
         """After a checkpoint was handed over to be written; it may not be complete yet."""
+        return
 
     def at_end(self, engine: Engine) -> None:
         """After the last step of the stage, not after a stop."""
+        return
 
 
 class Engine:
