@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ups.buckets.client import holds_secret
 from ups.config.schema import Recipe
-from ups.errors import ConfigError, MachineError
+from ups.errors import ConfigError
 from ups.record.files import machine_error, write_file_atomically
 from ups.record.run_dir import RunDir
 from ups.record.text import printable
@@ -263,15 +263,13 @@ def _path_and_bucket(text: str) -> tuple[str, str]:
     return path, url
 
 
-# What the folder holds; anything else in it is not ours.
+# What launchers leave in RUN/launch; anything else in it belongs to the user.
 NAMES = re.compile(r"job\.sh|slurm_\d+(_\d+)?\.out|skypilot\.yaml|vast\.sh|vast_\d+\.log")
 
 
 def write_script(run_dir: Path, name: str, text: str) -> Path:
-    """Write one of the files anew, never through a link to somebody's file; returns its path. Raises MachineError."""
+    """Write one of the files anew; returns its path. Raises MachineError."""
     path = RunDir(run_dir).launch / name
-    if path.parent.is_symlink():
-        raise MachineError(f"{path.parent} is a link, and nothing is written through it", hint="remove it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
