@@ -115,7 +115,11 @@ def test_a_long_run_gives_a_short_curve(tmp_path: Path) -> None:
     points = loss_of(path)
     assert len(points) == MAX_POINTS
     assert (points[0][0], points[-1][0]) == (0.0, 49_999.0)
-    assert len(page_of(tmp_path)) < 20_000
+    page = page_of(tmp_path)
+    assert len(page) < 20_000
+    drawn = re.search(r'points="([^"]*)"', page)
+    assert drawn is not None
+    assert len(drawn[1].split()) == MAX_POINTS
 
 
 def test_a_curve_is_that_of_the_last_stage(tmp_path: Path) -> None:
