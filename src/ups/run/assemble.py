@@ -339,10 +339,7 @@ def build_validation(
 
     def validate(engine: Engine) -> Mapping[str, float]:
         device = engine.runtime.device
-        names: list[str] = []
-        sums: list[float] = []
-        wins: list[float] = []
-        counts: list[float] = []
+        rows: dict[str, tuple[float, float, float]] = {}  # metric -> sum over trajectories, wins, their number
         for reader in held_out:
             task = reader.task.name
             if task not in bars:
@@ -359,30 +356,25 @@ def build_validation(
             with autocast(engine.precision, device):
                 scores = score_task(predictors, reader, place, plan, **common)
                 for name, total, count in _members(stepper, reader, place, plan, members, **common):
-                    names.append(f"valid/{task}/{name}")
-                    sums.append(total)
-                    wins.append(0.0)
-                    counts.append(count)
+                    rows[f"valid/{task}/{name}"] = (total, 0.0, count)
             ours = trajectory_means(scores[MODEL].rows)
             for name in predictors:
                 theirs = trajectory_means(scores[name].rows)
-                names.append(f"valid/{task}/{name}")
-                sums.append(sum(theirs.values()))
                 # not by rounding alone: who wins must not depend on the number of ranks
-                wins.append(float(sum(ours[t] < error * (1 - 1e-6) for t, error in theirs.items())))
-                counts.append(float(len(theirs)))
-        packed = torch.tensor([sums, wins, counts], dtype=torch.float64, device=device)
+                wins = float(sum(ours[t] < error * (1 - 1e-6) for t, error in theirs.items()))
+                rows[f"valid/{task}/{name}"] = (sum(theirs.values()), wins, float(len(theirs)))
+        packed = torch.tensor(list(rows.values()), dtype=torch.float64, device=device).reshape(-1, 3)  # (N, 3)
         if engine.runtime.control_group is not None:
             dist.all_reduce(packed)
-        means = dict(zip(names, (packed[0] / packed[2]).tolist(), strict=True))
-        won = dict(zip(names, packed[1].tolist(), strict=True))
-        scored = dict(zip(names, packed[2].tolist(), strict=True))
+        means = dict(zip(rows, (packed[:, 0] / packed[:, 2]).tolist(), strict=True))
+        wins_and_counts = dict(zip(rows, packed[:, 1:].tolist(), strict=True))
         metrics: dict[str, float] = {}
         for task, bar in bars.items():
             shown = (MODEL, CRPS, TEACHER, CENTER, *bar)
             metrics |= {key: means[key] for name in shown if (key := f"valid/{task}/{name}") in means}
             best = min((f"valid/{task}/{name}" for name in bar), key=lambda name: means[name])
-            metrics |= {f"valid/{task}/better_on": won[best], f"valid/{task}/trajectories": scored[best]}
+            won, scored = wins_and_counts[best]
+            metrics |= {f"valid/{task}/better_on": won, f"valid/{task}/trajectories": scored}
         return metrics
 
     return validate
