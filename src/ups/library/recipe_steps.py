@@ -412,7 +412,8 @@ def _evaluate_inputs(job: Job) -> Any:
 
 
 def _evaluate(job: Job) -> str:
-    from ups.run.scoring import add_cost, load_trained, report_folder, score, write_scores
+    from ups.run.scoring import add_cost, report_folder, score, write_scores
+    from ups.run.trained import load_trained
 
     with hold_run(job.run_dir), job.output.scoring() as progress:
         trained = load_trained(str(job.run_dir))
@@ -458,7 +459,8 @@ def _bundle_outputs(job: Job) -> str:
 
 
 def _bundle(job: Job) -> str:
-    from ups.run.scoring import load_trained, make_bundle, stored_results
+    from ups.run.scoring import make_bundle, stored_results
+    from ups.run.trained import load_trained
 
     results = stored_results(RunDir(job.run_dir).scores)
     with hold_run(job.run_dir), BucketMirror(job.run_dir, job.resolved.recipe.checkpoint):
@@ -468,7 +470,8 @@ def _bundle(job: Job) -> str:
 
 
 def _report(job: Job) -> str:
-    from ups.run.scoring import load_trained, stored_results, write_page
+    from ups.run.scoring import stored_results, write_page
+    from ups.run.trained import load_trained
 
     results = stored_results(RunDir(job.run_dir).scores)
     with hold_run(job.run_dir):

@@ -18,13 +18,14 @@ from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, read_sc
 from ups.evaluation.comparison import compare as compare_scored
 from ups.evaluation.report import write_comparison
 from ups.evaluation.results import SCORES, headlines, to_json
+from ups.inference.stored_scores import MODEL
 from ups.library.run import Run
 from ups.record.checkpoints import latest_verified
 from ups.record.files import read_object, write_file_atomically
 from ups.record.manifest import read_manifest
 from ups.record.run_dir import find_model, is_bundle
 from ups.run.progress_line import ProgressLine, table
-from ups.run.scoring import MODEL, report_folder, score, score_lines, write_scores
+from ups.run.scoring import report_folder, score, score_lines, write_scores
 from ups.run.trained import Trained, check_tasks, load_trained
 from ups.solvers.coarse_solver import require_solvers
 
