@@ -42,6 +42,7 @@ from ups.run.directory import (
     read_run_recipe,
     read_statistics,
 )
+from ups.run.preflight import check_data, check_machine, memory_available_bytes
 from ups.run.progress_line import MetricsFollower, ProgressLine
 from ups.run.restoring import restore_run
 from ups.supervise.bucket_mirror import BucketMirror, check_mirror
@@ -129,7 +130,6 @@ def train_resolved(
 def prepared(resolved: ResolvedRecipe, run_dir: Path, ranks: int, hosts: int = 1) -> Iterator[RunIdentity]:
     """Check machine and data, hold the run, and write what ranks read; gives the identity of the run."""
     from ups.data.open import open_tasks
-    from ups.run.preflight import check_data, check_machine
 
     recipe = resolved.recipe
     check_trackers(recipe.tracking.trackers)
@@ -248,8 +248,6 @@ def _chosen(run_dir: Path, recipe: Recipe, ranks: int, local_ranks: int) -> dict
     """Settings that the recipe leaves to this machine. Hosts of a run are taken to be alike."""
     if recipe.engine.micro_batch_size != "auto":
         return {}
-    from ups.run.preflight import memory_available_bytes
-
     size = auto_micro_batch(run_dir, ranks, memory_available_bytes() // local_ranks)
     logger.info("engine.micro_batch_size=auto: %d samples fit", size)
     return {MICRO_BATCH_SIZE: size}
