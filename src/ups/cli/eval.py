@@ -11,9 +11,6 @@ from ups.cli.options import JsonOption, PluginOption, new_app
 from ups.cli.output import note, report, say, styled
 from ups.errors import ConfigError
 from ups.inference.stored_scores import stored_warnings, written_words
-from ups.library.scores import compare as compare_models
-from ups.library.scores import evaluate as evaluate_model
-from ups.library.scores import seed_table
 from ups.run.progress_line import ProgressLine
 
 if TYPE_CHECKING:
@@ -53,6 +50,7 @@ def evaluate(
 
     Whole rollouts from the start frame on held-out trajectories; a trajectory that blows up counts as infinite.
     """
+    from ups.library.scores import evaluate as evaluate_model
     from ups.run.scoring import score_lines
 
     scores = evaluate_model(
@@ -108,11 +106,15 @@ def compare(
 
     A run without scores is scored first. Refuses scores of other data or of another protocol.
     """
+    from ups.library.scores import compare as compare_models
+
     show(compare_models(*models, tasks=task, progress=not json), out, json=json)
 
 
 def show(found: Comparison, out: str | None, *, json: bool) -> None:
     """Print a comparison, and write its page into `out`."""
+    from ups.library.scores import seed_table
+
     written = found.write(Path(out)) if out is not None else None
     if json:
         report({**found.to_json(), "page": None if written is None else str(written)})

@@ -13,7 +13,6 @@ from ups.cli.options import JsonOption, PluginOption, new_app
 from ups.cli.output import note, report, say
 from ups.config.schema import TaskConfig
 from ups.errors import ConfigError, DataError
-from ups.library.finetune import description_for, own_data
 from ups.record.run_dir import find_bundle
 from ups.run.progress_line import ProgressLine
 
@@ -284,6 +283,8 @@ class _Input:
 
 def _data(bundle: Path, spec: TaskSpec, source: str | None, problem: str | None) -> TaskConfig:
     """The data to start from: what was asked for, or that of the run."""
+    from ups.library.finetune import description_for, own_data
+
     if source is None:
         known = own_data(bundle, spec.name)
         if known.description is not None or not isinstance(known.path, str):

@@ -16,7 +16,6 @@ from ups.config.recipe import recipe_file, resolve
 from ups.config.sweep import axes_of
 from ups.errors import ConfigError
 from ups.inference.stored_scores import stored_warnings, written_words
-from ups.library.finetune import resolve_finetuning
 from ups.library.recipe import stage_alone, without_place
 from ups.library.recipe_steps import StepOutput, before_gate
 from ups.library.run_recipe import StepLines, run_resolved
@@ -289,6 +288,8 @@ def finetune(
     The recipe is that of the bundle with your data, one stage and half the learning rate; --set changes any of its
     fields, and runs/NAME/config.yaml shows it. The same command continues an interrupted run.
     """
+    from ups.library.finetune import resolve_finetuning
+
     changes = [*([f"run.name={name}"] if name else []), *set]
     resolved = resolve_finetuning(bundle, data, task, budget, changes)
     raise typer.Exit(start(resolved, run_dir_of(resolved, "", changes), ranks, json=json))

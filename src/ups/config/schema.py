@@ -472,11 +472,12 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _named_tasks_exist(self) -> Self:
-        for title, entries in (("stages", self.stages), ("gate", self.gate)):
-            for number, entry in enumerate(entries):
-                unknown = sorted(set(entry.tasks or ()) - set(self._task_names))
-                if unknown:
-                    raise ValueError(f"{title}.{number}.tasks: data has no task '{unknown[0]}'")
+        named = {f"stages.{number}": stage.tasks for number, stage in enumerate(self.stages)}
+        named |= {f"gate.{number}": condition.tasks for number, condition in enumerate(self.gate)}
+        for path, tasks in named.items():
+            unknown = sorted(set(tasks or ()) - set(self._task_names))
+            if unknown:
+                raise ValueError(f"{path}.tasks: data has no task '{unknown[0]}'")
         return self
 
     def _stale_corrector(self, number: int) -> str:

@@ -26,7 +26,7 @@ Residual = Literal["", "darcy"]
 MAX_FIELDS = 64
 MAX_PARAMETERS = 64
 _CONFIG = ConfigDict(extra="forbid")
-_Class = TypeVar("_Class", bound=type)
+_Class = TypeVar("_Class", bound=type[Any])
 
 
 def _finite(value: Any) -> Any:
@@ -49,7 +49,7 @@ def _refused_as_data(what: str) -> Callable[[_Class], _Class]:
     """A wrong value is a DataError that names the field and what was expected."""
 
     def decorate(cls: _Class) -> _Class:
-        check = cls.__init__
+        check: Any = cls.__init__
 
         def __init__(self: Any, *args: Any, **values: Any) -> None:
             try:
@@ -61,7 +61,7 @@ def _refused_as_data(what: str) -> Callable[[_Class], _Class]:
                 words = first["msg"].removeprefix("Value error, ")
                 raise DataError(f"{what}: {where}: {words}{f', got {got}' if got else ''}") from None
 
-        cls.__init__ = __init__
+        setattr(cls, "__init__", __init__)  # noqa: B010 - a class of any kind
         return cls
 
     return decorate
@@ -196,8 +196,8 @@ class TaskSpec:
         if twice := _repeated(channels):
             raise DataError(f"task '{self.name}' has two channels called '{twice}': rename one of its fields")
         # In a result they stand next to each other, by name, and next to the dimension of time.
-        parts = (*self.fields, *self.axes, *self.parameters)
-        if shared := _repeated([*(part.name for part in parts), "time"]):
+        named = [*(f.name for f in self.fields), *(a.name for a in self.axes), *(p.name for p in self.parameters)]
+        if shared := _repeated([*named, "time"]):
             raise DataError(
                 f"task '{self.name}' calls two things '{shared}': fields, axes, parameters and time need names of "
                 "their own"
