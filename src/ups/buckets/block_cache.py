@@ -86,15 +86,15 @@ class BlockCache:
             raise _trouble(self.directory, error) from error
         try:
             status = os.fstat(descriptor)
-            found = verified(descriptor, status.st_size, start, stop)
-            if found is None:
+            content = verified(descriptor, status.st_size, start, stop)
+            if content is None:
                 logger.warning("a block of the cache in %s is damaged; it is fetched again", self.directory)
                 with contextlib.suppress(OSError):
                     os.unlink(path)
             elif self._counts_use() and abs(time.time() - status.st_mtime) > _USED_AGAIN_SECONDS:
                 with contextlib.suppress(OSError):
                     os.utime(descriptor)
-            return found
+            return content
         except OSError as error:
             raise _trouble(self.directory, error) from error
         finally:
@@ -128,14 +128,14 @@ class BlockCache:
         with contextlib.ExitStack() as locks:
             for number in sorted({_lock_number(key) for key in keys}):  # one order for all: nobody waits in a circle
                 locks.enter_context(self._lock(f"fetch-{number:03x}", deadline - time.monotonic()))
-            found = [self.read(key) for key in keys]
-            missing = [at for at, data in enumerate(found) if data is None]
+            contents = [self.read(key) for key in keys]
+            missing = [at for at, data in enumerate(contents) if data is None]
             if missing:
                 first, end = missing[0], missing[-1] + 1
                 fetched = fetch(first, end)
                 self._keep([(keys[at], fetched[at - first]) for at in missing])
-                found[first:end] = fetched
-            return [data for data in found if data is not None]
+                contents[first:end] = fetched
+            return [data for data in contents if data is not None]
 
     def has_room(self) -> bool:
         """Whether blocks can be added for a while before others must go."""
@@ -175,7 +175,7 @@ class BlockCache:
         files: closes them, and removes those that were not renamed.
         """
         total = sum(_on_disk(size) for _, size in wanted)
-        found = []
+        reserved = []
         with self._lock("bookkeeping", None):
             used = self._counted()
             if used is None or used + total > self.limit_bytes:
@@ -190,8 +190,8 @@ class BlockCache:
                 # Held as long as this process writes: whoever gets the lock knows that the writer is dead.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 os.ftruncate(descriptor, size)
-                found.append((descriptor, temporary))
-        return found
+                reserved.append((descriptor, temporary))
+        return reserved
 
     def _counted(self) -> int | None:
         """Bytes in use as last counted; after a kill it may be more than there is, never less."""
@@ -212,9 +212,9 @@ class BlockCache:
     def _evict(self, goal: int) -> int:
         """Remove what dead writers left, and the farthest from now until at most `goal` bytes are in use."""
         now = time.time()
-        found = sorted(self._scan(), key=lambda block: -abs(now - block[0]))
-        used = sum(size for _, size, _ in found)
-        for _, size, path in found:
+        blocks = sorted(self._scan(), key=lambda block: -abs(now - block[0]))
+        used = sum(size for _, size, _ in blocks)
+        for _, size, path in blocks:
             temporary = os.path.basename(path).startswith(_TEMPORARY)
             if (temporary and _writer_is_dead(path)) or (used > goal and not temporary):
                 with contextlib.suppress(FileNotFoundError):

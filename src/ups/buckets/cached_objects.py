@@ -94,18 +94,18 @@ def list_objects(url: str) -> dict[str, ObjectInfo]:
         )
 
     def ask() -> dict[str, ObjectInfo]:
-        found: dict[str, ObjectInfo] = {}
+        infos: dict[str, ObjectInfo] = {}
         for page in obstore.list(store, prefix):
             for meta in page:
                 name = str(meta["path"]).removeprefix(prefix)
-                found[name] = _info(f"{url.rstrip('/')}/{name}", meta)
-            if len(found) > MAX_LISTED:
+                infos[name] = _info(f"{url.rstrip('/')}/{name}", meta)
+            if len(infos) > MAX_LISTED:
                 raise StoreRefusedError(f"{url} holds more than {MAX_LISTED:,} objects", hint="name a smaller part")
-        return found
+        return infos
 
-    found = _listed[url] = _patiently(url, ask)
-    _known.update({info.url: info for info in found.values()})
-    return found
+    infos = _listed[url] = _patiently(url, ask)
+    _known.update({info.url: info for info in infos.values()})
+    return infos
 
 
 def read_range(info: ObjectInfo, start: int, stop: int) -> bytes:
@@ -117,11 +117,11 @@ def read_range(info: ObjectInfo, start: int, stop: int) -> bytes:
     for number in range(start // BLOCK_BYTES, (stop - 1) // BLOCK_BYTES + 1):
         begin = number * BLOCK_BYTES
         inside = (max(start - begin, 0), min(stop - begin, BLOCK_BYTES))
-        found = cache.read(_block(info, number), *inside)
-        if found is None:
+        part = cache.read(_block(info, number), *inside)
+        if part is None:
             missing.append((number, inside))
         else:
-            parts[number] = found
+            parts[number] = part
     if missing:
         fetched = _fetch(info, _runs(info, [number for number, _ in missing]), patient=True)
         parts |= {number: fetched[number][slice(*inside)] for number, inside in missing}
@@ -196,10 +196,10 @@ def _fetch(info: ObjectInfo, runs: list[range], *, patient: bool) -> dict[int, b
     fill = functools.partial(_fill, info, patient)
     alone = len(runs) == 1 or getattr(_here, "waits", False)
     filled = map(fill, runs) if alone else threads().map(fill, runs)
-    found: dict[int, bytes] = {}
+    by_number: dict[int, bytes] = {}
     for run, blocks in zip(runs, filled, strict=True):
-        found.update(zip(run, blocks, strict=True))
-    return found
+        by_number.update(zip(run, blocks, strict=True))
+    return by_number
 
 
 def _fill(info: ObjectInfo, patient: bool, run: range) -> list[bytes]:
@@ -221,8 +221,8 @@ def _download(info: ObjectInfo, start: int, stop: int, patient: bool) -> bytes:
 
     def ask() -> bytes:
         answer = obstore.get(store, key, options=options)  # type: ignore[arg-type]
-        found = _info(info.url, answer.meta)
-        if (found.size, found.etag) != (info.size, info.etag):
+        current = _info(info.url, answer.meta)
+        if (current.size, current.etag) != (info.size, info.etag):
             raise _changed(info.url)
         data = bytes(answer.bytes())
         if len(data) != stop - start:

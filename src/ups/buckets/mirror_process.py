@@ -59,18 +59,18 @@ class MirrorNote:
 
 def read_note(run_dir: Path) -> MirrorNote | None:
     """The note of a run, None if it has none that can be read."""
-    found = read_object(RunDir(run_dir).mirror_note)
+    document = read_object(RunDir(run_dir).mirror_note)
     if (
-        found is None
-        or found.keys() != MirrorNote.__dataclass_fields__.keys()
-        or not isinstance(found["url"], str)
-        or not isinstance(found["problem"], str)
-        or not (found["step"] is None or is_whole(found["step"]))
-        or not (found["behind_since"] is None or is_number(found["behind_since"]))
-        or not is_number(found["updated"])
+        document is None
+        or document.keys() != MirrorNote.__dataclass_fields__.keys()
+        or not isinstance(document["url"], str)
+        or not isinstance(document["problem"], str)
+        or not (document["step"] is None or is_whole(document["step"]))
+        or not (document["behind_since"] is None or is_number(document["behind_since"]))
+        or not is_number(document["updated"])
     ):
         return None
-    return MirrorNote(**found)
+    return MirrorNote(**document)
 
 
 POLL_SECONDS = 0.5

@@ -34,19 +34,19 @@ def natural(name: str) -> list[str]:
 def matching_paths(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     """What a person wrote as path or paths of data, with the files that each pattern (runs/*.npz) means; a pattern
     that nothing matches stays."""
-    found: list[str] = []
+    names: list[str] = []
     for path in map(str, [paths] if isinstance(paths, str | os.PathLike) else paths):
         plain = is_address(path) or not glob.has_magic(path) or os.path.exists(path)
         # Statistics are kept next to the first file.
         files = () if plain else [name for name in glob.glob(path) if not name.endswith(".statistics.json")]
-        found += sorted(files, key=natural) or [path]
-    return found
+        names += sorted(files, key=natural) or [path]
+    return names
 
 
 def plain_name(path: str | Path) -> str:
     """A path as one text that stays the same wherever it is used: absolute, or the address."""
-    found = data_path(path)
-    return str(found) if isinstance(found, BucketPath) else os.path.abspath(found)
+    target = data_path(path)
+    return str(target) if isinstance(target, BucketPath) else os.path.abspath(target)
 
 
 class BucketPath(PosixPath):
@@ -66,10 +66,10 @@ class BucketPath(PosixPath):
 
     def info(self) -> ObjectInfo:
         """Size and version. Raises FileNotFoundError."""
-        found = object_info(str(self))
-        if found is None:
+        object_ = object_info(str(self))
+        if object_ is None:
             raise FileNotFoundError(2, os.strerror(2), str(self))
-        return found
+        return object_
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
         return self.is_file() or self.is_dir()
@@ -134,5 +134,5 @@ class BucketPath(PosixPath):
         """Relative name -> bytes of every object below it; of a web server, which cannot list, of those expected."""
         if not str(self).startswith("http"):
             return {name: info.size for name, info in list_objects(str(self)).items()}
-        found = {name: object_info(str(self / name)) for name in expected}
-        return {name: info.size for name, info in found.items() if info is not None}
+        infos = {name: object_info(str(self / name)) for name in expected}
+        return {name: info.size for name, info in infos.items() if info is not None}

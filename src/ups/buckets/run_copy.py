@@ -75,14 +75,14 @@ def get(bucket: Bucket, name: str, limit: int) -> bytes | None:
 
     with _errors(bucket, f"reading {name}"):
         try:
-            found = obstore.get(bucket.store, bucket.key(name))
+            answer = obstore.get(bucket.store, bucket.key(name))
         except FileNotFoundError:
             return None
-        if found.meta["size"] > limit:
+        if answer.meta["size"] > limit:
             raise IntegrityError(
-                f"{bucket.url}/{name} has {found.meta['size']} bytes, and more than {limit} are not read"
+                f"{bucket.url}/{name} has {answer.meta['size']} bytes, and more than {limit} are not read"
             )
-        return bytes(found.bytes())
+        return bytes(answer.bytes())
 
 
 def get_file(bucket: Bucket, name: str, expected: FileHash, target: Path) -> None:
@@ -93,12 +93,12 @@ def get_file(bucket: Bucket, name: str, expected: FileHash, target: Path) -> Non
     target.parent.mkdir(parents=True, exist_ok=True)
     with _errors(bucket, f"reading {name}"), target.open("xb") as file:
         try:
-            found = obstore.get(bucket.store, bucket.key(name))
+            answer = obstore.get(bucket.store, bucket.key(name))
         except FileNotFoundError:
             raise IntegrityError(f"{bucket.url}/{name} is missing") from None
-        if found.meta["size"] != expected.size:
-            raise IntegrityError(f"{bucket.url}/{name} has {found.meta['size']} bytes, committed was {expected.size}")
-        for part in found.stream(min_chunk_size=_CHUNK_BYTES):
+        if answer.meta["size"] != expected.size:
+            raise IntegrityError(f"{bucket.url}/{name} has {answer.meta['size']} bytes, committed was {expected.size}")
+        for part in answer.stream(min_chunk_size=_CHUNK_BYTES):
             size += len(part)
             if size > expected.size:  # a server that lies about the size must not fill the disk
                 raise IntegrityError(f"{bucket.url}/{name} is longer than {expected.size} bytes")
@@ -113,14 +113,14 @@ def names(bucket: Bucket, folder: str = "") -> dict[str, int]:
     import obstore
 
     start = bucket.key(folder) if folder else bucket.prefix
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     with _errors(bucket, f"listing {folder or 'the prefix'}"):
         for batch in obstore.list(bucket.store, start or None):
             for entry in batch:
                 name = entry["path"].removeprefix(f"{bucket.prefix}/" if bucket.prefix else "")
                 if is_plain_key(name):
-                    found[name] = entry["size"]
-    return found
+                    sizes[name] = entry["size"]
+    return sizes
 
 
 def delete(bucket: Bucket, *doomed: str) -> None:
@@ -176,8 +176,8 @@ def committed_in(bucket: Bucket, folder: str) -> str:
     content = get(bucket, f"{folder}/{COMMITTED_NAME}", MAX_MARKER_BYTES)
     with contextlib.suppress(ValueError):
         marker = json.loads(content or b"null")
-        found = marker.get("manifest_sha256") if isinstance(marker, dict) else None
-        return found if isinstance(found, str) and re.fullmatch(r"[0-9a-f]{64}", found) else ""
+        sha256 = marker.get("manifest_sha256") if isinstance(marker, dict) else None
+        return sha256 if isinstance(sha256, str) and re.fullmatch(r"[0-9a-f]{64}", sha256) else ""
     return ""
 
 
@@ -185,8 +185,8 @@ def steps_in(bucket: Bucket) -> dict[int, str]:
     """Step -> manifest hash of each checkpoint in the bucket that carries a marker, newest first."""
     marked = [_CHECKPOINT.fullmatch(name) for name in names(bucket, "checkpoints")]
     steps = sorted({int(m.group(2)) for m in marked if m is not None and m.group(3) == COMMITTED_NAME}, reverse=True)
-    found = {step: committed_in(bucket, step_folder(step)) for step in steps}
-    return {step: sha256 for step, sha256 in found.items() if sha256}
+    manifests = {step: committed_in(bucket, step_folder(step)) for step in steps}
+    return {step: sha256 for step, sha256 in manifests.items() if sha256}
 
 
 def identity_in(bucket: Bucket) -> RunIdentity | None:
@@ -278,12 +278,12 @@ class RunCopy:
 
     def _local(self) -> dict[int, str]:
         """Step -> manifest hash of each committed checkpoint of the run directory, newest first."""
-        found = {}
+        manifests = {}
         for step, path in list_checkpoints(self._run_dir):
             with contextlib.suppress(UpsError, OSError):  # it is being removed or replaced
                 if not path.is_symlink() and is_committed(path):
-                    found[step] = read_manifest(path).sha256
-        return found
+                    manifests[step] = read_manifest(path).sha256
+        return manifests
 
     def _bundle_here(self) -> str:
         with contextlib.suppress(UpsError, OSError):

@@ -30,8 +30,8 @@ def content_sample(paths: Sequence[str | Path]) -> tuple[str, int]:
 
     The place of the files does not matter to the hash, nor does the time.
     """
-    found = _files(paths)
-    files = [(name, path, status.st_size) for name, path, status in found]
+    listed = _files(paths)
+    files = [(name, path, status.st_size) for name, path, status in listed]
     total = sum(size for _, _, size in files)
     digest = hashlib.sha256(json.dumps([[name, size] for name, _, size in files]).encode())
     # Blocks evenly over all bytes as if they were one file, the last one included; less than that is read whole.
@@ -49,7 +49,7 @@ def content_sample(paths: Sequence[str | Path]) -> tuple[str, int]:
         begin = end
         if pieces:
             _add(digest, path, pieces)
-    return digest.hexdigest(), max((status.st_mtime_ns for _, _, status in found), default=0)
+    return digest.hexdigest(), max((status.st_mtime_ns for _, _, status in listed), default=0)
 
 
 def _add(digest: hashlib._Hash, path: Path, pieces: list[tuple[int, int]]) -> None:
@@ -88,16 +88,16 @@ def compare_changed(paths: Sequence[str | Path], since_ns: int, limit_bytes: int
 
 def _files(paths: Sequence[str | Path]) -> list[tuple[str, Path, os.stat_result]]:
     """(name without its place, path, status) of every file, in a fixed order."""
-    found = []
+    listed = []
     try:
         for number, root in enumerate(map(data_path, paths)):
             if not root.is_dir():
-                found.append((str(number), root, root.stat()))
+                listed.append((str(number), root, root.stat()))
                 continue
-            found += [(f"{number}/{name}", root / name, (root / name).stat()) for name in _names(root)]
+            listed += [(f"{number}/{name}", root / name, (root / name).stat()) for name in _names(root)]
     except OSError as error:
         raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
-    return sorted(found)
+    return sorted(listed)
 
 
 def _names(root: Path) -> list[str]:

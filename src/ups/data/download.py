@@ -372,20 +372,20 @@ def _understood(response: Any, url: str, start: int, validator: str, watch: Watc
             f"{shown(url)} answers with a page or packed bytes ({kind}) instead of the file",
             hint="look at that address in a browser: the file may have moved, or need a login",
         )
-    found = _validator(headers)
+    version = _validator(headers)
     length = headers.get("Content-Length", "")
     size = int(length) if re.fullmatch(r"\d{1,15}", length) else None
     if response.status == 206:
         part = re.fullmatch(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15}|\*)", headers.get("Content-Range", "").strip())
         if part is None or int(part.group(1)) != start:
             raise BeginAgainError("the server sent another part than was asked for")
-        if start and validator and found and found != validator:
+        if start and validator and version and version != validator:
             raise BeginAgainError("the file on the server changed")
         total = None if part.group(3) == "*" else int(part.group(3))
-        return Answer(start, total, found, response, watch)
+        return Answer(start, total, version, response, watch)
     if response.status != 200:
         raise TryAgainError(f"the server answers with status {response.status}")
-    return Answer(0, size, found, response, watch)  # the whole file: no ranges there, or it changed
+    return Answer(0, size, version, response, watch)  # the whole file: no ranges there, or it changed
 
 
 def _validator(headers: Any) -> str:

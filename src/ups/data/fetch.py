@@ -269,14 +269,14 @@ class RemoteSet:
 @functools.cache
 def catalog() -> dict[str, RemoteSet]:
     """All data sets by name."""
-    found: dict[str, list[RemoteFile]] = {}
+    files_of: dict[str, list[RemoteFile]] = {}
     for row in csv.DictReader(_lines("pdebench.csv")):
         file = RemoteFile(row["path"].split("/")[-1], row["url"], row["path"], row["md5"])
-        found.setdefault(f"{PDEBENCH}/{row['name']}", []).append(file)
+        files_of.setdefault(f"{PDEBENCH}/{row['name']}", []).append(file)
     for line in _lines("the_well.txt"):
         name, path = line.split("/", 1)
-        found.setdefault(f"{THE_WELL}/{name}", []).append(RemoteFile(path, f"{WELL_BASE}/{line}", path))
-    return {name: RemoteSet(name, tuple(files)) for name, files in found.items()}
+        files_of.setdefault(f"{THE_WELL}/{name}", []).append(RemoteFile(path, f"{WELL_BASE}/{line}", path))
+    return {name: RemoteSet(name, tuple(files)) for name, files in files_of.items()}
 
 
 def find(name: str) -> RemoteSet:

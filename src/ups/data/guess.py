@@ -209,10 +209,10 @@ class _Guesser:
             self.notes.append(f"the units of '{variable.name}' have more than 32 characters and are left out")
 
     def _extent(self, axis: dict[str, Any], path: str, name: str, size: int) -> None:
-        found = self._number(length_names(name))
-        if found is not None and found.value > 0:
-            axis["extent"] = found.value
-            self._say_number(f"{path}.extent", "from {}", found)
+        stated = self._number(length_names(name))
+        if stated is not None and stated.value > 0:
+            axis["extent"] = stated.value
+            self._say_number(f"{path}.extent", "from {}", stated)
             return
         spacing = self._number(spacing_names(name))
         if spacing is not None and spacing.value > 0:
@@ -240,10 +240,10 @@ class _Guesser:
 
     def _number(self, names: set[str] | frozenset[str]) -> _Number | None:
         """A number of the first file that is called so."""
-        found = _find_number(self.container, names)
-        if found is None:
+        located = _find_number(self.container, names)
+        if located is None:
             return None
-        owner, key, value = found
+        owner, key, value = located
         if key:
             self.used_attributes.add((owner, key))
         else:
@@ -258,15 +258,15 @@ class _Guesser:
         steady = TIME not in labels
         fields: list[dict[str, Any]] = []
         for variable in self.container.variables.values():
-            found = labels if variable is main else labels_of(variable, main, labels)
-            if found is None or variable.name in self.used or any(a not in found for a in names.values()):
+            its_dims = labels if variable is main else labels_of(variable, main, labels)
+            if its_dims is None or variable.name in self.used or any(a not in its_dims for a in names.values()):
                 continue
             if variable is not main and (
                 self._may_be_parameter(variable, main, dims) or self._may_be_coordinate(variable)
             ):
                 continue
             self.used.add(variable.name)
-            fields += self._fields_of(variable, found, labels, steady, len(fields), len(names))
+            fields += self._fields_of(variable, its_dims, labels, steady, len(fields), len(names))
         if steady:
             self._steady(fields)
         self.values["fields"] = fields
@@ -296,9 +296,9 @@ class _Guesser:
         nameless = self._nameless()
         base = "u" if nameless else plain_name(variable.name.split("/")[-1], "u")
         role = "target" if steady else "state" if TIME in dims else "static"
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         for channel in range(max(1, size)):
-            path = f"fields.{first + len(found)}"
+            path = f"fields.{first + len(entries)}"
             entry: dict[str, Any] = {"name": base if size < 2 else f"{base}_{channel}", "role": role}
             entry["name"] = self._free(entry["name"])
             if entry["name"] != variable.name and not nameless:
@@ -316,8 +316,8 @@ class _Guesser:
             self._unit(entry, path, variable)
             if dims != usual:
                 entry["dims"] = dims
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
     def _nameless(self) -> bool:
         """Whether the array is called as its file because it is alone in there: that of an .npy."""
@@ -404,7 +404,7 @@ class _Guesser:
 
     def _parameters(self, count: int, main: Variable, dims: Dims) -> None:
         frames = main.shape[dims.role.index(TIME)] if TIME in dims.role else 0
-        found: list[dict[str, Any]] = []
+        entries: list[dict[str, Any]] = []
         layout = understand(self.container, describe_values(self.values, "the guessed description"), self.name)
         for name, variable in self.container.variables.items():
             short = name.split("/")[-1].removeprefix("*@")
@@ -417,9 +417,9 @@ class _Guesser:
             if variable.size == 1 or (len(variable.shape) == 1 and per_row):
                 if role_of_name(short) == TRAJECTORY or _counts(self.container, variable):
                     continue  # a number for each trajectory that only counts them; named as not used
-                self._parameter(found, short, {"dataset": name}, self.container.whole(name), variable)
-                if variable.size > 1 and not variable.dims[0] and main.shape.count(count) > 1 and found:
-                    path = f"parameters.{len(found) - 1}.name"
+                self._parameter(entries, short, {"dataset": name}, self.container.whole(name), variable)
+                if variable.size > 1 and not variable.dims[0] and main.shape.count(count) > 1 and entries:
+                    path = f"parameters.{len(entries) - 1}.name"
                     self._say(path, f"{self.reasons[path]}; it also fits another dimension of {count}", look=True)
             elif (
                 len(variable.shape) == 2
@@ -429,7 +429,9 @@ class _Guesser:
             ):
                 for column in range(variable.shape[1]):
                     values = self.container.whole(name)[:, column]
-                    self._parameter(found, f"{short}_{column}", {"dataset": name, "channel": column}, values, variable)
+                    self._parameter(
+                        entries, f"{short}_{column}", {"dataset": name, "channel": column}, values, variable
+                    )
         sizes = {n for v in self.container.variables.values() for n in v.shape}
         for name, value in self.container.attributes.items():
             if (
@@ -438,7 +440,7 @@ class _Guesser:
                 and not is_about_the_file(name, value, sizes)
                 and not is_stated(name, value, layout)
             ):
-                self._parameter(found, name.split("/")[-1], {"attribute": name}, np.array([value]), None)
+                self._parameter(entries, name.split("/")[-1], {"attribute": name}, np.array([value]), None)
         for owner, variable in self.container.variables.items():
             for name, value in variable.attributes.items():
                 taken = (
@@ -448,18 +450,18 @@ class _Guesser:
                 )
                 if isinstance(value, float) and not taken:
                     source = {"dataset": owner, "attribute": name}
-                    self._parameter(found, name, source, np.array([value]), None)
-        self.values["parameters"] = found
+                    self._parameter(entries, name, source, np.array([value]), None)
+        self.values["parameters"] = entries
 
     def _parameter(
-        self, found: list[dict[str, Any]], name: str, source: dict[str, Any], values: Any, variable: Variable | None
+        self, entries: list[dict[str, Any]], name: str, source: dict[str, Any], values: Any, variable: Variable | None
     ) -> None:
         values = np.asarray(values, np.float64).reshape(-1)
-        if not np.isfinite(values).all() or len(found) == 64:
+        if not np.isfinite(values).all() or len(entries) == 64:
             self.notes.append(f"'{name}' is no parameter: its values are not finite, or there are more than 64")
             return
         entry: dict[str, Any] = {"name": self._free(plain_name(name, "parameter"))}
-        path = f"parameters.{len(found)}"
+        path = f"parameters.{len(entries)}"
         low, high = float(values.min()), float(values.max())
         if variable is not None:
             self._unit(entry, path, variable)
@@ -470,7 +472,7 @@ class _Guesser:
         where = f"attribute '{source['attribute']}'" if "attribute" in source else f"'{source['dataset']}'"
         spread = f"{low:g} to {high:g}" if high > low else f"{low:g}"
         self._say(f"{path}.name", f"{where}: {spread}", sure=True)
-        found.append(entry)
+        entries.append(entry)
 
     def _above_zero(self, source: dict[str, Any]) -> bool:
         """Whether a parameter of the first file is above 0 in the others, too."""
@@ -531,7 +533,7 @@ def _refuse_numbered(container: Container, arrays: Sequence[Variable], main: Var
     stem = re.sub(r"\d+", "0", main.name)
     alike = [v for v in arrays if re.sub(r"\d+", "0", v.name) == stem and len(v.shape) == len(main.shape)]
     sizes = [sorted(set(lengths)) for lengths in zip(*(v.shape for v in alike), strict=True)]
-    unequal = [found for found in sizes if len(found) > 1]
+    unequal = [lengths_seen for lengths_seen in sizes if len(lengths_seen) > 1]
     if len(alike) > 2 and len(unequal) == 1:
         raise DataError(
             f"{container.path}: arrays '{alike[0].name}', '{alike[1].name}' and {len(alike) - 2} more have names that "

@@ -141,18 +141,18 @@ def role_of_coordinate(variable: Variable) -> str:
 def guess_dims(container: Container, variable: Variable) -> Dims:
     """What each dimension of the array of a field is."""
     rank = len(variable.shape)
-    found = Dims([""] * rank, [""] * rank, [""] * rank)
+    dims = Dims([""] * rank, [""] * rank, [""] * rank)
     vectors = _vectors(container, variable)
-    _by_name(variable, vectors, found)
-    unknown = [i for i in range(rank) if not found.role[i]]
+    _by_name(variable, vectors, dims)
+    unknown = [i for i in range(rank) if not dims.role[i]]
     if unknown:
-        found.rough = roughness(container, variable)
-        _by_coordinates(container, variable, vectors, found)
-        found.seen |= {i for i in range(rank) if not found.role[i]}
-        _find_trajectories(container, variable, vectors, found)
-        _by_order(container, variable, vectors, found)
-        _by_values(container, variable, found)
-    return found
+        dims.rough = roughness(container, variable)
+        _by_coordinates(container, variable, vectors, dims)
+        dims.seen |= {i for i in range(rank) if not dims.role[i]}
+        _find_trajectories(container, variable, vectors, dims)
+        _by_order(container, variable, vectors, dims)
+        _by_values(container, variable, dims)
+    return dims
 
 
 def given_dims(container: Container, variable: Variable, given: Sequence[str]) -> Dims:
@@ -167,7 +167,7 @@ def given_dims(container: Container, variable: Variable, given: Sequence[str]) -
     if odd:
         raise ConfigError(f"--dims: '{odd[0]}' is named twice, or no name", hint="for example --dims trajectory,time,x")
     role = [name if name in (TRAJECTORY, TIME, CHANNEL, COMPONENT) else "space" for name in given]
-    found = Dims(role, [""] * len(shape), ["as you said"] * len(shape), called=tuple(given))
+    result = Dims(role, [""] * len(shape), ["as you said"] * len(shape), called=tuple(given))
     vectors = _vectors(container, variable)
     # By the name that was given, by what its own name or unit says, by its length alone.
     for fits in (
@@ -178,10 +178,10 @@ def given_dims(container: Container, variable: Variable, given: Sequence[str]) -
         for i in (i for i, name in enumerate(role) if name in (TIME, "space")):
             sizes = (shape[i], shape[i] + 1) if role[i] == TIME else (shape[i],)
             for name, vector in vectors.items():
-                free = not found.coordinate[i] and name not in found.coordinate
+                free = not result.coordinate[i] and name not in result.coordinate
                 if free and vector.size in sizes and fits(i, vector) and rises(container, name):
-                    found.coordinate[i] = name
-    return found
+                    result.coordinate[i] = name
+    return result
 
 
 def _vectors(container: Container, variable: Variable) -> dict[str, Variable]:
@@ -189,45 +189,45 @@ def _vectors(container: Container, variable: Variable) -> dict[str, Variable]:
     return {name: row for name, row in rows.items() if len(row.shape) == 1}
 
 
-def _by_name(variable: Variable, vectors: Mapping[str, Variable], found: Dims) -> None:
+def _by_name(variable: Variable, vectors: Mapping[str, Variable], dims: Dims) -> None:
     if variable.name.split("/")[0].split("@")[0] == "*" or "/*/" in variable.name:
-        found.role[0], found.why[0] = TRAJECTORY, "the file has a group for each"
+        dims.role[0], dims.why[0] = TRAJECTORY, "the file has a group for each"
     for i, dim in enumerate(variable.dims):
-        if found.role[i] or not dim:
+        if dims.role[i] or not dim:
             continue
         coordinate = next(
             (n for n in vectors if n.split("/")[-1] == dim and vectors[n].shape[0] == variable.shape[i]), ""
         )
         role = (role_of_coordinate(vectors[coordinate]) if coordinate else "") or role_of_name(dim)
         why = f"the file calls it '{dim}'" if role_of_name(dim) == role else f"by the attributes of '{dim}'"
-        if role and (role == "space" or role not in found.role):
-            found.role[i], found.why[i] = role, why
+        if role and (role == "space" or role not in dims.role):
+            dims.role[i], dims.why[i] = role, why
         if coordinate and role != TRAJECTORY:
-            found.coordinate[i] = coordinate
+            dims.coordinate[i] = coordinate
 
 
-def _by_coordinates(container: Container, variable: Variable, vectors: Mapping[str, Variable], found: Dims) -> None:
+def _by_coordinates(container: Container, variable: Variable, vectors: Mapping[str, Variable], dims: Dims) -> None:
     """Arrays called as coordinates are, and as long as a dimension is."""
-    taken = set(found.coordinate)
+    taken = set(dims.coordinate)
     for wanted in (TIME, "space"):
         names = [n for n in vectors if n not in taken and _role_of_vector(vectors[n]) == wanted]
         names.sort(key=lambda n: (SPACES.get(plain(n), 9), n))
         for name in names:
             size = vectors[name].shape[0]
             lengths = (size, size - 1) if wanted == TIME else (size,)
-            places = [i for i, n in enumerate(variable.shape) if n in lengths and not found.role[i]]
-            rivals = [n for n in names if vectors[n].shape[0] == size and n not in found.coordinate]
+            places = [i for i, n in enumerate(variable.shape) if n in lengths and not dims.role[i]]
+            rivals = [n for n in names if vectors[n].shape[0] == size and n not in dims.coordinate]
             if len(places) > max(1, len(rivals)):
-                places = [i for i in places if found.rough.get(i, 0) < UNRELATED] or places
-            if not places or (wanted == TIME and TIME in found.role) or not rises(container, name):
+                places = [i for i in places if dims.rough.get(i, 0) < UNRELATED] or places
+            if not places or (wanted == TIME and TIME in dims.role) or not rises(container, name):
                 continue
             place = next((i for i in places if variable.shape[i] == size), places[0])
-            found.role[place], found.coordinate[place] = wanted, name
-            found.why[place] = f"'{name}' has as many entries"
+            dims.role[place], dims.coordinate[place] = wanted, name
+            dims.why[place] = f"'{name}' has as many entries"
             others = [str(i + 1) for i in places if i != place]
             if others:
-                found.seen.add(place)
-                found.why[place] += f", and also fits dimension {' and '.join(others)}"
+                dims.seen.add(place)
+                dims.why[place] += f", and also fits dimension {' and '.join(others)}"
 
 
 def _role_of_vector(variable: Variable) -> str:
@@ -241,31 +241,31 @@ def rises(container: Container, name: str) -> bool:
     return bool(np.isfinite(steps).all() and ((steps > 0).all() or (steps < 0).all()))
 
 
-def _find_trajectories(container: Container, variable: Variable, vectors: Mapping[str, Variable], found: Dims) -> None:
+def _find_trajectories(container: Container, variable: Variable, vectors: Mapping[str, Variable], dims: Dims) -> None:
     """Unrelated neighbors are trajectories, of several dimensions of them those with a number for each entry."""
     shape = variable.shape
-    left = [i for i, role in enumerate(found.role) if not role]
-    if TRAJECTORY in found.role or not left:
+    left = [i for i, role in enumerate(dims.role) if not role]
+    if TRAJECTORY in dims.role or not left:
         return
     numbers = {i: _only_fit(vectors, shape, i) for i in left}
     mixed = [i for i in left if any(not rises(container, name) for name in numbers[i])]
-    rough = [i for i in left if found.rough.get(i, 0) >= UNRELATED]
+    rough = [i for i in left if dims.rough.get(i, 0) >= UNRELATED]
     large = [i for i in rough if shape[i] > FEW_CHANNELS] or (rough if len(rough) > 1 else [])
     if large:
         known = [i for i in large if i in mixed]
-        best = known[0] if known else 0 if 0 in large else max(large, key=lambda i: found.rough[i])
-        found.role[best], found.why[best] = TRAJECTORY, "its neighboring entries have nothing to do with each other"
+        best = known[0] if known else 0 if 0 in large else max(large, key=lambda i: dims.rough[i])
+        dims.role[best], dims.why[best] = TRAJECTORY, "its neighboring entries have nothing to do with each other"
         if known and len(large) > 1:
-            found.why[best] += f", and '{numbers[best][0]}' has a number for each"
+            dims.why[best] += f", and '{numbers[best][0]}' has a number for each"
         return
     # A sweep over a parameter: neighbors resemble each other, but there is a number for each. Numbers that rise may as
     # well be a coordinate: then there must be other dimensions for time and space.
     rising = [i for i in left if numbers[i] and i not in mixed]
-    needed = (TIME not in found.role) + ("space" not in found.role)
+    needed = (TIME not in dims.role) + ("space" not in dims.role)
     if not mixed and (len(rising) > 1 or len(left) - 1 < needed):
         return
     for i in (*mixed, *rising)[:1]:
-        found.role[i], found.why[i] = TRAJECTORY, "the file has one more number for each entry"
+        dims.role[i], dims.why[i] = TRAJECTORY, "the file has one more number for each entry"
 
 
 def _only_fit(vectors: Mapping[str, Variable], shape: tuple[int, ...], i: int) -> list[str]:
@@ -275,47 +275,47 @@ def _only_fit(vectors: Mapping[str, Variable], shape: tuple[int, ...], i: int) -
     return [name for name, v in vectors.items() if v.shape == (shape[i],) and not _role_of_vector(v)]
 
 
-def _by_order(container: Container, variable: Variable, vectors: Mapping[str, Variable], found: Dims) -> None:
+def _by_order(container: Container, variable: Variable, vectors: Mapping[str, Variable], dims: Dims) -> None:
     """What rises or falls along one dimension is its coordinate, whatever it is called; of what is still open."""
-    for i, role in enumerate(found.role):
-        if role not in ("", TIME, "space") or found.coordinate[i]:
+    for i, role in enumerate(dims.role):
+        if role not in ("", TIME, "space") or dims.coordinate[i]:
             continue
         for name in _only_fit(vectors, variable.shape, i):
             named = vectors[name].dims[0] not in ("", variable.dims[i])
             if not named and not role_of_coordinate(vectors[name]) and rises(container, name):
-                found.coordinate[i] = name
+                dims.coordinate[i] = name
                 break
 
 
-def _by_values(container: Container, variable: Variable, found: Dims) -> None:
+def _by_values(container: Container, variable: Variable, dims: Dims) -> None:
     """What is left: few entries are fields, then time is what the values show, else what stands before space."""
     shape = variable.shape
-    left = [i for i, role in enumerate(found.role) if not role]
-    spaces = found.role.count("space")
-    room = 3 - spaces + (TIME not in found.role)
+    left = [i for i, role in enumerate(dims.role) if not role]
+    spaces = dims.role.count("space")
+    room = 3 - spaces + (TIME not in dims.role)
     small = [
         i
         for i in left
         if shape[i] <= MAX_CHANNELS
-        and not found.coordinate[i]
-        and (found.rough.get(i, 1) >= UNRELATED or len(left) > room)
+        and not dims.coordinate[i]
+        and (dims.rough.get(i, 1) >= UNRELATED or len(left) > room)
     ]
-    if small and CHANNEL not in found.role and COMPONENT not in found.role and (len(left) > 1 or spaces):
+    if small and CHANNEL not in dims.role and COMPONENT not in dims.role and (len(left) > 1 or spaces):
         i = min(small, key=lambda i: (shape[i], -i))
-        found.role[i], found.why[i] = CHANNEL, f"it has only {shape[i]} entries: taken as separate fields"
+        dims.role[i], dims.why[i] = CHANNEL, f"it has only {shape[i]} entries: taken as separate fields"
         left.remove(i)
     where = {"time": "by its place: time stands before space", "space": "by its place: space stands last"}
     if variable.column_major:
         where = {"time": "by its place: time stands after space", "space": "by its place: space stands first"}
         left.reverse()
-    if left and TIME not in found.role and (len(left) > 1 or spaces):
-        first, shown = find_time(container, variable, found.role, left)
+    if left and TIME not in dims.role and (len(left) > 1 or spaces):
+        first, shown = find_time(container, variable, dims.role, left)
         if shown:
             where = {"time": shown, "space": "because another dimension looks like time"}
-        found.role[first], found.why[first] = TIME, where["time"]
+        dims.role[first], dims.why[first] = TIME, where["time"]
         left.remove(first)
     for i in left:
-        found.role[i], found.why[i] = "space", where["space"]
+        dims.role[i], dims.why[i] = "space", where["space"]
 
 
 def roughness(container: Container, variable: Variable) -> dict[int, float]:
@@ -323,7 +323,7 @@ def roughness(container: Container, variable: Variable) -> dict[int, float]:
 
     Taken along every dimension from one block of the array, which is thinned but for the dimension itself.
     """
-    found: dict[int, float] = {}
+    ratios: dict[int, float] = {}
     shape = variable.shape
     for i in range(len(shape)):
         if shape[i] < 2:
@@ -342,8 +342,8 @@ def roughness(container: Container, variable: Variable) -> dict[int, float]:
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # of rows that are all NaN
             change = np.nanmean(np.diff(values, axis=-1) ** 2)
             spread = 2 * np.nanmean((values - np.nanmean(values, axis=-1, keepdims=True)) ** 2) * length / (length - 1)
-        found[i] = float(change / spread) if spread > 0 and np.isfinite(change) else 0.0
-    return found
+        ratios[i] = float(change / spread) if spread > 0 and np.isfinite(change) else 0.0
+    return ratios
 
 
 def axis_names(names: list[str]) -> list[str]:
@@ -368,14 +368,14 @@ def labels_of(variable: Variable, main: Variable, labels: list[str]) -> list[str
     known = {}
     for size, label in zip(main.shape, labels, strict=True):
         known[size] = "" if size in known else label
-    found = [known.get(size, "") for size in variable.shape]
-    if variable.shape[:1] != main.shape[:1] or "" in found:
+    by_size = [known.get(size, "") for size in variable.shape]
+    if variable.shape[:1] != main.shape[:1] or "" in by_size:
         # The same without time, or without trajectory and time, in the same order.
         for left in ({TIME}, {TRAJECTORY}, {TRAJECTORY, TIME}, {TIME, CHANNEL}, {CHANNEL}):
             kept = [(n, label) for n, label in zip(main.shape, labels, strict=True) if label not in left]
             if variable.shape == tuple(n for n, _ in kept):
                 return [label for _, label in kept]
-    return found if "" not in found and len(set(found)) == len(found) else None
+    return by_size if "" not in by_size and len(set(by_size)) == len(by_size) else None
 
 
 MAX_TRAJECTORIES = 6

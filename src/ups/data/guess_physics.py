@@ -125,7 +125,7 @@ def guess_conserved(sample: Sample) -> dict[int, float]:
     integral = values.mean(axis=space)  # (N, T, C)
     # How much the field varies, not how large it is: 0.1 K of 300 K is no rounding.
     size = np.abs(values - values.mean(axis=space, keepdims=True)).mean(axis=space)
-    found: dict[int, float] = {}
+    drifts: dict[int, float] = {}
     for channel in range(values.shape[2]):
         field = values[:, :, channel]
         scale = float(size[..., channel].max())
@@ -134,8 +134,8 @@ def guess_conserved(sample: Sample) -> dict[int, float]:
             continue
         drift = float(np.abs(integral[..., channel] - integral[:, :1, channel]).max()) / scale
         if drift < DRIFT:
-            found[channel] = drift
-    return found
+            drifts[channel] = drift
+    return drifts
 
 
 def _rms(values: Any) -> float:

@@ -116,9 +116,9 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
         conserved = ", conserved" if entry["field"] in card["conserved"] else ""
         rows.append((f"{entry['role']} {entry['name']}", f"{numbers}{_unit(entry['unit'])}{conserved}"))
     for entry in card["parameters"]:
-        found = f"{entry['found_minimum']:.4g} to {entry['found_maximum']:.4g}{_unit(entry['unit'])}"
+        measured = f"{entry['found_minimum']:.4g} to {entry['found_maximum']:.4g}{_unit(entry['unit'])}"
         declared = f"{entry['minimum']:.4g} to {entry['maximum']:.4g}, {entry['scale']}"
-        rows.append((f"parameter {entry['name']}", f"{found} (declared {declared})"))
+        rows.append((f"parameter {entry['name']}", f"{measured} (declared {declared})"))
     seen, total = card["ranges_from"], sum(card["splits"].values())
     rows.append(("ranges", "of all trajectories" if seen == total else f"of {seen} of {total} trajectories"))
     rows.append(("symmetries", ", ".join(card["symmetries"]) or "none declared"))
@@ -158,7 +158,7 @@ def _ranges(reader: Reader, num_sampled: int) -> tuple[dict[str, Any], int]:
         owners = [f for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims))]
         for name, owner, numbers in zip(task.channel_names(role), owners, _numbers(moments[role]), strict=True):
             fields.append({"name": name, "field": owner.name, "role": role, "unit": owner.unit, **numbers})
-    found = [
+    parameter_rows = [
         {
             "name": p.name,
             "unit": p.unit,
@@ -170,7 +170,7 @@ def _ranges(reader: Reader, num_sampled: int) -> tuple[dict[str, Any], int]:
         }
         for i, p in enumerate(task.parameters)
     ]
-    return {"fields": fields, "parameters": found}, seen
+    return {"fields": fields, "parameters": parameter_rows}, seen
 
 
 def _numbers(moments: Moments) -> list[dict[str, float]]:

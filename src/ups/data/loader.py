@@ -37,11 +37,11 @@ class Loader:
     `with` block) to end its workers; they also end when it is collected or its process dies.
     """
 
-    def __init__(self, source: RankSource, place: RankInfo, config: LoaderConfig, start_step: int = 0) -> None:
+    def __init__(self, source: RankSource, rank_info: RankInfo, config: LoaderConfig, start_step: int = 0) -> None:
         self.source = source
         self._tasks = tuple(reader.task for reader in source.readers)
-        self._rank = place.rank
-        self._pin = place.device_kind == "cuda"
+        self._rank = rank_info.rank
+        self._pin = rank_info.device_kind == "cuda"
         self._config = config
         self._pool: WorkerPool | None = None
         self._failure: UpsError | None = None
@@ -150,7 +150,7 @@ class Loader:
 def build_loader(
     data: DataConfig,
     readers: Sequence[Reader],
-    place: RankInfo,
+    rank_info: RankInfo,
     *,
     seed: int,
     window_frames: int,
@@ -167,12 +167,12 @@ def build_loader(
     """
     if len(readers) != len(data.tasks):
         raise ConfigError(f"{len(data.tasks)} tasks need as many readers, not {len(readers)}")
-    cuts = tuple(Cut.of(size, place, micro_batch_size) for size in data.batch_sizes)
+    cuts = tuple(Cut.of(size, rank_info, micro_batch_size) for size in data.batch_sizes)
     indexes = tuple(WindowIndex.of(reader, "train", window_frames) for reader in readers)
     names = [task.name for task in data.tasks]
     for name, index in zip(names, indexes, strict=True):
         short = 0 if index.frames is None else int((index.frames < window_frames).sum())
-        if short and place.rank == 0:
+        if short and rank_info.rank == 0:
             logger.warning(
                 "%d trajectories of task '%s' are shorter than %d frames: unused", short, name, window_frames
             )
@@ -184,16 +184,16 @@ def build_loader(
         cuts,
         grouped,
         array_source=array_source,
-        host_ranks=place.local_world_size,
-        host_readers=place.local_world_size * max(1, data.loader.workers),
+        host_ranks=rank_info.local_world_size,
+        host_readers=rank_info.local_world_size * max(1, data.loader.workers),
     )
-    return Loader(source, place, data.loader, start_step)
+    return Loader(source, rank_info, data.loader, start_step)
 
 
 def evaluation_batches(
     reader: Reader,
     split: str,
-    place: RankInfo,
+    rank_info: RankInfo,
     *,
     window_frames: int,
     batch_size: int,
@@ -209,13 +209,13 @@ def evaluation_batches(
     long_enough = range(index.num_trajectories)
     if index.frames is not None:
         long_enough = [t for t in long_enough if index.windows_in(t)]  # type: ignore[assignment]
-    mine = long_enough[:max_trajectories][place.rank :: place.world_size]
+    mine = long_enough[:max_trajectories][rank_info.rank :: rank_info.world_size]
     for first in range(0, len(mine), batch_size):
         trajectories = tuple(mine[first : first + batch_size])
         arrays = read_arrays(reader, split, trajectories, [0] * len(trajectories), index.read_frames)
         arrays["numbers"] = np.array([index.number(t, 0) for t in trajectories], np.int64)
         batch = _to_batch(arrays, reader.task, 0)
-        yield (batch.pin_memory() if place.device_kind == "cuda" else batch), trajectories
+        yield (batch.pin_memory() if rank_info.device_kind == "cuda" else batch), trajectories
 
 
 def _to_batch(arrays: Mapping[str, Any], task: TaskSpec, step: int, sample_weight: float = 1.0) -> Batch:

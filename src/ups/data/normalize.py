@@ -127,8 +127,8 @@ def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> 
     """What `ensure_statistics` stored for this reader. Raises DataError if there is nothing, or only stale ones."""
     files = _places(path)
     identity = reader.identity()
-    found = [file for file in files if file.exists()]
-    for file in found:
+    present = [file for file in files if file.exists()]
+    for file in present:
         entry = _read_entries(file).get(identity)
         if entry is not None:
             if not isinstance(entry, dict) or entry.pop("sha256", None) != _checksum(entry):
@@ -139,9 +139,9 @@ def load_statistics(reader: Reader, path: str | Path | Sequence[str | Path]) -> 
             _check(statistics, reader, file)
             return statistics
     name = reader.task.name
-    if found:
+    if present:
         raise DataError(
-            f"the statistics of task '{name}' in {found[0]} are stale: they are of other data or other strides",
+            f"the statistics of task '{name}' in {present[0]} are stale: they are of other data or other strides",
             hint="compute them again; `ups train` does",
         )
     raise DataError(
@@ -288,11 +288,11 @@ def _store(file: Path, statistics: Statistics) -> None:
     entries = _read_entries(file) if file.exists() else {}
     entries.pop(statistics.data_identity, None)
     kept = list(entries.items())[-(_MAX_ENTRIES - 1) :]
-    found = statistics.to_json()
+    entry = statistics.to_json()
     document = {
         "format": _FORMAT,
         "version": _VERSION,
-        "entries": {**dict(kept), statistics.data_identity: {**found, "sha256": _checksum(found)}},
+        "entries": {**dict(kept), statistics.data_identity: {**entry, "sha256": _checksum(entry)}},
     }
     write_file_atomically(file, (json.dumps(document, indent=1) + "\n").encode())
 
@@ -336,7 +336,7 @@ class ShortestWaves:
     def absent(self, std: tuple[float, ...]) -> tuple[tuple[int, ...], ...]:
         """For each channel and axis: the points of the grid where the wave is never there, else 0."""
         return tuple(
-            tuple(n if found <= _NOTHING * scale else 0 for n, found in zip(self._points, row, strict=True))
+            tuple(n if amplitude <= _NOTHING * scale else 0 for n, amplitude in zip(self._points, row, strict=True))
             for row, scale in zip(self._largest, std, strict=True)
         )
 

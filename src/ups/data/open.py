@@ -126,9 +126,9 @@ def _description_of(
         return read_description(description)
     if description is not None:
         return description
-    found = description_next_to(paths) if all(is_container(path) for path in paths) else None
-    if found is not None:
-        return read_description(found)
+    beside = description_next_to(paths) if all(is_container(path) for path in paths) else None
+    if beside is not None:
+        return read_description(beside)
     if format == DESCRIBED or any(needs_description(path) for path in paths):
         raise DataError(
             f"{paths[0]} does not say what its arrays mean, and no task.yaml lies next to it",

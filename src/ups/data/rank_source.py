@@ -232,12 +232,12 @@ def _layout(kinds: tuple[tuple[int, ...], ...], num_parts: tuple[int, ...], grou
     """kinds, num_parts: of each slot. Slot by slot and part by part, or the n-th parts of all slots of a kind."""
     if not grouped:
         return tuple(((slot, part),) for slot, count in enumerate(num_parts) for part in range(count))
-    found: list[tuple[tuple[int, int], ...]] = []
+    micro_batches: list[tuple[tuple[int, int], ...]] = []
     for kind in dict.fromkeys(kinds):
         slots = [slot for slot, other in enumerate(kinds) if other == kind]
         most = max(num_parts[slot] for slot in slots)
-        found += [tuple((slot, part) for slot in slots if part < num_parts[slot]) for part in range(most)]
-    return tuple(found)
+        micro_batches += [tuple((slot, part) for slot in slots if part < num_parts[slot]) for part in range(most)]
+    return tuple(micro_batches)
 
 
 def read_arrays(
@@ -269,8 +269,8 @@ def _named(
     for trajectory, start in zip(trajectories, starts, strict=True):
         try:
             reader.read_block(split, (trajectory,), (start,), num_frames)
-        except Exception as found:  # noqa: BLE001 - whatever a reader raises is reported with its place
-            return _located(found, reader, split, trajectory, start, num_frames)
+        except Exception as failure:  # noqa: BLE001 - whatever a reader raises is reported with its place
+            return _located(failure, reader, split, trajectory, start, num_frames)
     return _located(error, reader, split, trajectories[0], starts[0], num_frames, once=True)
 
 
@@ -295,7 +295,7 @@ MAX_MESSAGE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayPlace:
+class ArrayLocation:
     """Where an array lies in the memory file of its batch."""
 
     name: str
@@ -312,7 +312,7 @@ class BatchReply:
     task: int
     step: int
     num_bytes: int
-    places: tuple[ArrayPlace, ...]
+    locations: tuple[ArrayLocation, ...]
 
 
 @dataclass(frozen=True, slots=True)

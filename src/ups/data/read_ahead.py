@@ -154,16 +154,16 @@ def steps_until_next_use(source: RankSource, planned: Planned) -> npt.NDArray[np
     """
     task, sampler, cut = planned.task, source.sampler, source.cuts[planned.task]
     index, batch_size = source.indexes[task], sampler.batch_sizes[task]
-    trajectories, starts = (np.asarray(found, np.int64) for found in index.locate_all(planned.numbers))
+    trajectories, starts = (np.asarray(num_steps, np.int64) for num_steps in index.locate_all(planned.numbers))
     first = planned.numbers - starts  # of the trajectory
     last = first + np.array([index.windows_in(int(t)) for t in trajectories], np.int64) - 1
     reach = max(0, index.read_frames - 1)
     sharing = planned.numbers[:, None] + np.arange(-reach, reach + 1)  # (n, windows that share a frame with it)
     sharing = np.clip(sharing, first[:, None], last[:, None])
     _, begin = sampler.locate(planned.step, planned.slot)
-    places = sampler.next_places(task, sharing.ravel(), begin + batch_size - 1)
-    ranks = places % batch_size // cut.share
+    positions = sampler.next_positions(task, sharing.ravel(), begin + batch_size - 1)
+    ranks = positions % batch_size // cut.share
     here = ranks // source.host_ranks == cut.rank // source.host_ranks
-    distance = np.where(here, places - begin, 2 * len(index)).reshape(sharing.shape)
-    found: npt.NDArray[np.float64] = distance.min(axis=1) / sampler.places_per_step(task)
-    return found
+    distance = np.where(here, positions - begin, 2 * len(index)).reshape(sharing.shape)
+    num_steps: npt.NDArray[np.float64] = distance.min(axis=1) / sampler.positions_per_step(task)
+    return num_steps

@@ -73,7 +73,7 @@ class Mixture:
         wanted = wanted / wanted.sum()
         self.quotas: tuple[int, ...] = _quotas(wanted)
         self.cycle: int = sum(self.quotas)
-        # (cycle,) each: the task of a place, and how many earlier places of the cycle have the same task.
+        # (cycle,) each: the task of a position, and how many earlier positions of the cycle have the same task.
         self._tasks, self._earlier = _spread(self.quotas)
 
     @property
@@ -83,9 +83,9 @@ class Mixture:
 
     def locate(self, block: int) -> tuple[int, int]:
         """(task, number of earlier blocks of that task) of a block of the endless sequence."""
-        cycles, place = divmod(block, self.cycle)
-        task = int(self._tasks[place])
-        return task, cycles * self.quotas[task] + int(self._earlier[place])
+        cycles, position = divmod(block, self.cycle)
+        task = int(self._tasks[position])
+        return task, cycles * self.quotas[task] + int(self._earlier[position])
 
     def task_at(self, block: int) -> int:
         """The task of a block."""
@@ -111,9 +111,9 @@ def _quotas(shares: Float64) -> tuple[int, ...]:
 
 
 def _spread(quotas: Sequence[int]) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint32]]:
-    """Order inside a cycle, earliest deadline first: task of each place, and its earlier places in the cycle.
+    """Order inside a cycle, earliest deadline first: task of each position, and its earlier positions in the cycle.
 
-    Block j of a task with quota q may stand from place floor(j L / q) and must stand before ceil((j + 1) L / q). These
+    Block j of a task with quota q may be at position floor(j L / q) or later, and is before ceil((j + 1) L / q). These
     intervals always admit an order, earliest deadline first finds it, and no prefix is then off by a whole block.
     Equal quotas give plain round-robin.
     """
@@ -121,13 +121,13 @@ def _spread(quotas: Sequence[int]) -> tuple[npt.NDArray[np.uint16], npt.NDArray[
     tasks, earlier = np.empty(length, np.uint16), np.empty(length, np.uint32)
     ready: list[tuple[int, int, int]] = []  # (deadline, task, j)
     coming = [(0, task, 0) for task in range(len(quotas))]  # (release, task, j)
-    for place in range(length):
-        while coming and coming[0][0] <= place:
+    for position in range(length):
+        while coming and coming[0][0] <= position:
             _, task, j = heapq.heappop(coming)
             heapq.heappush(ready, (-(-(j + 1) * length // quotas[task]), task, j))
             if j + 1 < quotas[task]:
                 heapq.heappush(coming, ((j + 1) * length // quotas[task], task, j + 1))
-        _, tasks[place], earlier[place] = heapq.heappop(ready)
+        _, tasks[position], earlier[position] = heapq.heappop(ready)
     return tasks, earlier
 
 
@@ -135,9 +135,9 @@ Int64 = npt.NDArray[np.int64]
 
 
 class TaskStream:
-    """The endless stream of window numbers of one task: place p is in pass p // size.
+    """The endless stream of window numbers of one task: position p is in pass p // size.
 
-    The order depends on the seed and the name of the task, not on its place in the recipe: adding a task leaves the
+    The order depends on the seed and the name of the task, not on its position in the recipe: adding a task leaves the
     order within the others as it was.
     """
 
@@ -148,15 +148,15 @@ class TaskStream:
         self._permutation = Permutation(size, key_of(seed, "window order", name))
 
     def numbers(self, start: int, stop: int) -> Int64:
-        """Window numbers (stop - start,) at places start..stop-1 of the stream."""
+        """Window numbers (stop - start,) at positions start..stop-1 of the stream."""
         first_pass, first = divmod(start, self.size)
-        places = np.arange(first, first + (stop - start), dtype=np.int64)
+        positions = np.arange(first, first + (stop - start), dtype=np.int64)
         if first + (stop - start) <= self.size:
-            return self._permutation.forward(places, first_pass)
-        return self._permutation.forward(places % self.size, first_pass + places // self.size)
+            return self._permutation.forward(positions, first_pass)
+        return self._permutation.forward(positions % self.size, first_pass + positions // self.size)
 
-    def next_places(self, numbers: Int64, after: int) -> Int64:
-        """The first place behind `after` at which each of the windows (n,) is seen."""
+    def next_positions(self, numbers: Int64, after: int) -> Int64:
+        """The first position behind `after` at which each of the windows (n,) is seen."""
         current = after // self.size
         here, later = (n * self.size + self._permutation.inverse(numbers, n) for n in (current, current + 1))
         return np.where(here > after, here, later)
@@ -212,7 +212,7 @@ class Sampler:
         self.fingerprint: str = hashlib.sha256(text.encode()).hexdigest()
 
     def locate(self, step: int, slot: int) -> tuple[int, int]:
-        """(task, place of the block's first window in the stream of that task)."""
+        """(task, position of the block's first window in the stream of that task)."""
         if step < 0 or not 0 <= slot < self.blocks_per_step:
             raise ValueError(f"there is no slot {slot} of step {step}: a step has {self.blocks_per_step} slots")
         task, earlier = self.mixture.locate(step * self.blocks_per_step + slot)
@@ -220,18 +220,18 @@ class Sampler:
 
     def block(self, step: int, slot: int, start: int = 0, stop: int | None = None) -> Block:
         """Rows start..stop-1 of a block (default all): what one rank or micro-batch takes."""
-        task, place = self.locate(step, slot)
+        task, position = self.locate(step, slot)
         size = self.batch_sizes[task]
         rows = size if stop is None else stop
         if not 0 <= start <= rows <= size:
             raise ValueError(f"rows {start} to {rows} are not in a block of {size}")
-        return Block(task, self._streams[task].numbers(place + start, place + rows))
+        return Block(task, self._streams[task].numbers(position + start, position + rows))
 
-    def next_places(self, task: int, numbers: Int64, after: int) -> Int64:
-        """The first place behind `after` in the stream of a task at which each of the windows (n,) is seen."""
-        return self._streams[task].next_places(numbers, after)
+    def next_positions(self, task: int, numbers: Int64, after: int) -> Int64:
+        """The first position behind `after` in the stream of a task at which each of the windows (n,) is seen."""
+        return self._streams[task].next_positions(numbers, after)
 
-    def places_per_step(self, task: int) -> float:
+    def positions_per_step(self, task: int) -> float:
         """How far the stream of a task goes on in a step, on average."""
         return self.blocks_per_step * self.batch_sizes[task] * self.mixture.quotas[task] / self.mixture.cycle
 
@@ -271,25 +271,25 @@ class Cut:
     micro_batch_size: int
 
     @classmethod
-    def of(cls, batch_size: int, place: RankInfo, micro_batch_size: int | None = None) -> Cut:
+    def of(cls, batch_size: int, rank_info: RankInfo, micro_batch_size: int | None = None) -> Cut:
         """The cut for one rank. Raises ConfigError where ranks would be unequal.
 
         micro_batch_size: the most windows that a rank takes at once. It takes the largest part that divides its share,
         so that a recipe runs with any number of ranks, and with tasks of unequal batches.
         """
-        if batch_size % place.world_size:
-            below = batch_size // place.world_size * place.world_size
-            sizes = [str(n) for n in (below, below + place.world_size) if n > 0]
-            worlds = _neighbors(place.world_size, batch_size)
+        if batch_size % rank_info.world_size:
+            below = batch_size // rank_info.world_size * rank_info.world_size
+            sizes = [str(n) for n in (below, below + rank_info.world_size) if n > 0]
+            worlds = _neighbors(rank_info.world_size, batch_size)
             raise ConfigError(
-                f"a block of {batch_size} windows cannot be cut into {place.world_size} equal ranks",
+                f"a block of {batch_size} windows cannot be cut into {rank_info.world_size} equal ranks",
                 hint=f"set batch_size (of data or of the task) to {' or '.join(sizes)}, or use {' or '.join(worlds)} "
                 "ranks",
             )
-        share = batch_size // place.world_size
+        share = batch_size // rank_info.world_size
         most = share if micro_batch_size is None else max(1, min(micro_batch_size, share))
         micro = next(size for size in range(most, 0, -1) if share % size == 0)
-        return cls(batch_size, place.rank, place.world_size, micro)
+        return cls(batch_size, rank_info.rank, rank_info.world_size, micro)
 
     @property
     def share(self) -> int:

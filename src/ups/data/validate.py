@@ -143,13 +143,13 @@ def validate(
         for trajectory in range(count):
             validator = _Validator(reader, split, trajectory, drift_tolerance, measure=scales is None)
             try:
-                found = list(validator.examine())
+                findings = list(validator.examine())
                 if scales is None:
                     scales = validator.scales()
-                found += _compare(validator, scales, originals)
+                findings += _compare(validator, scales, originals)
             except UpsError as error:
-                found = [validator.finding("unreadable", error.message)]
-            for finding in found:
+                findings = [validator.finding("unreadable", error.message)]
+            for finding in findings:
                 if finding.kind not in allowed:
                     report.add(finding)
             report.num_trajectories += 1
@@ -221,14 +221,14 @@ class _Validator:
         None for a trajectory that is flat at this resolution: all such would look alike.
         """
         samples = np.concatenate(self._samples) if self._samples else np.zeros((0, len(scales)))
-        found = []
+        numbers = []
         for shift in (0.0, 0.5):
             steps = np.clip(np.nan_to_num(samples, posinf=0.0, neginf=0.0) / scales, -1e9, 1e9) * 100.0
             cells = np.floor(steps + shift).astype(np.int64)
             if len(np.unique(cells)) < MIN_DISTINCT:
                 return []
-            found.append(int.from_bytes(hashlib.blake2b(cells.tobytes(), digest_size=8).digest(), "little"))
-        return found
+            numbers.append(int.from_bytes(hashlib.blake2b(cells.tobytes(), digest_size=8).digest(), "little"))
+        return numbers
 
     def _channels(self) -> tuple[str, ...]:
         task = self.reader.task
@@ -415,9 +415,9 @@ def _divergence(vectors: Float64, field: str, channel: str, task: TaskSpec) -> I
         slope = np.fft.ifft(np.fft.fft(vectors[:, axis], axis=1 + axis) * (1j * k.reshape(shape)), axis=1 + axis).real
         total += slope
         squares += np.square(slope).reshape(len(vectors), -1).mean(axis=1)
-    found, usual = np.sqrt(np.square(total).reshape(len(vectors), -1).mean(axis=1)), np.sqrt(squares)
-    for frame in np.flatnonzero(found > _TOLERANCE * usual):
-        share = found[frame] / usual[frame]
+    size, usual = np.sqrt(np.square(total).reshape(len(vectors), -1).mean(axis=1)), np.sqrt(squares)
+    for frame in np.flatnonzero(size > _TOLERANCE * usual):
+        share = size[frame] / usual[frame]
         message = f"the divergence of '{field}' is {share:.2g} of its derivatives, and the task says that it has none"
         yield "divergence", int(frame), channel, message
 
@@ -427,11 +427,11 @@ def trajectories_in_train(reader: Reader, split: str) -> dict[int, int]:
     held_out: dict[bytes, list[int]] = {}
     for trajectory in range(reader.splits.get(split, 0)):
         held_out.setdefault(fingerprint(reader, split, trajectory), []).append(trajectory)
-    found: dict[int, int] = {}
+    twins: dict[int, int] = {}
     for trajectory in range(reader.splits.get("train", 0) if held_out else 0):
         for twin in held_out.get(fingerprint(reader, "train", trajectory), ()):
-            found.setdefault(twin, trajectory)
-    return dict(sorted(found.items()))
+            twins.setdefault(twin, trajectory)
+    return dict(sorted(twins.items()))
 
 
 def fingerprint(reader: Reader, split: str, trajectory: int) -> bytes:

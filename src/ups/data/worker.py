@@ -27,7 +27,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from ups.data.rank_source import REQUEST, ArrayBatch, ArrayPlace, BatchReply, ErrorReply, RankSource, fault_file
+from ups.data.rank_source import REQUEST, ArrayBatch, ArrayLocation, BatchReply, ErrorReply, RankSource, fault_file
 from ups.data.read_ahead import ReadAhead
 from ups.errors import DataError, UpsError
 from ups.record.failure import Recorder, install_in_worker, location_of_error
@@ -59,11 +59,11 @@ def serve(connection: socket.socket, source: RankSource | ErrorReply, recorder: 
 
 def _asked_already(connection: socket.socket) -> list[int]:
     """Requests that have come and need not be waited for."""
-    found: list[int] = []
+    numbers: list[int] = []
     with suppress(BlockingIOError):
         while request := connection.recv(REQUEST.size, socket.MSG_DONTWAIT):
-            found.extend(REQUEST.unpack(request))
-    return found
+            numbers.extend(REQUEST.unpack(request))
+    return numbers
 
 
 def _answer(connection: socket.socket, source: RankSource, number: int, recorder: Recorder | None) -> None:
@@ -79,17 +79,17 @@ def _answer(connection: socket.socket, source: RankSource, number: int, recorder
 
 
 def _send_batch(connection: socket.socket, number: int, batch: ArrayBatch) -> None:
-    places: list[ArrayPlace] = []
+    locations: list[ArrayLocation] = []
     end = 0
     for name, array in batch.arrays.items():
-        places.append(ArrayPlace(name, array.dtype.str, array.shape, end))
+        locations.append(ArrayLocation(name, array.dtype.str, array.shape, end))
         end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
     file = os.memfd_create("ups-batch", os.MFD_CLOEXEC)
     try:
         os.ftruncate(file, end)
-        for place, array in zip(places, batch.arrays.values(), strict=True):
-            _write(file, array, place.offset)
-        reply = BatchReply(number, batch.task, batch.step, end, tuple(places))
+        for location, array in zip(locations, batch.arrays.values(), strict=True):
+            _write(file, array, location.offset)
+        reply = BatchReply(number, batch.task, batch.step, end, tuple(locations))
         _send(connection, pickle.dumps(reply), file)
     finally:
         os.close(file)

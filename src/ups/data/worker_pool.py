@@ -302,7 +302,8 @@ def _map(reply: BatchReply, file: int) -> ArrayBatch:
     # Python's own mmap would keep a descriptor open for each live batch; limits of 1024 are common.
     memory = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=reply.num_bytes, dtype=torch.uint8).numpy()
     arrays: dict[str, npt.NDArray[Any]] = {
-        place.name: np.ndarray(place.shape, place.dtype, memory, place.offset) for place in reply.places
+        location.name: np.ndarray(location.shape, location.dtype, memory, location.offset)
+        for location in reply.locations
     }
     return ArrayBatch(reply.task, reply.step, arrays)
 
