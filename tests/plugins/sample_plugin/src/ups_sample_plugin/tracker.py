@@ -19,7 +19,7 @@ class CsvTrackerConfig(TrackerConfig):
 
 
 class CsvTracker(Tracker):
-    """Lives in a process of its own, which reads metrics.jsonl: it may be slow, and it may raise."""
+    """Lives in a separate process, which reads metrics.jsonl: it may be slow, and it may raise."""
 
     def __init__(self, config: CsvTrackerConfig, run: TrackedRun) -> None:
         self.url = str(run.dir / config.file)
