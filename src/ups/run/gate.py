@@ -95,7 +95,9 @@ def _value(condition: GateCondition, result: Mapping[str, Any]) -> tuple[float, 
     known = [value for value in theirs if not math.isnan(value)]
     if not known:
         return math.nan, f"has no reference '{condition.relative_to}' with that score"
-    return _ratio(ours, min(known)), ""
+    # A limit from below is for a score that should be high: its best reference is the highest.
+    best = min if condition.at_least is None else max
+    return _ratio(ours, best(known)), ""
 
 
 def _ratio(ours: float, theirs: float) -> float:

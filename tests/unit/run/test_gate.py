@@ -47,6 +47,7 @@ def condition(**values: Any) -> GateCondition:
         ({"at_most": 0.3, "relative_to": "persistence"}, True, 0.2),
         ({"at_most": 0.3, "relative_to": "training mean"}, False, 0.4),
         ({"at_most": 0.3, "relative_to": "best"}, False, 0.4),
+        ({"at_least": 0.3, "relative_to": "best"}, False, 0.2),
         ({"metric": "num_blown_up", "at_most": 0.0}, True, 0.0),
         ({"metric": "step_milliseconds", "at_most": 1.0}, False, 2.0),
         ({"metric": "drift", "at_most": 1e-5}, True, 3e-6),
