@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import traceback
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ups
+from tests.support.checkout import ROOT
 from tests.support.mixture import mixture_recipe, write_mixture
 from ups.cli.main import run
 from ups.record.run_dir import RunDir
@@ -81,3 +83,6 @@ def test_few_files_lie_between_the_command_and_the_step(tmp_path: Path, monkeypa
     assert files[0] == "cli/main.py"
     assert files[-1] == "training/engine.py"
     assert len(files) <= MOST_FILES, files
+    page = (ROOT / "docs/architecture.md").read_text()
+    section = page.split("## From `ups train` to the loss\n")[1].split("\n## ")[0]
+    assert re.findall(r"^\d\. `src/ups/([\w/]+\.py)`", section, re.MULTILINE) == files
