@@ -35,7 +35,8 @@ from ups.formats.base import Reader
 from ups.inference.bundle import load_bundle
 from ups.models.stepper import Stepper, rollout
 from ups.record.run_dir import find_bundle
-from ups.solvers.coarse_solver import Given, Setting, own_task, require_solvers, restart_of
+from ups.solvers.coarse_solver import Given, Setting, own_task, restart_of
+from ups.solvers.problem import require_solvers
 
 BAR = 0.2
 # The solver must repeat the first stored frame, or what it makes is not the truth of these data.

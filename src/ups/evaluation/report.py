@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jinja2
 import numpy as np
 
-from ups.errors import MissingExtraError
 from ups.evaluation.comparison import TaskComparison
 from ups.evaluation.figures import LINE_COLORS, LINE_STYLES, Example, data_address, fields_png, film, pyplot, svg_text
 from ups.evaluation.results import best_predictor, headlines, leak_words, significant
@@ -108,10 +108,6 @@ def write_comparison(
 
 def _render(template: str, **values: Any) -> str:
     """A page from a template. Every text in it is escaped but charts, in which matplotlib has escaped all texts."""
-    try:
-        import jinja2
-    except ImportError as error:
-        raise MissingExtraError.of("report", "jinja2", "writing a page") from error
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ups.evaluation"),
         autoescape=True,

@@ -6,7 +6,7 @@ Shape legend: B samples, T given frames, C channels, S space, P parameters.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from ups.errors import BundleError
 from ups.inference.domain import Domain, check_units, fit_domain, given_coordinates, is_array, is_dataset, labeled_in
 from ups.spec.batch import Batch
 from ups.spec.grid import component_dim, component_labels
-from ups.spec.task import FieldSpec, ParameterSpec, Role, TaskSpec
+from ups.spec.task import Role, TaskSpec
 
 Float64 = npt.NDArray[np.float64]
 # Fields (B, T, C, *S), and whether a sample axis was given.
@@ -92,7 +92,7 @@ def read_start(
     given = _fields(task, "static", static, 1) if task.fields_of("static") else None
     if given is None and static is not None and not is_dataset(static):
         raise BundleError(f"task '{task.name}' has no static fields, but some were given")
-    space = _common_space(task, frames, given, tuple(len(c) for c in trained))
+    space = _common_space(task, tuple(len(c) for c in trained), frames, given)
     batched = any(part is not None and part[1] for part in (frames, given))
     num_samples = _common_samples(task, frames, given)
     values = _parameters(task, parameters, num_samples)
@@ -193,33 +193,27 @@ def _fields(task: TaskSpec, role: Role, value: Any, num_frames: int) -> Part:
         value = _from_labeled(task, role, value, num_frames)
     if isinstance(value, Mapping):
         return _from_mapping(task, role, value, num_frames)
-    return _from_array(task, role, _array(value, f"{role} of task '{task.name}'"), num_frames)
+    what = f"{role} of task '{task.name}'"
+    return _shaped(task, what, _array(value, what), num_frames, task.channel_names(role))
 
 
-def _expected(task: TaskSpec, role: Role, num_frames: int, channels: int | None) -> str:
-    axes = ", ".join(a.name for a in task.axes)
-    channel = "" if channels is None else f"{channels} channels ({', '.join(task.channel_names(role))}), "
-    frames = f"{num_frames} frames, " if num_frames > 1 else ""
-    return f"({frames}{channel}{axes}), or the same with a sample axis in front"
-
-
-def _from_array(task: TaskSpec, role: Role, array: Float64, num_frames: int) -> Part:
-    channels, dims = task.num_channels(role), task.num_spatial_dims
-    single = dims + 1 + (num_frames > 1)
-    if array.ndim not in (single, single + 1):
-        expected = _expected(task, role, num_frames, channels)
-        raise BundleError(f"{role} of task '{task.name}' has shape {array.shape}; expected {expected}")
-    batched = array.ndim == single + 1
-    array = array if batched else array[None]
-    array = array if num_frames > 1 else array[:, None]
-    if array.shape[1] != num_frames:
-        raise BundleError(f"task '{task.name}' takes {num_frames} given frames, not {array.shape[1]}")
-    if array.shape[2] != channels:
+def _shaped(task: TaskSpec, what: str, array: Float64, num_frames: int, channels: Sequence[str] | None) -> Part:
+    """(B, T, C, *S) of an array that may lack samples and frames. channels: their names, None without such an axis."""
+    axes = [f"{num_frames} frames"] if num_frames > 1 else []
+    axes += [] if channels is None else [f"{len(channels)} channels ({', '.join(channels)})"]
+    axes += [axis.name for axis in task.axes]
+    batched = array.ndim == len(axes) + 1
+    parts = array if batched else array[None]
+    if num_frames == 1:
+        parts = parts[:, None]
+    if channels is None:
+        parts = parts[:, :, None]
+    wanted = (num_frames, 1 if channels is None else len(channels))
+    if array.ndim not in (len(axes), len(axes) + 1) or parts.shape[1:3] != wanted:
         raise BundleError(
-            f"{role} of task '{task.name}' has {channels} channels ({', '.join(task.channel_names(role))}), "
-            f"not {array.shape[2]}; expected shape {_expected(task, role, num_frames, channels)}"
+            f"{what} has shape {array.shape}; expected ({', '.join(axes)}), or the same with a sample axis in front"
         )
-    return array, batched
+    return parts, batched
 
 
 def _from_mapping(task: TaskSpec, role: Role, value: Mapping[Any, Any], num_frames: int) -> Part:
@@ -236,11 +230,11 @@ def _from_mapping(task: TaskSpec, role: Role, value: Mapping[Any, Any], num_fram
         raise BundleError(f"{role} field '{missing[0]}' of task '{task.name}' is missing")
     parts, flags = [], []
     for field in fields:
-        part = value[field.name]
+        part, what, components = value[field.name], f"field '{field.name}'", component_labels(task, field)
         if is_array(part):
-            labels = dict.fromkeys(component_dim(task, field), component_labels(task, field))
+            labels = dict.fromkeys(component_dim(task, field), components)
             part = _in_order(task, f"variable '{field.name}'", part, num_frames, field.unit, labels)
-        array, batched = _one_field(task, field, _array(part, f"field '{field.name}'"), num_frames)
+        array, batched = _shaped(task, what, _array(part, what), num_frames, components or None)
         parts.append(array)
         flags.append(batched)
     first = parts[0].shape
@@ -251,30 +245,6 @@ def _from_mapping(task: TaskSpec, role: Role, value: Mapping[Any, Any], num_fram
                 f"grid: {first[:2] + first[3:]} and {part.shape[:2] + part.shape[3:]}"
             )
     return np.concatenate(parts, axis=2), any(flags)
-
-
-def _one_field(task: TaskSpec, field: FieldSpec, array: Float64, num_frames: int) -> Part:
-    """(B, T, c, *S) of one field; a scalar field has no channel axis in the input."""
-    dims, channels = task.num_spatial_dims, field.num_channels(task.num_spatial_dims)
-    single = dims + (num_frames > 1) + (field.tensor_rank > 0)
-    if array.ndim not in (single, single + 1):
-        frames = f"{num_frames} frames, " if num_frames > 1 else ""
-        components = f"{channels} components, " if field.tensor_rank else ""
-        axes = ", ".join(a.name for a in task.axes)
-        raise BundleError(
-            f"field '{field.name}' has shape {array.shape}; expected ({frames}{components}{axes}), "
-            "or the same with a sample axis in front"
-        )
-    batched = array.ndim == single + 1
-    array = array if batched else array[None]
-    array = array if num_frames > 1 else array[:, None]
-    array = array if field.tensor_rank else array[:, :, None]
-    if array.shape[1] != num_frames or array.shape[2] != channels:
-        raise BundleError(
-            f"field '{field.name}' needs {num_frames} frames and {channels} components, "
-            f"not {array.shape[1]} and {array.shape[2]}"
-        )
-    return array, batched
 
 
 def _from_dataset(task: TaskSpec, role: Role, dataset: Any) -> dict[str, Any]:
@@ -387,13 +357,8 @@ def _last_time(task: TaskSpec, clock: Any, num_frames: int, step: float, notes: 
     return float(stamps[-1])
 
 
-def _common_space(
-    task: TaskSpec,
-    frames: Part | None,
-    given: Part | None,
-    default: tuple[int, ...],
-) -> tuple[int, ...]:
-    found = [part[0].shape[3:] for part in (frames, given) if part is not None]
+def _common_space(task: TaskSpec, default: tuple[int, ...], *parts: Part | None) -> tuple[int, ...]:
+    found = [part[0].shape[3:] for part in parts if part is not None]
     if len(set(found)) > 1:
         raise BundleError(
             f"state and static fields of task '{task.name}' are on different grids: {found[0]} and {found[1]}"
@@ -413,31 +378,32 @@ def _common_samples(task: TaskSpec, *parts: Part | None) -> int:
     return count
 
 
-def _between(parameter: ParameterSpec) -> str:
-    return f"between {parameter.minimum:g} and {parameter.maximum:g}"
-
-
-def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
-    """(1 or B, P). Everything the task names must be given, by name."""
-    known = [p.name for p in task.parameters]
-    if parameters is None:
-        parameters = {}
-    if not isinstance(parameters, Mapping):
-        example = known[0] if known else "name"
-        raise BundleError(f"parameters must be a dict such as {{'{example}': 1.0}}, not {type(parameters).__name__}")
-    for name in parameters:
+def check_parameters(task: TaskSpec, names: Iterable[Any]) -> None:
+    """Raises BundleError unless these are the names of all parameters of a task."""
+    known, given = [p.name for p in task.parameters], list(names)
+    for name in given:
         if name not in known:
             raise BundleError(
                 f"task '{task.name}' has no parameter '{name}'{suggestion(str(name), known)}",
                 hint=f"its parameters are {', '.join(known) or 'none'}",
             )
-    missing = [p for p in task.parameters if p.name not in parameters]
-    if missing:
-        raise BundleError(
-            f"parameter '{missing[0].name}' of task '{task.name}' is missing",
-            hint=f"pass it in parameters=; it was trained {_between(missing[0])}",
-            command_hint=f"give it with --parameter {missing[0].name}=VALUE; it was trained {_between(missing[0])}",
-        )
+    for spec in task.parameters:
+        if spec.name not in given:
+            trained = f"it was trained between {spec.minimum:g} and {spec.maximum:g}"
+            raise BundleError(
+                f"parameter '{spec.name}' of task '{task.name}' is missing",
+                hint=f"pass it in parameters=; {trained}",
+                command_hint=f"give it with --parameter {spec.name}=VALUE; {trained}",
+            )
+
+
+def _parameters(task: TaskSpec, parameters: Any, num_samples: int) -> Float64:
+    """(1 or B, P). Everything the task names must be given, by name."""
+    parameters = {} if parameters is None else parameters
+    if not isinstance(parameters, Mapping):
+        example = task.parameters[0].name if task.parameters else "name"
+        raise BundleError(f"parameters must be a dict such as {{'{example}': 1.0}}, not {type(parameters).__name__}")
+    check_parameters(task, parameters)
     columns = []
     for spec in task.parameters:
         value, what = parameters[spec.name], f"parameter '{spec.name}'"

@@ -19,8 +19,9 @@ import os
 import shutil
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -159,13 +160,28 @@ class Layout:
         return values if self.batched else np.asarray(values[0])
 
     def split(self, frames: Frame) -> dict[str, Frame]:
-        """(B, T, C, *S) -> field name -> (B, T, c, *S)."""
+        """(row, T, C, *S) -> field name -> values of the shape that `dims` names."""
         parts, first = {}, 0
         for field in self.fields:
             last = first + self.components(field)
-            parts[field.name] = frames[:, :, first:last]
+            parts[field.name] = self.squeeze(field, frames[:, :, first:last])
             first = last
         return parts
+
+    def dataset(self, divergence: Divergence, fields: Mapping[str, Frame]) -> xarray.Dataset:
+        """The result with these fields, and with everything else that belongs to it."""
+        import xarray
+
+        variables: dict[str, Any] = {
+            field.name: (self.dims(field), fields[field.name], self.labels[field.name])
+            for field in self.fields
+            if field.name in fields
+        }
+        for name, (labels, values) in self.parameters.items():
+            variables[name] = (("sample",), values, labels) if self.batched else ((), values[0], labels)
+        variables |= self.per_sample(divergence)
+        coordinates = {name: ((name,), values, self.labels[name]) for name, values in self.coordinates.items()}
+        return xarray.Dataset(variables, coordinates, self.attributes | divergence.attributes())
 
     def per_sample(self, divergence: Divergence) -> dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]]:
         """Name -> (dimensions, values, attributes) of what is said about each sample."""
@@ -236,18 +252,6 @@ class Divergence:
         return "; ".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
 
-class FrameSink(Protocol):
-    """Takes frames (B, C, *S) in order, and gives the dataset. divergence is shown every step, also those not kept."""
-
-    divergence: Divergence
-
-    def add(self, frame: Frame) -> None: ...
-
-    def finish(self) -> Any: ...
-
-    def abandon(self) -> None: ...
-
-
 def open_sink(
     task: TaskSpec,
     start: Start,
@@ -259,7 +263,7 @@ def open_sink(
     members: int | None = None,
     *,
     reversed_axes: bool = False,
-) -> FrameSink:
+) -> Sink:
     """A sink for `num_frames` frames, `every` steps apart. facts: further attributes of the result.
 
     members: how many a sample has, if the result is an ensemble.
@@ -288,57 +292,61 @@ def check_new(path: Path) -> None:
         raise BundleError(f"there is no directory '{path.parent}' to write '{path.name}' into")
 
 
-class MemorySink:
-    """Frames in one array that is allocated once."""
+class Sink(ABC):
+    """Takes frames in order, gathers them to chunks and writes these; gives the dataset at the end."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, num_buffered: int) -> None:
         self.layout = layout
-        channels = sum(layout.components(f) for f in layout.fields)
-        self.frames = np.empty((layout.num_rows, layout.num_frames, channels, *layout.space), np.float32)
-        self.count = 0
-        self.divergence = Divergence(layout)
+        self.divergence = Divergence(layout)  # is shown every step, also those that are not kept
+        channels = sum(layout.components(field) for field in layout.fields)
+        self.buffer = np.empty((layout.num_rows, num_buffered, channels, *layout.space), np.float32)
+        self.buffered = self.written = 0
 
     def add(self, frame: Frame) -> None:
-        self.frames[:, self.count] = frame
-        self.count += 1
+        """frame: (B, C, *S)."""
+        if self.buffered == self.buffer.shape[1]:
+            self.flush()
+        self.buffer[:, self.buffered] = frame
+        self.buffered += 1
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Write what is in the buffer."""
+
+    @abstractmethod
+    def finish(self) -> Any:
+        """The whole result as an xarray.Dataset."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Remove what was written, of a rollout that does not come to its end."""
+
+
+class MemorySink(Sink):
+    """All frames in one array that is allocated once."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout, layout.num_frames)
+
+    def flush(self) -> None:
+        """Nothing: the buffer is the result."""
 
     def abandon(self) -> None:
         """Nothing is left behind."""
 
     def finish(self) -> Any:
-        import xarray
-
-        layout = self.layout
-        parts = layout.split(self.frames)
-        variables: dict[str, Any] = {
-            f.name: (layout.dims(f), layout.squeeze(f, parts[f.name]), layout.labels[f.name]) for f in layout.fields
-        }
-        for name, (labels, values) in layout.parameters.items():
-            variables[name] = (("sample",), values, labels) if layout.batched else ((), values[0], labels)
-        coordinates = {name: ((name,), values, layout.labels[name]) for name, values in layout.coordinates.items()}
-        variables |= layout.per_sample(self.divergence)
-        attributes = layout.attributes | self.divergence.attributes()
-        return xarray.Dataset(variables, coords=coordinates, attrs=attributes)
+        return self.layout.dataset(self.divergence, self.layout.split(self.buffer))
 
 
-class StreamedSink(ABC):
-    """Buffers frames to chunks and writes these. Formats say how a variable is made and how a file is closed."""
+class FileSink(Sink):
+    """A file under a temporary name until it is whole. Formats say how a field is made and how a file is opened."""
 
     def __init__(self, layout: Layout, path: Path) -> None:
-        self.layout, self.path = layout, path
+        self.path = path
         frame_bytes = max(1, layout.num_bytes // layout.num_frames)
-        self.chunk = max(1, min(layout.num_frames, CHUNK_BYTES // frame_bytes))
+        super().__init__(layout, max(1, min(layout.num_frames, CHUNK_BYTES // frame_bytes)))
         self.open()
         self.arrays = {field.name: self.create(field) for field in layout.fields}
-        for name, values in layout.coordinates.items():
-            self.small(name, (name,), np.asarray(values), layout.labels[name])
-        for name, (labels, values) in layout.parameters.items():
-            dims = ("sample",) if layout.batched else ()
-            self.small(name, dims, values if layout.batched else values[0], labels)
-        channels = sum(layout.components(field) for field in layout.fields)
-        self.buffer = np.empty((layout.num_rows, self.chunk, channels, *layout.space), np.float32)
-        self.buffered = self.written = 0
-        self.divergence = Divergence(layout)
 
     @abstractmethod
     def open(self) -> None:
@@ -349,94 +357,70 @@ class StreamedSink(ABC):
         """The variable of a field, which takes values by slices."""
 
     @abstractmethod
-    def small(self, name: str, dims: tuple[str, ...], values: Any, attributes: dict[str, Any]) -> None:
-        """Write a variable as a whole."""
+    def close(self, rest: xarray.Dataset) -> None:
+        """Write everything but the fields, and finish the file."""
 
     @abstractmethod
-    def close(self, attributes: dict[str, Any]) -> Any:
-        """Finish the file with some more attributes, give it its name, and open it as an xarray.Dataset."""
+    def opened(self) -> Any:
+        """The finished file as an xarray.Dataset."""
 
-    def add(self, frame: Frame) -> None:
-        self.buffer[:, self.buffered] = frame
-        self.buffered += 1
-        if self.buffered == self.chunk:
-            self._flush()
-
-    def _flush(self) -> None:
+    def flush(self) -> None:
         layout, count = self.layout, self.buffered
-        if not count:
-            return
-        place = slice(self.written, self.written + count)
-        for name, part in layout.split(self.buffer[:, :count]).items():
-            field = next(f for f in layout.fields if f.name == name)
-            index = (slice(None),) * len(layout.lead)
-            self.arrays[name][(*index, place) if not layout.task.steady else index or ...] = layout.squeeze(field, part)
+        steps = slice(self.written, self.written + count)
+        lead = (slice(None),) * len(layout.lead)
+        for name, values in layout.split(self.buffer[:, :count]).items():
+            self.arrays[name][lead or ... if layout.task.steady else (*lead, steps)] = values
         self.written += count
         self.buffered = 0
 
     def finish(self) -> Any:
-        self._flush()
-        for name, (dims, values, attributes) in self.layout.per_sample(self.divergence).items():
-            self.small(name, dims, values, attributes)
-        return self.close(self.divergence.attributes())
-
-    @abstractmethod
-    def abandon(self) -> None:
-        """Remove what was written, of a rollout that does not come to its end."""
-
-    def check_free(self) -> None:
-        """Raises BundleError if somebody else has taken the name meanwhile."""
+        self.flush()
+        rest = self.layout.dataset(self.divergence, {})
+        for variable in rest.variables.values():
+            variable.encoding["_FillValue"] = None
+        self.close(rest)
         if self.path.exists():
             raise BundleError(f"'{self.path}' appeared while the rollout ran, and is not replaced")
+        os.rename(self.temporary, self.path)
+        return self.opened()
 
 
-class ZarrSink(StreamedSink):
+class ZarrSink(FileSink):
     """A Zarr v3 store."""
 
     def open(self) -> None:
         import zarr
 
         self.temporary = make_temporary(self.path)
-        self.group = zarr.open_group(self.temporary, mode="w", attributes=dict(self.layout.attributes))
+        self.group = zarr.open_group(self.temporary, mode="w")
 
     def create(self, field: FieldSpec) -> Any:
         return self.group.create_array(
             field.name,
             shape=self.layout.shape(field, self.layout.num_frames),
-            chunks=self.layout.shape(field, self.chunk),
+            chunks=self.layout.shape(field, self.buffer.shape[1]),
             dtype=np.float32,
             fill_value=np.nan,
             dimension_names=self.layout.dims(field),
             attributes=self.layout.labels[field.name],
         )
 
-    def small(self, name: str, dims: tuple[str, ...], values: Any, attributes: dict[str, Any]) -> None:
-        data = np.asarray(values)
-        dtype: Any = str if data.dtype == object else data.dtype
+    def close(self, rest: xarray.Dataset) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that texts are young in this format; every reader of it has them
-            array = self.group.create_array(
-                name, shape=data.shape, dtype=dtype, dimension_names=dims, attributes=attributes
-            )
-            array[...] = data
+            # Texts and consolidated metadata are not in the specification yet; all readers of the format know them.
+            warnings.simplefilter("ignore")
+            rest.to_zarr(self.temporary, mode="a", consolidated=True)
 
-    def close(self, attributes: dict[str, Any]) -> Any:
+    def opened(self) -> Any:
         import xarray
-        import zarr
 
-        self.group.attrs.update(attributes)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is not in the specification yet; who does not know it, ignores it
-            zarr.consolidate_metadata(self.group.store)
-        self.check_free()
-        os.rename(self.temporary, self.path)
         return xarray.open_zarr(self.path, chunks=None, consolidated=True)
 
     def abandon(self) -> None:
         shutil.rmtree(self.temporary, ignore_errors=True)
 
 
-class NetcdfSink(StreamedSink):
+class NetcdfSink(FileSink):
     """A NetCDF 4 file."""
 
     def open(self) -> None:
@@ -448,48 +432,24 @@ class NetcdfSink(StreamedSink):
             self.file = h5netcdf.File(self.temporary, "w")
         except OSError as error:
             raise machine_error(f"cannot write {self.path}", error) from error
-        sizes = {name: len(values) for name, values in layout.coordinates.items()}
+        sizes: dict[str, int] = {}
         for field in layout.fields:
             sizes |= dict(zip(layout.dims(field), layout.shape(field, layout.num_frames), strict=True))
         self.file.dimensions = sizes
-        for name, value in layout.attributes.items():
-            self.file.attrs[name] = value
 
     def create(self, field: FieldSpec) -> Any:
-        dims = self.layout.dims(field)
-        chunks = self.layout.shape(field, self.chunk)
+        dims, chunks = self.layout.dims(field), self.layout.shape(field, self.buffer.shape[1])
         variable = self.file.create_variable(field.name, dims, np.float32, chunks=chunks, fillvalue=np.float32(np.nan))
-        return self._labeled(variable, self.layout.labels[field.name])
-
-    def small(self, name: str, dims: tuple[str, ...], values: Any, attributes: dict[str, Any]) -> None:
-        import h5py
-
-        data = np.asarray(values)
-        for dim, size in zip(dims, data.shape, strict=True):
-            if dim not in self.file.dimensions:
-                self.file.dimensions[dim] = size
-        if data.dtype == object:
-            kind: Any = h5py.string_dtype()
-        elif data.dtype == bool:  # which NetCDF lacks; xarray knows it again by this attribute
-            kind, data = np.dtype(np.int8), data.astype(np.int8)
-            attributes = {**attributes, "dtype": "bool"}
-        else:
-            kind = data.dtype
-        self._labeled(self.file.create_variable(name, dims, kind, data=data), attributes)
-
-    def _labeled(self, variable: Any, attributes: dict[str, Any]) -> Any:
-        for name, value in attributes.items():
-            variable.attrs[name] = value
+        variable.attrs.update(self.layout.labels[field.name])
         return variable
 
-    def close(self, attributes: dict[str, Any]) -> Any:
+    def close(self, rest: xarray.Dataset) -> None:
+        self.file.close()
+        rest.to_netcdf(self.temporary, mode="a", engine="h5netcdf")
+
+    def opened(self) -> Any:
         import xarray
 
-        for name, value in attributes.items():
-            self.file.attrs[name] = value
-        self.file.close()
-        self.check_free()
-        os.rename(self.temporary, self.path)
         return xarray.open_dataset(self.path, engine="h5netcdf")
 
     def abandon(self) -> None:

@@ -21,15 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, BundleInfo, load_bundle
 from ups.inference.domain import fit_domain
-from ups.inference.inputs import read_start, suggestion
-from ups.inference.results import FrameSink, open_sink
+from ups.inference.inputs import check_parameters, read_start, suggestion
+from ups.inference.results import Sink, open_sink
 from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
 from ups.models.ensemble import has_members, members_of
@@ -105,22 +104,7 @@ class Simulator:
 
     def task(self, name: str | None) -> TaskSpec:
         """The task of that name, or the only one."""
-        tasks = self.tasks
-        if name is None:
-            if len(tasks) == 1:
-                return next(iter(tasks.values()))
-            names = ", ".join(tasks)
-            raise BundleError(
-                "this simulator knows several tasks",
-                hint=f"say which: task= one of {names}",
-                command_hint=f"say which with --task: {names}",
-            )
-        if name not in tasks:
-            raise BundleError(
-                f"this simulator does not know task '{name}'{suggestion(str(name), list(tasks))}",
-                hint=f"it knows {', '.join(tasks)}",
-            )
-        return tasks[name]
+        return _task(self.tasks, name)
 
     def step(
         self,
@@ -239,20 +223,31 @@ class Simulator:
         steps: int,
         every: int,
         resampling: Resampling,
-        sink: FrameSink,
+        sink: Sink,
         progress: Callable[[int], None] | None,
     ) -> Any:
         for number, frame in enumerate(rollout(predictor, batch, steps), start=1):
             sink.divergence.look(frame, number)
             if number % every == 0:
-                sink.add(_host(resampling.back(frame, batch.task.predicted)))
+                sink.add(resampling.back(frame, batch.task.predicted).float().cpu().numpy())
             if progress is not None:
                 progress(number)
         return sink.finish()
 
 
-def _host(frame: Tensor) -> npt.NDArray[np.float32]:
-    return frame.float().cpu().numpy()
+def _task(tasks: Mapping[str, TaskSpec], name: str | None) -> TaskSpec:
+    """The task of that name, or the only one."""
+    if name is None and len(tasks) == 1:
+        return next(iter(tasks.values()))
+    if name not in tasks:
+        known = list(tasks)
+        what = "knows several tasks" if name is None else f"does not know task '{name}'{suggestion(str(name), known)}"
+        raise BundleError(
+            f"this simulator {what}",
+            hint=f"say which: task= one of {', '.join(known)}",
+            command_hint=f"say which with --task: {', '.join(known)}",
+        )
+    return tasks[name]
 
 
 def _check_count(name: str, value: object, most: int) -> None:
@@ -306,7 +301,7 @@ class SimulatorModule(nn.Module):
         covers the trained domain; another number of points is resampled, or refused, as in `Simulator.rollout`. task:
         which one, where the simulator knows several. Raises BundleError.
         """
-        spec = self._task(task)
+        spec = _task(self._tasks, task)
         if steps < 1 or (spec.steady and steps != 1):
             raise BundleError(f"task '{spec.name}' cannot be rolled out for {steps} steps")
         batch, resampling = self._batch(spec, state, parameters, static)
@@ -315,15 +310,6 @@ class SimulatorModule(nn.Module):
         except DataError as error:
             raise BundleError(error.message, hint=error.hint) from error
         return frames[0] if spec.steady else torch.stack(frames, dim=1)
-
-    def _task(self, name: str | None) -> TaskSpec:
-        if name is None and len(self._tasks) == 1:
-            return next(iter(self._tasks.values()))
-        if name not in self._tasks:
-            known = list(self._tasks)
-            what = f"no task '{name}'{suggestion(name, known)}" if name else "several tasks"
-            raise BundleError(f"this simulator has {what}", hint=f"say which: task= one of {', '.join(known)}")
-        return self._tasks[name]
 
     def _batch(
         self, task: TaskSpec, state: Tensor | None, parameters: Parameters | None, static: Tensor | None
@@ -379,16 +365,9 @@ def _parameters(task: TaskSpec, parameters: Parameters | None, num_samples: int,
             )
         return parameters.to(like)
     values = parameters or {}
-    for name in values:
-        if name not in names:
-            raise BundleError(
-                f"task '{task.name}' has no parameter '{name}'{suggestion(name, names)}",
-                hint=f"its parameters are {', '.join(names) or 'none'}",
-            )
+    check_parameters(task, values)
     columns = []
     for name in names:
-        if name not in values:
-            raise BundleError(f"parameter '{name}' of task '{task.name}' is missing")
         column = torch.as_tensor(values[name]).to(like)
         if column.shape not in ((), (num_samples,)):
             raise BundleError(

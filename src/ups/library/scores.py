@@ -27,7 +27,7 @@ from ups.record.run_dir import find_model, is_bundle
 from ups.run.progress_line import ProgressLine, table
 from ups.run.scoring import report_folder, score, score_lines, write_scores
 from ups.run.trained import Trained, check_tasks, load_trained
-from ups.solvers.coarse_solver import require_solvers
+from ups.solvers.problem import require_solvers
 
 if TYPE_CHECKING:
     import pandas

@@ -10,16 +10,12 @@ Shapes: n trajectories, T frames after the given one, C channels, R stored and N
 
 from __future__ import annotations
 
-import importlib.util
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
-from ups.errors import MissingExtraError
 from ups.formats.base import GridReader, Reader
 from ups.solvers import darcy, diffreact, spectral
 from ups.solvers.finite_volume import conserved, evolve_gas, evolve_water, limited_slope, primitive
@@ -29,6 +25,8 @@ from ups.solvers.problem import (
     average_periodic_1d,
     block_mean,
     half_cell_shift,
+    kept_modes_2d,
+    steps_of,
     truncate_periodic_1d,
     truncate_periodic_2d,
 )
@@ -60,7 +58,6 @@ class Given:
     parameters: Float64
 
 
-Integers = npt.NDArray[np.int64]
 # (task, given, dt, num_frames, setting) -> (n, T, C, *S) on the stored grid; what blew up is not finite
 Run = Callable[[TaskSpec, Given, float, int, Setting], Float64]
 
@@ -89,13 +86,6 @@ class Restart:
             steps = sorted({max(1, most >> halving) for halving in range(MAX_HALVINGS + 1)}) if most else [0]
             grids.append([Setting(points, n) for n in steps])
         return grids
-
-
-def require_solvers() -> None:
-    """Raises MissingExtraError if what the solvers need is not installed: better before a long score than after it."""
-    for package in ("scipy", "exponax"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError.of("generate", package, "starting a solver from stored frames")
 
 
 def own_task(reader: Reader) -> tuple[SolverTask | None, str]:
@@ -140,32 +130,21 @@ def _spectral_1d(
     setting: Setting,
     *,
     averages: bool,
-    solve: Callable[[TaskSpec, Float64, Given, float, int, int], Complex128],
+    solve: Callable[[Float64, Float64, float, float, int, int], Complex128],
 ) -> Float64:
+    """solve: (start, parameters, extent, dt, num_frames, substeps) -> rfft coefficients."""
     resolution, points = given.frame.shape[-1], setting.points
     start = np.fft.irfft(_pad_1d(_modes_1d(given.frame[:, 0], averages), resolution, points), n=points)
-    found = solve(spec, start, given, dt, num_frames + 1, setting.substeps)[:, 1:]
+    found = solve(start, given.parameters, spec.axes[0].extent, dt, num_frames + 1, setting.substeps)[:, 1:]
     fine = resolution * -(-points // resolution)
     padded = _pad_1d(found / points, points, fine)
     reduce = average_periodic_1d if averages else truncate_periodic_1d
     return reduce(padded, fine, resolution)[:, :, None]
 
 
-def _burgers(spec: TaskSpec, start: Float64, given: Given, dt: float, num_frames: int, substeps: int) -> Complex128:
-    return spectral.burgers(start, given.parameters[:, 0] / np.pi, dt, num_frames, substeps)
-
-
-def _kuramoto(spec: TaskSpec, start: Float64, given: Given, dt: float, num_frames: int, substeps: int) -> Complex128:
-    return spectral.kuramoto_sivashinsky(start, spec.axes[0].extent, dt, num_frames, substeps=substeps)
-
-
-def _fisher(spec: TaskSpec, start: Float64, given: Given, dt: float, num_frames: int, substeps: int) -> Complex128:
-    return spectral.fisher_kpp(start, given.parameters, spec.axes[0].extent, dt, num_frames, substeps)
-
-
 def _navier_stokes(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
     resolution, points = given.frame.shape[-1], setting.points
-    rows, columns = _kept_2d(resolution)
+    rows, columns = kept_modes_2d(resolution)
     modes = np.fft.rfft2(given.frame[:, 0])[..., rows, columns] / resolution**2
     modes = modes / half_cell_shift(rows + columns, resolution)
     start = np.fft.irfft2(_pad_2d(modes, resolution, points), s=(points, points))
@@ -180,16 +159,16 @@ def _navier_stokes(spec: TaskSpec, given: Given, dt: float, num_frames: int, set
         substeps=setting.substeps,
     )[:, 1:]
     if points < resolution:
-        found = _pad_2d(found[..., _kept_2d(points)[0], _kept_2d(points)[1]] / points**2, points, resolution)
+        found = _pad_2d(found[..., kept_modes_2d(points)[0], kept_modes_2d(points)[1]] / points**2, points, resolution)
         points = resolution
     return truncate_periodic_2d(found, points, resolution)[:, :, None]
 
 
 def _diffusion_reaction(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
-    start = _resample_cosine(np.moveaxis(given.frame, 1, 0), setting.points)
+    start = diffreact.resample_cosine(np.moveaxis(given.frame, 1, 0), setting.points)
     step = dt / setting.substeps
     frames = np.stack(diffreact.evolve(start, spec.axes[0].extent, dt, num_frames + 1, max_step=step)[1:])
-    return np.transpose(_resample_cosine(frames, given.frame.shape[-1]), (2, 0, 1, 3, 4))  # (n, T, 2, R, R)
+    return np.transpose(diffreact.resample_cosine(frames, given.frame.shape[-1]), (2, 0, 1, 3, 4))  # (n, T, 2, R, R)
 
 
 def _euler(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
@@ -251,33 +230,12 @@ def _pad_1d(amplitudes: Complex128, points: int, wanted: int) -> Complex128:
     return out
 
 
-def _kept_2d(points: int) -> tuple[Integers, Integers]:
-    """Indices of the modes below the Nyquist mode in an rfft2: rows (2 h - 1, 1), columns (1, h)."""
-    half = (points + 1) // 2
-    rows = np.concatenate([np.arange(half), np.arange(-(half - 1), 0)])
-    return rows[:, None], np.arange(half)[None, :]
-
-
 def _pad_2d(amplitudes: Complex128, points: int, wanted: int) -> Complex128:
-    """Amplitudes in the order of `_kept_2d(points)` -> (..., wanted, wanted // 2 + 1) rfft2 coefficients."""
+    """Amplitudes in the order of `kept_modes_2d(points)` -> (..., wanted, wanted // 2 + 1) rfft2 coefficients."""
     out = np.zeros((*amplitudes.shape[:-2], wanted, wanted // 2 + 1), dtype=np.complex128)
-    rows, columns = _kept_2d(min(points, wanted))
+    rows, columns = kept_modes_2d(min(points, wanted))
     out[..., rows, columns] = amplitudes[..., rows, columns] * wanted**2
     return out
-
-
-def _resample_cosine(fields: Float64, wanted: int) -> Float64:
-    """(..., N, N) at cell centers -> (..., wanted, wanted): cosine modes cut or padded with zeros."""
-    from scipy.fft import dctn, idctn
-
-    points = fields.shape[-1]
-    if points == wanted:
-        return fields
-    kept = min(points, wanted)
-    modes = np.zeros((*fields.shape[:-2], wanted, wanted))
-    modes[..., :kept, :kept] = dctn(fields, type=2, norm="ortho", axes=(-2, -1))[..., :kept, :kept]
-    values: Float64 = idctn(modes, type=2, norm="ortho", axes=(-2, -1)) * (wanted / points)
-    return values
 
 
 def _regrid(averages: Float64, wanted: int, num_spatial_dims: int) -> Float64:
@@ -316,19 +274,28 @@ def _linear_weights(cells: int, resolution: int) -> Float64:
 RESTARTS: dict[str, Restart] = {
     "advection1d": Restart(_advection),
     "burgers1d": Restart(
-        partial(_spectral_1d, averages=True, solve=_burgers), lambda points, dt: max(1, math.ceil(dt * 2.0 * points))
+        partial(
+            _spectral_1d,
+            averages=True,
+            solve=lambda start, nu, _, *steps: spectral.burgers(start, nu[:, 0] / np.pi, *steps),
+        ),
+        spectral.burgers_substeps,
     ),
     "ks1d": Restart(
-        partial(_spectral_1d, averages=False, solve=_kuramoto),
-        lambda points, dt: max(1, math.ceil(dt / spectral.KS_STEP - 1e-9)),
+        partial(
+            _spectral_1d,
+            averages=False,
+            solve=lambda start, _, extent, *steps: spectral.kuramoto_sivashinsky(start, extent, *steps),
+        ),
+        lambda points, dt: steps_of(dt, spectral.KS_STEP),
     ),
     "reacdiff1d": Restart(
-        partial(_spectral_1d, averages=True, solve=_fisher),
-        lambda points, dt: max(1, math.ceil(dt / spectral.REACDIFF_STEP - 1e-9)),
+        partial(_spectral_1d, averages=True, solve=spectral.fisher_kpp),
+        lambda points, dt: steps_of(dt, spectral.REACDIFF_STEP),
     ),
     "euler1d": Restart(_euler, whole_cells=True),
-    "ns2d": Restart(_navier_stokes, lambda points, dt: max(1, math.ceil(dt * points / 1.6 - 1e-9))),
+    "ns2d": Restart(_navier_stokes, spectral.ns_substeps),
     "swe2d": Restart(_shallow_water, whole_cells=True),
-    "diffreact2d": Restart(_diffusion_reaction, lambda points, dt: max(1, math.ceil(dt / diffreact.STEP - 1e-9))),
+    "diffreact2d": Restart(_diffusion_reaction, lambda points, dt: steps_of(dt, diffreact.STEP)),
     "darcy2d": Restart(_darcy, whole_cells=True),
 }

@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from ups.errors import MissingExtraError
-from ups.solvers.problem import Draws, Float64, Solution, cell_centers, solver_points, stored
+from ups.solvers.problem import Draws, Float64, Solution, cell_centers, solver_points, steps_of, stored
 from ups.spec.task import TaskSpec
 
 DIFFUSIVITY_U = 1e-3
@@ -37,7 +37,7 @@ def diffreact2d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) 
     start = np.stack([cosine_noise(draws, name, points, extent) for name in ("activator", "inhibitor")])
     spun_up = evolve(start, extent, START_TIME, 2, max_step=SPIN_UP_STEP)[-1]
     frames = np.stack(evolve(spun_up, extent, spec.dt, num_frames, max_step=STEP))  # (T, 2, n, N, N)
-    state = np.transpose(truncate_cosine(frames, resolution), (2, 0, 1, 3, 4))
+    state = np.transpose(resample_cosine(frames, resolution), (2, 0, 1, 3, 4))
     return stored(spec, resolution, draws.parameters(spec), state=state)
 
 
@@ -63,7 +63,7 @@ def evolve(
     except ImportError as error:
         raise MissingExtraError.of("generate", "scipy", "generating diffusion-reaction data") from error
     points = fields.shape[-1]
-    substeps = max(1, math.ceil(dt / max_step - 1e-9))
+    substeps = steps_of(dt, max_step)
     step = dt / substeps
     wave = (np.pi / extent * np.arange(points)) ** 2
     decay = -(wave[:, None] + wave[None, :])
@@ -101,11 +101,15 @@ def evolve(
     return frames
 
 
-def truncate_cosine(fields: Float64, resolution: int) -> Float64:
-    """(..., N, N) at cell centers -> (..., R, R) at the stored cell centers, keeping the first R cosine modes."""
+def resample_cosine(fields: Float64, wanted: int) -> Float64:
+    """(..., N, N) at cell centers -> (..., wanted, wanted): cosine modes cut or padded with zeros."""
     from scipy.fft import dctn, idctn
 
     points = fields.shape[-1]
-    modes = dctn(fields, type=2, norm="ortho", axes=(-2, -1))[..., :resolution, :resolution]
-    values: Float64 = idctn(modes, type=2, norm="ortho", axes=(-2, -1)) * (resolution / points)
+    if points == wanted:
+        return fields
+    kept = min(points, wanted)
+    modes = np.zeros((*fields.shape[:-2], wanted, wanted))
+    modes[..., :kept, :kept] = dctn(fields, type=2, norm="ortho", axes=(-2, -1))[..., :kept, :kept]
+    values: Float64 = idctn(modes, type=2, norm="ortho", axes=(-2, -1)) * (wanted / points)
     return values

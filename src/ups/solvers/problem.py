@@ -10,6 +10,8 @@ round-off. Stored values belong to cell centers in both cases.
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -17,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ups.errors import ConfigError, DataError
+from ups.errors import DataError, MissingExtraError
 from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import TaskSpec
 
@@ -31,6 +33,7 @@ GENERATOR_VERSION = "1"
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 Complex128 = npt.NDArray[np.complex128]
+Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +145,16 @@ def solver_points(resolution: int, minimum: int = 0) -> int:
     return resolution * max(2, -(-minimum // resolution))
 
 
-def check_fixed(spec: TaskSpec, fixed: Mapping[str, float]) -> None:
-    """Raises ConfigError for a given parameter that the task does not have or that makes no sense for it."""
-    names = [p.name for p in spec.parameters]
-    for name, value in fixed.items():
-        if name not in names:
-            known = f"it has {', '.join(names)}" if names else "it has no parameters"
-            raise ConfigError(f"task '{spec.name}' has no parameter '{name}'", hint=known)
-        parameter = spec.parameters[names.index(name)]
-        low, high = parameter.minimum, parameter.maximum
-        if not low <= value <= high:
-            raise ConfigError(
-                f"parameter '{name}' of task '{spec.name}' is {value:g}",
-                hint=f"choose a value from {low:g} to {high:g}: the time step of the solver is set for this range",
-            )
+def require_solvers(doing: str = "starting a solver from stored frames") -> None:
+    """Raises MissingExtraError if what the solvers need is not installed: better before long work than after it."""
+    for package in ("exponax", "scipy"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError.of("generate", package, doing)
+
+
+def steps_of(duration: float, longest: float) -> int:
+    """The least number of equal steps of at most `longest`."""
+    return max(1, math.ceil(duration / longest - 1e-9))
 
 
 def half_cell_shift(modes: npt.NDArray[Any], resolution: int) -> Complex128:
@@ -185,25 +184,25 @@ def average_periodic_1d(coefficients: Complex128, num_points: int, resolution: i
     return fine[..., :: num_points // resolution]
 
 
+def kept_modes_2d(points: int) -> tuple[Integers, Integers]:
+    """Indices of the modes below the Nyquist mode in an rfft2: rows (2 h - 1, 1), columns (1, h)."""
+    half = (points + 1) // 2
+    rows = np.concatenate([np.arange(half), np.arange(-(half - 1), 0)])
+    return rows[:, None], np.arange(half)[None, :]
+
+
 def truncate_periodic_2d(coefficients: Complex128, num_points: int, resolution: int) -> Float64:
     """(..., num_points, num_points // 2 + 1) rfft2 coefficients -> (..., resolution, resolution) at cell centers."""
-    half = (resolution + 1) // 2
-    rows = np.concatenate([np.arange(half), np.arange(-(half - 1), 0)])
-    columns = np.arange(half)
+    rows, columns = kept_modes_2d(resolution)
     kept = np.zeros((*coefficients.shape[:-2], resolution, resolution // 2 + 1), dtype=np.complex128)
-    shift = half_cell_shift(rows[:, None] + columns[None, :], resolution) * (resolution / num_points) ** 2
-    kept[..., rows[:, None], columns[None, :]] = coefficients[..., rows[:, None], columns[None, :]] * shift
+    shift = half_cell_shift(rows + columns, resolution) * (resolution / num_points) ** 2
+    kept[..., rows, columns] = coefficients[..., rows, columns] * shift
     return np.fft.irfft2(kept, s=(resolution, resolution))
 
 
 def block_mean(field: Float64, resolution: int, num_spatial_dims: int) -> Float64:
     """(..., *fine) cell averages -> (..., *stored) cell averages over blocks of whole solver cells."""
     lead = field.shape[: field.ndim - num_spatial_dims]
-    factor = field.shape[-1] // resolution
-    split: tuple[int, ...] = ()
-    for _ in range(num_spatial_dims):
-        split += (resolution, factor)
-    blocks = field.reshape(*lead, *split)  # (..., n, factor[, n, factor])
-    axes = tuple(len(lead) + 2 * d + 1 for d in range(num_spatial_dims))
-    means: Float64 = blocks.mean(axis=axes)
+    blocks = field.reshape(*lead, *(resolution, field.shape[-1] // resolution) * num_spatial_dims)
+    means: Float64 = blocks.mean(axis=tuple(range(len(lead) + 1, blocks.ndim, 2)))  # of (..., n, factor[, n, factor])
     return means

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import math
 import zipfile
@@ -18,7 +19,7 @@ from ups import registry
 from ups.errors import ConfigError, DataError
 from ups.record.files import write_file_atomically
 from ups.record.processes import ONE_THREAD, run_in_processes
-from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Draws, Solution, Split, check_fixed
+from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Draws, Solution, Split
 from ups.solvers.tasks import SolverTask, check_size, find_task
 
 BENCH_TRAJECTORIES = (512, 64, 64)
@@ -54,9 +55,9 @@ class Request:
         task = find_task(self.task)
         if not self.ranges:
             return task
+        ranges = {p.name: (p.minimum, p.maximum) for p in task.spec.parameters} | dict(self.ranges)
         parameters = tuple(
-            replace(p, minimum=self.ranges[p.name][0], maximum=self.ranges[p.name][1]) if p.name in self.ranges else p
-            for p in task.spec.parameters
+            replace(p, minimum=ranges[p.name][0], maximum=ranges[p.name][1]) for p in task.spec.parameters
         )
         return replace(task, spec=replace(task.spec, parameters=parameters))
 
@@ -135,25 +136,27 @@ def make_request(
         )
     if not 0 <= seed < 2**63:
         raise ConfigError(f"seed {seed} is not possible", hint="choose a number from 0 to 2^63 - 1")
-    check_fixed(bench.spec, fixed or {})
+    known = {p.name: (p.minimum, p.maximum) for p in bench.spec.parameters}
+    for name, value in (fixed or {}).items():
+        _check_parameter(task, known, name, value)
     for name, (low, high) in (ranges or {}).items():
-        _check_range(bench, name, low, high)
+        _check_parameter(task, known | dict(bench.solvable), name, low, high)
         if name in (fixed or {}):
             raise ConfigError(f"parameter '{name}' has a value and a range", hint="give one of them")
     return Request(task, resolution, num_frames, trajectories, seed, dict(fixed or {}), dict(ranges or {}))
 
 
-def _check_range(task: SolverTask, name: str, low: float, high: float) -> None:
-    """Raises ConfigError for a range that the solver is not made for."""
-    known = {p.name: (p.minimum, p.maximum) for p in task.spec.parameters} | dict(task.solvable)
+def _check_parameter(task: str, known: Mapping[str, tuple[float, float]], name: str, *values: float) -> None:
+    """Raises ConfigError for a parameter that the task does not have, or values that the solver is not made for."""
     if name not in known:
         has = f"it has {', '.join(known)}" if known else "it has no parameters"
-        raise ConfigError(f"task '{task.spec.name}' has no parameter '{name}'", hint=has)
-    first, last = known[name]
-    if not first <= low < high <= last:
+        raise ConfigError(f"task '{task}' has no parameter '{name}'", hint=has)
+    low, high = known[name]
+    ascending = all(a < b for a, b in itertools.pairwise(values))
+    if not ascending or not low <= values[0] or not values[-1] <= high:
         raise ConfigError(
-            f"parameter '{name}' of task '{task.spec.name}' cannot be drawn from {low:g} to {high:g}",
-            hint=f"choose a range within {first:g} to {last:g}, the smaller value first: the solver is made for that",
+            f"parameter '{name}' of task '{task}' cannot be {' to '.join(f'{value:g}' for value in values)}",
+            hint=f"choose from {low:g} to {high:g}, of a range the smaller value first: the solver is made for that",
         )
 
 

@@ -24,8 +24,10 @@ from ups.solvers.problem import (
     Float64,
     Solution,
     average_periodic_1d,
+    block_mean,
     cell_centers,
     solver_points,
+    steps_of,
     stored,
     truncate_periodic_1d,
     truncate_periodic_2d,
@@ -76,10 +78,13 @@ def burgers(start: Float64, viscosity: Float64, dt: float, num_frames: int, subs
 
     The default time step keeps |u| k dt below 2.1 for |u| <= 2, inside the stability region of the scheme (2.8).
     """
-    points = start.shape[-1]
-    substeps = substeps or max(1, math.ceil(dt * 2.0 * points))
-    run = _compiled("burgers", points, 1.0, num_frames)
-    return run(np.fft.rfft(start)[:, None], viscosity[:, None], dt, substeps, 0)[:, :, 0]
+    substeps = substeps or burgers_substeps(start.shape[-1], dt)
+    return _solve_1d("burgers", start, viscosity[:, None], 1.0, dt, num_frames, substeps)
+
+
+def burgers_substeps(points: int, dt: float) -> int:
+    """Steps per frame that keep the scheme stable on so many points."""
+    return max(1, math.ceil(dt * 2.0 * points))
 
 
 def ks1d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Solution:
@@ -98,13 +103,11 @@ def ks1d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Solu
 
 
 def kuramoto_sivashinsky(
-    start: Float64, extent: float, dt: float, num_frames: int, *, skipped: int = 0, substeps: int | None = None
+    start: Float64, extent: float, dt: float, num_frames: int, substeps: int | None = None, *, skipped: int = 0
 ) -> Complex128:
     """u_t + u u_x + u_xx + u_xxxx = 0: (n, N) -> (n, T, N // 2 + 1) rfft coefficients after `skipped` frames."""
-    points = start.shape[-1]
-    substeps = substeps or max(1, math.ceil(dt / KS_STEP - 1e-9))
-    run = _compiled("ks", points, extent, num_frames)
-    return run(np.fft.rfft(start)[:, None], np.zeros((start.shape[0], 1)), dt, substeps, skipped)[:, :, 0]
+    substeps = substeps or steps_of(dt, KS_STEP)
+    return _solve_1d("ks", start, np.zeros((start.shape[0], 1)), extent, dt, num_frames, substeps, skipped)
 
 
 def reacdiff1d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Solution:
@@ -129,10 +132,8 @@ def fisher_kpp(
     start: Float64, parameters: Float64, extent: float, dt: float, num_frames: int, substeps: int | None = None
 ) -> Complex128:
     """u_t = nu u_xx + rho u (1 - u), parameters (n, 2) = nu, rho: (n, N) -> (n, T, N // 2 + 1) rfft coefficients."""
-    points = start.shape[-1]
-    substeps = substeps or max(1, math.ceil(dt / REACDIFF_STEP - 1e-9))
-    run = _compiled("fisher", points, extent, num_frames)
-    return run(np.fft.rfft(start)[:, None], parameters, dt, substeps, 0)[:, :, 0]
+    substeps = substeps or steps_of(dt, REACDIFF_STEP)
+    return _solve_1d("fisher", start, parameters, extent, dt, num_frames, substeps)
 
 
 def ns2d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -> Solution:
@@ -167,11 +168,15 @@ def navier_stokes(
     (n, N, N) -> (n, T, N, N // 2 + 1) rfft2 coefficients. The forcing has 4 periods in the domain; extent must be
     2 pi if it is not zero. The default time step keeps |v| k dt below 2.2 for |v| <= 4.
     """
-    points = start.shape[-1]
-    substeps = substeps or max(1, math.ceil(dt * points / 1.6 - 1e-9))
-    run = _compiled("vorticity", points, extent, num_frames)
+    substeps = substeps or ns_substeps(start.shape[-1], dt)
+    run = _compiled("vorticity", start.shape[-1], extent, num_frames)
     coefficients = np.broadcast_to(np.array([viscosity, drag, forcing]), (start.shape[0], 3))
     return run(np.fft.rfft2(start)[:, None], np.ascontiguousarray(coefficients), dt, substeps, skipped)[:, :, 0]
+
+
+def ns_substeps(points: int, dt: float) -> int:
+    """Steps per frame that keep the scheme stable on so many points."""
+    return max(1, math.ceil(dt * points / 1.6 - 1e-9))
 
 
 def two_sines(draws: Draws) -> tuple[Float64, npt.NDArray[np.int64], Float64]:
@@ -236,6 +241,21 @@ def _steppers(exponax: Any) -> dict[str, Callable[[int, float, float, Any], Any]
     }
 
 
+def _solve_1d(
+    kind: str,
+    start: Float64,
+    coefficients: Float64,
+    extent: float,
+    dt: float,
+    num_frames: int,
+    substeps: int,
+    skipped: int = 0,
+) -> Complex128:
+    """(n, N), (n, K) coefficients -> (n, T, N // 2 + 1) rfft coefficients after `skipped` frames."""
+    run = _compiled(kind, start.shape[-1], extent, num_frames)
+    return run(np.fft.rfft(start)[:, None], coefficients, dt, substeps, skipped)[:, :, 0]
+
+
 @lru_cache(maxsize=16)
 def _compiled(kind: str, points: int, extent: float, num_frames: int) -> Rollout:
     """A compiled rollout: (n, 1, *modes), (n, K) coefficients, dt, substeps, skipped frames -> (n, T, 1, *modes)."""
@@ -285,7 +305,7 @@ def reacdiff3d(spec: TaskSpec, draws: Draws, resolution: int, num_frames: int) -
     starts = _bumps(draws, points, spec.axes[0].extent)
     frames = np.stack(
         [
-            _cell_means(fisher_kpp_3d(start, one, spec.axes[0].extent, spec.dt, num_frames), resolution)
+            block_mean(fisher_kpp_3d(start, one, spec.axes[0].extent, spec.dt, num_frames), resolution, 3)
             for start, one in zip(starts, parameters, strict=True)
         ]
     )
@@ -298,7 +318,7 @@ def fisher_kpp_3d(
     """u_t = nu lap u + rho u (1 - u), parameters = nu, rho: (N, N, N) -> (T, N, N, N), frame 0 included."""
     nu, rho = (float(value) for value in parameters)
     points = start.shape[-1]
-    substeps = substeps or max(1, math.ceil(dt / REACDIFF_3D_STEP - 1e-9))
+    substeps = substeps or steps_of(dt, REACDIFF_3D_STEP)
     step = dt / substeps
     along = 2 * np.pi / extent * np.fft.fftfreq(points, 1 / points)
     half = 2 * np.pi / extent * np.fft.rfftfreq(points, 1 / points)
@@ -335,11 +355,3 @@ def _bumps(draws: Draws, points: int, extent: float) -> Float64:
         shape = np.einsum("nx,ny,nz->nxyz", *(factor[:, bump, axis] for axis in range(3)))
         rest *= 1.0 - height[:, bump, None, None, None] * shape
     return 1.0 - rest
-
-
-def _cell_means(frames: Float64, resolution: int) -> Float64:
-    """(T, N, N, N) -> (T, R, R, R)."""
-    inner = frames.shape[-1] // resolution
-    cut = frames.reshape(len(frames), *(size for _ in range(3) for size in (resolution, inner)))
-    means: Float64 = cut.mean(axis=(2, 4, 6))
-    return means

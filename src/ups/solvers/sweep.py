@@ -12,29 +12,34 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, get_args
 
 import h5py
 import numpy as np
 
 from ups import registry
-from ups.errors import ConfigError, DataError, MachineError, MissingExtraError
+from ups.errors import ConfigError, DataError, MachineError
 from ups.formats.store_writer import StoreWriter
 from ups.formats.zarr_store import read_store_attributes
-from ups.record.files import hold_partial, machine_error, sync_parents, temporary_name, write_file_atomically
-from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Solution, Split, cell_centers
+from ups.record.files import (
+    hold_partial,
+    machine_error,
+    read_object,
+    sync_parents,
+    temporary_name,
+    write_file_atomically,
+)
+from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Solution, Split, cell_centers, require_solvers
 from ups.solvers.request import Job, Request, chunk_file, make_request, read_chunk, run_jobs
 from ups.spec.descriptors import Moments, by_channel
-from ups.spec.task import TaskSpec
+from ups.spec.task import Role, TaskSpec
 
 Format = Literal["store", "pdebench"]
 # committed chunks of a task, all chunks of it, name of the task
@@ -69,7 +74,7 @@ def generate(
     committed stays), MissingExtraError without the packages that the solvers need.
     """
     if any(registry.TASKS.origin(request.task).is_ours for request in requests):
-        _check_packages()
+        require_solvers("`ups data generate`")
     if num_processes < 1:
         raise ConfigError(f"{num_processes} processes cannot do anything", hint="give --processes 1 or more")
     try:
@@ -103,7 +108,7 @@ def _run(sweeps: list[_Sweep], num_processes: int, on_progress: Progress | None)
         sweep.finish_if_complete()
 
     run_jobs(jobs, num_processes, on_done)
-    return [s.result() for s in sweeps]
+    return [s.generated for s in sweeps if s.generated is not None]
 
 
 class _Sweep:
@@ -116,37 +121,34 @@ class _Sweep:
         self.partial = out / f".{name}.partial"
         self.total = sum(1 for _ in request.chunks())
         self.done = 0
-        self.kept = False
         self._overwrite = overwrite
-        self._generated: Generated | None = None
         self._started = time.monotonic()
-        self._look_at_what_is_there()
+        self.generated = self._what_is_there()
+        self.kept = self.generated is not None
 
-    def _look_at_what_is_there(self) -> None:
+    def _what_is_there(self) -> Generated | None:
+        """The data set, if it was made before."""
         if not self.path.exists():
-            return
+            return None
         if self.format == "store":
             found = read_store_attributes(self.path).get("generator")
         else:
-            found = PdebenchFile.provenance(self.path)
+            found = pdebench_origin(self.path)
         found = found if isinstance(found, dict) else {}
         if found.get("identity") == self.request.identity():
-            self.kept = True
             self.done = self.total
             summary = found.get("summary")
-            self._generated = Generated(
-                self.request,
-                self.path,
-                True,
-                self.request.num_bytes(),
-                0.0,
-                summary if isinstance(summary, dict) else {},
-            )
-        elif not self._overwrite:
+            return self._result(summary if isinstance(summary, dict) else {}, kept=True)
+        if not self._overwrite:
             raise ConfigError(
                 f"{self.path} is another data set than the one asked for",
                 hint="choose another --out, or replace it with --overwrite",
             )
+        return None
+
+    def _result(self, summary: dict[str, Any], *, kept: bool) -> Generated:
+        seconds = 0.0 if kept else time.monotonic() - self._started
+        return Generated(self.request, self.path, kept, self.request.num_bytes(), seconds, summary)
 
     def lock(self) -> contextlib.AbstractContextManager[None]:
         """Hold the partial directory, if there is anything to make."""
@@ -158,7 +160,7 @@ class _Sweep:
             return []
         marker = self.partial / "request.json"
         wanted = {"identity": self.request.identity(), **self.request.to_json()}
-        if _read_json(marker) != wanted:
+        if read_object(marker) != wanted:
             for old in self.partial.glob("*.npz"):
                 old.unlink()
             write_file_atomically(marker, json.dumps(wanted, indent=1).encode())
@@ -172,7 +174,7 @@ class _Sweep:
 
     def finish_if_complete(self) -> None:
         """Write the final file once every chunk is committed."""
-        if self.done < self.total or self._generated is not None:
+        if self.done < self.total or self.generated is not None:
             return
         summary = self._summarize()
         provenance = {
@@ -189,18 +191,9 @@ class _Sweep:
         if self.format == "store":
             self._write_store(provenance)
         else:
-            with PdebenchFile(self.path, self.request, provenance) as file:
-                for _, solution in self._solutions():
-                    file.append(solution)
-        self._generated = Generated(
-            self.request, self.path, False, self.request.num_bytes(), time.monotonic() - self._started, summary
-        )
+            write_pdebench(self.path, self.request, provenance, (solution for _, solution in self._solutions()))
+        self.generated = self._result(summary, kept=False)
         shutil.rmtree(self.partial, ignore_errors=True)
-
-    def result(self) -> Generated:
-        if self._generated is None:
-            raise DataError(f"{self.path} was not finished")
-        return self._generated
 
     def _solutions(self) -> Iterator[tuple[Split, Solution]]:
         for chunk in self.request.chunks():
@@ -251,12 +244,6 @@ def _library_versions() -> dict[str, str]:
     return found
 
 
-def _check_packages() -> None:
-    for package in ("exponax", "scipy"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError.of("generate", package, "`ups data generate`")
-
-
 def _check_space(out: Path, sweeps: list[_Sweep]) -> None:
     # Chunks and the final file exist together until the commit; tasks are finished one after the other.
     needed = sum(s.request.num_bytes() for s in sweeps) + max((s.request.num_bytes() for s in sweeps), default=0)
@@ -266,17 +253,6 @@ def _check_space(out: Path, sweeps: list[_Sweep]) -> None:
             f"{out} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed",
             hint="choose another --out, fewer --trajectories or a smaller --resolution",
         )
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-# Summary statistics of two copies of a data set may differ by this part of a standard deviation.
-TOLERANCE = 1e-3
 
 
 class Summary:
@@ -303,12 +279,8 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         """{role: {channel: {mean, std, minimum, maximum[, change_rms]}}, sha256: {role: hash}}."""
         out: dict[str, Any] = {}
-        names = {
-            "state": self._spec.channel_names("state"),
-            "static": self._spec.channel_names("static"),
-            "target": self._spec.channel_names("target"),
-            "parameters": tuple(p.name for p in self._spec.parameters),
-        }
+        names = {role: self._spec.channel_names(role) for role in get_args(Role)}
+        names["parameters"] = tuple(p.name for p in self._spec.parameters)
         for role, channels in names.items():
             if role not in self._moments:
                 continue
@@ -322,26 +294,6 @@ class Summary:
                 out["state"][name]["change_rms"] = rms
         out["sha256"] = {role: digest.hexdigest() for role, digest in self._hashes.items() if role in out}
         return out
-
-
-def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], tolerance: float = TOLERANCE) -> list[str]:
-    """Where two summaries (split -> to_json) differ by more than `tolerance` standard deviations; empty if the same."""
-    found: list[str] = []
-    for split in sorted(set(ours) | set(theirs)):
-        one, two = ours.get(split, {}), theirs.get(split, {})
-        for role in sorted((set(one) | set(two)) - {"sha256"}):
-            for channel in sorted(set(one.get(role, {})) | set(two.get(role, {}))):
-                a, b = one.get(role, {}).get(channel), two.get(role, {}).get(channel)
-                if a is None or b is None:
-                    found.append(f"{split} {role} {channel}: only in one of the two")
-                    continue
-                scale = max(a["std"], b["std"], 1e-12 * max(abs(a["mean"]), abs(b["mean"])), 1e-30)
-                found += [
-                    f"{split} {role} {channel}: {name} {a[name]:.6g} and {b[name]:.6g}"
-                    for name in ("mean", "std", "change_rms")
-                    if name in a and abs(a[name] - b.get(name, np.inf)) > tolerance * scale
-                ]
-    return found
 
 
 # PDEBench's HDF5 layouts: trajectories of train, valid and test one after another. A file has one value of each
@@ -392,96 +344,76 @@ def pdebench_name(request: Request) -> str:
     return _NAMES[request.task][0].format(**request.fixed)
 
 
-class PdebenchFile:
-    """One HDF5 file, which appears under its name when it is complete."""
+def pdebench_origin(path: Path) -> dict[str, Any]:
+    """What `write_pdebench` wrote about the origin of a file; empty for other files."""
+    try:
+        with h5py.File(path, "r") as file:
+            found = json.loads(str(file.attrs.get(_PROVENANCE, "{}"))[:10_000])
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
-    def __init__(self, path: Path, request: Request, provenance: dict[str, Any]) -> None:
-        self._path, self._request = path, request
-        self._temporary = temporary_name(path)
-        self._row = 0
-        self._file = h5py.File(self._temporary, "w")
-        self._file.attrs[_PROVENANCE] = json.dumps({k: provenance[k] for k in ("generator", "version", "identity")})
-        for name, attribute in _NAMES[request.task][1].items():
-            self._file.attrs[attribute] = float(request.fixed[name])
-        if request.task == "euler1d":
-            self._file.attrs["eta"], self._file.attrs["zeta"] = 0.0, 0.0
-        self._make_datasets()
 
-    @staticmethod
-    def provenance(path: Path) -> dict[str, Any]:
-        """What this module wrote about the origin of a file; empty for other files."""
-        try:
-            with h5py.File(path, "r") as file:
-                found = json.loads(str(file.attrs.get(_PROVENANCE, "{}"))[:10_000])
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+def write_pdebench(path: Path, request: Request, provenance: dict[str, Any], solutions: Iterable[Solution]) -> None:
+    """Write one HDF5 file, which appears under its name when it is complete."""
+    temporary = temporary_name(path)
+    try:
+        with h5py.File(temporary, "w") as file:
+            _describe(file, request, provenance)
+            first = 0
+            for solution in solutions:
+                _append(file, request, solution, first)
+                first += len(solution.parameters)
+        temporary.replace(path)
+        sync_parents(path)
+    except OSError as error:
+        raise machine_error(f"cannot write {path}", error) from error
+    except RuntimeError as error:  # what h5py raises if the disk is full when it flushes
+        raise MachineError(f"cannot write {path}: {error}", hint="is there space on the disk?") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
-    def append(self, solution: Solution) -> None:
-        """Add the trajectories of a chunk."""
-        try:
-            self._append(solution)
-        except OSError as error:
-            raise machine_error(f"cannot write {self._path}", error) from error
 
-    def _append(self, solution: Solution) -> None:
-        rows = slice(self._row, self._row + len(solution.parameters))
-        task, file, state = self._request.task, self._file, solution.state
-        if task == "darcy2d":
-            file["nu"][rows] = solution.static[:, 0]
-            file["tensor"][rows] = solution.target
-        elif task == "euler1d":
-            for channel, name in enumerate(("density", "pressure", "Vx")):
-                file[name][rows] = state[:, :, channel]
-        elif task in _SETTINGS:
-            channels = 1 if task == "swe2d" else state.shape[2]
-            for number, trajectory in enumerate(state, start=self._row):
-                self._add_group(number, np.moveaxis(trajectory[:, :channels], 1, -1))
-        else:
-            file["tensor"][rows] = state[:, :, 0]
-        self._row = rows.stop
-
-    def _make_datasets(self) -> None:
-        request, file = self._request, self._file
-        spec = request.bench_task.spec
-        count, frames, points = sum(request.trajectories), request.num_frames, request.resolution
-        if request.task in _SETTINGS:
-            file.attrs["config"] = _SETTINGS[request.task]
-            return
-        for axis in spec.axes:
-            file[f"{axis.name}-coordinate"] = cell_centers(points, axis.extent).astype(np.float32)
-        if request.task == "darcy2d":
-            file.create_dataset("nu", (count, points, points), np.float32)
-            file.create_dataset("tensor", (count, 1, points, points), np.float32)
-            return
+def _describe(file: h5py.File, request: Request, provenance: dict[str, Any]) -> None:
+    """Write everything but the trajectories."""
+    spec = request.bench_task.spec
+    file.attrs[_PROVENANCE] = json.dumps({k: provenance[k] for k in ("generator", "version", "identity")})
+    for name, attribute in _NAMES[request.task][1].items():
+        file.attrs[attribute] = float(request.fixed[name])
+    if request.task in _SETTINGS:
+        file.attrs["config"] = _SETTINGS[request.task]
+        return
+    if request.task == "euler1d":
+        file.attrs["eta"], file.attrs["zeta"] = 0.0, 0.0
+    for axis in spec.axes:
+        file[f"{axis.name}-coordinate"] = cell_centers(request.resolution, axis.extent).astype(np.float32)
+    if not spec.steady:
         # As in PDEBench's 1D files, with one entry more than there are frames.
-        file["t-coordinate"] = (spec.dt * np.arange(frames + 1)).astype(np.float32)
-        for name in ("density", "pressure", "Vx") if request.task == "euler1d" else ("tensor",):
-            file.create_dataset(name, (count, frames, points), np.float32)
+        file["t-coordinate"] = (spec.dt * np.arange(request.num_frames + 1)).astype(np.float32)
 
-    def _add_group(self, number: int, data: np.ndarray[Any, Any]) -> None:
-        task = self._request.bench_task
-        group = self._file.create_group(f"{number:04d}")
-        group.attrs["config"] = _SETTINGS[self._request.task]
-        group["data"] = data
-        for axis in task.spec.axes:
-            group[f"grid/{axis.name}"] = cell_centers(self._request.resolution, axis.extent).astype(np.float32)
-        group["grid/t"] = (task.start + task.spec.dt * np.arange(self._request.num_frames)).astype(np.float32)
 
-    def __enter__(self) -> Self:
-        return self
+def _append(file: h5py.File, request: Request, solution: Solution, first: int) -> None:
+    """Write the trajectories of a chunk as number `first` and following."""
+    state = solution.state
+    if request.task in _SETTINGS:
+        channels = 1 if request.task == "swe2d" else state.shape[2]
+        for number, trajectory in enumerate(state, start=first):
+            _add_group(file, request, number, np.moveaxis(trajectory[:, :channels], 1, -1))
+        return
+    arrays = {"tensor": state[:, :, 0]} if state.size else {"nu": solution.static[:, 0], "tensor": solution.target}
+    if request.task == "euler1d":
+        arrays = {name: state[:, :, channel] for channel, name in enumerate(("density", "pressure", "Vx"))}
+    for name, values in arrays.items():
+        if name not in file:
+            file.create_dataset(name, (sum(request.trajectories), *values.shape[1:]), np.float32)
+        file[name][first : first + len(values)] = values
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._file.close()
-            if kind is None:
-                self._temporary.replace(self._path)
-                sync_parents(self._path)
-        except OSError as failure:
-            raise machine_error(f"cannot write {self._path}", failure) from failure
-        except RuntimeError as failure:  # what h5py raises if the disk is full when it flushes
-            raise MachineError(f"cannot write {self._path}: {failure}", hint="is there space on the disk?") from failure
-        finally:
-            self._temporary.unlink(missing_ok=True)
+
+def _add_group(file: h5py.File, request: Request, number: int, data: np.ndarray[Any, Any]) -> None:
+    task = request.bench_task
+    group = file.create_group(f"{number:04d}")
+    group.attrs["config"] = _SETTINGS[request.task]
+    group["data"] = data
+    for axis in task.spec.axes:
+        group[f"grid/{axis.name}"] = cell_centers(request.resolution, axis.extent).astype(np.float32)
+    group["grid/t"] = (task.start + task.spec.dt * np.arange(request.num_frames)).astype(np.float32)

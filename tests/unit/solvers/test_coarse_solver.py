@@ -7,8 +7,8 @@ import pytest
 
 from ups.errors import MissingExtraError
 from ups.formats.base import Source
-from ups.solvers.coarse_solver import RESTARTS, Given, Setting, own_task, require_solvers, restart_of
-from ups.solvers.problem import Draws
+from ups.solvers.coarse_solver import RESTARTS, Given, Setting, own_task, restart_of
+from ups.solvers.problem import Draws, require_solvers
 from ups.solvers.tasks import TASKS
 from ups.spec.task import TaskSpec
 

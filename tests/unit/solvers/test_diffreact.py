@@ -60,7 +60,7 @@ def test_the_stored_frames_agree_with_a_refined_solution():
     stored = TASKS["diffreact2d"].solve(Draws(0, "diffreact2d", "train", (0, 1)), 32, 3).state
     later = diffreact.evolve(noise(128), 2.0, 1.0, 2, max_step=0.01)[-1]
     fine = diffreact.evolve(later, 2.0, 0.2, 3, max_step=0.025)
-    refined = np.stack([diffreact.truncate_cosine(f, 32) for f in fine])  # (T, 2, n, R, R)
+    refined = np.stack([diffreact.resample_cosine(f, 32) for f in fine])  # (T, 2, n, R, R)
     assert np.abs(stored - np.transpose(refined, (2, 0, 1, 3, 4))).max() < 1e-4
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.data.same_data import differences
 from ups.errors import ConfigError, DataError
 from ups.solvers.problem import Draws, Solution
 from ups.solvers.request import Chunk, make_request
-from ups.solvers.sweep import Summary, differences
+from ups.solvers.sweep import Summary
 from ups.solvers.tasks import TASKS
 
 

@@ -22,7 +22,7 @@ from ups.errors import ConfigError, MachineError, MissingExtraError
 from ups.formats.zarr_store import read_store_attributes
 from ups.record.manifest import read_manifest
 from ups.solvers.request import make_request
-from ups.solvers.sweep import PdebenchFile, generate, pdebench_name, with_given_parameters
+from ups.solvers.sweep import generate, pdebench_name, with_given_parameters, write_pdebench
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
 
@@ -190,9 +190,8 @@ class TestFormats:
         request = with_given_parameters(small(name, trajectories=(10, 0, 0), num_frames=2))
         path = tmp_path / pdebench_name(request)
         solutions = [request.solve(chunk) for chunk in request.chunks()]
-        with PdebenchFile(path, request, {"generator": "x", "version": "1", "identity": request.identity()}) as file:
-            for solution in solutions:
-                file.append(solution)
+        origin = {"generator": "x", "version": "1", "identity": request.identity()}
+        write_pdebench(path, request, origin, solutions)
         reader = open_task(TaskConfig(name=name, path=str(path)))
         assert reader.splits == {"train": 8, "valid": 1, "test": 1}
         assert reader.space == (16,) * request.bench_task.spec.num_spatial_dims
@@ -232,8 +231,10 @@ class TestFormats:
     def test_a_pdebench_file_that_could_not_be_finished_is_not_there(self, tmp_path):
         request = with_given_parameters(small())
         provenance = {"generator": "x", "version": "1", "identity": "y"}
-        with pytest.raises(RuntimeError), PdebenchFile(tmp_path / "a.hdf5", request, provenance):
-            raise RuntimeError("stop")
+        chunk = next(iter(request.chunks()))
+        solutions = (request.solve(chunk) if number < 1 else 1 / 0 for number in range(2))
+        with pytest.raises(ZeroDivisionError):
+            write_pdebench(tmp_path / "a.hdf5", request, provenance, solutions)
         assert list(tmp_path.iterdir()) == []
 
     def test_a_foreign_hdf5_file_is_not_taken_for_ours(self, tmp_path):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from ups.errors import ConfigError
-from ups.solvers.problem import Draws, check_fixed, solver_points
+from ups.solvers.problem import Draws, solver_points
+from ups.solvers.request import make_request
 from ups.solvers.tasks import TASKS, check_size, find_task
 from ups.spec.task import TaskSpec
 
@@ -96,4 +97,4 @@ class TestDraws:
     @pytest.mark.parametrize("fixed", [{"gamma": 1.0}, {"nu": 5.0}, {"nu": float("nan")}])
     def test_a_wrong_fixed_parameter_is_refused(self, fixed):
         with pytest.raises(ConfigError):
-            check_fixed(TASKS["burgers1d"].spec, fixed)
+            make_request("burgers1d", fixed=fixed)
