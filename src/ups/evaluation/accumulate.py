@@ -8,8 +8,9 @@ not be counted twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,15 +38,17 @@ class Accumulator:
 
     num_steps: int
     channels: tuple[str, ...]
-    sums: dict[str, Tensor] = field(default_factory=dict)  # metric -> (T, C) sums over samples
-    largest: Tensor | None = None  # (T, C)
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # trajectory -> its own means
-    energy: dict[str, Tensor] = field(default_factory=dict)  # of prediction and truth: (steps, C, shells) sums
-    means: dict[str, Tensor] = field(default_factory=dict)  # metric -> (C,) sums over samples of their means over steps
-    counts: Tensor | None = None  # (T,) samples that have a step
     weights: Tensor | None = None
     may_be_shorter: bool = False
     limits: DivergenceLimits | None = None
+    sums: dict[str, Tensor] = field(default_factory=dict)  # metric -> (T, C) sums over samples
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)  # trajectory -> its own means
+    energy: dict[str, Tensor] = field(default_factory=dict)  # of prediction and truth: (steps, C, shells) sums
+    means: dict[str, Tensor] = field(default_factory=dict)  # metric -> (C,) sums over samples of their means over steps
+
+    def __post_init__(self) -> None:
+        self.largest = torch.zeros(self.num_steps, len(self.channels), dtype=torch.float64)
+        self.counts = torch.zeros(self.num_steps, dtype=torch.int64)  # samples that have a step
 
     @property
     def spectrum_steps(self) -> tuple[int, ...]:
@@ -82,16 +85,11 @@ class Accumulator:
         if given is not None:
             values["drift"] = metrics.conservation_drift(prediction, given[:, -1], weights)
         self._check_new(trajectories)
-        for name, value in values.items():
-            total = self._over_all_steps(value.sum(dim=0))
-            self.sums[name] = self.sums[name] + total if name in self.sums else total
-            mean = value.mean(dim=1).sum(dim=0)
-            self.means[name] = self.means[name] + mean if name in self.means else mean
-        counts = torch.zeros(self.num_steps, dtype=torch.int64)
-        counts[:steps] = len(trajectories)
-        self.counts = counts if self.counts is None else self.counts + counts
+        _add(self.sums, {name: self._over_all_steps(value.sum(dim=0)) for name, value in values.items()})
+        _add(self.means, {name: value.mean(dim=1).sum(dim=0) for name, value in values.items()})
+        self.counts[:steps] += len(trajectories)
         peak = self._over_all_steps(metrics.max_error(prediction, truth).amax(dim=0))
-        self.largest = peak if self.largest is None else torch.maximum(self.largest, peak)
+        self.largest = torch.maximum(self.largest, peak.cpu())
         if weights is None:
             self._add_energy(prediction, truth)
         self._add_rows(trajectories, values, prediction, truth)
@@ -109,7 +107,7 @@ class Accumulator:
             total = torch.where(torch.isfinite(energy), energy, torch.inf).sum(dim=0)
             if len(chosen) < len(self.spectrum_steps):
                 total = torch.cat([total, torch.zeros_like(total)])
-            self.energy[name] = self.energy[name] + total if name in self.energy else total
+            _add(self.energy, {name: total})
 
     def _check_new(self, trajectories: Iterable[int]) -> None:
         seen: set[int] = set(self.rows)
@@ -137,33 +135,19 @@ class Accumulator:
 
     def merge(self, others: Iterable[Accumulator]) -> Accumulator:
         """This accumulator joined with those of other ranks; a trajectory that two ranks scored is an error."""
-        merged = Accumulator(
-            self.num_steps,
-            self.channels,
-            dict(self.sums),
-            self.largest,
-            dict(self.rows),
-            dict(self.energy),
-            dict(self.means),
-            self.counts,
-            self.weights,
-            self.may_be_shorter,
-            self.limits,
+        merged = replace(
+            self, sums=dict(self.sums), rows=dict(self.rows), energy=dict(self.energy), means=dict(self.means)
         )
+        merged.largest, merged.counts = self.largest, self.counts.clone()
         for other in others:
             if (other.num_steps, other.channels) != (self.num_steps, self.channels):
                 raise DataError("accumulators of different tasks or lengths can not be merged")
             merged._check_new(other.rows)
-            parts = ((merged.sums, other.sums), (merged.energy, other.energy), (merged.means, other.means))
-            for ours, theirs in parts:
-                for name, total in theirs.items():
-                    ours[name] = ours[name] + total if name in ours else total
-            if other.largest is not None:
-                merged.largest = (
-                    other.largest if merged.largest is None else torch.maximum(merged.largest, other.largest)
-                )
-            if other.counts is not None:
-                merged.counts = other.counts if merged.counts is None else merged.counts + other.counts
+            _add(merged.sums, other.sums)
+            _add(merged.energy, other.energy)
+            _add(merged.means, other.means)
+            merged.largest = torch.maximum(merged.largest, other.largest)
+            merged.counts = merged.counts + other.counts
             merged.rows.update(other.rows)
         return merged
 
@@ -191,13 +175,12 @@ class Accumulator:
 
     def _counts(self, like: Tensor) -> Tensor:
         """(T,) samples that have a step, at least 1: ranks may have none of the longest."""
-        assert self.counts is not None
         return self.counts.clamp_min(1).to(like.device)
 
     @property
     def equally_long(self) -> bool:
         """Whether all samples have all steps."""
-        return self.counts is None or bool((self.counts == self.num_samples).all())
+        return bool((self.counts == self.num_samples).all())
 
     def summary(self) -> dict[str, float]:
         """Scores over all samples, steps and channels: means of every metric, medians of the per-trajectory means.
@@ -207,13 +190,11 @@ class Accumulator:
         result = {name: float(self.curve(name).mean()) for name in self.sums if name != "integral_square"}
         if not self.equally_long:
             result |= {name: float((self.means[name] / self.num_samples).mean()) for name in result}
-        assert self.largest is not None
-        assert self.counts is not None
         there = self.counts > 0  # steps that no scored sample has say nothing
         result["crmse"] = float(self.curve("integral_square")[there].sqrt().mean())
         result["max_error"] = float(self.largest[there].mean())
         for name in ROW_METRICS:
-            result[f"{name}_median"] = _median([_mean(r[name]) for r in self.rows.values()])
+            result[f"{name}_median"] = statistics.median(_mean(r[name]) for r in self.rows.values())
         result["correlation_time"] = _mean([r["correlation_time"] for r in self.rows.values()])
         result["num_blown_up"] = float(sum(bool(r["blew_up"]) for r in self.rows.values()))
         result["num_diverged"] = float(sum(bool(r["diverged"]) for r in self.rows.values()))
@@ -231,15 +212,11 @@ class Accumulator:
         return ranked[:count]
 
 
+def _add(sums: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
+    """Adds to each sum; one that is not there yet begins."""
+    for name, value in more.items():
+        sums[name] = sums[name] + value if name in sums else value
+
+
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
-
-
-def _median(values: Sequence[float]) -> float:
-    """Middle value, mean of the two middle ones for an even count; infinities sort last and stay."""
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    low, high = ordered[middle - 1], ordered[middle]
-    return low if low == high else (low + high) / 2

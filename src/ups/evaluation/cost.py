@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ups.evaluation.rollout import RolloutPlan, read_inputs
 from ups.formats.base import Reader
 from ups.models.normalization import one_thread
 from ups.models.stepper import Predictor, rollout
+from ups.record.text import counted
 from ups.solvers.coarse_solver import Given, Restart, Setting, own_task, restart_of
 from ups.solvers.problem import Float64
 
@@ -75,63 +77,40 @@ def solver_cost(
                 if progress is not None:
                     progress(f"solver of {reader.task.name}", len(settings), sum(map(len, grids)))
                 error, milliseconds = _measure(restart, setting, reader, plan, split, count, size)
-                settings.append(
-                    {
-                        "points": setting.points,
-                        "substeps": setting.substeps,
-                        "error": error,
-                        "milliseconds": milliseconds,
-                    }
-                )
+                settings.append({**asdict(setting), "error": error, "milliseconds": milliseconds})
             last, last_seconds = points, time.process_time() - started - spent
             if any(s["error"] * ENOUGH < model_error for s in settings):
                 break
         ours = {"error": model_error, "milliseconds": model_milliseconds(model, reader, plan, split, range(size))}
-    result: dict[str, Any] = {
-        "batch_size": size,
-        "num_trajectories": count,
-        "settings": settings,
-        "left_out": left_out,
-        "model": ours,
-    }
-    return result | verdict(settings, ours, steady=reader.task.steady)
+    sizes = {"batch_size": size, "num_trajectories": count}
+    measured = {"settings": settings, "left_out": left_out, "model": ours}
+    return sizes | measured | verdict(settings, ours, steady=reader.task.steady)
 
 
 def verdict(settings: Sequence[dict[str, Any]], model: dict[str, float], *, steady: bool) -> dict[str, Any]:
     """The cheapest setting at least as accurate as the model, how many times faster the model is, and the sentence."""
     unit = "per sample" if steady else "per step and trajectory"
-    mine = model["milliseconds"]
     able = [s for s in settings if s["error"] <= model["error"]]
+    shown = min(able or settings, key=lambda s: float(s["milliseconds" if able else "error"]))
+    price = f"({_words(shown)}, error {shown['error']:.3g}) costs {shown['milliseconds']:.3g} ms {unit}"
     if not able:
-        best = min(settings, key=lambda s: float(s["error"]))
-        words = _words(Setting(best["points"], best["substeps"]))
-        return {
-            "cheapest": None,
-            "speedup": None,
-            "sentence": (
-                f"None of {len(settings)} solver settings is as accurate as the model (error {model['error']:.3g}); "
-                f"the most accurate ({words}, error {best['error']:.3g}) costs {best['milliseconds']:.3g} ms {unit}, "
-                f"the model {mine:.3g} ms."
-            ),
-        }
-    cheapest = min(able, key=lambda s: float(s["milliseconds"]))
-    speedup = cheapest["milliseconds"] / mine
+        sentence = (
+            f"None of {len(settings)} solver settings is as accurate as the model (error {model['error']:.3g}); "
+            f"the most accurate {price}, the model {model['milliseconds']:.3g} ms."
+        )
+        return {"cheapest": None, "speedup": None, "sentence": sentence}
+    speedup = shown["milliseconds"] / model["milliseconds"]
     factor = f"{speedup:.3g} times faster" if speedup >= 1 else f"{1 / speedup:.3g} times slower"
-    words = _words(Setting(cheapest["points"], cheapest["substeps"]))
-    return {
-        "cheapest": cheapest,
-        "speedup": speedup,
-        "sentence": (
-            f"At the model's error of {model['error']:.3g} the cheapest solver setting that is at least as accurate "
-            f"({words}, error {cheapest['error']:.3g}) costs {cheapest['milliseconds']:.3g} ms {unit}; "
-            f"the model costs {mine:.3g} ms: {factor}."
-        ),
-    }
+    sentence = (
+        f"At the model's error of {model['error']:.3g} the cheapest solver setting that is at least as accurate "
+        f"{price}; the model costs {model['milliseconds']:.3g} ms: {factor}."
+    )
+    return {"cheapest": shown, "speedup": speedup, "sentence": sentence}
 
 
-def _words(setting: Setting) -> str:
-    steps = f", {setting.substeps} step{'s' if setting.substeps > 1 else ''} per frame" if setting.substeps else ""
-    return f"{setting.points} points per axis{steps}"
+def _words(setting: Mapping[str, Any]) -> str:
+    steps = f", {counted(setting['substeps'], 'step')} per frame" if setting["substeps"] else ""
+    return f"{setting['points']} points per axis{steps}"
 
 
 def _measure(

@@ -12,9 +12,11 @@ from __future__ import annotations
 import base64
 import io
 import math
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -187,7 +189,8 @@ def svg_text(figure: Any) -> str:
     return body[body.index("<svg") :]
 
 
-def _png(figure: Any) -> bytes:
+def png_bytes(figure: Any) -> bytes:
+    """The figure as PNG; closes the figure."""
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=110, bbox_inches="tight")
     pyplot().close(figure)
@@ -321,25 +324,33 @@ def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
     count = len(_rows(example, channel))
     size = (2.3 * len(steps) + 1.4, 2.1 * count + 0.6)
     figure, grid = plt.subplots(count, len(steps), figsize=size, squeeze=False, layout="constrained")
-    for column, step in enumerate(steps):
-        for row, (name, values) in enumerate(_rows(example, channel, int(step))):
-            axes = grid[row][column]
-            scale = _scale(example, channel, name)
-            image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
-            if row == 0:
-                axes.set_title(_time(example, int(step)) + ("\ndiverged" if _has_diverged(example, int(step)) else ""))
-            if column == 0:
-                axes.set_ylabel(f"{_panel(example, channel, name)}\n{_axis(example, 1)}")
-            if row == count - 1:
-                axes.set_xlabel(_axis(example, 0))
+    for column, step in enumerate(map(int, steps)):
+        for row, (name, values) in enumerate(_rows(example, channel, step)):
+            image = _map(grid[row][column], example, channel, name, values)
+            time_text = _time(example, step) + ("\ndiverged" if _has_diverged(example, step) else "")
+            name_text = f"{_panel(example, channel, name)}\n{_axis(example, 1)}"
+            grid[row][column].set(title="" if row else time_text, ylabel="" if column else name_text)
+            if row < count - 1:
+                grid[row][column].set_xlabel("")
             if column == len(steps) - 1:
-                tips = _tips(example, channel, name)
                 label = _label(example, channel, name).replace(" − ", "\n− ")  # no longer than a row is high
+                tips = _tips(example, channel, name)
                 figure.colorbar(image, ax=list(grid[row]), shrink=0.9, label=label, extend=tips)
+    return _finished_maps(figure, grid, example, channel, steps)
+
+
+def _map(axes: Any, example: Example, channel: int, name: str, values: npt.NDArray[Any]) -> Any:
+    """Draw a plane of values, of a cube the middle one."""
+    scale = _scale(example, channel, name)
+    axes.set(title=_panel(example, channel, name), xlabel=_axis(example, 0), ylabel=_axis(example, 1))
+    return axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
+
+
+def _finished_maps(figure: Any, grid: Any, example: Example, channel: int, steps: Sequence[int]) -> bytes:
     _explain_colors(figure, example, channel, np.stack([_slice(example.prediction[n, channel]) for n in steps]))
     figure.suptitle(_title(example, channel))
     _fit(figure, grid)
-    return _png(figure)
+    return png_bytes(figure)
 
 
 def _one_time_png(example: Example, channel: int) -> bytes:
@@ -352,18 +363,11 @@ def _one_time_png(example: Example, channel: int) -> bytes:
         image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), cmap=GIVEN_MAP)
         axes.set(title=f"given {name}")
         _bar(figure, image, axes, name + _unit(unit))
-    for axes, (name, values) in zip(panels[len(example.given) :], rows, strict=True):
-        scale = _scale(example, channel, name)
-        image = axes.imshow(_slice(values[0]).T, origin="lower", extent=_extent(example), **scale)
-        axes.set(title=_panel(example, channel, name))
-        label, tips = _label(example, channel, name), _tips(example, channel, name)
-        _bar(figure, image, axes, label, extend=tips)
-    for axes in panels:
         axes.set(xlabel=_axis(example, 0), ylabel=_axis(example, 1))
-    _explain_colors(figure, example, channel, _slice(example.prediction[0, channel]))
-    figure.suptitle(_title(example, channel))
-    _fit(figure, grid)
-    return _png(figure)
+    for axes, (name, values) in zip(panels[len(example.given) :], rows, strict=True):
+        image = _map(axes, example, channel, name, values[0])
+        _bar(figure, image, axes, _label(example, channel, name), extend=_tips(example, channel, name))
+    return _finished_maps(figure, grid, example, channel, [0])
 
 
 def _space_time_png(example: Example, channel: int) -> bytes:
@@ -377,22 +381,21 @@ def _space_time_png(example: Example, channel: int) -> bytes:
     for axes, (name, values) in zip(grid[0], rows, strict=True):
         image = axes.imshow(values, origin="lower", aspect="auto", extent=extent, **_scale(example, channel, name))
         axes.set(title=_panel(example, channel, name), xlabel=_axis(example, 0))
-        _add_bar(figure, image, grid[0], name, _label(example, channel, name), _tips(example, channel, name))
+        _add_bar(figure, image, grid[0], example, channel, name)
         if name != "truth" and example.diverged_at is not None:
             first = extent[2] + (extent[3] - extent[2]) * example.diverged_at / (last + 1)
             axes.axhspan(first, extent[3], facecolor="none", edgecolor=DIVERGED, hatch="//", linewidth=1.5)
     grid[0][0].set_ylabel("time" + _unit(example.task.time_unit))
     _explain_colors(figure, example, channel, example.prediction[:, channel])
     figure.suptitle(_title(example, channel))
-    return _png(figure)
+    return png_bytes(figure)
 
 
-def _add_bar(figure: Any, image: Any, panels: Any, name: str, label: str, tips: str) -> None:
+def _add_bar(figure: Any, image: Any, panels: Any, example: Example, channel: int, name: str) -> None:
     """A color bar below panels in a row: truth and prediction share a scale, and so one bar."""
-    if name == "error":
-        _bar(figure, image, panels[2], label)
-    elif name == "prediction":
-        _bar(figure, image, list(panels[:2]), label, extend=tips)
+    if name != "truth":
+        below = panels[2] if name == "error" else list(panels[:2])
+        _bar(figure, image, below, _label(example, channel, name), extend=_tips(example, channel, name))
 
 
 def _bar(figure: Any, image: Any, panels: Any, label: str, **options: Any) -> None:
@@ -547,12 +550,8 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> tuple[
     """What changes from frame to frame, in the order of drawing, and the function that changes it."""
     images: list[Any] = []
     for axes, (name, values) in zip(grid, _rows(example, channel, 0), strict=True):
-        scale = _scale(example, channel, name)
-        image = axes.imshow(_slice(values).T, origin="lower", extent=_extent(example), **scale)
-        axes.set(title=_panel(example, channel, name), xlabel=_axis(example, 0), ylabel=_axis(example, 1))
-        label, tips = _label(example, channel, name), _tips(example, channel, name)
-        _add_bar(figure, image, grid, name, label, tips)
-        images.append(image)
+        images.append(_map(axes, example, channel, name, values))
+        _add_bar(figure, images[-1], grid, example, channel, name)
 
     def draw(step: int) -> None:
         for image, (_, values) in zip(images, _rows(example, channel, step), strict=True):
@@ -562,9 +561,6 @@ def _film_maps(example: Example, channel: int, figure: Any, grid: Any) -> tuple[
 
 
 def _encode(ffmpeg: Any, figure: Any, draw: Any, steps: npt.NDArray[Any], size: tuple[int, int]) -> bytes:
-    import tempfile
-    from pathlib import Path
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "film.mp4"
         # yuv420p and H.264: the one combination that every browser plays
@@ -584,11 +580,6 @@ def _encode(ffmpeg: Any, figure: Any, draw: Any, steps: npt.NDArray[Any], size: 
             writer.send(np.ascontiguousarray(pixels))
         writer.close()
         return path.read_bytes()
-
-
-def png_bytes(figure: Any) -> bytes:
-    """A figure that another module laid out, as PNG; closes the figure."""
-    return _png(figure)
 
 
 def draw_panels(panels: Any, example: Example, channel: int) -> float:

@@ -94,12 +94,15 @@ def write_comparison(
 
     seeds: task -> a table of means over seeds. costs: label -> what its training took, by name.
     """
+    labels = ("Rollout error over time", "error relative to the trajectory", "predicted step")
     return _render(
         "comparison.html",
         title=title,
         notes=notes,
-        tasks=[_compared(task, (seeds or {}).get(task.task, "")) for task in tasks],
-        first=next(iter(tasks[0].results)),
+        tasks=tasks,
+        charts={task.task: curve_figure(task.curves(), *labels) for task in tasks if not task.first["steady"]},
+        best={task.task: {key: task.winner(key)[0] for _, key in task.scores()} for task in tasks},
+        seeds=seeds or {},
         changes=changes,
         costs=costs or {},
         cost_names=list(next(iter((costs or {}).values()), {})),
@@ -142,15 +145,12 @@ def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str, en
         )
     columns = columns_of(result)
     return {
-        "name": result["task"],
+        **{key: result[key] for key in ("task", "equation", "predictors", "differences")},
         "headlines": headlines(result, model)[: 1 if result["steady"] else 2],
-        "equation": result["equation"],
         "protocol": protocol,
         "leak": leak_words(result) if result.get("in_train") else "",
         "columns": columns,
         "best": {key: "" if key.startswith("num_") else best_predictor(result, key) for _, key, _ in columns},
-        "predictors": result["predictors"],
-        "differences": result["differences"],
         "plots": [*_curves_over_time(result), *_spectra(result)],
         "ensemble": _ensemble(result["ensemble"]) if "ensemble" in result else None,
         "cost": _solver_cost(result["solver_cost"], model) if "solver_cost" in result else None,
@@ -217,7 +217,7 @@ def _ensemble(ensemble: Mapping[str, Any]) -> dict[str, Any]:
         curve_figure(skill, "Spread and skill", "relative to the trajectory", "predicted step"),
         rank_figure(ensemble["ranks"], "Rank of the truth among the members"),
     ]
-    return {"members": ensemble["members"], "summary": ensemble["summary"], "plots": plots}
+    return {**ensemble, "plots": plots}
 
 
 def _solver_cost(cost: Mapping[str, Any], model: str) -> dict[str, Any]:
@@ -260,37 +260,6 @@ def _examples(pictures: Sequence[Example], ends: float) -> dict[str, Any]:
             }
         )
     return {"wanted": len(wanted), "drawn": drawn}
-
-
-def _compared(task: TaskComparison, seeds: str) -> dict[str, Any]:
-    """What the comparison shows of one task."""
-    result, scores = task.first, task.scores()
-    plan = result["protocol"]
-    protocol, chart = f"{result['split']} split, {plan['num_trajectories']} trajectories", ""
-    if not result["steady"]:
-        protocol += f", {plan['num_steps']} steps from frame {plan['start_frame']}"
-        chart = curve_figure(
-            task.curves(), "Rollout error over time", "error relative to the trajectory", "predicted step"
-        )
-    return {
-        "name": task.task,
-        "first": next(iter(task.results)),
-        "protocol": protocol,
-        "seeds": seeds,
-        "scores": scores,
-        "best": {key: task.winner(key)[0] for _, key in scores},
-        "models": [
-            {
-                "label": label,
-                "summary": task.summary(label),
-                "difference": task.differences.get(label),
-                "verdict": task.rollout_verdict(label),
-            }
-            for label in task.results
-        ],
-        "references": task.references(),
-        "chart": chart,
-    }
 
 
 def curve_figure(
