@@ -138,30 +138,21 @@ def scored_from(data: Mapping[str, Any], label: str, model: str = "model") -> Sc
     """Scores from the content of a scores.json; looks up every part that a comparison needs."""
     results = {}
     for result in from_json(data["results"]):
-        predictor = result["predictors"][model]
+        numbers = [result["protocol"][key] for key in ("num_trajectories", "num_steps", "start_frame")]
         for part in result["predictors"].values():
-            for _, key in scores_of(result):
-                _check_number(part["summary"][key])
+            numbers += [part["summary"][key] for _, key in scores_of(result)]
+            numbers += [sum(step) / len(step) for step in part["curves"]["trmse"]]
+        for value in [*numbers, *trajectory_means(result["predictors"][model]["rows"]).values()]:
+            if type(value) not in (int, float):
+                raise TypeError(f"a {type(value).__name__} where a number belongs")
+            float(value)  # an OverflowError for whole numbers that are none
         headlines(result, model)
-        for value in trajectory_means(predictor["rows"]).values():
-            _check_number(value)
-        for part in result["predictors"].values():
-            for step in part["curves"]["trmse"]:
-                _check_number(sum(step) / len(step))
-        for key in ("num_trajectories", "num_steps", "start_frame"):
-            _check_number(result["protocol"][key])
         for key in _SAME:
             result[key]
         if not isinstance(result["task"], str):
             raise TypeError("a task has no name")
         results[printable(result["task"])] = result
     return Scored(label, model, results, str(data.get("config", "")))
-
-
-def _check_number(value: object) -> None:
-    if type(value) not in (int, float):
-        raise TypeError(f"a {type(value).__name__} where a number belongs")
-    float(value)  # type: ignore[arg-type]  # an OverflowError for whole numbers that are none
 
 
 def compare(scored: Sequence[Scored]) -> tuple[list[TaskComparison], list[str]]:

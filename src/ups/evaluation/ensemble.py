@@ -24,12 +24,11 @@ from ups.evaluation.metrics import (
     spread_square,
     trajectory_rms,
 )
-from ups.evaluation.rollout import RolloutPlan, batches_of, read_inputs
+from ups.evaluation.rollout import RolloutPlan, batches_of, own_part, read_inputs, weights_of
 from ups.formats.base import Reader
 from ups.models.ensemble import Members, by_member
 from ups.models.stepper import rollout
 from ups.spec.batch import Batch, RankInfo
-from ups.spec.grid import point_weights
 
 # Of which curves are kept. absolute_error: of the central member, which has no spread; gaussian: with noise of the
 # members' spread around it; mean_rmse: of the mean of the members.
@@ -47,21 +46,17 @@ class EnsembleScores:
 
     members: int
     seed: int
+    num_steps: int
     channels: tuple[str, ...]
-    sums: dict[str, Tensor]
-    counts: Tensor  # (T,) samples that have a step
-    ranks: Tensor
     weights: Tensor | None = None
     means: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in SCORES})
     energy: dict[str, Tensor] = field(default_factory=dict)
 
-    @classmethod
-    def empty(
-        cls, members: int, seed: int, plan: RolloutPlan, channels: tuple[str, ...], weights: Tensor | None
-    ) -> EnsembleScores:
-        sums = {name: torch.zeros(plan.num_steps, len(channels), dtype=torch.float64) for name in (*SCORES, *_SQUARES)}
-        counts, ranks = torch.zeros(plan.num_steps), torch.zeros(members + 1, dtype=torch.float64)
-        return cls(members, seed, channels, sums, counts, ranks, weights)
+    def __post_init__(self) -> None:
+        shape = self.num_steps, len(self.channels)
+        self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name in (*SCORES, *_SQUARES)}
+        self.counts = torch.zeros(self.num_steps)  # samples that have a step
+        self.ranks = torch.zeros(self.members + 1, dtype=torch.float64)
 
     def add(self, step: int, members: Tensor, center: Tensor, truth: Tensor, scale: Tensor) -> dict[str, Tensor]:
         """Adds step `step` (from 0) of some samples; returns each of their scores (B,).
@@ -135,14 +130,11 @@ def score_ensemble(
     progress: Callable[[int], None] | None = None,
 ) -> EnsembleScores:
     """This rank's share of the scores of an ensemble's members on one task; kind: as in `score_task`."""
-    device = device or torch.device("cpu")
     task, members, seed = reader.task, ensemble.members, ensemble.seed
-    weights = point_weights(task.axes, reader.coordinates)
-    counts = None if weights is None else torch.from_numpy(weights)
-    scores = EnsembleScores.empty(members, seed, plan, task.channel_names(task.predicted), counts)
-    number = reader.splits[split] if max_trajectories is None else min(max_trajectories, reader.splits[split])
-    for part, its_plan in batches_of(reader, split, range(place.rank, number, place.world_size), plan, batch_size):
-        batch, truth = read_inputs(reader, split, part, its_plan, device, dtype)
+    counts = weights_of(reader)
+    scores = EnsembleScores(members, seed, plan.num_steps, task.channel_names(task.predicted), counts)
+    for part, its_plan in batches_of(reader, split, own_part(reader, split, place, max_trajectories), plan, batch_size):
+        batch, truth = read_inputs(reader, split, part, its_plan, device or torch.device("cpu"), dtype)
         scale = trajectory_rms(truth if task.steady else torch.cat([batch.state, truth], dim=1), counts)
         frames = _rollouts(ensemble, batch, its_plan) if kind == "rollout" else _one_steps(ensemble, batch, truth)
         totals = {name: torch.zeros(len(part), dtype=torch.float64) for name in SCORES}

@@ -97,23 +97,14 @@ def score_task(
     kind: `rollout` feeds predictions back from the start frame on; `one_step` predicts each of the same frames from
     the true ones before it. statistics: of the task, which say when a prediction has diverged.
     """
-    device = device or torch.device("cpu")
     task = reader.task
-    role = task.predicted
-    count = reader.splits[split] if max_trajectories is None else min(max_trajectories, reader.splits[split])
-    weights = point_weights(task.axes, reader.coordinates)
-    counts = None if weights is None else torch.from_numpy(weights)
+    channels = task.channel_names(task.predicted)
+    weights = weights_of(reader)
     shorter = not task.steady and reader.frames_of(split) is not None
     limits = None if statistics is None else DivergenceLimits.of(task, statistics)
-    scores = {
-        name: Accumulator(
-            plan.num_steps, task.channel_names(role), weights=counts, may_be_shorter=shorter, limits=limits
-        )
-        for name in predictors
-    }
-    mine = range(place.rank, count, place.world_size)
-    for part, its_plan in batches_of(reader, split, mine, plan, batch_size):
-        batch, truth = read_inputs(reader, split, part, its_plan, device, dtype)
+    scores = {name: Accumulator(plan.num_steps, channels, weights, shorter, limits) for name in predictors}
+    for part, its_plan in batches_of(reader, split, own_part(reader, split, place, max_trajectories), plan, batch_size):
+        batch, truth = read_inputs(reader, split, part, its_plan, device or torch.device("cpu"), dtype)
         given = None if task.steady else batch.state
         for name, predictor in predictors.items():
             if kind == "one_step":
@@ -125,6 +116,18 @@ def score_task(
         if progress is not None:
             progress(len(part))
     return scores
+
+
+def weights_of(reader: Reader) -> Tensor | None:
+    """(*S): how much each point counts, relative to the mean; None on a uniform grid."""
+    weights = point_weights(reader.task.axes, reader.coordinates)
+    return None if weights is None else torch.from_numpy(weights)
+
+
+def own_part(reader: Reader, split: str, place: RankInfo, max_trajectories: int | None) -> range:
+    """The trajectories that this rank scores."""
+    count = reader.splits[split] if max_trajectories is None else min(max_trajectories, reader.splits[split])
+    return range(place.rank, count, place.world_size)
 
 
 def batches_of(

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 
 Frame = npt.NDArray[np.float32]
+_Variable = tuple[tuple[str, ...], Any, dict[str, Any]]
 MEMBER = "member"
 MAX_MEMORY_BYTES = 8 * 2**30
 # Frames are buffered up to this size before they are written as one chunk.
@@ -59,8 +60,9 @@ VTKHDF_VERSION = (2, 0)
 
 
 class Layout:
-    """Names, dimensions, coordinates and units of a result.
+    """Names, dimensions, coordinates and units of a result of `num_frames` frames, `every` steps apart.
 
+    facts: further attributes of the result.
     members: of an ensemble, which has an axis of its own then; frames hold those of a sample one behind the other.
     reversed_axes: variables lie in the order z, y, x.
     """
@@ -183,13 +185,13 @@ class Layout:
         coordinates = {name: ((name,), values, self.labels[name]) for name, values in self.coordinates.items()}
         return xarray.Dataset(variables, coordinates, self.attributes | divergence.attributes())
 
-    def per_sample(self, divergence: Divergence) -> dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]]:
+    def per_sample(self, divergence: Divergence) -> dict[str, _Variable]:
         """Name -> (dimensions, values, attributes) of what is said about each sample."""
         step = divergence.first_step
         diverged = (step > 0).reshape(self.num_samples, -1).any(axis=1)  # (B,): of members any
         flags = self.trust.flags | (diverged << KINDS.index("diverged")).astype(np.int32)
         flags = flags if self.batched else np.asarray(flags[0])
-        values: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {
+        values: dict[str, _Variable] = {
             "warnings": (("sample",) if self.batched else (), flags, self.trust.flag_attributes()),
             "blew_up": (self.lead, self.by_sample(step > 0), {}),
             "diverged_at": (self.lead, self.by_sample(step), {"long_name": "step of divergence, 0 if there is none"}),
@@ -199,12 +201,11 @@ class Layout:
             after = self.by_sample((step[:, None] > 0) & (kept >= step[:, None]))
             values["diverged"] = ((*self.lead, "time"), after, {"long_name": "at or after the step of divergence"})
         taken = {*self.parameters, *(f.name for f in self.fields), *self.coordinates}
-        found: dict[str, tuple[tuple[str, ...], Any, dict[str, Any]]] = {}
-        for name, what in values.items():
-            free = name
-            while free in taken:  # a field of that name keeps it
-                free += "_"
-            found[free] = what
+        found: dict[str, _Variable] = {}
+        for name, variable in values.items():
+            while name in taken:  # a field of that name keeps it
+                name += "_"
+            found[name] = variable
         return found
 
 
@@ -252,25 +253,8 @@ class Divergence:
         return "; ".join([*lines, *([f"and {more} more"] if more > 0 else [])])
 
 
-def open_sink(
-    task: TaskSpec,
-    start: Start,
-    num_frames: int,
-    every: int,
-    trust: Trust,
-    facts: dict[str, str],
-    out: str | Path | None,
-    members: int | None = None,
-    *,
-    reversed_axes: bool = False,
-) -> Sink:
-    """A sink for `num_frames` frames, `every` steps apart. facts: further attributes of the result.
-
-    members: how many a sample has, if the result is an ensemble.
-    out: a new file; NetCDF if its name ends so (.nc, .nc4, .cdf), else a Zarr store.
-    reversed_axes: variables lie in the order z, y, x.
-    """
-    layout = Layout(task, start, num_frames, every, trust, facts, members, reversed_axes=reversed_axes)
+def open_sink(layout: Layout, out: str | Path | None) -> Sink:
+    """A sink for the frames of a result. out: a new file; NetCDF if its name ends in .nc, .nc4 or .cdf, else Zarr."""
     if out is None:
         if layout.num_bytes > MAX_MEMORY_BYTES:
             raise BundleError(

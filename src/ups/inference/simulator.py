@@ -28,7 +28,7 @@ from ups.errors import BundleError, DataError
 from ups.inference.bundle import Bundle, BundleInfo, load_bundle
 from ups.inference.domain import fit_domain
 from ups.inference.inputs import check_parameters, read_start, suggestion
-from ups.inference.results import Sink, open_sink
+from ups.inference.results import Layout, Sink, open_sink
 from ups.inference.stored_scores import bundle_warnings
 from ups.inference.trust import judge
 from ups.models.ensemble import has_members, members_of
@@ -192,7 +192,7 @@ class Simulator:
         batch = start.batch.to(self._device)
         batch = batch if members is None else batch.repeated(int(members))
         # Last: from here on there is a file, and whatever ends the rollout early removes it.
-        sink = open_sink(spec, start, kept, every, trust, facts, out, members, reversed_axes=reversed_axes)
+        sink = open_sink(Layout(spec, start, kept, every, trust, facts, members, reversed_axes=reversed_axes), out)
         try:
             return self._run(predictor, batch, steps, every, start.domain.resampling, sink, progress)
         except BaseException as error:

@@ -183,15 +183,13 @@ def _named(samples: Flags, *, batched: bool) -> str:
     if not batched:
         return ""
     numbers = np.flatnonzero(samples)
+    if len(numbers) == 1:
+        return f"sample {numbers[0]}: "
     if len(numbers) == len(samples):
-        return f"all {len(numbers)} samples, worst: " if len(numbers) > 1 else "sample 0: "
-    shown = ", ".join(str(n) for n in numbers[:MAX_NAMED_SAMPLES])
+        return f"all {len(numbers)} samples, worst: "
     more = len(numbers) - MAX_NAMED_SAMPLES
-    return (
-        (f"samples {shown}" + (f" and {more} more" if more > 0 else "") + ", worst: ")
-        if len(numbers) > 1
-        else (f"sample {shown}: ")
-    )
+    shown = ", ".join(str(n) for n in numbers[:MAX_NAMED_SAMPLES]) + (f" and {more} more" if more > 0 else "")
+    return f"samples {shown}, worst: "
 
 
 def _grid(start: Start) -> str:

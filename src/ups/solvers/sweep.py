@@ -134,11 +134,9 @@ class _Sweep:
             found = read_store_attributes(self.path).get("generator")
         else:
             found = pdebench_origin(self.path)
-        found = found if isinstance(found, dict) else {}
-        if found.get("identity") == self.request.identity():
+        if isinstance(found, dict) and found.get("identity") == self.request.identity():
             self.done = self.total
-            summary = found.get("summary")
-            return self._result(summary if isinstance(summary, dict) else {}, kept=True)
+            return self._result(found.get("summary", {}), kept=True)
         if not self._overwrite:
             raise ConfigError(
                 f"{self.path} is another data set than the one asked for",
@@ -215,24 +213,11 @@ class _Sweep:
         task = self.request.bench_task
         coordinates = [cell_centers(self.request.resolution, axis.extent) for axis in task.spec.axes]
         times = task.start + task.spec.dt * np.arange(self.request.num_frames)
-        with StoreWriter(
-            self.path,
-            task.spec,
-            coordinates,
-            self.request.num_frames,
-            times=times,
-            generator=provenance,
-            overwrite=self._overwrite,
-        ) as writer:
+        options = {"times": times, "generator": provenance, "overwrite": self._overwrite}
+        with StoreWriter(self.path, task.spec, coordinates, self.request.num_frames, **options) as writer:
             for split, solution in self._solutions():
                 for row in range(len(solution.parameters)):
-                    writer.append(
-                        split,
-                        state=solution.state[row],
-                        static=solution.static[row],
-                        target=solution.target[row],
-                        parameters=solution.parameters[row],
-                    )
+                    writer.append(split, **{role: values[row] for role, values in solution.arrays().items()})
 
 
 def _library_versions() -> dict[str, str]:

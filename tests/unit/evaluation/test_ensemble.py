@@ -85,7 +85,7 @@ def test_points_count_by_their_weights() -> None:
 
 
 def test_scores_are_relative_to_the_trajectory_and_means_over_samples_and_steps() -> None:
-    scores = EnsembleScores.empty(2, 7, RolloutPlan(1, 0, 2), ("u",), None)
+    scores = EnsembleScores(2, 7, 2, ("u",), None)
     center, wanted, scale = torch.zeros(2, 1, 1), torch.full((2, 1, 1), 4.0), torch.full((2, 1), 2.0)
     # in units of the trajectory the truth is 2: members 1 and 4 first, then 2 and 2
     for step, values in enumerate(([2.0, 8.0], [4.0, 4.0])):

@@ -40,7 +40,7 @@ def page() -> str:
         steps = score_task({"model": almost, **references(reader, plan)}, reader, RankInfo(0, 1), plan, kind="one_step")
         results.append(task_result(reader, plan, "test", scores, "model", steps))
         pictures[reader.task.name] = examples(almost, reader, plan, scores["model"].worst(2))
-    members = EnsembleScores.empty(2, 0, RolloutPlan(1, 0, 5), ("u",), None)
+    members = EnsembleScores(2, 0, 5, ("u",), None)
     for step in range(5):
         members.add(step, torch.ones(1, 2, 1, 4), torch.ones(1, 1, 4), torch.zeros(1, 1, 4), torch.ones(1, 1))
     results[0]["ensemble"] = members.result()
