@@ -35,7 +35,7 @@ from ups.formats.base import Reader
 from ups.inference.bundle import load_bundle
 from ups.models.stepper import Stepper, rollout
 from ups.record.run_dir import find_bundle
-from ups.solvers.coarse_solver import Given, Setting, own_task, restart_of
+from ups.solvers.coarse_solver import RESTARTS, Given, Setting, own_task
 from ups.solvers.problem import require_solvers
 
 BAR = 0.2
@@ -57,7 +57,7 @@ def solve(reader: Reader, first: Tensor, static: Tensor, parameters: Tensor, ste
     task, reason = own_task(reader)
     if task is None:
         sys.exit(f"no solver can start from frames of {reader.task.name}: {reason}")
-    restart = restart_of(task)
+    restart = RESTARTS[task.spec.name]
     points = 2 * reader.space[0]
     setting = Setting(points, restart.substeps(points, reader.task.dt) if restart.substeps else 0)
     given = Given(*(np.ascontiguousarray(x.double().numpy()) for x in (first, static, parameters)))

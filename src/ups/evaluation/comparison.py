@@ -14,6 +14,7 @@ from typing import Any
 
 from ups.errors import ConfigError, DataError
 from ups.evaluation.results import (
+    MODEL,
     best_reference,
     difference,
     direction,
@@ -38,7 +39,6 @@ class Scored:
     """One model's scores: label, task -> result (see `ups.evaluation.results`), recipe as text where it is known."""
 
     label: str
-    model: str
     results: Mapping[str, Mapping[str, Any]]
     config_text: str = ""
 
@@ -50,11 +50,10 @@ class TaskComparison:
     task: str
     results: Mapping[str, Mapping[str, Any]]
     differences: Mapping[str, Mapping[str, float]]
-    model: Mapping[str, str]
 
     def summary(self, label: str) -> Mapping[str, float]:
         """Scores of a model on this task."""
-        summary: Mapping[str, float] = self.results[label]["predictors"][self.model[label]]["summary"]
+        summary: Mapping[str, float] = self.results[label]["predictors"][MODEL]["summary"]
         return summary
 
     def scores(self) -> list[tuple[str, str]]:
@@ -77,22 +76,21 @@ class TaskComparison:
 
     def references(self) -> dict[str, Mapping[str, float]]:
         """Name -> summary of the predictors that learned nothing."""
-        own = next(iter(self.model.values()))
-        return {name: p["summary"] for name, p in self.first["predictors"].items() if name != own}
+        return {name: p["summary"] for name, p in self.first["predictors"].items() if name != MODEL}
 
     def reference(self, key: str) -> tuple[str, float]:
         """The best reference of a score, and its value."""
-        name = best_reference(self.first, key, next(iter(self.model.values())))
+        name = best_reference(self.first, key)
         return name, float(self.references()[name][key])
 
     def winner(self, key: str) -> tuple[str | None, str]:
         """The model that is significantly better than all others and than the reference, or None and why not."""
         best, (name, _) = self.best(key), self.reference(key)
-        result, model = self.results[best], self.model[best]
-        if not _better(difference(result, model, result, name, key)):
+        result = self.results[best]
+        if not _better(difference(result, MODEL, result, name, key)):
             return None, f"no model is significantly better than {with_article(name)}"
         others = [label for label in self.results if label != best]
-        alike = [o for o in others if not _better(difference(result, model, self.results[o], self.model[o], key))]
+        alike = [o for o in others if not _better(difference(result, MODEL, self.results[o], MODEL, key))]
         return (None, f"{best} is not significantly better than {', '.join(alike)}") if alike else (best, "")
 
     def over_seeds(self, groups: Mapping[str, Sequence[str]], key: str) -> dict[str, dict[str, float]]:
@@ -109,12 +107,12 @@ class TaskComparison:
 
     def rollout_verdict(self, label: str) -> str:
         """What the rollout error of a model means next to its reference."""
-        lines = {line.score: line for line in headlines(self.results[label], self.model[label])}
+        lines = {line.score: line for line in headlines(self.results[label])}
         return lines["solution" if self.first["steady"] else "rollout"].verdict
 
     def curves(self) -> dict[str, list[float]]:
         """Error relative to the trajectory at each predicted step, mean over channels: of models and references."""
-        parts = {label: self.results[label]["predictors"][self.model[label]] for label in self.results}
+        parts = {label: self.results[label]["predictors"][MODEL] for label in self.results}
         parts |= {name: self.first["predictors"][name] for name in self.references() if name not in parts}
         return {name: [sum(step) / len(step) for step in part["curves"]["trmse"]] for name, part in parts.items()}
 
@@ -134,7 +132,7 @@ def read_scores(path: Path, label: str) -> Scored:
         ) from error
 
 
-def scored_from(data: Mapping[str, Any], label: str, model: str = "model") -> Scored:
+def scored_from(data: Mapping[str, Any], label: str) -> Scored:
     """Scores from the content of a scores.json; looks up every part that a comparison needs."""
     results = {}
     for result in from_json(data["results"]):
@@ -142,17 +140,17 @@ def scored_from(data: Mapping[str, Any], label: str, model: str = "model") -> Sc
         for part in result["predictors"].values():
             numbers += [part["summary"][key] for _, key in scores_of(result)]
             numbers += [sum(step) / len(step) for step in part["curves"]["trmse"]]
-        for value in [*numbers, *trajectory_means(result["predictors"][model]["rows"]).values()]:
+        for value in [*numbers, *trajectory_means(result["predictors"][MODEL]["rows"]).values()]:
             if type(value) not in (int, float):
                 raise TypeError(f"a {type(value).__name__} where a number belongs")
             float(value)  # an OverflowError for whole numbers that are none
-        headlines(result, model)
+        headlines(result)
         for key in _SAME:
             result[key]
         if not isinstance(result["task"], str):
             raise TypeError("a task has no name")
         results[printable(result["task"])] = result
-    return Scored(label, model, results, str(data.get("config", "")))
+    return Scored(label, results, str(data.get("config", "")))
 
 
 def compare(scored: Sequence[Scored]) -> tuple[list[TaskComparison], list[str]]:
@@ -170,13 +168,12 @@ def compare(scored: Sequence[Scored]) -> tuple[list[TaskComparison], list[str]]:
         first = having[0]
         for other in having[1:]:
             check_alike(task, first, other)
-            rows = (one.results[task]["predictors"][one.model]["rows"] for one in (first, other))
+            rows = (one.results[task]["predictors"][MODEL]["rows"] for one in (first, other))
             if not set.intersection(*(set(map(int, row)) for row in rows)):
                 raise ConfigError(f"{first.label} and {other.label} have no trajectory of '{task}' in common")
-        means = {o.label: trajectory_means(o.results[task]["predictors"][o.model]["rows"]) for o in having}
+        means = {o.label: trajectory_means(o.results[task]["predictors"][MODEL]["rows"]) for o in having}
         differences = {one.label: paired_difference(means[one.label], means[first.label]) for one in having[1:]}
-        models = {one.label: one.model for one in having}
-        found.append(TaskComparison(task, {one.label: one.results[task] for one in having}, differences, models))
+        found.append(TaskComparison(task, {one.label: one.results[task] for one in having}, differences))
     if not found:
         raise ConfigError(
             "there is no task that two of them have: " + "; ".join(f"{s.label}: {', '.join(s.results)}" for s in scored)

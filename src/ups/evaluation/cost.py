@@ -23,7 +23,7 @@ from ups.formats.base import Reader
 from ups.models.normalization import one_thread
 from ups.models.stepper import Predictor, rollout
 from ups.record.text import counted
-from ups.solvers.coarse_solver import Given, Restart, Setting, own_task, restart_of
+from ups.solvers.coarse_solver import RESTARTS, Given, Restart, Setting, own_task
 from ups.solvers.problem import Float64
 
 CPU = torch.device("cpu")
@@ -60,7 +60,7 @@ def solver_cost(
         return {"reason": f"trajectories differ in {' and '.join(reader.differing)}, which is not compared"}
     count = min(reader.splits[split], max_trajectories or reader.splits[split])
     size = min(batch_size, count)
-    restart = restart_of(task)
+    restart = RESTARTS[task.spec.name]
     settings: list[dict[str, Any]] = []
     left_out: list[int] = []
     with one_thread():

@@ -15,7 +15,7 @@ import numpy as np
 
 from ups.evaluation.comparison import TaskComparison
 from ups.evaluation.figures import LINE_COLORS, LINE_STYLES, Example, data_address, fields_png, film, pyplot, svg_text
-from ups.evaluation.results import best_predictor, headlines, leak_words, significant
+from ups.evaluation.results import MODEL, best_predictor, headlines, leak_words, significant
 from ups.record.text import counted
 
 # Columns of the score table: heading, summary key, what it is.
@@ -63,7 +63,6 @@ def write_report(
     pictures: Mapping[str, Sequence[Example]],
     *,
     title: str,
-    model: str,
     identity: Mapping[str, str],
     config_text: str,
     seconds: float = math.inf,
@@ -76,8 +75,8 @@ def write_report(
     tasks = []
     for number_left, result in zip(range(len(results), 0, -1), results, strict=True):
         now = time.monotonic()
-        tasks.append(_task(result, pictures.get(result["task"], ()), model, now + (ends - now) / number_left))
-    shown = {"tasks": tasks, "model": model, "identity": identity, "config_text": config_text}
+        tasks.append(_task(result, pictures.get(result["task"], ()), now + (ends - now) / number_left))
+    shown = {"tasks": tasks, "identity": identity, "config_text": config_text}
     return _render("report.html", title=title, ensemble_rows=ENSEMBLE_ROWS, **shown)
 
 
@@ -124,16 +123,7 @@ def _render(template: str, **values: Any) -> str:
     return text.translate(_CONTROL).encode("utf-8", "backslashreplace").decode()
 
 
-def columns_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Heading, summary key and meaning of each column of the score table: ours, then those of added metrics."""
-    added = [
-        (metric["heading"], name, "added metric" + (" (higher is better)" if metric["higher_is_better"] else ""))
-        for name, metric in result.get("metrics", {}).items()
-    ]
-    return [*COLUMNS, *added]
-
-
-def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str, ends: float) -> dict[str, Any]:
+def _task(result: Mapping[str, Any], pictures: Sequence[Example], ends: float) -> dict[str, Any]:
     """What the report shows of one task."""
     plan = result["protocol"]
     space = " x ".join(str(n) for n in result["space"])
@@ -143,17 +133,21 @@ def _task(result: Mapping[str, Any], pictures: Sequence[Example], model: str, en
             f", dt {result['dt']:.4g}, {counted(plan['context_frames'], 'given frame')}, "
             f"last given frame {plan['start_frame']}, {plan['num_steps']} predicted"
         )
-    columns = columns_of(result)
+    added = [
+        (metric["heading"], name, "added metric" + (" (higher is better)" if metric["higher_is_better"] else ""))
+        for name, metric in result.get("metrics", {}).items()
+    ]
+    columns = [*COLUMNS, *added]
     return {
         **{key: result[key] for key in ("task", "equation", "predictors", "differences")},
-        "headlines": headlines(result, model)[: 1 if result["steady"] else 2],
+        "headlines": headlines(result)[: 1 if result["steady"] else 2],
         "protocol": protocol,
         "leak": leak_words(result) if result.get("in_train") else "",
         "columns": columns,
         "best": {key: "" if key.startswith("num_") else best_predictor(result, key) for _, key, _ in columns},
         "plots": [*_curves_over_time(result), *_spectra(result)],
         "ensemble": _ensemble(result["ensemble"]) if "ensemble" in result else None,
-        "cost": _solver_cost(result["solver_cost"], model) if "solver_cost" in result else None,
+        "cost": _solver_cost(result["solver_cost"]) if "solver_cost" in result else None,
         "details": _details(result),
         "pictures": _examples(pictures, ends),
     }
@@ -220,12 +214,12 @@ def _ensemble(ensemble: Mapping[str, Any]) -> dict[str, Any]:
     return {**ensemble, "plots": plots}
 
 
-def _solver_cost(cost: Mapping[str, Any], model: str) -> dict[str, Any]:
+def _solver_cost(cost: Mapping[str, Any]) -> dict[str, Any]:
     if "settings" not in cost:
         return {"settings": [], "reason": cost["reason"]}
     ours = cost["model"]
     points = [(s["milliseconds"], s["error"], f"{s['points']} points") for s in cost["settings"]]
-    chart = cost_figure(points, (ours["milliseconds"], ours["error"]), model, "Solver and model: error against cost")
+    chart = cost_figure(points, (ours["milliseconds"], ours["error"]), "Solver and model: error against cost")
     return {**cost, "chart": chart}
 
 
@@ -312,9 +306,7 @@ def rank_figure(shares: Sequence[float], title: str) -> str:
     return svg_text(figure)
 
 
-def cost_figure(
-    settings: Sequence[tuple[float, float, str]], model: tuple[float, float], model_name: str, title: str
-) -> str:
+def cost_figure(settings: Sequence[tuple[float, float, str]], model: tuple[float, float], title: str) -> str:
     """Error against cost, both logarithmic, as SVG. settings: (milliseconds, error, family); model: the same two.
 
     Settings of one family (one grid) are joined by a line; the model is a star.
@@ -330,7 +322,7 @@ def cost_figure(
             marker = "osD^vPX<"[number % 8]
             axes.plot(*zip(*points, strict=True), marker=marker, markersize=5, **look)
     if np.isfinite(model[1]) and model[1] > 0:
-        axes.plot(*model, "*", color=LINE_COLORS[0], markersize=15, label=model_name, linestyle="none")
+        axes.plot(*model, "*", color=LINE_COLORS[0], markersize=15, label=MODEL, linestyle="none")
         axes.axhline(model[1], color=LINE_COLORS[0], linewidth=0.8, alpha=0.5)
     axes.set(
         xscale="log",

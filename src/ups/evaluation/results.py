@@ -24,6 +24,8 @@ from ups.formats.base import Reader
 from ups.record.text import printable
 from ups.spec.keyed import key_of
 
+# Name of the model among the predictors of a result (`ups.inference.stored_scores`).
+MODEL = "model"
 ONE_STEP = ("trmse", "nrmse", "vrmse")
 CURVES = ("trmse", "nrmse", "vrmse", "rmse", "drift")
 NUM_RESAMPLES = 2000
@@ -180,14 +182,14 @@ class Headline:
         return asdict(self)
 
 
-def headlines(result: Mapping[str, Any], model: str) -> list[Headline]:
+def headlines(result: Mapping[str, Any]) -> list[Headline]:
     """The scores of a result's model, each with its own best reference. A steady task has no rollout."""
     lines = []
     for score, key in scores_of(result):
-        name = best_reference(result, key, model)
+        name = best_reference(result, key)
         sign = direction(result, key)
-        ours, theirs = (float(result["predictors"][p]["summary"][key]) for p in (model, name))
-        words = verdict(difference(result, model, result, name, key), sign * ours, sign * theirs, with_article(name))
+        ours, theirs = (float(result["predictors"][p]["summary"][key]) for p in (MODEL, name))
+        words = verdict(difference(result, MODEL, result, name, key), sign * ours, sign * theirs, with_article(name))
         ratio = _ratio(theirs, ours) if sign > 0 else _ratio(ours, theirs)
         lines.append(Headline(score, ours, theirs, name, ratio, words))
     return lines
@@ -219,9 +221,9 @@ def best_predictor(result: Mapping[str, Any], key: str) -> str:
     return min(predictors, key=lambda name: sign * float(predictors[name]["summary"][key]))
 
 
-def best_reference(result: Mapping[str, Any], key: str, model: str) -> str:
+def best_reference(result: Mapping[str, Any], key: str) -> str:
     """The predictor, other than the model, with the best value of a score."""
-    others = {name: predictor for name, predictor in result["predictors"].items() if name != model}
+    others = {name: predictor for name, predictor in result["predictors"].items() if name != MODEL}
     return best_predictor({**result, "predictors": others}, key)
 
 

@@ -29,6 +29,7 @@ TOLERANCE = 0.01
 # Points of an input around a periodic axis, in those of the training grid: with fewer the error of burgers1d is 9 times
 # as large, and more were not measured (benchmarks/model/other_grid.py).
 FEWEST, MOST = 1 / 4, 8
+INTERPOLATE = "interpolate the fields to the training grid"
 RESCALE_HINT = "convert the coordinates, or map them with {}; the physics is not rescaled with them"
 
 
@@ -129,37 +130,30 @@ def fit_domain(
     rescale: map another domain to the trained one, if that is a change of the unit of length or of the origin.
     """
     _check_grid(task, tuple(len(known) for known in trained), space)
-    coordinates, mapped = [], []
+    coordinates, offsets, mapped = [], [], []
+    factors: dict[str, float] = {}
     for axis, known, points in zip(task.axes, trained, space, strict=True):
         expected = regrid(known, points, axis)
-        values = given.get(axis.name)
-        mapped.append(expected)
-        coordinates.append(expected if values is None else values)
-        if values is not None and len(values) != points:
+        values = given.get(axis.name, expected)
+        first = values[0]
+        if len(values) != points:
             raise BundleError(f"coordinate '{axis.name}' has {len(values)} values for {points} points of the fields")
-    factors: dict[str, float] = {}
-    for axis, known, values, expected in zip(task.axes, trained, coordinates, mapped, strict=True):
         if values is not expected and not _same(axis, known, values, expected, "translation" in task.symmetries):
             _refuse(task, axis, known, values, rescale=rescale)
             factors[axis.name] = _length(values, axis, known) / _length(known, axis, known)
-    _check_one_unit(task, factors, given)
-    rescaled = ", ".join(
-        f"{axis.name} from {_ends(values)} to {_ends(expected)}"
-        for axis, values, expected in zip(task.axes, coordinates, mapped, strict=True)
-        if axis.name in factors
-    )
-    assumed = tuple(a.name for a in task.axes if a.name not in given)
-    offsets = []
-    for axis, known, values, expected in zip(task.axes, trained, coordinates, mapped, strict=True):
-        first = (expected if axis.name in factors else values)[0]
+            mapped.append(f"{axis.name} from {_ends(values)} to {_ends(expected)}")
+            first = expected[0]
+        coordinates.append(values)
         offsets.append(float(known[0] - first) / _length(known, axis, known))
+    _check_one_unit(task, factors, given)
+    assumed = tuple(a.name for a in task.axes if a.name not in given)
     resampling = Resampling(task, space, [len(known) for known in trained], offsets)
-    return Domain(tuple(coordinates), trained, resampling, rescaled, assumed)
+    return Domain(tuple(coordinates), trained, resampling, ", ".join(mapped), assumed)
 
 
 def _check_grid(task: TaskSpec, trained: tuple[int, ...], space: tuple[int, ...]) -> None:
     """Raises BundleError for a grid that looks transposed, or that cannot be resampled to the training grid."""
-    names, problem, hint = [axis.name for axis in task.axes], "", "interpolate the fields to the training grid"
+    names, problem, hint = [axis.name for axis in task.axes], "", INTERPOLATE
     for axis, points, known in zip(task.axes, space, trained, strict=True):
         if points == 0:
             problem = f"the fields have no points along '{axis.name}'"
@@ -195,7 +189,7 @@ def regrid(known: Float64, points: int, axis: AxisSpec) -> Float64:
     if not _uniform(known):
         raise BundleError(
             f"the model was trained on {len(known)} points of unequal spacing along '{axis.name}', not on {points}",
-            hint="interpolate the fields to the training grid",
+            hint=INTERPOLATE,
         )
     length = _length(known, axis, known)
     # Centers of cells stay centers, if the period begins at 0 or half a period from it; else the first point stays.
@@ -240,15 +234,14 @@ def _same(axis: AxisSpec, known: Float64, values: Float64, expected: Float64, tr
 
 def _refuse(task: TaskSpec, axis: AxisSpec, known: Float64, values: Float64, *, rescale: bool) -> None:
     """Raises BundleError unless rescaling was asked for and an affine map leads to the training grid."""
-    trained_pattern = _pattern(known) if len(values) == len(known) else None
-    regular = np.arange(len(values), dtype=np.float64)
-    if not _close(_pattern(values), regular if trained_pattern is None else trained_pattern):
-        kind = "is not the training grid" if trained_pattern is not None and not _uniform(known) else "is not uniform"
+    alike = len(values) == len(known)
+    if not _close(_pattern(values), _pattern(known) if alike else np.arange(len(values), dtype=np.float64)):
+        kind = "is not the training grid" if alike and not _uniform(known) else "is not uniform"
         steps = np.diff(values)
         raise BundleError(
             f"coordinate '{axis.name}' {kind}: its spacing goes from {steps.min():.4g} to {steps.max():.4g}, "
             f"and task '{task.name}' was trained on {_describe(known, axis)}",
-            hint="interpolate the fields to the training grid",
+            hint=INTERPOLATE,
         )
     mistake = _wrong_ends(axis, known, values)
     if mistake or not rescale:
@@ -276,19 +269,13 @@ def _wrong_ends(axis: AxisSpec, known: Float64, values: Float64) -> tuple[str, s
     half, cell = _spacing(known) / 2, _spacing(values) / 2
     if axis.periodic:
         if abs(float(values[-1] - values[0]) - _length(known, axis, known)) <= near:
-            return "repeats the first point of a periodic axis at its end", (
-                f"leave the last point out: dataset.isel({axis.name}=slice(None, -1))"
-            )
-        return None
-    if _on_nodes(known, axis):
+            hint = f"leave the last point out: dataset.isel({axis.name}=slice(None, -1))"
+            return "repeats the first point of a periodic axis at its end", hint
+    elif _on_nodes(known, axis):
         if abs(values[0] - cell - known[0]) <= near and abs(values[-1] + cell - known[-1]) <= near:
-            return "has centers of cells, and the training grid has points on the boundary", (
-                "interpolate the fields to the training grid"
-            )
+            return "has centers of cells, and the training grid has points on the boundary", INTERPOLATE
     elif abs(values[0] - (known[0] - half)) <= near and abs(values[-1] - (known[-1] + half)) <= near:
-        return "has points on the boundary, and the training grid has centers of cells", (
-            "interpolate the fields to the training grid"
-        )
+        return "has points on the boundary, and the training grid has centers of cells", INTERPOLATE
     return None
 
 
@@ -302,7 +289,7 @@ def _check_one_unit(task: TaskSpec, factors: Mapping[str, float], given: Mapping
         words = ", ".join(f"{name} by {factor:.4g}" for name, factor in stretched.items())
         raise BundleError(
             f"the domain cannot be rescaled: its axes are stretched differently ({words}): not a change of unit",
-            hint="interpolate the fields to the training grid",
+            hint=INTERPOLATE,
         )
 
 

@@ -345,14 +345,9 @@ def _last_time(task: TaskSpec, clock: Any, num_frames: int, step: float, notes: 
         return 0.0
     steps = np.diff(stamps[-num_frames:].astype(np.float64))
     if not task.steady and len(steps) and not np.allclose(steps, step, rtol=1e-3, atol=0):
-        if task.dt_range is not None:
-            raise BundleError(
-                f"the given frames are {steps[0]:g} apart in time, and the time step is {step:g}",
-                hint="say the time step of the input: dt=",
-            )
         raise BundleError(
-            f"the given frames are {steps[0]:g} apart in time; task '{task.name}' was trained with a time step of "
-            f"{task.dt:g}"
+            f"the given frames are {steps[0]:g} apart in time, and not the time step of {step:g}",
+            hint="" if task.dt_range is None else "say the time step of the input: dt=",
         )
     return float(stamps[-1])
 

@@ -138,11 +138,10 @@ class Layout:
 
     def shape(self, field: FieldSpec, num_frames: int) -> tuple[int, ...]:
         """The shape that `dims` names."""
-        sizes = {"sample": self.num_samples, MEMBER: self.members or 1}
-        lead = tuple(sizes[name] for name in self.lead)
-        lead += () if self.task.steady else (num_frames,)
-        lead += (self.components(field),) if field.tensor_rank else ()
-        return (*lead, *(self.space[::-1] if self.reversed_axes else self.space))
+        sizes = {"sample": self.num_samples, MEMBER: self.members or 1, "time": num_frames}
+        sizes |= dict.fromkeys(component_dim(self.task, field), self.components(field))
+        sizes |= {axis.name: points for axis, points in zip(self.task.axes, self.space, strict=True)}
+        return tuple(sizes[name] for name in self.dims(field))
 
     def squeeze(self, field: FieldSpec, values: Frame) -> Frame:
         """(row, time, component, *S) -> the shape that `dims` names."""

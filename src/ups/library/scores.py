@@ -18,7 +18,6 @@ from ups.evaluation.comparison import MAX_BYTES, Scored, TaskComparison, read_sc
 from ups.evaluation.comparison import compare as compare_scored
 from ups.evaluation.report import write_comparison
 from ups.evaluation.results import SCORES, headlines, to_json
-from ups.inference.stored_scores import MODEL
 from ups.library.run import Run
 from ups.record.checkpoints import latest_verified
 from ups.record.files import read_object, write_file_atomically
@@ -54,9 +53,7 @@ class Scores:
         """Each score of the model next to its best reference: task, score, model, reference, ratio, verdict."""
         import pandas
 
-        rows = [
-            {"task": result["task"], **line.to_json()} for result in self.results for line in headlines(result, MODEL)
-        ]
+        rows = [{"task": result["task"], **line.to_json()} for result in self.results for line in headlines(result)]
         return pandas.DataFrame(rows)
 
     def to_json(self) -> dict[str, Any]:

@@ -219,7 +219,7 @@ def score_lines(results: Sequence[Mapping[str, Any]], styled: Callable[..., str]
         return "nothing was scored: no task has a test split"
     rows = [("task", "score", "model", "reference", "", "ratio", "")]
     for result in results:
-        for number, line in enumerate(headlines(result, MODEL)):
+        for number, line in enumerate(headlines(result)):
             name = "" if number else result["task"]
             steps = f" ({result['protocol']['num_steps']} steps)" if line.score == "rollout" else ""
             ours, theirs, ratio = f"{line.model:.4g}", f"{line.reference:.4g}", ratio_words(line.ratio)
@@ -260,7 +260,7 @@ def write_scores(
     folder.mkdir(parents=True, exist_ok=True)
     data = {"model": trained.name, "identity": trained.identity, "config": trained.config_text}
     data["results"] = to_json(
-        [{**result, "headline": [line.to_json() for line in headlines(result, MODEL)]} for result in results]
+        [{**result, "headline": [line.to_json() for line in headlines(result)]} for result in results]
     )
     scores = folder / "scores.json"
     write_file_atomically(scores, json.dumps(data, indent=1, allow_nan=False).encode())
@@ -287,7 +287,6 @@ def write_page(
         results,
         examples,
         title=f"{trained.name}: scores",
-        model=MODEL,
         identity=trained.identity,
         config_text=trained.config_text,
         seconds=ends - time.monotonic(),
@@ -340,6 +339,6 @@ def _summary(result: Mapping[str, Any]) -> dict[str, Any]:
     return members | {
         "protocol": words,
         "num_steps": plan["num_steps"],
-        "headline": [line.to_json() for line in headlines(result, MODEL)],
+        "headline": [line.to_json() for line in headlines(result)],
         "predictors": {name: predictor["summary"] for name, predictor in result["predictors"].items()},
     }

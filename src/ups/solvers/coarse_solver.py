@@ -105,11 +105,6 @@ def own_task(reader: Reader) -> tuple[SolverTask | None, str]:
     return task, ""
 
 
-def restart_of(task: SolverTask) -> Restart:
-    """The solver of a task, ready to start from stored frames."""
-    return RESTARTS[task.spec.name]
-
-
 def _advection(spec: TaskSpec, given: Given, dt: float, num_frames: int, setting: Setting) -> Float64:
     """Exact in time: each mode turns. Points are those of the one transform."""
     resolution = given.frame.shape[-1]

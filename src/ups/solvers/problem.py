@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ups.errors import DataError, MissingExtraError
 from ups.spec.keyed import key_of, keyed_uniform
-from ups.spec.task import TaskSpec
+from ups.spec.task import Role, TaskSpec
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -116,22 +116,17 @@ def stored(
     target: Float64 | None = None,
 ) -> Solution:
     """Rounds solver arrays to float32, fills the roles that the task does not have, and checks the shapes."""
-    num = parameters.shape[0]
-    space = (resolution,) * spec.num_spatial_dims
-    empty_state = np.zeros((num, 0, spec.num_channels("state"), *space))
-
-    def rounded(role: str, array: Float64 | None, empty: Float64) -> Float32:
-        array = empty if array is None else array
-        if array.shape[0] != num or array.shape[-len(space) - 1 :] != empty.shape[-len(space) - 1 :]:
+    num, space = len(parameters), (resolution,) * spec.num_spatial_dims
+    arrays: dict[str, Float32] = {}
+    roles: tuple[tuple[Role, Float64 | None], ...] = (("state", state), ("static", static), ("target", target))
+    for role, array in roles:
+        frame = (spec.num_channels(role), *space)
+        if array is None:
+            array = np.zeros((num, *((0,) if role == "state" else ()), *frame))
+        if len(array) != num or array.shape[-len(frame) :] != frame:
             raise DataError(f"solver of '{spec.name}' returned {role} of shape {array.shape}")
-        return np.ascontiguousarray(array, dtype=np.float32)
-
-    return Solution(
-        state=rounded("state", state, empty_state),
-        static=rounded("static", static, np.zeros((num, spec.num_channels("static"), *space))),
-        target=rounded("target", target, np.zeros((num, spec.num_channels("target"), *space))),
-        parameters=np.ascontiguousarray(parameters, dtype=np.float32),
-    )
+        arrays[role] = np.ascontiguousarray(array, dtype=np.float32)
+    return Solution(**arrays, parameters=np.ascontiguousarray(parameters, dtype=np.float32))
 
 
 def cell_centers(resolution: int, extent: float) -> Float64:

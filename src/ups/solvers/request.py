@@ -8,7 +8,7 @@ import itertools
 import json
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from ups import registry
 from ups.errors import ConfigError, DataError
 from ups.record.files import write_file_atomically
-from ups.record.processes import ONE_THREAD, run_in_processes
+from ups.record.processes import ONE_THREAD
 from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Draws, Solution, Split
 from ups.solvers.tasks import SolverTask, check_size, find_task
 
@@ -169,21 +169,6 @@ WORKER_ENVIRONMENT = {
 Job = tuple[Request, Chunk, Path]
 
 
-def run_jobs(jobs: Sequence[Job], num_processes: int, on_done: Callable[[Job], None]) -> None:
-    """Solve and commit chunks in `num_processes` processes; `on_done` is called here as each one is on disk.
-
-    The first error ends the sweep after the chunks that are being solved; what is committed stays.
-    """
-    run_in_processes(
-        _solve_and_commit,
-        jobs,
-        num_processes,
-        lambda job, _: on_done(job),
-        environment=WORKER_ENVIRONMENT,
-        who="a solver process",
-    )
-
-
 def chunk_file(directory: Path, chunk: Chunk) -> Path:
     """Where a committed chunk lies."""
     return directory / f"{chunk.split}-{chunk.number:07d}.npz"
@@ -199,7 +184,8 @@ def read_chunk(path: Path, count: int) -> Solution | None:
     return solution if all(a.shape[:1] == (count,) for a in solution.arrays().values()) else None
 
 
-def _solve_and_commit(job: Job) -> None:
+def solve_and_commit(job: Job) -> None:
+    """What a process of a sweep does with a chunk."""
     request, chunk, directory = job
     buffer = io.BytesIO()
     arrays = request.solve(chunk).arrays()

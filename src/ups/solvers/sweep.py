@@ -36,8 +36,9 @@ from ups.record.files import (
     temporary_name,
     write_file_atomically,
 )
+from ups.record.processes import run_in_processes
 from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Solution, Split, cell_centers, require_solvers
-from ups.solvers.request import Job, Request, chunk_file, make_request, read_chunk, run_jobs
+from ups.solvers.request import WORKER_ENVIRONMENT, Job, Request, chunk_file, make_request, read_chunk, solve_and_commit
 from ups.spec.descriptors import Moments, by_channel
 from ups.spec.task import Role, TaskSpec
 
@@ -101,13 +102,16 @@ def _run(sweeps: list[_Sweep], num_processes: int, on_progress: Progress | None)
     for sweep in sweeps:
         sweep.finish_if_complete()
 
-    def on_done(job: Job) -> None:
+    def on_done(job: Job, _: None) -> None:
         sweep = by_task[job[0].task]
         sweep.done += 1
         report(sweep.done, sweep.total, sweep.request.task)
         sweep.finish_if_complete()
 
-    run_jobs(jobs, num_processes, on_done)
+    # The first error ends the sweep after the chunks that are being solved; what is committed stays.
+    run_in_processes(
+        solve_and_commit, jobs, num_processes, on_done, environment=WORKER_ENVIRONMENT, who="a solver process"
+    )
     return [s.generated for s in sweeps if s.generated is not None]
 
 

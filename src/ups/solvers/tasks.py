@@ -9,14 +9,14 @@ resolves it; each choice is written next to it here and in docs/benchmark-tasks.
 from __future__ import annotations
 
 import difflib
-import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from typing import Literal
 
 from ups import registry
 from ups.errors import ConfigError, PluginError
+from ups.solvers import darcy, diffreact, finite_volume, spectral
 from ups.solvers.problem import Draws, Solution
 from ups.spec.task import AxisSpec, FieldSpec, ParameterSpec, TaskSpec
 
@@ -27,16 +27,15 @@ Reduction = Literal["exact values", "spectral truncation", "cell averages"]
 MIN_RESOLUTION = 16
 MAX_RESOLUTION = {1: 65_536, 2: 2_048}
 MAX_FRAMES = 100_000
-# Solvers whose name in stored data is not that of their module.
-_MODULES = {"euler": "finite_volume", "shallow_water": "finite_volume", "fisher_3d": "spectral"}
+# Modules that stored data name for a solver, where these are not its module of today.
+_FORMER_MODULES = {"euler1d": "euler", "swe2d": "shallow_water", "reacdiff3d": "fisher_3d"}
 
 
 @dataclass(frozen=True, slots=True)
 class SolverTask:
     """One task and what solves it.
 
-    solver: a function, or for ours its name, so that the table is read without JAX. The name is stored with the data.
-
+    solver: the function; imports of JAX and SciPy belong into it, so that the table is read without.
     resolution, num_frames: the stored size unless another one is asked for (num_frames 0: steady).
     trajectories_per_chunk: solved together and committed together; part of the generator version, since the time
     step of the finite-volume solvers is shared by the trajectories of a chunk.
@@ -46,7 +45,7 @@ class SolverTask:
     """
 
     spec: TaskSpec
-    solver: str | Solver
+    solver: Solver
     resolution: int
     num_frames: int
     reduction: Reduction
@@ -57,17 +56,15 @@ class SolverTask:
 
     def solve(self, draws: Draws, resolution: int, num_frames: int) -> Solution:
         """Solved trajectories, one per row of `draws`. Raises MissingExtraError without the `generate` extra."""
-        solver = self.solver
-        if isinstance(solver, str):
-            name, function = solver.split(":")
-            module = importlib.import_module(f"ups.solvers.{_MODULES.get(name, name)}")
-            solver = cast(Solver, getattr(module, function))
-        return solver(self.spec, draws, resolution, num_frames)
+        return self.solver(self.spec, draws, resolution, num_frames)
 
     @property
     def solver_name(self) -> str:
         """The solver as it is written into the data: `module:function`."""
-        return self.solver if isinstance(self.solver, str) else f"{self.solver.__module__}:{self.solver.__qualname__}"
+        module = self.solver.__module__
+        if module.startswith("ups.solvers."):
+            module = _FORMER_MODULES.get(self.solver.__qualname__, module.removeprefix("ups.solvers."))
+        return f"{module}:{self.solver.__qualname__}"
 
 
 _PERIODIC_X = (AxisSpec("x", "periodic", 1.0),)
@@ -83,7 +80,7 @@ advection1d = SolverTask(
         symmetries=("translation",),
         equation="u_t + beta u_x = 0; u0 = sum of two sines, wave numbers 1..8, amplitudes in [0, 1]",
     ),
-    solver="spectral:advection1d",
+    solver=spectral.advection1d,
     resolution=128,
     num_frames=41,
     reduction="exact values",
@@ -102,7 +99,7 @@ burgers1d = SolverTask(
         symmetries=("translation", "galilean"),
         equation="u_t + (u^2/2)_x = (nu/pi) u_xx; u0 as in advection1d",
     ),
-    solver="spectral:burgers1d",
+    solver=spectral.burgers1d,
     resolution=128,
     num_frames=41,
     reduction="cell averages",
@@ -120,7 +117,7 @@ ks1d = SolverTask(
         symmetries=("translation", "galilean"),
         equation="u_t + u u_x + u_xx + u_xxxx = 0",
     ),
-    solver="spectral:ks1d",
+    solver=spectral.ks1d,
     resolution=128,
     num_frames=41,
     reduction="spectral truncation",
@@ -141,7 +138,7 @@ reacdiff1d = SolverTask(
         symmetries=("translation", "reflection"),
         equation="u_t = nu u_xx + rho u (1 - u); u0 = one to three bumps, 0 <= u <= 1",
     ),
-    solver="spectral:reacdiff1d",
+    solver=spectral.reacdiff1d,
     resolution=128,
     num_frames=41,
     reduction="cell averages",
@@ -160,7 +157,7 @@ euler1d = SolverTask(
         symmetries=("reflection",),
         equation="rho_t + (rho v)_x = 0; (rho v)_t + (rho v^2 + p)_x = 0; E_t + ((E + p) v)_x = 0; gamma = 1.4",
     ),
-    solver="euler:euler1d",
+    solver=finite_volume.euler1d,
     resolution=128,
     num_frames=41,
     reduction="cell averages",
@@ -181,7 +178,7 @@ ns2d = SolverTask(
         symmetries=("translation", "rotation90"),
         equation="w_t + v . grad w = 0.02 lap w - 0.1 w + f; curl v = w, div v = 0; f = -4 cos(4 y)",
     ),
-    solver="spectral:ns2d",
+    solver=spectral.ns2d,
     resolution=32,
     num_frames=21,
     reduction="spectral truncation",
@@ -204,7 +201,7 @@ swe2d = SolverTask(
         symmetries=("reflection", "rotation90"),
         equation="h_t + div m = 0; m_t + div(m m / h + h^2/2) = 0 (gravity 1); round dam break, walls reflect",
     ),
-    solver="shallow_water:swe2d",
+    solver=finite_volume.swe2d,
     resolution=32,
     num_frames=21,
     reduction="cell averages",
@@ -224,7 +221,7 @@ diffreact2d = SolverTask(
         symmetries=("reflection", "rotation90"),
         equation="u_t = 1e-3 lap u + u - u^3 - 5e-3 - v; v_t = 5e-3 lap v + u - v; no flow through the boundary",
     ),
-    solver="diffreact:diffreact2d",
+    solver=diffreact.diffreact2d,
     resolution=32,
     num_frames=21,
     reduction="spectral truncation",
@@ -243,7 +240,7 @@ darcy2d = SolverTask(
         equation="-div(a grad u) = beta, u = 0 on the boundary; a = 3 or 12",
         residual="darcy",
     ),
-    solver="darcy:darcy2d",
+    solver=darcy.darcy2d,
     resolution=32,
     num_frames=0,
     reduction="cell averages",
@@ -267,7 +264,7 @@ reacdiff3d = SolverTask(
         symmetries=("translation", "reflection"),
         equation="u_t = nu lap u + rho u (1 - u); u0 = one to four bumps, 0 <= u <= 1",
     ),
-    solver="fisher_3d:reacdiff3d",
+    solver=spectral.reacdiff3d,
     resolution=32,
     num_frames=16,
     reduction="cell averages",

@@ -52,7 +52,7 @@ def result(rollout: np.ndarray, one_step: float = 0.1, decayed: float = 0.0) -> 
 
 
 def verdicts(rollout: np.ndarray, **options: float) -> dict[str, tuple[str, str]]:
-    return {line.score: (line.reference_name, line.verdict) for line in headlines(result(rollout, **options), "model")}
+    return {line.score: (line.reference_name, line.verdict) for line in headlines(result(rollout, **options))}
 
 
 def test_a_good_step_does_not_hide_a_rollout_that_the_training_mean_reaches_too():
@@ -84,7 +84,7 @@ def test_scores_of_older_files_have_no_word_that_they_cannot_prove():
     for part in old["predictors"].values():
         for row in part["rows"].values():
             del row["one_step_trmse"]
-    lines = {line.score: line.verdict for line in headlines(old, "model")}
+    lines = {line.score: line.verdict for line in headlines(old)}
     assert lines["one step"] == "better than persistence, significance not known"
     assert lines["rollout"] == "better than the training mean"
 
@@ -92,8 +92,8 @@ def test_scores_of_older_files_have_no_word_that_they_cannot_prove():
 def test_the_star_goes_to_the_better_model_and_not_to_decayed_frames():
     """A is better on every trajectory; one decayed frame makes its mean nRMSE a million times larger."""
     a, b = (
-        Scored("A", "model", {"burgers": result(0.3 * HARDNESS, decayed=1e6)}),
-        Scored("B", "model", {"burgers": result(0.5 * HARDNESS)}),
+        Scored("A", {"burgers": result(0.3 * HARDNESS, decayed=1e6)}),
+        Scored("B", {"burgers": result(0.5 * HARDNESS)}),
     )
     (found,), _ = compare([a, b])
     assert found.best("nrmse") == "B"
@@ -102,7 +102,7 @@ def test_the_star_goes_to_the_better_model_and_not_to_decayed_frames():
 
 
 def test_there_is_no_star_where_nothing_beats_the_reference():
-    models = [Scored(n, "model", {"burgers": result(f * HARDNESS)}) for n, f in (("A", 1.2), ("B", 1.1))]
+    models = [Scored(n, {"burgers": result(f * HARDNESS)}) for n, f in (("A", 1.2), ("B", 1.1))]
     (found,), _ = compare(models)
     assert found.winner("trmse") == (None, "no model is significantly better than the training mean")
     assert found.reference("trmse")[0] == "training mean"

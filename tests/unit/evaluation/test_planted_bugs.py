@@ -144,7 +144,7 @@ def test_test_trajectories_in_train_are_said_wherever_scores_are_shown(tmp_path:
         steps = score_task(predictors, reader, rollout_checks.ALONE, plan, kind="one_step")
         found = trajectories_in_train(reader, "test")
         results = [task_result(reader, plan, "test", scores, "model", steps, found)]
-        page = write_report(results, {}, title="t", model="model", identity={}, config_text="")
+        page = write_report(results, {}, title="t", identity={}, config_text="")
         return score_lines(results), page
 
     for text in shown([1, 2, 3], [4, 2], "leaky.zarr"):

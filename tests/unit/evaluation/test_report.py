@@ -45,9 +45,7 @@ def page() -> str:
         members.add(step, torch.ones(1, 2, 1, 4), torch.ones(1, 1, 4), torch.zeros(1, 1, 4), torch.ones(1, 1))
     results[0]["ensemble"] = members.result()
     json.dumps(to_json(results), allow_nan=False)
-    return write_report(
-        results, pictures, title="A <run>", model="model", identity={"recipe": "abc"}, config_text="run:\n  name: <x>"
-    )
+    return write_report(results, pictures, title="A <run>", identity={"recipe": "abc"}, config_text="run:\n  name: <x>")
 
 
 def test_the_page_needs_nothing_from_outside(page):

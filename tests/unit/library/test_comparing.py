@@ -15,7 +15,7 @@ from ups.library.scores import seed_groups, seed_table
 def run(label: str, factor: float, seed: object, rate: float = 0.1, more: str = "") -> Scored:
     text = f"run: {{name: {label}, dir: /runs/{label}, seed: {seed}}}\nrate: {rate}\n{more}"
     one = scored(label, factor)
-    return Scored(label, one.model, one.results, text)
+    return Scored(label, one.results, text)
 
 
 def test_seeds_of_a_recipe_are_a_group_with_mean_and_spread() -> None:
@@ -40,7 +40,7 @@ def test_models_of_one_seed_or_without_a_recipe_are_no_group() -> None:
     assert seed_groups([run("a", 0.9, 0), run("b", 0.9, 0, 0.2)]) == {}
     assert seed_groups([run("a", 0.9, 0), run("bundle", 0.9, 0)]) == {}, "the same model twice"
     assert seed_groups([scored("a", 0.9), scored("b", 0.99)]) == {}
-    assert seed_groups([Scored("a", "m", {}), Scored("b", "m", {})]) == {}
+    assert seed_groups([Scored("a", {}), Scored("b", {})]) == {}
 
 
 def test_odd_names_and_seeds_make_no_wrong_group() -> None:

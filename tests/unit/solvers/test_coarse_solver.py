@@ -7,7 +7,7 @@ import pytest
 
 from ups.errors import MissingExtraError
 from ups.formats.base import Source
-from ups.solvers.coarse_solver import RESTARTS, Given, Setting, own_task, restart_of
+from ups.solvers.coarse_solver import RESTARTS, Given, Setting, own_task
 from ups.solvers.problem import Draws, require_solvers
 from ups.solvers.tasks import TASKS
 from ups.spec.task import TaskSpec
@@ -47,7 +47,7 @@ def test_a_solver_started_from_a_stored_frame_follows_the_data(name):
     start = np.zeros((2, 0, resolution, resolution)) if steady else solution.state[:, 0].astype(np.float64)
     truth = solution.target[:, None] if steady else solution.state[:, 1:]
     given = Given(start, solution.static.astype(np.float64), solution.parameters.astype(np.float64))
-    run = restart_of(task).run
+    run = RESTARTS[task.spec.name].run
     steps = 1 if steady else 3  # with the given frame as many as were solved for, so that nothing is compiled twice
     assert error_of(run(task.spec, given, task.spec.dt, steps, fine), truth) < small
     assert error_of(run(task.spec, given, task.spec.dt, steps, coarse), truth) > large
@@ -56,7 +56,7 @@ def test_a_solver_started_from_a_stored_frame_follows_the_data(name):
 @pytest.mark.parametrize("name", TASKS)
 def test_settings_begin_coarse_and_with_large_steps(name):
     task = TASKS[name]
-    grids = restart_of(task).settings(task.resolution, task.spec.dt)
+    grids = RESTARTS[task.spec.name].settings(task.resolution, task.spec.dt)
     points = [grid[0].points for grid in grids]
     assert points == sorted(set(points))
     assert points[0] <= task.resolution // 4

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.support.small_model import LINE, PLANE, STEADY, batch_of
-from ups.solvers.coarse_solver import Given, Setting, restart_of
+from ups.solvers.coarse_solver import RESTARTS, Given, Setting
 from ups.solvers.problem import Draws
 from ups.solvers.tasks import BENCH_TASKS, find_task
 from ups.spec.batch import Batch
@@ -28,7 +28,7 @@ def solved(name: str) -> tuple[Batch, Setting]:
     task, points = find_task(name), 32
     spec = task.spec
     first = task.solve(Draws(0, name, "train", (3,)), points, 0 if spec.steady else 4)
-    restart = restart_of(task)
+    restart = RESTARTS[task.spec.name]
     setting = Setting(
         FINE.get(name, points), restart.substeps(FINE.get(name, points), spec.dt) if restart.substeps else 0
     )
@@ -54,7 +54,7 @@ def solution_of(batch: Batch, setting: Setting) -> torch.Tensor:
         np.ascontiguousarray(batch.static),
         np.ascontiguousarray(batch.parameters),
     )
-    found = restart_of(find_task(batch.task.name)).run(batch.task, given, float(batch.dt[0]), 1, setting)
+    found = RESTARTS[batch.task.name].run(batch.task, given, float(batch.dt[0]), 1, setting)
     return torch.from_numpy(np.asarray(found))[:, 0].double()
 
 
