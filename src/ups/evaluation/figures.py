@@ -318,13 +318,13 @@ def fields_png(example: Example, channel: int, num_times: int = 4) -> bytes:
     if example.prediction.ndim == 3:
         return _space_time_png(example, channel)
     plt = pyplot()
-    steps = np.unique(np.linspace(0, len(example.prediction) - 1, num_times).astype(int))
+    steps = [int(n) for n in np.unique(np.linspace(0, len(example.prediction) - 1, num_times).astype(int))]
     if len(steps) == 1:
         return _one_time_png(example, channel)
     count = len(_rows(example, channel))
     size = (2.3 * len(steps) + 1.4, 2.1 * count + 0.6)
     figure, grid = plt.subplots(count, len(steps), figsize=size, squeeze=False, layout="constrained")
-    for column, step in enumerate(map(int, steps)):
+    for column, step in enumerate(steps):
         for row, (name, values) in enumerate(_rows(example, channel, step)):
             image = _map(grid[row][column], example, channel, name, values)
             time_text = _time(example, step) + ("\ndiverged" if _has_diverged(example, step) else "")

@@ -217,7 +217,8 @@ def direction(result: Mapping[str, Any], key: str) -> float:
 
 def best_predictor(result: Mapping[str, Any], key: str) -> str:
     """Name of the predictor with the best value of a score."""
-    predictors, sign = result["predictors"], direction(result, key)
+    predictors: Mapping[str, Any] = result["predictors"]
+    sign = direction(result, key)
     return min(predictors, key=lambda name: sign * float(predictors[name]["summary"][key]))
 
 

@@ -324,6 +324,8 @@ class MemorySink(Sink):
 class FileSink(Sink):
     """A file under a temporary name until it is whole. Formats say how a field is made and how a file is opened."""
 
+    temporary: Path
+
     def __init__(self, layout: Layout, path: Path) -> None:
         self.path = path
         frame_bytes = max(1, layout.num_bytes // layout.num_frames)

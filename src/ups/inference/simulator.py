@@ -202,18 +202,14 @@ class Simulator:
             raise
 
     def _check_ensemble(self, spec: TaskSpec) -> None:
-        if self.is_ensemble and not has_members(self._stepper, spec):
-            raise BundleError(
-                f"the corrector of this simulator was not trained on task '{spec.name}': it has no members",
-                hint="leave members out for this task",
-                command_hint="leave --members out for this task",
-            )
+        if has_members(self._stepper, spec):
+            return
+        problem = f"the corrector of this simulator was not trained on task '{spec.name}': it has no members"
+        instead = " for this task"
         if not self.is_ensemble:
-            raise BundleError(
-                "this simulator was not trained as an ensemble: its members would all be the same",
-                hint="leave members out, or train one: stage corrector (docs/stages.md)",
-                command_hint="leave --members out, or train one: stage corrector (docs/stages.md)",
-            )
+            problem = "this simulator was not trained as an ensemble: its members would all be the same"
+            instead = ", or train one: stage corrector (docs/stages.md)"
+        raise BundleError(problem, hint=f"leave members out{instead}", command_hint=f"leave --members out{instead}")
 
     @torch.inference_mode()
     def _run(
@@ -239,7 +235,7 @@ def _task(tasks: Mapping[str, TaskSpec], name: str | None) -> TaskSpec:
     """The task of that name, or the only one."""
     if name is None and len(tasks) == 1:
         return next(iter(tasks.values()))
-    if name not in tasks:
+    if name is None or name not in tasks:
         known = list(tasks)
         what = "knows several tasks" if name is None else f"does not know task '{name}'{suggestion(str(name), known)}"
         raise BundleError(

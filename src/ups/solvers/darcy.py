@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ups.errors import MissingExtraError
 from ups.solvers.problem import Draws, Float64, Solution, block_mean, cell_centers, solver_points, stored
 from ups.spec.task import TaskSpec
 
@@ -50,11 +49,9 @@ def two_phase_medium(draws: Draws, resolution: int, extent: float) -> Float64:
 
 def solve(medium: Float64, source: Float64, extent: float = 1.0) -> Float64:
     """-div(medium grad u) = source with u = 0 on the boundary: cell averages (N, N) in, cell values (N, N) out."""
-    try:
-        from scipy import sparse
-        from scipy.sparse.linalg import splu
-    except ImportError as error:
-        raise MissingExtraError.of("generate", "scipy", "generating Darcy data") from error
+    from scipy import sparse
+    from scipy.sparse.linalg import splu
+
     cells = medium.shape[0]
     number = np.arange(cells * cells).reshape(cells, cells)
     diagonal = np.zeros_like(medium)

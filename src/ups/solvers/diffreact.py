@@ -12,7 +12,6 @@ import math
 
 import numpy as np
 
-from ups.errors import MissingExtraError
 from ups.solvers.problem import Draws, Float64, Solution, cell_centers, solver_points, steps_of, stored
 from ups.spec.task import TaskSpec
 
@@ -58,10 +57,6 @@ def evolve(
 
     Fourth order in the time step, which is at most `max_step`.
     """
-    try:
-        from scipy.fft import dctn, idctn
-    except ImportError as error:
-        raise MissingExtraError.of("generate", "scipy", "generating diffusion-reaction data") from error
     points = fields.shape[-1]
     substeps = steps_of(dt, max_step)
     step = dt / substeps
@@ -71,25 +66,17 @@ def evolve(
     half = np.exp(0.5 * step * rates * decay)
     whole = half**2
 
-    def to_modes(values: Float64) -> Float64:
-        modes: Float64 = dctn(values, type=2, norm="ortho", axes=(-2, -1))
-        return modes
-
-    def to_values(modes: Float64) -> Float64:
-        values: Float64 = idctn(modes, type=2, norm="ortho", axes=(-2, -1))
-        return values
-
     def reaction(modes: Float64) -> Float64:
         # Everything but the cube is linear, so one pair of transforms per stage is enough.
         u, v = modes
-        values = to_values(u)
-        cube = to_modes(values * values * values)
+        values = _to_values(u)
+        cube = _to_modes(values * values * values)
         out = np.stack([u - cube - v, u - v])
         out[0, ..., 0, 0] -= offset * points
         return out
 
     frames = [fields]
-    modes = to_modes(fields)
+    modes = _to_modes(fields)
     for _ in range(num_frames - 1):
         for _ in range(substeps):
             first = reaction(modes)
@@ -97,19 +84,29 @@ def evolve(
             third = reaction(half * modes + 0.5 * step * second)
             fourth = reaction(whole * modes + step * half * third)
             modes = whole * modes + step / 6 * (whole * first + 2 * half * (second + third) + fourth)
-        frames.append(to_values(modes))
+        frames.append(_to_values(modes))
     return frames
 
 
 def resample_cosine(fields: Float64, wanted: int) -> Float64:
     """(..., N, N) at cell centers -> (..., wanted, wanted): cosine modes cut or padded with zeros."""
-    from scipy.fft import dctn, idctn
-
     points = fields.shape[-1]
     if points == wanted:
         return fields
     kept = min(points, wanted)
     modes = np.zeros((*fields.shape[:-2], wanted, wanted))
-    modes[..., :kept, :kept] = dctn(fields, type=2, norm="ortho", axes=(-2, -1))[..., :kept, :kept]
-    values: Float64 = idctn(modes, type=2, norm="ortho", axes=(-2, -1)) * (wanted / points)
+    modes[..., :kept, :kept] = _to_modes(fields)[..., :kept, :kept]
+    values: Float64 = _to_values(modes) * (wanted / points)
     return values
+
+
+def _to_modes(values: Float64) -> Float64:
+    from scipy.fft import dctn
+
+    return np.asarray(dctn(values, type=2, norm="ortho", axes=(-2, -1)))
+
+
+def _to_values(modes: Float64) -> Float64:
+    from scipy.fft import idctn
+
+    return np.asarray(idctn(modes, type=2, norm="ortho", axes=(-2, -1)))

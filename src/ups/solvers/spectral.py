@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ups.errors import MissingExtraError
 from ups.solvers.problem import (
     Complex128,
     Draws,
@@ -259,11 +258,9 @@ def _solve_1d(
 @lru_cache(maxsize=16)
 def _compiled(kind: str, points: int, extent: float, num_frames: int) -> Rollout:
     """A compiled rollout: (n, 1, *modes), (n, K) coefficients, dt, substeps, skipped frames -> (n, T, 1, *modes)."""
-    try:
-        import exponax
-        import jax
-    except ImportError as error:
-        raise MissingExtraError.of("generate", "exponax", "generating data with a spectral solver") from error
+    import exponax
+    import jax
+
     build = _steppers(exponax)[kind]
 
     def trajectory(start: Any, coefficients: Any, dt: Any, substeps: Any, skipped: Any) -> Any:

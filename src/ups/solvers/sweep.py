@@ -17,7 +17,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -38,7 +38,7 @@ from ups.record.files import (
 )
 from ups.record.processes import run_in_processes
 from ups.solvers.problem import GENERATOR, GENERATOR_VERSION, SPLITS, Solution, Split, cell_centers, require_solvers
-from ups.solvers.request import WORKER_ENVIRONMENT, Job, Request, chunk_file, make_request, read_chunk, solve_and_commit
+from ups.solvers.request import WORKER_ENVIRONMENT, Job, Request, chunk_file, read_chunk, solve_and_commit
 from ups.spec.descriptors import Moments, by_channel
 from ups.spec.task import Role, TaskSpec
 
@@ -217,7 +217,7 @@ class _Sweep:
         task = self.request.bench_task
         coordinates = [cell_centers(self.request.resolution, axis.extent) for axis in task.spec.axes]
         times = task.start + task.spec.dt * np.arange(self.request.num_frames)
-        options = {"times": times, "generator": provenance, "overwrite": self._overwrite}
+        options: dict[str, Any] = {"times": times, "generator": provenance, "overwrite": self._overwrite}
         with StoreWriter(self.path, task.spec, coordinates, self.request.num_frames, **options) as writer:
             for split, solution in self._solutions():
                 for row in range(len(solution.parameters)):
@@ -318,14 +318,7 @@ def with_given_parameters(request: Request) -> Request:
         low, high = parameter.minimum, parameter.maximum
         middle = math.sqrt(low * high) if parameter.scale == "log" else 0.5 * (low + high)
         fixed.setdefault(parameter.name, float(f"{middle:.3g}"))
-    return make_request(
-        request.task,
-        trajectories=request.trajectories,
-        resolution=request.resolution,
-        num_frames=request.num_frames,
-        seed=request.seed,
-        fixed=fixed,
-    )
+    return replace(request, fixed=fixed, ranges={})
 
 
 def pdebench_name(request: Request) -> str:

@@ -55,7 +55,7 @@ class SolverTask:
     solvable: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def solve(self, draws: Draws, resolution: int, num_frames: int) -> Solution:
-        """Solved trajectories, one per row of `draws`. Raises MissingExtraError without the `generate` extra."""
+        """Solved trajectories, one per row of `draws`. Needs the extra `generate` (`problem.require_solvers`)."""
         return self.solver(self.spec, draws, resolution, num_frames)
 
     @property

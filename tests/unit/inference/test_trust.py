@@ -229,13 +229,13 @@ def test_a_bundle_without_ranges_says_that_it_cannot_tell(simulator):
 
 def test_a_field_keeps_its_name(tmp_path):
     from ups.inference.inputs import read_start
-    from ups.inference.results import open_sink
+    from ups.inference.results import Layout, open_sink
     from ups.inference.trust import Trust
     from ups.spec.task import AxisSpec, FieldSpec, TaskSpec
 
     task = TaskSpec("t", (FieldSpec("warnings"), FieldSpec("blew_up")), (AxisSpec("x"),), dt=1.0)
     start = read_start(task, 1, np.ones((2, 16)), None, None, (X,))
-    sink = open_sink(task, start, 1, 1, Trust(np.zeros(1, np.int32), (), ()), {}, None)
+    sink = open_sink(Layout(task, start, 1, 1, Trust(np.zeros(1, np.int32), (), ()), {}), None)
     sink.add(np.ones((1, 2, 16), np.float32))
     result = sink.finish()
     assert result["warnings"].dims == ("time", "x")
