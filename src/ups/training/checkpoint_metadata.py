@@ -9,10 +9,11 @@ refused, because torch unpickles them; ups writes none. Tensors are read by torc
 from __future__ import annotations
 
 import math
-import struct
+import pickletools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
@@ -96,10 +97,12 @@ def read_metadata(checkpoint: Path) -> Metadata:
 
 def _metadata_from(document: Any, checkpoint: Path) -> Metadata:
     state = _state(document, (_METADATA, "Metadata"))
-    entries = {_text(name): _tensor(name, entry) for name, entry in _mapping(state["state_dict_metadata"]).items()}
+    entries = {
+        _plain(str, name): _tensor(name, entry) for name, entry in _plain(dict, state["state_dict_metadata"]).items()
+    }
     stored: dict[MetadataIndex, _StorageInfo] = {}
     sizes: dict[str, int] = {}
-    for key, value in _mapping(state["storage_data"]).items():
+    for key, value in _plain(dict, state["storage_data"]).items():
         index, place = _index(key), _place(value)
         if place.relative_path not in sizes:
             with open_regular(checkpoint / place.relative_path) as file:
@@ -129,17 +132,15 @@ def _check_stored(name: str, entry: TensorStorageMetadata, stored: Mapping[Metad
 
 
 def _tensor(name: str, entry: Any) -> TensorStorageMetadata:
-    if isinstance(entry, Instance) and (entry.of.module, entry.of.name) == _BYTES:
+    if isinstance(entry, Instance) and entry.of == _BYTES:
         raise ValueError(f"'{name}' is not a tensor, and such entries are not read")
     state = _state(entry, _TENSOR)
     properties = _made(state["properties"], (_METADATA, "TensorProperties")).state
     dtype = properties[0] if isinstance(properties, tuple) and properties else None
     if not isinstance(dtype, Global) or dtype.module != "torch" or dtype.name not in _DTYPES:
         raise ValueError(f"'{name}' has no data type")
-    if not isinstance(state["chunks"], list):
-        raise ValueError(f"'{name}' has no parts")
     chunks = []
-    for part in state["chunks"]:
+    for part in _plain(list, state["chunks"]):
         values = _state(part, _CHUNK)
         chunks.append(ChunkStorageMetadata(_size(values["offsets"]), _size(values["sizes"])))
     return TensorStorageMetadata(TensorProperties(_DTYPES[dtype.name]), _size(state["size"]), chunks)
@@ -149,13 +150,13 @@ def _index(key: Any) -> MetadataIndex:
     state = _state(key, _INDEX)
     offset, number = state.get("offset"), state.get("index")
     return MetadataIndex(
-        _text(state["fqn"]), None if offset is None else _size(offset), None if number is None else _count(number)
+        _plain(str, state["fqn"]), None if offset is None else _size(offset), None if number is None else _count(number)
     )
 
 
 def _place(value: Any) -> _StorageInfo:
     state = _state(value, _STORED)
-    name = _text(state["relative_path"])
+    name = _plain(str, state["relative_path"])
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise ValueError(f"'{name[:80]}' is not a file of the checkpoint")
     if state.get("transform_descriptors"):
@@ -164,24 +165,19 @@ def _place(value: Any) -> _StorageInfo:
 
 
 def _made(value: Any, kind: tuple[str, str]) -> Instance:
-    if not isinstance(value, Instance) or (value.of.module, value.of.name) != kind:
+    if not isinstance(value, Instance) or value.of != kind:
         raise ValueError(f"there is no {kind[1]} where one belongs")
     return value
 
 
 def _state(value: Any, kind: tuple[str, str]) -> dict[Any, Any]:
-    return _mapping(_made(value, kind).state)
+    state: dict[Any, Any] = _plain(dict, _made(value, kind).state)
+    return state
 
 
-def _mapping(value: Any) -> dict[Any, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("there is no table where one belongs")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("there is no text where one belongs")
+def _plain(kind: type[Any], value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"there is no {kind.__name__} where one belongs")
     return value
 
 
@@ -206,33 +202,42 @@ class UnknownPickleError(ValueError):
     """The file is not a pickle of plain data classes; the message says what it asked for."""
 
 
-class Global:
+class Global(NamedTuple):
     """The name of a class or function, never the thing itself."""
 
-    __slots__ = ("module", "name")
-
-    def __init__(self, module: str, name: str) -> None:
-        self.module, self.name = module, name
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
+    module: str
+    name: str
 
 
+@dataclass(eq=False, slots=True)
 class Instance:
     """What the file wants made: the name of a class or function, its arguments, and the state set afterwards."""
 
-    __slots__ = ("arguments", "of", "state")
+    of: Global
+    arguments: tuple[Any, ...]
+    state: Any = None
 
-    def __init__(self, of: Global, arguments: tuple[Any, ...]) -> None:
-        self.of, self.arguments = of, arguments
-        self.state: Any = None
+
+def _printable(text: str) -> str:
+    text.encode()  # pickletools lets lone surrogates through, which cannot be printed
+    return text
 
 
 _MARK: Final = object()
-_CONSTANTS: dict[int, Any] = {ord("N"): None, 0x88: True, 0x89: False}
-_EMPTY: dict[int, Callable[[], Any]] = {ord("}"): dict, ord("]"): list, ord(")"): tuple}
-_INTEGERS = {ord("M"): struct.Struct("<H"), ord("J"): struct.Struct("<i")}
-_BYTE, _LENGTH = struct.Struct("<B"), struct.Struct("<I")
+# What each operation puts on the stack; `argument` is what stands behind it in the file.
+_PUSHED: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1"), lambda argument: argument),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE"), _printable),
+    "NONE": lambda argument: None,
+    "NEWTRUE": lambda argument: True,
+    "NEWFALSE": lambda argument: False,
+    "EMPTY_DICT": lambda argument: {},
+    "EMPTY_LIST": lambda argument: [],
+    "EMPTY_TUPLE": lambda argument: (),
+    "MARK": lambda argument: _MARK,
+}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_NO_VALUE = frozenset({"PROTO", "FRAME"})
 
 
 def read_pickle(data: bytes, allowed: frozenset[tuple[str, str]]) -> Any:
@@ -241,127 +246,76 @@ def read_pickle(data: bytes, allowed: frozenset[tuple[str, str]]) -> Any:
     Raises UnknownPickleError for any other name and for every operation that plain data does not need.
     """
     try:
-        return _Machine(data, allowed).run()
-    except (IndexError, TypeError, struct.error, UnicodeDecodeError) as error:
+        return _Machine(allowed).run(data)
+    except UnknownPickleError:
+        raise
+    except (IndexError, TypeError, ValueError) as error:
         raise UnknownPickleError(f"it is cut short or damaged ({type(error).__name__})") from error
 
 
 class _Machine:
-    """The stack machine of the pickle format, reduced to data."""
+    """The stack machine of the pickle format, reduced to data. `pickletools` reads the operations."""
 
-    def __init__(self, data: bytes, allowed: frozenset[tuple[str, str]]) -> None:
-        self._data, self._allowed = data, allowed
-        self._at = 0
+    def __init__(self, allowed: frozenset[tuple[str, str]]) -> None:
+        self._allowed = allowed
         self._stack: list[Any] = []
         self._memo: list[Any] = []
 
-    def run(self) -> Any:
-        """The frequent operations, in line and in order of frequency: large runs have millions of them."""
-        data, stack, memo = self._data, self._stack, self._memo
-        at = 0
-        while True:
-            code = data[at]
-            at += 1
-            if code == 0x94:  # MEMOIZE
-                memo.append(stack[-1])
-            elif code == 0x6A:  # LONG_BINGET
-                stack.append(memo[int.from_bytes(data[at : at + 4], "little")])
-                at += 4
-            elif code == 0x68:  # BINGET
-                stack.append(memo[data[at]])
-                at += 1
-            elif code == 0x4B:  # BININT1
-                stack.append(data[at])
-                at += 1
-            elif code == 0x85:  # TUPLE1
-                stack[-1] = (stack[-1],)
-            elif code == 0x86:  # TUPLE2
-                last = stack.pop()
-                stack[-1] = (stack[-1], last)
-            elif code in (0x52, 0x81):  # REDUCE, NEWOBJ
-                arguments = stack.pop()
-                stack[-1] = Instance(_of(Global, stack[-1]), _of(tuple, arguments))
-            elif code == 0x8C:  # SHORT_BINUNICODE
-                end = at + 1 + data[at]
-                stack.append(data[at + 1 : end].decode("utf-8"))
-                at = end
-            elif code == 0x28:  # MARK
-                stack.append(_MARK)
-            elif code == 0x62:  # BUILD
-                state = stack.pop()
-                made = _of(Instance, stack[-1])
-                if made.state is not None:
-                    raise UnknownPickleError("it sets the state of an object twice")
-                made.state = state
-            elif code == 0x2E:  # STOP
-                if len(stack) != 1 or at > len(data):
-                    raise UnknownPickleError("it does not hold exactly one value")
-                return stack[0]
-            else:
-                self._at = at
-                self._operate(code)
-                at = self._at
-
-    def _operate(self, code: int) -> None:
+    def run(self, data: bytes) -> Any:
         stack = self._stack
-        if code in _CONSTANTS:
-            stack.append(_CONSTANTS[code])
-        elif code in _EMPTY:
-            stack.append(_EMPTY[code]())
-        elif code in _INTEGERS:
-            stack.append(self._number(_INTEGERS[code]))
-        elif code == ord("X"):  # BINUNICODE
-            stack.append(self._take(self._number(_LENGTH)).decode("utf-8"))
-        elif code == 0x87:  # TUPLE3
-            stack.append(tuple(self._pop(3)))
-        elif code == ord("t"):
-            stack.append(tuple(self._since_mark()))
-        elif code in (ord("a"), ord("e")):
-            items = [stack.pop()] if code == ord("a") else self._since_mark()
-            _of(list, stack[-1]).extend(items)
-        elif code in (ord("s"), ord("u")):
-            items = self._pop(2) if code == ord("s") else self._since_mark()
-            self._fill(items)
-        elif code == 0x93:  # STACK_GLOBAL
-            module, name = self._pop(2)
-            stack.append(self._global(_of(str, module), _of(str, name)))
-        elif code == 0x8A:  # LONG1
-            size = self._number(_BYTE)
-            stack.append(int.from_bytes(self._take(size), "little", signed=True))
-        elif code == 0x80:  # PROTO
-            if self._number(_BYTE) > 5:
-                raise UnknownPickleError("it has a newer pickle protocol")
-        elif code == 0x95:  # FRAME: a hint about reading ahead
-            self._take(8)
-        else:
-            raise UnknownPickleError(f"it uses the pickle operation 0x{code:02x} at byte {self._at - 1}")
+        for operation, argument, at in pickletools.genops(data):
+            name = operation.name
+            if name == "MEMOIZE":
+                self._memo.append(stack[-1])
+            elif name in ("BINGET", "LONG_BINGET"):
+                stack.append(self._memo[argument])
+            elif name in _PUSHED:
+                stack.append(_PUSHED[name](argument))
+            elif name in _TUPLES:
+                stack.append(tuple(self._pop(_TUPLES[name])))
+            elif name == "TUPLE":
+                stack.append(tuple(self._since_mark()))
+            elif name == "STACK_GLOBAL":
+                stack.append(self._global(*self._pop(2)))
+            elif name in ("REDUCE", "NEWOBJ"):
+                of, arguments = self._pop(2)
+                stack.append(Instance(_of(Global, of), _of(tuple, arguments)))
+            elif name not in _NO_VALUE and name != "STOP":
+                self._change(name, at)
+        (value,) = stack
+        return value
 
-    def _global(self, module: str, name: str) -> Global:
-        if (module, name) not in self._allowed:
+    def _change(self, name: str, at: int | None) -> None:
+        """The operations that change what is on the stack already."""
+        stack = self._stack
+        if name == "BUILD":
+            state = stack.pop()
+            made = _of(Instance, stack[-1])
+            if made.state is not None:
+                raise UnknownPickleError("it sets the state of an object twice")
+            made.state = state
+        elif name in ("APPEND", "APPENDS"):
+            items = self._pop(1) if name == "APPEND" else self._since_mark()
+            _of(list, stack[-1]).extend(items)
+        elif name in ("SETITEM", "SETITEMS"):
+            items = self._pop(2) if name == "SETITEM" else self._since_mark()
+            self._fill(items)
+        else:
+            raise UnknownPickleError(f"it uses the pickle operation {name} at byte {at}")
+
+    def _global(self, module: Any, name: Any) -> Global:
+        named = Global(_of(str, module), _of(str, name))
+        if named not in self._allowed:
             raise UnknownPickleError(f"it asks for '{module[:80]}.{name[:80]}'")
-        return Global(module, name)
+        return named
 
     def _fill(self, items: list[Any]) -> None:
         target = _of(dict, self._stack[-1])
-        if len(items) % 2:
-            raise UnknownPickleError("a key without a value")
         for key, value in zip(items[::2], items[1::2], strict=True):
             # Instances hash by identity. Nothing else may be a key: hashing tuples in tuples overflows the C stack.
             if type(key) not in (str, Instance):
                 raise UnknownPickleError(f"a {type(key).__name__} is used as a key")
             target[key] = value
-
-    def _number(self, layout: struct.Struct) -> int:
-        (value,) = layout.unpack_from(self._data, self._at)
-        self._at += layout.size
-        return int(value)
-
-    def _take(self, size: int) -> bytes:
-        taken = self._data[self._at : self._at + size]
-        if len(taken) != size:
-            raise IndexError
-        self._at += size
-        return taken
 
     def _pop(self, count: int) -> list[Any]:
         if len(self._stack) < count:
