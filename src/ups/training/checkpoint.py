@@ -23,6 +23,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,7 @@ class Saved:
     """Outcome of one save, the same on all ranks; `error` is '' when the checkpoint is committed."""
 
     step: int
-    path: Path
     error: str
-    seconds: float
 
 
 class Checkpointer:
@@ -108,19 +107,13 @@ class Checkpointer:
         self._on_damage = on_damage
         self._buffers: dict[str, Tensor] = {}
         self._background = BackgroundThread("ups-checkpoint") if asynchronous else None
-        self._in_flight = False
-        self._outcome: Saved | None = None
+        self._in_flight: Future[Saved] | None = None
         self.failed_in_row = 0
         self.last: Saved | None = None
-        self._longest_seconds = 0.0
+        # From the start of a save to its end in the background; 0 before the first one is done.
+        self.longest_seconds = 0.0
         # A single rank is no mistake here; torch cannot know that.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-
-    @property
-    def longest_seconds(self) -> float:
-        """The longest save so far, from its start to its end in the background; 0 before the first one is done."""
-        done = self._outcome
-        return max(self._longest_seconds, done.seconds if done is not None else 0.0)
 
     def save(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
         """Save the state after `progress.step` steps; returns after the copy when asynchronous. Collective: all ranks.
@@ -133,29 +126,26 @@ class Checkpointer:
         if self._identity is not None:
             document["identity"] = self._identity.mark()
         step = progress.step
-        self._in_flight = True
         if self._background is None:
-            self._write(staged, document, step)
-            self.wait()
+            self._look(self._write(staged, document, step))
         else:
-            self._background.hand_over(lambda: self._write(staged, document, step))
+            self._in_flight = self._background.hand_over(lambda: self._write(staged, document, step))
 
     def wait(self) -> None:
         """Wait for the save in flight, if any, and count its outcome. Collective: all ranks."""
-        if not self._in_flight:
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is None:
             return
-        self._in_flight = False
-        if self._background is not None:
-            try:
-                self._background.wait()
-            except CheckpointError:
-                raise
-            except Exception as error:
-                raise CheckpointError(
-                    f"a save could not be finished together with the other ranks: {_short(error)}",
-                    hint="see the traceback; `ups why RUN` says which rank failed first",
-                ) from error
-        self._look()
+        try:
+            outcome = in_flight.result()
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"a save could not be finished together with the other ranks: {_short(error)}",
+                hint="see the traceback; `ups why RUN` says which rank failed first",
+            ) from error
+        self._look(outcome)
 
     def close(self) -> None:
         """Let the thread of the saves end; nothing can be saved afterwards.
@@ -264,12 +254,8 @@ class Checkpointer:
             torch.cuda.synchronize(self._runtime.device)
         return staged
 
-    def _look(self) -> None:
-        outcome, self._outcome = self._outcome, None
-        if outcome is None:
-            raise CheckpointError("a save ended without an outcome", hint="see the traceback in this rank's log")
+    def _look(self, outcome: Saved) -> None:
         self.last = outcome
-        self._longest_seconds = max(self._longest_seconds, outcome.seconds)
         self.failed_in_row = self.failed_in_row + 1 if outcome.error else 0
         if outcome.error and self._runtime.is_first:
             logger.warning("save of step %d failed (%d in a row): %s", outcome.step, self.failed_in_row, outcome.error)
@@ -284,7 +270,7 @@ class Checkpointer:
                 raise MachineError(text, hint=f"make the file system of the run writable and start it again; {intact}")
             raise CheckpointError(text, hint=f"see the log of rank 0; {intact}")
 
-    def _write(self, staged: dict[str, Tensor], document: dict[str, Any], step: int) -> None:
+    def _write(self, staged: dict[str, Tensor], document: dict[str, Any], step: int) -> Saved:
         """Write, hash and commit. Collective: all ranks, on the checkpoint group only."""
         started = time.monotonic()
         final = RunDir(self.run_dir).checkpoint(step)
@@ -294,7 +280,8 @@ class Checkpointer:
             if self._runtime.checkpoint_group is not None:
                 raise  # the other ranks do not know of it: see above
             error = _short(problem)
-        self._outcome = Saved(step, final, error, time.monotonic() - started)
+        self.longest_seconds = max(self.longest_seconds, time.monotonic() - started)
+        return Saved(step, error)
 
     def _commit(self, staged: dict[str, Tensor], document: dict[str, Any], final: Path) -> str:
         """Four agreed parts: make a place, write, hash, commit. Each part's error is reported to all ranks."""
@@ -401,18 +388,14 @@ def _short(error: BaseException) -> str:
     return " ".join(text.split())[:500]
 
 
-# How often somebody who waits makes sure that the thread still lives.
-_LOOK_SECONDS = 5.0
-
-
 class BackgroundThread:
-    """Runs one piece of work at a time. Made before training, closed after it; both by the loop's thread."""
+    """Runs one piece of work at a time. Made before training, closed after it; both by the loop's thread.
+
+    Not an executor of `concurrent.futures`: the interpreter would wait at its end for work that hangs.
+    """
 
     def __init__(self, name: str) -> None:
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._done = threading.Event()
-        self._done.set()
-        self._error: BaseException | None = None
+        self._work: queue.SimpleQueue[tuple[Callable[[], Saved], Future[Saved]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             self._thread.start()
@@ -422,29 +405,11 @@ class BackgroundThread:
                 hint="raise the limit on threads (ulimit -u) or on address space (ulimit -v) of the ranks",
             ) from error
 
-    @property
-    def busy(self) -> bool:
-        """Whether the work that was handed over last is still running."""
-        return not self._done.is_set()
-
-    def hand_over(self, work: Callable[[], None]) -> None:
-        """Start `work` in the thread; the work before it must have been waited for."""
-        if self.busy:
-            raise RuntimeError("the work before this one was not waited for")
-        self._error = None
-        self._done.clear()
-        self._work.put(work)
-
-    def wait(self) -> None:
-        """Wait for the work that was handed over, and raise what it raised."""
-        while not self._done.wait(_LOOK_SECONDS):
-            if not self._thread.is_alive():
-                raise CheckpointError(
-                    f"the thread '{self._thread.name}' is gone", hint="see the traceback in this rank's log"
-                )
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+    def hand_over(self, work: Callable[[], Saved]) -> Future[Saved]:
+        """Start `work` in the thread."""
+        outcome: Future[Saved] = Future()
+        self._work.put((work, outcome))
+        return outcome
 
     def close(self, wait_seconds: float = 0.0) -> None:
         """Let the thread end after what it is doing; waits for that no longer than it is told to."""
@@ -453,22 +418,20 @@ class BackgroundThread:
             self._thread.join(wait_seconds)
 
     def _run(self) -> None:
-        while (work := self._work.get()) is not None:
+        while (item := self._work.get()) is not None:
+            work, outcome = item
             try:
-                work()
-            except BaseException as error:  # noqa: BLE001 - raised in the loop's thread by `wait`
-                self._error = error
-            finally:
-                del work  # holds the state that was saved
-                self._done.set()
+                outcome.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - raised in the loop's thread, where it waits
+                outcome.set_exception(error)
+            del work, outcome, item  # hold the state that was saved
 
 
 _MODEL, _AVERAGE = "model/", "ema/"
 
 
-def read_weights(checkpoint: Path, *, averaged: bool = True) -> dict[str, Tensor]:
-    """Parameters by their names of today, on the CPU; the averaged ones where there is an average and unless told
-    otherwise.
+def read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """Parameters by their names of today, on the CPU; the averaged ones where there is an average.
 
     Raises CheckpointError if a byte of the checkpoint is not what was committed, or it holds anything but tensors.
     """
@@ -479,9 +442,7 @@ def read_weights(checkpoint: Path, *, averaged: bool = True) -> dict[str, Tensor
     reader = CheckpointReader(checkpoint)
     entries = reader.tensors
     chosen = {present_name(name.removeprefix(_MODEL)): name for name in entries if name.startswith(_MODEL)}
-    if averaged:
-        averages = [name for name in entries if name.startswith(_AVERAGE)]
-        chosen |= {present_name(name.removeprefix(_AVERAGE)): name for name in averages}
+    chosen |= {present_name(name.removeprefix(_AVERAGE)): name for name in entries if name.startswith(_AVERAGE)}
     wanted = {name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype) for name in chosen.values()}
     try:
         with warnings.catch_warnings():

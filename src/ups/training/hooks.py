@@ -44,25 +44,13 @@ class SaveHook(Hook):
         progress = engine.progress
         if progress.total_steps and progress.stage_step >= progress.total_steps and not agreed.stop:
             return  # at_end saves this step, with the average as weights
-        if agreed.stop:
-            self._enter(engine)
-            self._checkpointer.save_now(engine.state_tensors(), progress)
-            self._saved(engine)
-        elif agreed.save or progress.stage_step % self._interval == 0:
-            self._enter(engine)
-            self._checkpointer.save(engine.state_tensors(), progress)
-            self._saved(engine)
+        if agreed.stop or agreed.save or progress.stage_step % self._interval == 0:
+            self._save(engine, wait=bool(agreed.stop))
 
     def at_end(self, engine: Engine) -> None:
-        self._enter(engine)
-        self._checkpointer.save_now(engine.state_tensors(), engine.progress)
-        self._saved(engine)
+        self._save(engine, wait=True)
 
-    def _saved(self, engine: Engine) -> None:
-        for hook in engine.hooks:
-            hook.after_checkpoint(engine)
-
-    def _enter(self, engine: Engine) -> None:
+    def _save(self, engine: Engine, *, wait: bool) -> None:
         progress = engine.progress
         # The loop only hands a save over and is back at once; the last one of a stage is waited for. What a save really
         # takes is therefore told: otherwise the last one would look slow compared with the others.
@@ -74,6 +62,10 @@ class SaveHook(Hook):
             deadline_seconds=SAVE_DEADLINE_SECONDS,
             usual_seconds=self._checkpointer.longest_seconds,
         )
+        save = self._checkpointer.save_now if wait else self._checkpointer.save
+        save(engine.state_tensors(), progress)
+        for hook in engine.hooks:
+            hook.after_checkpoint(engine)
 
 
 class EvaluateHook(Hook):
