@@ -310,9 +310,10 @@ class Bench:
         return self.out / "runs" / entry.name / "bundle"
 
     def _rows(self, entry: Entry) -> list[dict[str, Any]]:
+        from benchmarks.protocol.sharing import count_parameters
         from ups.inference.bundle import load_bundle
         from ups.inference.stored_scores import MODEL
-        from ups.models.multiscale import MultiscaleNetwork, count_parameters
+        from ups.models.multiscale import MultiscaleNetwork
         from ups.record.checkpoints import latest_verified, read_progress
 
         bundle = load_bundle(self._bundle(entry))
