@@ -24,9 +24,10 @@ _MOST = 10.0
 class TaskAverages:
     """Moving averages of the loss of each task, float64 on the host. Not a module: no strategy must see its tensor."""
 
-    def __init__(self, tasks: Sequence[str], start: Mapping[str, float], memory: float) -> None:
-        self.tasks = tuple(tasks)
-        self.start = torch.tensor([start[task] for task in tasks], dtype=torch.float64)
+    def __init__(self, start: Mapping[str, float], memory: float) -> None:
+        """start: task -> the loss of a prediction of nothing."""
+        self.tasks = tuple(start)
+        self.start = torch.tensor(list(start.values()), dtype=torch.float64)
         self.values = self.start.clone()
         self.memory = memory
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -31,27 +30,17 @@ from ups.spec.batch import Batch
 from ups.spec.keyed import key_of, keyed_uniform
 from ups.spec.task import TaskSpec
 from ups.training.losses import almost_fair_crps
-from ups.training.stages import BalancedStage, Stage, in_field_units
+from ups.training.stages import Stage, UnrolledStage, following, in_field_units
 
 
-@dataclass
-class _Sample:
-    """A batch with its members on the way: their batch as it was given, their frames now, their losses of each step."""
-
-    batch: Batch
-    members: Batch
-    history: Tensor
-    losses: list[dict[str, Tensor]] = field(default_factory=list)
-
-
-class EnsembleStage(BalancedStage):
+class EnsembleStage(UnrolledStage):
     """Trains the whole network, with noise, on the scores of members together."""
 
     trains_members = True
+    config: CorrectorStageConfig
 
     def __init__(self, config: CorrectorStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(config, stepper, seed)
-        self.config = config
         self._ensemble = Ensemble(stepper, config.members, seed)
 
     def begin(self) -> None:
@@ -64,47 +53,30 @@ class EnsembleStage(BalancedStage):
         new = torch.tensor([self.config.trains(name) for name in names], device=sizes.device) & (sizes == 0)
         set_rows(parameter, torch.where(new, 1.0, sizes))
 
-    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+    def prepare(self, batch: Batch, augment: bool) -> Batch:
+        """The batch with its members: every sample as many times as there are."""
+        return super().prepare(batch, augment).repeated(self.config.members)
+
+    def predict(self, batches: Sequence[Batch], step: int) -> list[Tensor]:
+        return self.stepper.predict_group([self._ensemble.with_noise(batch, step) for batch in batches])
+
+    def step_losses(self, batch: Batch, history: Tensor, predicted: Tensor, step: int) -> dict[str, Tensor]:
         """`loss` is the CRPS. error and spread: how far members are from the truth, and from each other."""
-        samples = [self._begin(self.prepare(batch, self.config.augment)) for batch in batches]
-        for step in range(self.config.unroll_steps):
-            active = [s for s in samples if not s.batch.task.steady or step == 0]
-            if not active:
-                break
-            given = [self._ensemble.with_noise(s.members.with_state(s.history), step) for s in active]
-            for sample, predicted in zip(active, self.stepper.predict_group(given), strict=True):
-                sample.losses.append(self._losses(sample, predicted, step))
-                if not sample.batch.task.steady and step + 1 < self.config.unroll_steps:
-                    following = self.stepper.advance(sample.history[:, -1], predicted, sample.batch.task)
-                    newest = following[:, None].to(sample.history.dtype)
-                    sample.history = torch.cat([sample.history[:, 1:], newest], dim=1)
-        return [_means(sample.losses) for sample in samples]
-
-    def _begin(self, batch: Batch) -> _Sample:
-        members = batch.repeated(self.config.members)
-        return _Sample(batch, members, members.state[:, : self.stepper.context_frames])
-
-    def _losses(self, sample: _Sample, predicted: Tensor, step: int) -> dict[str, Tensor]:
-        """(B,) each, from the scaled changes (or normalized targets) of all members, (B * M, C, *S)."""
-        batch, members, stepper = sample.batch, sample.members, self.stepper
-        task, at = batch.task, stepper.context_frames + step
+        task, stepper, members = batch.task, self.stepper, self.config.members
+        at = stepper.context_frames + step
         if task.steady:
-            wanted = stepper.normalization.normalize("target", task, members.target, 1)
-            fields = batch.target[:, None]
+            wanted = stepper.normalization.normalize("target", task, batch.target, 1)
+            fields = batch.target[::members, None]
         else:
-            wanted = stepper.scaled_change(sample.history[:, -1], members.state[:, at], task)
-            fields = batch.state[:, at - 1 : at + 1]
-        errors = by_member(predicted - wanted, self.config.members)  # (B, M, C, *S)
+            wanted = stepper.scaled_change(history[:, -1], batch.state[:, at], task)
+            fields = batch.state[::members, at - 1 : at + 1]
+        errors = by_member(predicted - wanted, members)  # (B, M, C, *S)
         errors, fields, floor = in_field_units(stepper, task, errors, fields)
         score = almost_fair_crps(errors, fields, floor)
         with torch.no_grad():
             spread = errors[:, 0] - errors[:, 1]  # of two of them: members are alike
             apart = {"error": errors[:, 0].abs().flatten(1).mean(1), "spread": spread.abs().flatten(1).mean(1)}
         return {"loss": score, **apart}
-
-
-def _means(losses: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([each[name] for each in losses]).mean(0) for name in losses[0]}
 
 
 def build_corrector(config: CorrectorStageConfig, stepper: Stepper, seed: int) -> Stage:
@@ -120,10 +92,11 @@ class StageOnResiduals(Stage):
     """Trains a flow on the steps of samples that the frozen operator makes. `trained`: which network."""
 
     trained: str
+    config: CorrectorStageConfig | DistillStageConfig
 
     def __init__(self, config: CorrectorStageConfig | DistillStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(stepper, seed)
-        self._config = config
+        self.config = config
         self.tasks = [task for task in stepper.tasks if config.trains(task.name)]
 
     def trained_modules(self) -> list[nn.Module]:
@@ -137,12 +110,9 @@ class StageOnResiduals(Stage):
     def takes(self, task: TaskSpec) -> bool:
         return True
 
-    def window_frames(self, context_frames: int) -> int:
-        return self._config.window_frames(context_frames)
-
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         """The mean over the steps of each sample."""
-        batches = [self.prepare(batch, self._config.augment) for batch in batches]
+        batches = [self.prepare(batch, self.config.augment) for batch in batches]
         found: list[list[Tensor]] = [[] for _ in batches]
         for number, (active, steps) in enumerate(self._steps(batches)):
             for i, losses in zip(active, self.step_losses([batches[i] for i in active], steps, number), strict=True):
@@ -166,7 +136,7 @@ class StageOnResiduals(Stage):
         """For each step: which batches take part (a steady task in the first alone), and what the operator makes."""
         stepper = self.stepper
         frames = [batch.state[:, : stepper.context_frames] for batch in batches]
-        for number in range(self._config.unroll_steps):
+        for number in range(self.config.unroll_steps):
             active = [i for i, batch in enumerate(batches) if not batch.task.steady or number == 0]
             if not active:
                 return
@@ -175,8 +145,7 @@ class StageOnResiduals(Stage):
             yield active, steps
             for i, step in zip(active, steps, strict=True):
                 if not step.batch.task.steady:
-                    following = stepper.fields(step.batch, step.predicted)[:, None].to(frames[i].dtype)
-                    frames[i] = torch.cat([frames[i][:, 1:], following], dim=1)
+                    frames[i] = following(stepper, frames[i], step.predicted, step.batch.task)
 
 
 class FlowStage(StageOnResiduals):

@@ -28,21 +28,17 @@ _MEMORY = 0.9
 class LinearStage(Stage):
     """Trains the linear part alone, on the error of each field relative to the field itself."""
 
+    config: LinearStageConfig
+    averages: TaskAverages
+
     def __init__(self, config: LinearStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(stepper, seed)
         self.config = config
         start = {task.name: baseline_loss(stepper, task) for task in stepper.tasks}
-        self._averages = TaskAverages([task.name for task in stepper.tasks], start, _MEMORY)
+        self.averages = TaskAverages(start, _MEMORY)
 
     def trained_modules(self) -> list[nn.Module]:
         return [self.stepper.linear.linear_part]
-
-    def window_frames(self, context_frames: int) -> int:
-        return self.config.window_frames(context_frames)
-
-    @property
-    def averages(self) -> TaskAverages | None:
-        return self._averages
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         return [{"loss": self.errors(self.prepare(batch, self.config.augment))} for batch in batches]
@@ -65,7 +61,7 @@ class LinearStage(Stage):
 
         What an earlier stage, or the run that this one started from, found for other tasks stays.
         """
-        averages, most = self._averages, self.config.keep_below
+        averages, most = self.averages, self.config.keep_below
         useless = {task for task in averages.tasks if averages.was_seen(task) and averages.fraction(task) > most}
         if useless:
             logger.info("a linear law explains too little of %s: starts at zero again", ", ".join(sorted(useless)))

@@ -86,8 +86,8 @@ def relative_l2(error: Tensor, reference: Tensor, floor: float) -> Tensor:
 
     floor: smallest reference, in the same (scaled) units; keeps a sample in which nothing happens from dominating.
     """
-    size = _mean_square(reference)
-    return torch.sqrt(_mean_square(error) / (size + floor * floor) + 1e-12)
+    size = mean_square(reference)
+    return torch.sqrt(mean_square(error) / (size + floor * floor) + 1e-12)
 
 
 def nrmse(error: Tensor, fields: Tensor, floor: Tensor) -> Tensor:
@@ -125,10 +125,6 @@ def almost_fair_crps(errors: Tensor, fields: Tensor, floor: Tensor, fairness: fl
     return (score / size).mean(1)
 
 
-def mean_square(error: Tensor) -> Tensor:
+def mean_square(x: Tensor) -> Tensor:
     """(B, ...) -> (B,): plain mean square."""
-    return _mean_square(error)
-
-
-def _mean_square(x: Tensor) -> Tensor:
     return x.flatten(1).square().mean(1)

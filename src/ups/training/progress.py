@@ -7,7 +7,6 @@ Randomness is keyed and the loader's position is the step, so a few numbers are 
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -19,6 +18,7 @@ from typing import Any, Self
 
 from ups.config.stage import StageLength
 from ups.errors import CheckpointError, ForeignCheckpointError
+from ups.record.processes import read_process
 
 # Parts of a time budget after which the number of steps is estimated again: the rate of a machine drifts. At the last
 # one the stage ends.
@@ -206,19 +206,13 @@ class Budget:
 
 def cpu_seconds() -> float:
     """CPU time of this process and of its living children (loader workers)."""
-    ticks = os.sysconf("SC_CLK_TCK")
     children = 0.0
     for listing in Path("/proc/self/task").glob("*/children"):
         try:
             pids = listing.read_text().split()
         except OSError:
             continue
-        for pid in pids:
-            try:
-                fields_after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            children += (int(fields_after_name[11]) + int(fields_after_name[12])) / ticks
+        children += sum(child.cpu_seconds for pid in pids if (child := read_process(int(pid))) is not None)
     return time.process_time() + children
 
 

@@ -55,9 +55,11 @@ class LossModule(Spreadable, ABC):
 
     measured_steps: batches of so many steps are passed through the stage before its first one, without gradients,
     between `measure(True)` and `begin()`; and of so many more, again and again, while `measured_enough` says no.
+    averages: moving averages of the tasks' losses, if this stage needs them: the engine then updates them each step.
     """
 
     measured_steps: ClassVar[int] = 0
+    averages: TaskAverages | None = None
 
     @abstractmethod
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
@@ -81,11 +83,6 @@ class LossModule(Spreadable, ABC):
             raise DataError("a micro-batch without a batch has no loss")
         metrics["loss"] = sum_and_count(total.detach(), weight)
         return Losses(total, metrics)
-
-    @property
-    def averages(self) -> TaskAverages | None:
-        """Moving averages of the tasks' losses, if this stage needs them: the engine then updates them each step."""
-        return None
 
     def task_factor(self, task: TaskSpec) -> float:
         """What the losses of a task are multiplied by."""
@@ -116,6 +113,7 @@ class Stage(LossModule):
     """
 
     trains_members: ClassVar[bool] = False
+    config: StageConfig
 
     def __init__(self, stepper: Stepper, seed: int) -> None:
         super().__init__()
@@ -130,9 +128,9 @@ class Stage(LossModule):
     def trained_modules(self) -> list[nn.Module]:
         """The modules whose parameters this stage trains; every one of them is in the graph of every batch."""
 
-    @abstractmethod
     def window_frames(self, context_frames: int) -> int:
-        """Frames that a sample of a transient task needs."""
+        """Frames that a sample of a transient task needs: by default as the settings say."""
+        return self.config.window_frames(context_frames)
 
     def takes(self, task: TaskSpec) -> bool:
         """Whether this stage trains on a task: its trained modules are what predicts that."""
@@ -182,15 +180,14 @@ class Stage(LossModule):
 class AutoencodeStage(Stage):
     """Trains encoder and decoder: fields -> latent -> the same fields, and back to the same latent."""
 
+    config: AutoencodeStageConfig
+
     def __init__(self, config: AutoencodeStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(stepper, seed)
         self.config = config
 
     def trained_modules(self) -> list[nn.Module]:
         return [self.stepper.latent.encoder, self.stepper.latent.decoder]
-
-    def window_frames(self, context_frames: int) -> int:
-        return self.config.window_frames(context_frames)
 
     def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
         return [self.task_losses(batch) for batch in batches]
@@ -206,87 +203,107 @@ class AutoencodeStage(Stage):
 class BalancedStage(Stage):
     """Trains the whole network, with tasks weighed by what they have reached."""
 
+    config: OperatorStageConfig | CorrectorStageConfig | SteadyStageConfig
+
     def __init__(
         self, config: OperatorStageConfig | CorrectorStageConfig | SteadyStageConfig, stepper: Stepper, seed: int
     ) -> None:
         super().__init__(stepper, seed)
-        self._balance, self._frames = config.balance, config.window_frames
-        self._averages = None
+        self.config = config
         if config.balance:
             fields = not isinstance(config, OperatorStageConfig) or _relative_to_fields(config.loss)
             start = {task.name: baseline_loss(stepper, task) if fields else 1.0 for task in stepper.tasks}
-            self._averages = TaskAverages([task.name for task in stepper.tasks], start, memory=_BALANCE_MEMORY)
+            self.averages = TaskAverages(start, _BALANCE_MEMORY)
 
     def trained_modules(self) -> list[nn.Module]:
         return [self.stepper.network]
 
-    def window_frames(self, context_frames: int) -> int:
-        return self._frames(context_frames)
-
-    @property
-    def averages(self) -> TaskAverages | None:
-        return self._averages
-
     def task_factor(self, task: TaskSpec) -> float:
-        return self._averages.factor(task.name, self._balance) if self._averages is not None else 1.0
+        return self.averages.factor(task.name, self.config.balance) if self.averages is not None else 1.0
 
 
-class OperatorStage(BalancedStage):
+class UnrolledStage(BalancedStage):
+    """Trains on one step, or on several on the model's own results."""
+
+    config: OperatorStageConfig | CorrectorStageConfig
+    # The first steps, which leave no gradient.
+    pushforward_steps = 0
+
+    @abstractmethod
+    def step_losses(self, batch: Batch, history: Tensor, predicted: Tensor, step: int) -> dict[str, Tensor]:
+        """Losses (B,) of the `step`-th prediction of an unrolled sample, which was given the history (B, T, C, *S)."""
+
+    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        """The means over the steps that count."""
+        batches = [self.prepare(batch, self.config.augment) for batch in batches]
+        histories = [self.given_frames(batch) for batch in batches]
+        losses: list[list[dict[str, Tensor]]] = [[] for _ in batches]
+        for step in range(self.config.unroll_steps):
+            counts = step >= self.pushforward_steps
+            # A steady task has one step: it takes part in the first one that counts.
+            active = [i for i, b in enumerate(batches) if not b.task.steady or step == self.pushforward_steps]
+            with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
+                given = [batches[i].with_state(histories[i]) for i in active]
+                for i, predicted in zip(active, self.predict(given, step), strict=True):
+                    if counts:
+                        losses[i].append(self.step_losses(batches[i], histories[i], predicted, step))
+                    if not batches[i].task.steady and step + 1 < self.config.unroll_steps:
+                        histories[i] = following(self.stepper, histories[i], predicted, batches[i].task)
+        means = [{name: torch.stack([one[name] for one in each]).mean(0) for name in each[0]} for each in losses]
+        for batch, each in zip(batches, means, strict=True):
+            self.add_penalties(batch, each)
+        return means
+
+    def add_penalties(self, batch: Batch, losses: dict[str, Tensor]) -> None:
+        """Add to the mean losses (B,) of a batch what depends on no step."""
+
+    def given_frames(self, batch: Batch) -> Tensor:
+        """The context frames (B, T, C, *S)."""
+        return batch.state[:, : self.stepper.context_frames]
+
+    def predict(self, batches: Sequence[Batch], step: int) -> list[Tensor]:
+        """The scaled changes (or normalized targets) after the frames in each batch's state."""
+        return self.stepper.predict_group(batches)
+
+
+def following(stepper: Stepper, history: Tensor, predicted: Tensor, task: TaskSpec) -> Tensor:
+    """The history (B, T, C, *S) one step later: without its oldest frame, and with the predicted one."""
+    frame = stepper.advance(history[:, -1], predicted, task)
+    return torch.cat([history[:, 1:], frame[:, None].to(history.dtype)], dim=1)
+
+
+class OperatorStage(UnrolledStage):
     """Trains the step in time, end to end, on the scaled change of the fields (or the normalized target)."""
+
+    config: OperatorStageConfig
 
     def __init__(self, config: OperatorStageConfig, stepper: Stepper, seed: int) -> None:
         super().__init__(config, stepper, seed)
-        self.config = config
+        self.pushforward_steps = config.pushforward_steps
         self._loss: Loss = LOSSES.factory(config.loss)
 
-    def sample_losses(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
-        """One step, or several on the model's own results; leading pushforward steps leave no gradient."""
-        batches = [self.prepare(batch, self.config.augment) for batch in batches]
-        stepper = self.stepper
-        histories = [self.given_frames(batch) for batch in batches]
-        errors: list[list[Tensor]] = [[] for _ in batches]
-        drifts: list[list[Tensor]] = [[] for _ in batches]
-        for step in range(self.config.unroll_steps):
-            counts = step >= self.config.pushforward_steps
-            # A steady task has one step: it takes part in the first one that counts.
-            active = [i for i, b in enumerate(batches) if not b.task.steady or step == self.config.pushforward_steps]
-            with torch.set_grad_enabled(counts and torch.is_grad_enabled()):
-                given = [batches[i].with_state(histories[i]) for i in active]
-                predictions = self.predict(given)
-                for i, predicted in zip(active, predictions, strict=True):
-                    batch = batches[i]
-                    if counts:
-                        errors[i].append(self.errors(batch, histories[i], predicted, step))
-                        if self.config.conservation_weight:
-                            drifts[i].append(conservation_errors(batch, predicted))
-                    if not batch.task.steady and step + 1 < self.config.unroll_steps:
-                        following = stepper.advance(histories[i][:, -1], predicted, batch.task)
-                        histories[i] = torch.cat([histories[i][:, 1:], following[:, None].to(batch.state.dtype)], dim=1)
-        return [self._with_penalties(*each) for each in zip(batches, errors, drifts, strict=True)]
-
-    def _with_penalties(self, batch: Batch, errors: list[Tensor], drifts: list[Tensor]) -> dict[str, Tensor]:
-        """The mean error over the steps; penalties are added to it where the recipe asks for them."""
-        losses = {"loss": torch.stack(errors).mean(0)}
-        if drifts:
-            losses["conservation"] = torch.stack(drifts).mean(0)
+    def add_penalties(self, batch: Batch, losses: dict[str, Tensor]) -> None:
+        """Those that the recipe asks for."""
+        if "conservation" in losses:
             losses["loss"] = losses["loss"] + self.config.conservation_weight * losses["conservation"]
         if self.config.inverse_weight:
             losses["reconstruction"], losses["inverse"] = round_trips(self.stepper, batch)
             penalty = losses["reconstruction"] + losses["inverse"]
             losses["loss"] = losses["loss"] + self.config.inverse_weight * penalty
-        return losses
 
     def given_frames(self, batch: Batch) -> Tensor:
         """The context frames (B, T, C, *S), with noise."""
-        frames = batch.state[:, : self.stepper.context_frames]
+        frames, config = super().given_frames(batch), self.config
         if batch.task.steady:
             return frames
-        normalization, config = self.stepper.normalization, self.config
+        normalization = self.stepper.normalization
         return noisy(batch, frames, normalization, self.seed, largest=config.noise, clean=config.noise_clean)
 
-    def predict(self, batches: Sequence[Batch]) -> list[Tensor]:
-        """The scaled changes (or normalized targets) after the frames in each batch's state."""
-        return self.stepper.predict_group(batches) if batches else []
+    def step_losses(self, batch: Batch, history: Tensor, predicted: Tensor, step: int) -> dict[str, Tensor]:
+        losses = {"loss": self.errors(batch, history, predicted, step)}
+        if self.config.conservation_weight:
+            losses["conservation"] = conservation_errors(batch, predicted)
+        return losses
 
     def errors(self, batch: Batch, history: Tensor, predicted: Tensor, step: int) -> Tensor:
         """(B,) errors of one prediction, the `step`-th of an unrolled sample."""

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ups.config.stage import SteadyStageConfig
-from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.task import TaskSpec
 from ups.training.stages import BalancedStage, field_errors
@@ -22,9 +21,7 @@ from ups.training.stages import BalancedStage, field_errors
 class SteadyStage(BalancedStage):
     """Trains the network of steady tasks on the error of each field relative to the field."""
 
-    def __init__(self, config: SteadyStageConfig, stepper: Stepper, seed: int) -> None:
-        super().__init__(config, stepper, seed)
-        self.config = config
+    config: SteadyStageConfig
 
     def trained_modules(self) -> list[nn.Module]:
         steady = [task for task in self.stepper.tasks if task.steady]
