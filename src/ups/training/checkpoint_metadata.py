@@ -249,7 +249,7 @@ def read_pickle(data: bytes, allowed: frozenset[tuple[str, str]]) -> Any:
         return _Machine(allowed).run(data)
     except UnknownPickleError:
         raise
-    except (IndexError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError) as error:
         raise UnknownPickleError(f"it is cut short or damaged ({type(error).__name__})") from error
 
 
@@ -259,14 +259,14 @@ class _Machine:
     def __init__(self, allowed: frozenset[tuple[str, str]]) -> None:
         self._allowed = allowed
         self._stack: list[Any] = []
-        self._memo: list[Any] = []
+        self._memo: dict[Any, Any] = {}
 
     def run(self, data: bytes) -> Any:
         stack = self._stack
         for operation, argument, at in pickletools.genops(data):
             name = operation.name
             if name == "MEMOIZE":
-                self._memo.append(stack[-1])
+                self._memo[len(self._memo)] = stack[-1]
             elif name in ("BINGET", "LONG_BINGET"):
                 stack.append(self._memo[argument])
             elif name in _PUSHED:

@@ -43,7 +43,7 @@ from ups.spec.statistics import safe
 from ups.spec.task import TaskSpec
 from ups.training.augment import Augmentation, Moves, moved, noisy
 from ups.training.averages import TaskAverages
-from ups.training.losses import Loss, Losses, Prediction, nrmse, relative_l2
+from ups.training.losses import Loss, Losses, Prediction, nrmse, nrmse_loss, relative_l2
 
 # Normalized fields have unit size: a sample that is nearly constant is judged against a tenth of that.
 _FIELD_FLOOR = 0.1
@@ -211,7 +211,8 @@ class BalancedStage(Stage):
         super().__init__(stepper, seed)
         self.config = config
         if config.balance:
-            fields = not isinstance(config, OperatorStageConfig) or _relative_to_fields(config.loss)
+            loss = LOSSES.factory(config.loss) if isinstance(config, OperatorStageConfig) else nrmse_loss
+            fields = getattr(loss, "relative_to_fields", False)
             start = {task.name: baseline_loss(stepper, task) if fields else 1.0 for task in stepper.tasks}
             self.averages = TaskAverages(start, _BALANCE_MEMORY)
 
@@ -300,28 +301,22 @@ class OperatorStage(UnrolledStage):
         return noisy(batch, frames, normalization, self.seed, largest=config.noise, clean=config.noise_clean)
 
     def step_losses(self, batch: Batch, history: Tensor, predicted: Tensor, step: int) -> dict[str, Tensor]:
-        losses = {"loss": self.errors(batch, history, predicted, step)}
+        """The loss of the recipe, and how far conserved integrals moved where that counts."""
+        task, stepper, at = batch.task, self.stepper, self.stepper.context_frames + step
+        if task.steady:
+            reference = stepper.normalization.normalize("target", task, batch.target, 1)
+            error, fields = predicted - reference, batch.target[:, None]
+        else:
+            error = predicted - stepper.scaled_change(history[:, -1], batch.state[:, at], task)
+            # Relative to the true change, not to the correction of the model's own error: a poor history must not make
+            # the denominator large.
+            reference = stepper.scaled_change(batch.state[:, at - 1], batch.state[:, at], task)
+            fields = batch.state[:, at - 1 : at + 1]
+        units = functools.partial(in_field_units, stepper, task, error, fields)
+        losses = {"loss": self._loss(Prediction(error, reference, self.config.relative_floor, units))}
         if self.config.conservation_weight:
             losses["conservation"] = conservation_errors(batch, predicted)
         return losses
-
-    def errors(self, batch: Batch, history: Tensor, predicted: Tensor, step: int) -> Tensor:
-        """(B,) errors of one prediction, the `step`-th of an unrolled sample."""
-        task, stepper, context = batch.task, self.stepper, self.stepper.context_frames
-        if task.steady:
-            wanted = stepper.normalization.normalize("target", task, batch.target, 1)
-            return self._errors(task, predicted - wanted, wanted, batch.target[:, None])
-        before, truth = batch.state[:, context + step - 1], batch.state[:, context + step]
-        error = predicted - stepper.scaled_change(history[:, -1], truth, task)
-        # Relative to the true change, not to the correction of the model's own error: a poor history must not make the
-        # denominator large.
-        reference = stepper.scaled_change(before, truth, task)
-        return self._errors(task, error, reference, batch.state[:, context + step - 1 : context + step + 1])
-
-    def _errors(self, task: TaskSpec, error: Tensor, reference: Tensor, fields: Tensor) -> Tensor:
-        """error, reference (B, C, *S) in scaled units; fields (B, T, C, *S) in physical units."""
-        units = functools.partial(in_field_units, self.stepper, task, error, fields)
-        return self._loss(Prediction(error, reference, self.config.relative_floor, units))
 
     def _relative(self, error: Tensor, reference: Tensor) -> Tensor:
         """(B,): errors of what need not be a field, such as a latent."""
@@ -523,10 +518,6 @@ def baseline_loss(stepper: Stepper, task: TaskSpec) -> float:
     sizes = safe(tuple(math.hypot(*pair) for pair in zip(means, deviations, strict=True)))
     # A channel that never changes adds nothing; a task in which nothing does has no scale of its own.
     return sum(unit / size for unit, size in zip(units, sizes, strict=True)) / len(sizes) or 1.0
-
-
-def _relative_to_fields(loss: str) -> bool:
-    return bool(getattr(LOSSES.factory(loss), "relative_to_fields", False))
 
 
 def sum_and_count(total: Tensor, number: float) -> Tensor:
