@@ -31,6 +31,8 @@ import numpy as np
 from in_process import Job, Recipe, run_jobs
 from store_copy import copy_store
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the checkout, for tests.support
+
 WITH, WITHOUT = "with", "without"
 # name -> (store it comes from, declarations)
 CASES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
@@ -137,7 +139,7 @@ def relative_divergence(velocity: Any, task: Any) -> float:
     """Of (B, 2, X, Y): largest over samples of the RMS divergence relative to the RMS of the gradient."""
     import torch
 
-    from ups.models.constraints import divergence
+    from tests.support.small_model import divergence
 
     def mean_square(x: Any) -> Any:
         return x.square().flatten(1).mean(1)

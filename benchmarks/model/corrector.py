@@ -279,7 +279,7 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
     from ups.evaluation.ensemble import score_ensemble
     from ups.evaluation.rollout import RolloutPlan
     from ups.inference.bundle import load_bundle
-    from ups.models.ensemble import FlowMembers, Members, has_members, members_of
+    from ups.models.ensemble import FlowMembers, has_members, members_of
     from ups.models.flow import STUDENT, trained_flow
     from ups.spec.batch import RankInfo
 
@@ -289,7 +289,7 @@ def score(bundle: Path, data: Path, split: str, trajectories: int, members: int)
     plan = RolloutPlan.whole(reader, stepper.context_frames, split=split)
     limits: dict[str, Any] = {"split": split, "max_trajectories": trajectories}
 
-    def scored(ensemble: Members) -> dict[str, Any]:
+    def scored(ensemble: Any) -> dict[str, Any]:
         return score_ensemble(ensemble, reader, RankInfo(0, 1), plan, **limits).result()
 
     # A model without trained noise or corrector has one member, which is what its central one is.

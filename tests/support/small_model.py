@@ -8,6 +8,7 @@ import torch
 
 from ups.config.model import LatentOperatorConfig
 from ups.models.build import build_model
+from ups.models.constraints import wave_numbers
 from ups.models.stepper import Stepper
 from ups.spec.batch import Batch
 from ups.spec.statistics import Statistics
@@ -121,3 +122,12 @@ def loss_of(stage: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """The stage's loss of one batch, the mean over its samples."""
     total: torch.Tensor = stage([replace(batch, sample_weight=1 / batch.num_samples)]).total
     return total
+
+
+def divergence(vectors: torch.Tensor, task: TaskSpec) -> torch.Tensor:
+    """(B, A, *S) of a task whose axes are periodic -> (B, *S): the divergence, by Fourier derivatives."""
+    dims = tuple(range(2, vectors.ndim))
+    modes = torch.fft.rfftn(vectors, dim=dims)
+    total = sum(1j * k * modes[:, axis] for axis, k in enumerate(wave_numbers(vectors, task)))
+    found: torch.Tensor = torch.fft.irfftn(torch.as_tensor(total), s=vectors.shape[2:], dim=tuple(d - 1 for d in dims))
+    return found

@@ -10,6 +10,7 @@ size 1, so that one code path serves 1D, 2D and 3D.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,29 +19,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Triple = tuple[int, int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Partition:
     """Windows of a token grid. grid, window and shift are in tokens; periodic says which axes wrap."""
 
-    grid: Triple
-    periodic: tuple[bool, bool, bool]
-    window: Triple
-    shift: Triple = (0, 0, 0)
+    grid: tuple[int, ...]
+    periodic: tuple[bool, ...]
+    window: tuple[int, ...]
+    shift: tuple[int, ...] = (0, 0, 0)
 
     @property
     def num_windows(self) -> int:
-        return _product(self.grid) // _product(self.window)
+        return math.prod(self.grid) // math.prod(self.window)
 
     @property
     def tokens_per_window(self) -> int:
-        return _product(self.window)
-
-
-def _product(sizes: Triple) -> int:
-    return sizes[0] * sizes[1] * sizes[2]
+        return math.prod(self.window)
 
 
 def _fitting_window(tokens: int, wanted: int) -> int:
@@ -49,20 +44,18 @@ def _fitting_window(tokens: int, wanted: int) -> int:
     return window if window > 1 else tokens
 
 
-def global_partition(grid: Triple, periodic: tuple[bool, bool, bool]) -> Partition:
+def global_partition(grid: tuple[int, ...], periodic: tuple[bool, ...]) -> Partition:
     """One window: every token sees every token."""
     return Partition(grid, periodic, window=grid)
 
 
-def windowed_partition(grid: Triple, periodic: tuple[bool, bool, bool], window_tokens: int, shifted: bool) -> Partition:
+def windowed_partition(
+    grid: tuple[int, ...], periodic: tuple[bool, ...], window_tokens: int, shifted: bool
+) -> Partition:
     """Windows of about `window_tokens` along each axis (a divisor of the grid), shifted by half a window if asked."""
     window = tuple(_fitting_window(n, window_tokens) for n in grid)
     shift = tuple(w // 2 if shifted and w < n else 0 for w, n in zip(window, grid, strict=True))
-    return Partition(grid, periodic, _triple(window), _triple(shift))
-
-
-def _triple(values: tuple[int, ...]) -> Triple:
-    return (values[0], values[1], values[2])
+    return Partition(grid, periodic, window, shift)
 
 
 def split_windows(x: Tensor, partition: Partition) -> Tensor:

@@ -115,7 +115,7 @@ def without_divergence(change: Tensor, scale: Tensor, task: TaskSpec) -> Tensor:
     if not task.divergence_free:
         return change
     dims = tuple(range(2, change.ndim))
-    waves = _wave_numbers(change, task)
+    waves = wave_numbers(change, task)
     square = sum(k * k for k in waves)
     square = torch.where(torch.as_tensor(square) > 0, torch.as_tensor(square), 1.0)
     result = change.clone()
@@ -131,27 +131,18 @@ def without_divergence(change: Tensor, scale: Tensor, task: TaskSpec) -> Tensor:
     return result
 
 
-def divergence(vectors: Tensor, task: TaskSpec) -> Tensor:
-    """(B, A, *S) of a task whose axes are periodic -> (B, *S): the divergence, by Fourier derivatives."""
-    dims = tuple(range(2, vectors.ndim))
-    modes = torch.fft.rfftn(vectors, dim=dims)
-    total = sum(1j * k * modes[:, axis] for axis, k in enumerate(_wave_numbers(vectors, task)))
-    vector_part: Tensor = torch.fft.irfftn(torch.as_tensor(total), s=vectors.shape[2:], dim=tuple(d - 1 for d in dims))
-    return vector_part
-
-
-def _wave_numbers(like: Tensor, task: TaskSpec) -> list[Tensor]:
+def wave_numbers(like: Tensor, task: TaskSpec) -> list[Tensor]:
     """One (1, .., K, .., 1) per axis, of the transform of real numbers; 0 at the end of an even axis."""
     space = like.shape[2:]
-    wave_numbers = []
+    all_numbers = []
     for axis, (points, spec) in enumerate(zip(space, task.axes, strict=True)):
         last = axis == len(space) - 1
         make = torch.fft.rfftfreq if last else torch.fft.fftfreq
         k = make(points, spec.extent / points, device=like.device, dtype=like.dtype) * (2 * math.pi)
         if points % 2 == 0:
             k = torch.where(torch.arange(len(k), device=like.device) == points // 2, torch.zeros_like(k), k)
-        wave_numbers.append(k.reshape([-1 if other == axis else 1 for other in range(len(space))]))
-    return wave_numbers
+        all_numbers.append(k.reshape([-1 if other == axis else 1 for other in range(len(space))]))
+    return all_numbers
 
 
 def _mask(like: Tensor, task: TaskSpec, names: tuple[str, ...] | list[str]) -> Tensor:
@@ -171,17 +162,6 @@ def _fields(task: TaskSpec) -> Iterator[tuple[FieldSpec, int]]:
 
 # Cells of the finer grid along an axis, at least: as the reference solver has them.
 LEAST_CELLS = 128
-
-
-def equation_residual(batch: Batch, solution: Tensor) -> Tensor:
-    """(B,): what solution (B, C, *S) misses the task's equation by, relative to u = 0.
-
-    In the norm in which it is about the error of the gradient of u: a plain one would see the finest waves alone.
-    """
-    equation = _Darcy.of(batch)
-    with torch.autocast(solution.device.type, enabled=False):
-        missed = equation.energy(equation.missed(equation.finer(wide(solution)[:, 0])))
-        return (missed / equation.energy(equation.source).clamp_min(1e-30)).sqrt()
 
 
 def refined(batch: Batch, solution: Tensor, num_steps: int) -> Tensor:
@@ -226,23 +206,15 @@ class _Darcy:
             total = total - weight * flux.diff(dim=dim)
         return total
 
-    def missed(self, u: Tensor) -> Tensor:
-        """What is left of the source."""
-        return self.source - self.apply(u)
-
     def in_constant_medium(self, r: Tensor) -> Tensor:
         """The solution for source r where the medium is its mean everywhere."""
         rows, columns = _sines(r.shape[1], r), _sines(r.shape[2], r)
         waves = _eigenvalues(r.shape[1], r)[:, None] + self.weights[1] * _eigenvalues(r.shape[2], r)
         return (rows.T @ ((rows @ r @ columns.T) / (waves * self.usual)) @ columns).to(r.dtype)
 
-    def energy(self, r: Tensor) -> Tensor:
-        """(B,): of the field whose source is r."""
-        return _dot(r, self.in_constant_medium(r)).flatten()
-
     def nearer(self, u: Tensor, num_steps: int) -> Tensor:
         """Steps of preconditioned conjugate gradients."""
-        r = self.missed(u)
+        r = self.source - self.apply(u)  # what is left of the source
         z = self.in_constant_medium(r)
         p, rz = z, _dot(r, z)
         for number in range(num_steps):

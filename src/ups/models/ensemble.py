@@ -9,14 +9,15 @@ B samples, M members, K numbers of noise, C channels, S space.
 
 from __future__ import annotations
 
+import functools
+from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ups.errors import ConfigError
-from ups.models.flow import Step, corrected, corrector_of, noise_of, trained_flow
+from ups.models.flow import Step, corrected, corrector_of, noise_of, trained_flow, whole
 from ups.models.normalization import keyed_normal
 from ups.models.stepper import OPERATOR, Stepper
 from ups.spec.batch import Batch
@@ -24,19 +25,18 @@ from ups.spec.keyed import key_of
 from ups.spec.task import TaskSpec
 
 
-class Members(Protocol):
+class Members(ABC):
     """A predictor (`ups.models.stepper.Predictor`) of members, for batches that `Batch.repeated` made.
 
     stepper: what predicts without members.
     """
 
-    stepper: Stepper
-    members: int
-    seed: int
+    def __init__(self, stepper: Stepper, members: int, seed: int = 0) -> None:
+        self.stepper, self.members, self.seed = stepper, members, seed
 
+    @abstractmethod
     def __call__(self, batch: Batch) -> Tensor:
         """The next frame (B * M, C, *S) of each member; `batch.stage_step` counts the steps of a rollout."""
-        ...
 
 
 def members_of(stepper: Stepper, task: TaskSpec, members: int, seed: int = 0) -> Members:
@@ -44,7 +44,7 @@ def members_of(stepper: Stepper, task: TaskSpec, members: int, seed: int = 0) ->
     return FlowMembers(stepper, members, seed) if trained_flow(stepper, task) else Ensemble(stepper, members, seed)
 
 
-class FlowMembers:
+class FlowMembers(Members):
     """The operator's step with a draw of what it leaves over, a new one for each member and step.
 
     name: of the network that draws; by default the one that is trained on the task of a batch. Without members a model
@@ -52,16 +52,10 @@ class FlowMembers:
     """
 
     def __init__(self, stepper: Stepper, members: int, seed: int, name: str = "") -> None:
-        self.stepper, self.members, self.seed, self.name = stepper, members, seed, name
-        self._names: dict[str, str] = {}
-
-    def _name_of(self, task: TaskSpec) -> str:
-        if task.name not in self._names:
-            self._names[task.name] = self.name or corrector_of(self.stepper, task)
-        return self._names[task.name]
+        super().__init__(stepper, members, seed)
+        self._name_of = functools.cache(lambda task: name or corrector_of(stepper, task))
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The next frame (B * M, C, *S) of each member; `batch.stage_step` counts the steps of a rollout."""
         step = Step(batch, self.stepper.predict(batch))
         each = replace(batch, numbers=batch.numbers[:: self.members], dt=batch.dt[:: self.members])
         draws = [noise_of(each, self.seed, member) for member in range(self.members)]
@@ -69,8 +63,8 @@ class FlowMembers:
         return self.stepper.fields(batch, corrected(self.stepper, self._name_of(batch.task), step, noise))
 
 
-class Ensemble:
-    """A predictor (`ups.models.stepper.Predictor`) of members, for batches that `Batch.repeated` made."""
+class Ensemble(Members):
+    """The step of a network that takes noise, with the noise of each member."""
 
     def __init__(self, stepper: Stepper, members: int, seed: int = 0) -> None:
         if not stepper.config.noise_numbers:
@@ -78,10 +72,9 @@ class Ensemble:
                 f"this model of type '{stepper.config.type}' takes no noise: it has no members",
                 hint="train one with a stage of type corrector and kind ensemble (docs/stages.md)",
             )
-        self.stepper, self.members, self.seed = stepper, members, seed
+        super().__init__(stepper, members, seed)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """The next frame (B * M, C, *S) of each member; `batch.stage_step` counts the steps of a rollout."""
         frame: Tensor = self.stepper(self.with_noise(batch))
         return frame
 
@@ -108,4 +101,9 @@ def has_members(stepper: Stepper, task: TaskSpec | None = None) -> bool:
     """
     if trained_flow(stepper, task):
         return True
-    return (task is None or stepper.network_of(task) == OPERATOR) and stepper.network.uses_noise(task)
+    sizes_and_names = stepper.network.noise_sizes()
+    if sizes_and_names is None or (task is not None and stepper.network_of(task) != OPERATOR):
+        return False
+    sizes, names = sizes_and_names
+    used = {name for name, size in zip(names, whole(sizes)[:, 0].tolist(), strict=True) if size}
+    return bool(used) if task is None else task.name in used

@@ -120,8 +120,7 @@ class FlowNetwork(Network):
 
     def whole_scale(self) -> Tensor:
         """(rows,), also where a rank holds a part of it. Collective then."""
-        scale = self.scale.detach()
-        return scale.full_tensor() if isinstance(scale, DTensor) else scale
+        return whole(self.scale)
 
     def scale_without(self, tasks: Sequence[str]) -> Tensor:
         """(rows,): as it is, and as if residuals of these tasks had never been measured."""
@@ -164,6 +163,12 @@ class FlowNetwork(Network):
             f"inner.{n}" in fitted and (n in tables or fitted[f"inner.{n}"].shape == shape) for n, shape in own.items()
         )
         return fitted | ({"scale": weights["scale"]} if fits else {})
+
+
+def whole(parameter: Tensor) -> Tensor:
+    """A parameter without a graph, also where a rank holds a part of it. Collective then."""
+    values = parameter.detach()
+    return values.full_tensor() if isinstance(values, DTensor) else values
 
 
 def flow_task(task: TaskSpec) -> TaskSpec:

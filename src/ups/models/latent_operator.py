@@ -24,7 +24,6 @@ from ups.models.blocks import (
     NeighborMixing,
     Partition,
     RelativeBias,
-    Triple,
     attention_bias,
     global_partition,
     modulated_norm,
@@ -32,7 +31,7 @@ from ups.models.blocks import (
     windowed_partition,
 )
 from ups.models.network import Network, NetworkInput, NetworkWithLatents
-from ups.models.vocabulary import BOUNDARIES, Channels, Vocabulary, patch_rows, token_grid
+from ups.models.vocabulary import BOUNDARIES, Channels, Vocabulary, patch_rows
 from ups.models.warm_start import NamedRows
 from ups.spec.task import AxisSpec, TaskSpec
 
@@ -79,9 +78,9 @@ class LatentOperator(nn.Module):
 
     def partitions(self, task: TaskSpec, grid: Sequence[int]) -> list[Partition]:
         """Which tokens see each other, block by block; shifted and unshifted windows take turns."""
-        sizes: Triple = (grid[0], grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1)
-        wraps = [axis.periodic for axis in task.axes] + [False] * (3 - len(grid))
-        periodic = (wraps[0], wraps[1], wraps[2])
+        missing = 3 - len(grid)
+        sizes = (*grid, *[1] * missing)
+        periodic = (*(axis.periodic for axis in task.axes), *[False] * missing)
         chosen: list[Partition] = []
         num_windowed = 0
         for number in range(self.config.depth):
@@ -113,14 +112,9 @@ class LatentNetwork(NetworkWithLatents):
 
     def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary, context_frames: int) -> None:
         super().__init__()
-        channels, blocks = config.latent_channels or config.width, config.encoder_blocks
-        self.encoder = GridEncoder(
-            vocabulary, config.patch_size, config.width, context_frames, latent_channels=channels, num_blocks=blocks
-        )
+        self.encoder = GridEncoder(config, vocabulary, context_frames)
         self.operator = LatentOperator(config, vocabulary)
-        self.decoder = GridDecoder(
-            vocabulary, config.patch_size, config.width, latent_channels=channels, overlapping=blocks > 0
-        )
+        self.decoder = GridDecoder(config, vocabulary)
         self.patch_size = config.patch_size
 
     def forward(self, given: NetworkInput) -> Tensor:
@@ -201,22 +195,14 @@ class GridEncoder(nn.Module):
     blocks the table is all there is, and D is the number of latent channels.
     """
 
-    def __init__(
-        self,
-        vocabulary: Vocabulary,
-        patch_size: int,
-        width: int,
-        context_frames: int,
-        *,
-        latent_channels: int,
-        num_blocks: int,
-    ) -> None:
+    def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary, context_frames: int) -> None:
         super().__init__()
         self.vocabulary = vocabulary
-        self.patch_size = patch_size
-        self.rows = patch_rows(patch_size, vocabulary.dims)
+        self.patch_size = config.patch_size
+        self.rows = patch_rows(config.patch_size, vocabulary.dims)
         num_rows = max(s.stop for s in self.rows.values())
-        width = width if num_blocks else latent_channels
+        latent_channels, num_blocks = config.latent_channels or config.width, config.encoder_blocks
+        width = config.width if num_blocks else latent_channels
         self.table = nn.Parameter(torch.empty(context_frames, len(vocabulary.channels), num_rows, width))
         for rows in self.rows.values():
             # Points of a patch are nearly equal for smooth fields: 1 / sqrt(points) keeps tokens at a few units.
@@ -225,9 +211,9 @@ class GridEncoder(nn.Module):
         self.out = nn.Linear(width, latent_channels, bias=False) if num_blocks else None
 
     def forward(self, values: Tensor, channels: Channels, task: TaskSpec) -> Tensor:
-        """(B, F, *S) normalized values -> (B, *N, Z). Raises DataError where a patch does not fit the grid."""
+        """(B, F, *S) normalized values -> (B, *N, Z), on a grid that patches divide (`ups.models.grid_fit`)."""
         space = values.shape[2:]
-        grid = token_grid(space, self.patch_size, f"field {channels.names[0]}")
+        grid = [points // self.patch_size for points in space]
         device = values.device
         slots = torch.tensor(channels.slots, device=device)
         ids = torch.tensor(self.vocabulary.channel_ids(channels.names), device=device)
@@ -254,19 +240,18 @@ def unpatchify(patches: Tensor, patch_size: int, num_channels: int) -> Tensor:
 class GridDecoder(nn.Module):
     """Tokens of `latent_channels` -> named channels on the grid. table (channel names, rows, D).
 
-    overlapping: whether a token also counts in the patches next to its own; without, D is the number of latent
+    If the encoder has blocks, a token also counts in the patches next to its own; without, D is the number of latent
     channels.
     """
 
-    def __init__(
-        self, vocabulary: Vocabulary, patch_size: int, width: int, *, latent_channels: int, overlapping: bool
-    ) -> None:
+    def __init__(self, config: LatentOperatorConfig, vocabulary: Vocabulary) -> None:
         super().__init__()
         self.vocabulary = vocabulary
-        self.patch_size = patch_size
-        self.rows = patch_rows(patch_size, vocabulary.dims)
+        self.patch_size = config.patch_size
+        self.rows = patch_rows(config.patch_size, vocabulary.dims)
         num_rows = max(s.stop for s in self.rows.values())
-        width = width if overlapping else latent_channels
+        latent_channels, overlapping = config.latent_channels or config.width, config.encoder_blocks > 0
+        width = config.width if overlapping else latent_channels
         self.table = nn.Parameter(torch.randn(len(vocabulary.channels), num_rows, width) * width**-0.5)
         self.lift = nn.Linear(latent_channels, width, bias=False) if overlapping else None
         self.mixing = NeighborMixing(width) if overlapping else None
@@ -281,11 +266,7 @@ class GridDecoder(nn.Module):
 
 
 MAX_AXES = 3
-# Rows of the scalar table before the named parameters: log dt, then log points and log extent of each axis.
-_LOG_DT = 0
-_LOG_POINTS = 1
-_LOG_EXTENT = _LOG_POINTS + MAX_AXES
-_NUM_OWN_SCALARS = _LOG_EXTENT + MAX_AXES
+# Rows of the scalar table before the named parameters.
 OWN_SCALARS = ("log dt", *(f"log {what} {axis}" for what in ("points", "extent") for axis in range(MAX_AXES)))
 # Brings the logarithms of usual steps, extents and resolutions (2^4 to 2^10 points) to about unit size.
 _LOG_SCALE = 3.0
@@ -301,7 +282,7 @@ class Conditioning(nn.Module):
     def __init__(self, vocabulary: Vocabulary, width: int) -> None:
         super().__init__()
         self.vocabulary = vocabulary
-        num_scalars = _NUM_OWN_SCALARS + len(vocabulary.parameters)
+        num_scalars = len(OWN_SCALARS) + len(vocabulary.parameters)
         self.scalar_slope = nn.Parameter(torch.randn(num_scalars, width))
         self.scalar_offset = nn.Parameter(torch.randn(num_scalars, width))
         self.task = nn.Parameter(torch.randn(len(vocabulary.tasks), width) * 0.5)
@@ -314,14 +295,14 @@ class Conditioning(nn.Module):
         rows: list[int] = []
         values: list[Tensor] = []
         if not task.steady:
-            rows.append(_LOG_DT)
+            rows.append(OWN_SCALARS.index("log dt"))
             values.append(torch.log(dt) / _LOG_SCALE)
         for axis, (points, spec) in enumerate(zip(space, task.axes, strict=True)):
-            rows += [_LOG_POINTS + axis, _LOG_EXTENT + axis]
+            rows += [OWN_SCALARS.index(f"log points {axis}"), OWN_SCALARS.index(f"log extent {axis}")]
             values.append(torch.full_like(dt, (math.log2(points) - _TYPICAL_LOG2_POINTS) / _LOG_SCALE))
             values.append(torch.full_like(dt, math.log(spec.extent) / _LOG_SCALE))
         names = [p.name for p in task.parameters]
-        rows += [_NUM_OWN_SCALARS + i for i in self.vocabulary.parameter_ids(names)]
+        rows += [len(OWN_SCALARS) + i for i in self.vocabulary.parameter_ids(names)]
         values += parameters.unbind(1)
         scalars = torch.stack([v.to(dtype) for v in values], dim=1)  # (B, K)
         index = torch.tensor(rows, device=device)

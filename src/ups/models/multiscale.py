@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from ups.config.model import MultiscaleConfig
@@ -129,16 +128,6 @@ class MultiscaleNetwork(NetworkWithLinearPart):
         """How strongly noise acts on each task, and their names."""
         noise = self.condition.noise
         return None if noise is None else (noise.sizes.table, [name for (name,) in noise.sizes.row_names])
-
-    def uses_noise(self, task: TaskSpec | None = None) -> bool:
-        """Whether noise acts (on a task)."""
-        noise = self.condition.noise
-        if noise is None or (task is not None and (task.name,) not in noise.sizes.row_names):
-            return False
-        sizes = noise.sizes.table.detach()
-        sizes = sizes.full_tensor() if isinstance(sizes, DTensor) else sizes
-        rows = range(len(sizes)) if task is None else [noise.sizes.row_names.index((task.name,))]
-        return any(bool(sizes[row] != 0) for row in rows)
 
     def fix_weights(self, fixed: bool = True) -> None:
         """Kernels are made once for each number of dimensions from now on, or each time again."""
@@ -326,30 +315,6 @@ class MultiscaleNetwork(NetworkWithLinearPart):
 def build(config: MultiscaleConfig, tasks: Sequence[TaskSpec], context_frames: int) -> MultiscaleNetwork:
     """The multiscale network for a set of tasks."""
     return MultiscaleNetwork(config, tasks, context_frames)
-
-
-def count_parameters(network: MultiscaleNetwork, tasks: Sequence[TaskSpec]) -> dict[str, tuple[int, int]]:
-    """Task -> (parameters that its forward pass uses, how many of them another task uses too)."""
-    tables = list(network.tables().values())
-    in_tables = {id(p) for table in tables for p in table.parameters()}
-    kernels = [module for module in network.modules() if isinstance(module, GridKernel)]
-    of_dims = {id(p) for kernel in kernels for p in (kernel.weight, *kernel.own.values()) if kernel.own}
-    common = sum(p.numel() for p in network.parameters() if id(p) not in in_tables | of_dims)
-    counts = {}
-    for task in tasks:
-        active = shared = common
-        own_dims = sum(kernel.of(task.num_spatial_dims).numel() for kernel in kernels if kernel.own)
-        active += own_dims
-        if any(t.num_spatial_dims == task.num_spatial_dims for t in tasks if t.name != task.name):
-            shared += own_dims
-        for table in tables:
-            row_size = sum(p.shape[1:].numel() for p in table.parameters())
-            own = set(table.names_of(task))
-            others = {name for t in tasks if t.name != task.name for name in table.names_of(t)}
-            active += row_size * len(own)
-            shared += row_size * len(own & others)
-        counts[task.name] = (active, shared)
-    return counts
 
 
 def _blocks(width: int, count: int, size: int, dims: Sequence[int]) -> nn.ModuleList:

@@ -84,10 +84,6 @@ class Network(WarmStart, ABC):
         """
         return None
 
-    def uses_noise(self, task: TaskSpec | None = None) -> bool:
-        """Whether noise acts (on a task): a stage that trains members began. Collective if sharded."""
-        return False
-
     def fix_weights(self, fixed: bool = True) -> None:
         """Whether weights stay as they are from now on, so that what follows from them may be kept. By default none is.
 

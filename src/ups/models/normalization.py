@@ -22,7 +22,7 @@ from ups.errors import DataError
 from ups.models.vocabulary import Vocabulary
 from ups.spec.keyed import keyed_rows
 from ups.spec.statistics import Statistics, safe
-from ups.spec.task import TaskSpec
+from ups.spec.task import Role, TaskSpec
 
 _ROLES = ("state", "static", "target", "parameter")
 
@@ -87,20 +87,15 @@ class Normalization(nn.Module):
 
     def state_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C, 1, ...): standard deviation of the state, in physical units, for tensors (..., C, *S)."""
-        scale = self.column("state_std", task, like, task.num_channels("state"))
-        return scale.reshape(-1, *([1] * task.num_spatial_dims))
+        return self._by_channel("state_std", task, like, "state")
 
-    def change_scale(self, task: TaskSpec, like: Tensor, num_spatial_dims: int) -> Tensor:
+    def change_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C, 1, ...): the usual size of a change over one step, in physical units, for tensors (..., C, *S)."""
-        scale = self.column("difference_scale", task, like, task.num_channels("state"))
-        return scale.reshape(-1, *([1] * num_spatial_dims))
+        return self._by_channel("difference_scale", task, like, "state")
 
     def error_scale(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C, 1, ...): the unit of predictions: standard deviations of increments, or of a steady task's target."""
-        if not task.steady:
-            return self.change_scale(task, like, task.num_spatial_dims)
-        scale = self.column("target_std", task, like, task.num_channels("target"))
-        return scale.reshape(-1, *([1] * task.num_spatial_dims))
+        return self._by_channel("target_std", task, like, "target") if task.steady else self.change_scale(task, like)
 
     def field_size(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C,): root mean square of the predicted fields over the train split, in physical units."""
@@ -120,10 +115,13 @@ class Normalization(nn.Module):
         """(): the typical change of a latent over one step, relative to the latent itself; 1 for a steady task."""
         return self.column("latent_ratio", task, like, 1)[0]
 
-    def channel_gain(self, task: TaskSpec, like: Tensor, num_spatial_dims: int) -> Tensor:
+    def channel_gain(self, task: TaskSpec, like: Tensor) -> Tensor:
         """(C, 1, ...): decoded update of the latent -> scaled change of the fields."""
-        gain = self.column("output_gain", task, like, task.num_channels(task.predicted))
-        return gain.reshape(-1, *([1] * num_spatial_dims))
+        return self._by_channel("output_gain", task, like, task.predicted)
+
+    def _by_channel(self, name: str, task: TaskSpec, like: Tensor, role: Role) -> Tensor:
+        numbers = self.column(name, task, like, task.num_channels(role))
+        return numbers.reshape(-1, *([1] * task.num_spatial_dims))
 
     def _mean_std(self, role: str, task: TaskSpec, x: Tensor, channel_dim: int) -> tuple[Tensor, Tensor]:
         length = x.shape[channel_dim]

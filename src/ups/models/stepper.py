@@ -35,7 +35,7 @@ from ups.models.normalization import Normalization, wide
 from ups.models.vocabulary import Channels, Vocabulary
 from ups.spec.batch import Batch
 from ups.spec.statistics import Statistics
-from ups.spec.task import Role, TaskSpec
+from ups.spec.task import TaskSpec
 
 # The name of the network that makes the step, and of the one that steady tasks may have instead.
 OPERATOR, STEADY = "operator", "steady"
@@ -159,7 +159,7 @@ class Stepper(nn.Module):
     def _gained(self, raw: Tensor, task: TaskSpec, space: Sequence[int]) -> Tensor:
         x = self._fit_of(task).back(wide(raw), task, space)
         if cast(Network, self.networks[self.network_of(task)]).predicts_update:
-            x = x * self.normalization.channel_gain(task, x, task.num_spatial_dims)
+            x = x * self.normalization.channel_gain(task, x)
         return self.constrained(x, task)
 
     def constrained(self, prediction: Tensor, task: TaskSpec) -> Tensor:
@@ -168,19 +168,19 @@ class Stepper(nn.Module):
         if self.config.removes_unseen_waves:
             x = without_shortest_waves(x, self.statistics[task.name].smooth_from)
         if task.divergence_free:
-            x = without_divergence(x, self.normalization.change_scale(task, x, task.num_spatial_dims), task)
+            x = without_divergence(x, self.normalization.change_scale(task, x), task)
         return conserving(x, task) if self._conserve else x
 
     def advance(self, last: Tensor, change: Tensor, task: TaskSpec) -> Tensor:
         """last (B, C, *S) physical, change (B, C, *S) scaled -> the next frame, physical."""
         x = wide(last)
-        following = x + change * self.normalization.change_scale(task, x, task.num_spatial_dims)
+        following = x + change * self.normalization.change_scale(task, x)
         return at_boundaries(not_negative(following, task, conserve=self._conserve), task)
 
     def scaled_change(self, last: Tensor, following: Tensor, task: TaskSpec) -> Tensor:
         """Inverse of `advance`: two frames (B, C, *S) -> the scaled change between them."""
         difference = wide(following) - wide(last)
-        return difference / self.normalization.change_scale(task, difference, task.num_spatial_dims)
+        return difference / self.normalization.change_scale(task, difference)
 
     def inputs(self, state: Tensor, static: Tensor, task: TaskSpec) -> tuple[Tensor, Channels]:
         """Context frames and static fields as one normalized tensor (B, T * C + Cs, *S), and what its channels are."""
@@ -237,7 +237,7 @@ class Stepper(nn.Module):
         return [matrix for network in self.networks.values() for matrix in cast(Network, network).matrices()]
 
     def _check(self, batch: Batch) -> None:
-        task, state, parameters = batch.task, batch.state, batch.parameters
+        task, state = batch.task, batch.state
         known = self._known.get(task.name)
         if known is None:
             raise DataError(
@@ -250,15 +250,17 @@ class Stepper(nn.Module):
                 "model was built for",
                 hint="use the specification that is stored with the model",
             )
-        roles: tuple[tuple[Role, int], ...] = (("static", batch.static.shape[1]), ("state", state.shape[2]))
-        for role, found in roles:
-            if found != task.num_channels(role):
-                raise DataError(f"task '{task.name}' has {task.num_channels(role)} {role} channels, not {found}")
+        counted = (
+            ("static channels", task.num_channels("static"), batch.static.shape[1]),
+            ("state channels", task.num_channels("state"), state.shape[2]),
+            ("parameters", len(task.parameters), batch.parameters.shape[1]),
+        )
+        for what, expected, given in counted:
+            if given != expected:
+                raise DataError(f"task '{task.name}' has {expected} {what}, not {given}")
         space = tuple((batch.static if task.steady else state).shape[2 if task.steady else 3 :])
         if space != batch.space:
             raise DataError(f"fields of task '{task.name}' have {space} points, and their coordinates {batch.space}")
-        if parameters.shape[1] != len(task.parameters):
-            raise DataError(f"task '{task.name}' has {len(task.parameters)} parameters, not {parameters.shape[1]}")
         if not task.steady and state.shape[1] != self.context_frames:
             raise DataError(
                 f"the model sees {self.context_frames} context frames, not {state.shape[1]}",

@@ -119,10 +119,8 @@ class Lift(NamedTable):
         taps = self.table[self.rows(task, self.table.device)]
         taps = taps.reshape(taps.shape[0], *[self.size] * self.axes, -1)
         taps = reduced(taps, self.axes, task.num_spatial_dims).transpose(0, -1).contiguous()  # (D, *sizes, F)
-        return convolved(channels_last(inputs.to(dtype)), taps.to(dtype), None, layout, self._sources(inputs, layout))
-
-    def _sources(self, inputs: Tensor, layout: Layout) -> tuple[Tensor, ...]:
-        return layout.sources(inputs.shape[2:], self.size, self._constants, inputs.device)
+        sources = layout.sources(inputs.shape[2:], self.size, self._constants, inputs.device)
+        return convolved(channels_last(inputs.to(dtype)), taps.to(dtype), None, layout, sources)
 
     def _positions(self, given: NetworkInput, fields: Tensor) -> list[Tensor]:
         """(B, 1, *S) for each coordinate that matters."""

@@ -10,6 +10,7 @@ with fewer dimensions are put into the center of larger ones. What does not fit 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -26,7 +27,7 @@ from ups.spec.task import TaskSpec
 _SHOWN = 12
 
 
-@dataclass(frozen=True)
+@dataclass
 class Taken:
     """What a model got from another.
 
@@ -40,15 +41,15 @@ class Taken:
     made_smaller: matrices that were larger than new ones, where all tasks are new.
     """
 
-    whole: tuple[str, ...]
-    rows: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]
-    new: tuple[str, ...]
-    num_taken: int
-    num_weights: int
+    whole: tuple[str, ...] = ()
+    rows: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    new: tuple[str, ...] = ()
+    num_taken: int = 0
+    num_weights: int = 0
     converted: tuple[str, ...] = ()
     other_scaling: tuple[str, ...] = ()
     other_kernels: tuple[str, ...] = ()
-    like: Mapping[str, str] = field(default_factory=dict)
+    like: dict[str, str] = field(default_factory=dict)
     made_smaller: int = 0
 
     def describe(self) -> str:
@@ -85,16 +86,16 @@ class Taken:
 @torch.no_grad()
 def transfer(source: Stepper, target: Stepper) -> Taken:
     """Write into `target` what `source` has for it, network by network. Raises ConfigError if that is nothing."""
-    pairs = _new_and_like(source, target)
-    common = _in_common(source, target)
-    results = []
+    pairs, common = _new_and_like(source, target), _in_common(source, target)
+    taken = Taken(other_scaling=_other_scaling(source, target), other_kernels=_other_kernels(source, target))
+    tables: dict[str, set[str]] = {}
     for name, network in target.networks.items():
         # Steady tasks alone have no network of their own: the model itself predicts them.
         alone = name == OPERATOR and STEADY in source.networks and all(task.steady for task in target.tasks)
         known = STEADY if alone else name
         given = cast(Network, source.networks[known]) if known in source.networks else None
-        results.append(_transfer(given, cast(Network, network), name, pairs, common))
-    if not sum(one.num_taken for one in results):
+        tables[name] = _transfer(taken, given, cast(Network, network), name, pairs, common)
+    if not taken.num_taken:
         if source.config.type == target.config.type:
             raise ConfigError(
                 "no weight to start from matches this model (different sizes and tasks)",
@@ -105,22 +106,9 @@ def transfer(source: Stepper, target: Stepper) -> Taken:
             hint="start from a model of the same type, or leave start_from out",
         )
     changes = _unit_changes(source, target)
-    converted = [
-        cast(Network, network).change_units(changes, {name.removeprefix(_prefix(which)) for name in one.rows})
-        for (which, network), one in zip(target.networks.items(), results, strict=True)
-    ]
-    return Taken(
-        tuple(name for one in results for name in one.whole),
-        {name: rows for one in results for name, rows in one.rows.items()},
-        tuple(name for one in results for name in one.new),
-        sum(one.num_taken for one in results),
-        sum(one.num_weights for one in results),
-        tuple(sorted(changes)) if any(converted) else (),
-        _other_scaling(source, target),
-        _other_kernels(source, target),
-        {new: known for one in results for new, known in one.like.items()},
-        sum(one.made_smaller for one in results),
-    )
+    converted = [cast(Network, n).change_units(changes, tables[name]) for name, n in target.networks.items()]
+    taken.converted = tuple(sorted(changes)) if any(converted) else ()
+    return taken
 
 
 def _unit_changes(source: Stepper, target: Stepper) -> dict[str, UnitChange]:
@@ -167,63 +155,57 @@ def _in_common(source: Stepper, target: Stepper) -> list[tuple[TaskSpec, TaskSpe
 
 
 def _transfer(
+    taken: Taken,
     source: Network | None,
     target: Network,
     network: str,
     pairs: Sequence[tuple[TaskSpec, TaskSpec]],
     common: Sequence[tuple[TaskSpec, TaskSpec]],
-) -> Taken:
-    """One network; parameters of others than the operator are said with the name of the network. pairs: new tasks, and
-    what each is like. common: known tasks, as the source and as the target have them."""
-    prefix = _prefix(network)
+) -> set[str]:
+    """One network, added to what was taken; parameters of others than the operator are said with its name. Returns the
+    names of the tables of which rows were taken. pairs: new tasks, and what each is like. common: known tasks, as the
+    source and as the target have them."""
+    prefix = "" if network == OPERATOR else f"{network}/"
+    own = dict(target.named_parameters())
+    taken.num_weights += sum(parameter.numel() for parameter in own.values())
+    if source is None:
+        taken.new += tuple(prefix + name for name in own)
+        return set()
     all_new = not common
     drawn = {id(matrix): _size(matrix) for matrix in target.matrices()} if all_new else {}
-    theirs = {} if source is None else dict(source.named_parameters())
-    fitted = {} if source is None else target.fitted(source, theirs)
-    known, wanted = {} if source is None else source.named_rows(), target.named_rows()
-    borrowed: dict[str, dict[str, str | None]] = {}
-    for old, task in common:
-        for name, wishes in target.borrowed_rows(task, old).items():
-            borrowed.setdefault(name, {}).update(wishes)
-    wished: dict[str, set[str]] = {}  # rows of each new task
-    for task, like in pairs:
+    fitted = target.fitted(source, dict(source.named_parameters()))
+    known, wanted = source.named_rows(), target.named_rows()
+    borrowed: dict[str, dict[str, str | None]] = defaultdict(dict)
+    wished: dict[str, set[str]] = defaultdict(set)  # rows of each task
+    for task, like in [*((task, old) for old, task in common), *pairs]:
         for name, wishes in target.borrowed_rows(task, like).items():
-            borrowed.setdefault(name, {}).update(wishes)
-            wished.setdefault(task.name, set()).update(wishes)
+            borrowed[name].update(wishes)
+            wished[task.name].update(wishes)
+    tables: set[str] = set()
     lent: set[str] = set()
-    whole, new = [], []
-    rows: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-    num_taken = num_weights = 0
-    for name, parameter in target.named_parameters():
-        num_weights += parameter.numel()
+    whole: set[int] = set()
+    for name, parameter in own.items():
         given = fitted.get(name)
-        if given is None:
-            new.append(prefix + name)
-        elif name in wanted and name in known:
-            taken = _take_rows(parameter, wanted[name], given, known[name])
-            if taken is None:
-                new.append(prefix + name)
+        if given is not None and name in wanted and name in known:
+            rows = _take_rows(parameter, wanted[name], given, known[name])
+            if rows is not None:
+                tables.add(name)
+                taken.rows[prefix + name] = rows
+                lent |= _borrow_rows(parameter, wanted[name], given, known[name], borrowed[name])
+                taken.num_taken += parameter.numel() * len(rows[0]) // max(len(wanted[name].names), 1)
                 continue
-            rows[prefix + name] = taken
-            lent |= _borrow_rows(parameter, wanted[name], given, known[name], borrowed.get(name, {}))
-            num_taken += parameter.numel() * len(taken[0]) // max(len(wanted[name].names), 1)
-        elif given.shape == parameter.shape:
+        elif given is not None and given.shape == parameter.shape:
             parameter.copy_(given)
-            whole.append(prefix + name)
-            num_taken += parameter.numel()
-        else:
-            new.append(prefix + name)
-    likes = {task.name: like.name for task, like in pairs if lent & wished.get(task.name, set())}
-    smaller = 0
+            whole.add(id(parameter))
+            taken.whole += (prefix + name,)
+            taken.num_taken += parameter.numel()
+            continue
+        taken.new += (prefix + name,)
+    likes = {task.name: like.name for task, like in pairs if lent & wished[task.name]}
+    taken.like |= likes
     if likes and all_new:
-        taken_whole = {id(p) for name, p in target.named_parameters() if prefix + name in whole}
-        smaller = sum(_make_smaller(m, drawn[id(m)]) for m in target.matrices() if id(m) in taken_whole)
-    return Taken(tuple(whole), rows, tuple(new), num_taken, num_weights, like=likes, made_smaller=smaller)
-
-
-def _prefix(network: str) -> str:
-    """What is said before the names of a network's parameters."""
-    return "" if network == OPERATOR else f"{network}/"
+        taken.made_smaller += sum(_make_smaller(m, drawn[id(m)]) for m in target.matrices() if id(m) in whole)
+    return tables
 
 
 def _size(matrix: Tensor) -> float:

@@ -87,14 +87,3 @@ def patch_rows(patch_size: int, dims: Sequence[int]) -> dict[int, slice]:
         rows[d] = slice(start, start + patch_size**d)
         start += patch_size**d
     return rows
-
-
-def token_grid(space: Sequence[int], patch_size: int, what: str) -> tuple[int, ...]:
-    """Number of patches along each axis. Raises DataError where the patch size does not divide the grid."""
-    for axis, points in enumerate(space):
-        if points % patch_size:
-            raise DataError(
-                f"{what} has {points} points along axis {axis}, not a multiple of the patch size {patch_size}",
-                hint="set model.patch_size to a divisor of every grid, or read another space_stride",
-            )
-    return tuple(points // patch_size for points in space)

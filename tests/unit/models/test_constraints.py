@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.support.small_model import LINE, PLANE, SMALL, awake, batch_of, statistics_of
+from tests.support.small_model import LINE, PLANE, SMALL, awake, batch_of, divergence, statistics_of
 from ups.config.model import LatentOperatorConfig, ModelConfig, MultiscaleConfig
 from ups.errors import DataError
 from ups.models.build import build_model
-from ups.models.constraints import divergence, not_negative, without_shortest_waves
+from ups.models.constraints import not_negative, without_shortest_waves
 from ups.models.stepper import Stepper, rollout
 from ups.spec.batch import Batch
 from ups.spec.task import AxisSpec, BoundaryValue, FieldSpec, TaskSpec

@@ -12,7 +12,7 @@ from tests.support.small_model import statistics_of
 from ups.config.model import MultiscaleConfig
 from ups.errors import DataError
 from ups.models.build import build_model
-from ups.models.constraints import LEAST_CELLS, equation_residual, refined
+from ups.models.constraints import LEAST_CELLS, refined
 from ups.solvers.darcy import MIN_CELLS, solve
 from ups.solvers.tasks import darcy2d
 from ups.spec.batch import Batch
@@ -64,13 +64,6 @@ def test_refinement_leads_to_the_stored_solution_from_anywhere(solved: tuple[Bat
     assert error(refined(single, (truth * 1.05).float(), 3), truth) < 5e-3
 
 
-def test_the_residual_is_one_of_nothing_and_small_of_the_solution(solved: tuple[Batch, torch.Tensor]) -> None:
-    batch, truth = solved
-    nothing, off, on = (equation_residual(batch, truth * factor) for factor in (0.0, 0.5, 1.0))
-    assert nothing.tolist() == pytest.approx([1.0, 1.0])
-    assert bool((on < 0.5 * off).all())
-
-
 def test_a_model_refines_what_it_predicts_and_gradients_flow_through(solved: tuple[Batch, torch.Tensor]) -> None:
     batch, truth = solved
 
@@ -89,6 +82,6 @@ def test_a_task_with_other_fields_is_refused(solved: tuple[Batch, torch.Tensor])
     batch, truth = solved
     other: TaskSpec = replace(SPEC, parameters=())
     with pytest.raises(DataError, match="darcy"):
-        equation_residual(replace(batch, task=other), truth)
-    with pytest.raises(DataError, match="not one of darcy"):
+        refined(replace(batch, task=other), truth, 1)
+    with pytest.raises(DataError, match="residual: Input should be"):
         replace(SPEC, residual="stokes")

@@ -48,9 +48,9 @@ def test_the_scale_of_a_change_counts_drift_and_never_vanishes() -> None:
     frozen = replace(drift, difference_mean=(0.0,), difference_std=(0.0,), state_std=(1e6,))
     constant = replace(frozen, state_std=(0.0,))
     like = torch.zeros(1)
-    assert normalization(line=drift).change_scale(LINE, like, 1).item() == 5.0
-    assert normalization(line=frozen).change_scale(LINE, like, 1).item() == 1e6
-    assert normalization(line=constant).change_scale(LINE, like, 1).item() == 1.0
+    assert normalization(line=drift).change_scale(LINE, like).item() == 5.0
+    assert normalization(line=frozen).change_scale(LINE, like).item() == 1e6
+    assert normalization(line=constant).change_scale(LINE, like).item() == 1.0
 
 
 def test_statistics_that_do_not_fit_the_task_are_refused() -> None:
