@@ -16,7 +16,7 @@ import numpy as np
 from ups.buckets.path import BucketPath, data_path
 from ups.data.open import DESCRIBED, recognized
 from ups.errors import DataError, MissingExtraError
-from ups.formats.base import GridReader, Reader
+from ups.formats.base import Reader
 from ups.formats.described import DescribedReader
 from ups.formats.zarr_store import StoreReader
 from ups.record.files import machine_error
@@ -33,7 +33,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def make_card(
-    reader: GridReader, paths: list[str], *, format: str = "auto", num_sampled: int = NUM_SAMPLED
+    reader: Reader, paths: list[str], *, format: str = "auto", num_sampled: int = NUM_SAMPLED
 ) -> dict[str, Any]:
     """Facts about a data set as JSON: shapes, units, ranges, size, time, boundaries, parameters, splits, identity.
 
@@ -88,7 +88,7 @@ def make_card(
     return card
 
 
-def _format_of(reader: GridReader, paths: list[str]) -> str:
+def _format_of(reader: Reader, paths: list[str]) -> str:
     return DESCRIBED if isinstance(reader, DescribedReader) else recognized([data_path(path) for path in paths])
 
 
@@ -127,7 +127,7 @@ def card_lines(card: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _each(reader: GridReader, what: Callable[[str, int], _Number]) -> Iterator[_Number]:
+def _each(reader: Reader, what: Callable[[str, int], _Number]) -> Iterator[_Number]:
     """Frames or time step of each trajectory, where trajectories differ."""
     if reader.differing:
         for split, count in reader.splits.items():
@@ -203,7 +203,7 @@ NUM_MAPS = 3
 NUM_FRAMES = 5
 
 
-def draw(reader: GridReader, path: str | Path, *, split: str = "train") -> Path:
+def draw(reader: Reader, path: str | Path, *, split: str = "train") -> Path:
     """Write the picture of a few trajectories of a split to `path` (png, pdf or svg)."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -234,7 +234,7 @@ def draw(reader: GridReader, path: str | Path, *, split: str = "train") -> Path:
     return target
 
 
-def _draw_lines(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
+def _draw_lines(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
     windows = [reader.read(split, i, 0, reader.frames_in(split, i)) for i in chosen]
     names = reader.task.channel_names("state")[:MAX_CHANNELS]
     x = reader.coordinates[0]
@@ -273,7 +273,7 @@ def _draw_profiles(axis: Any, values: Any, x: Any, times: Any, label: str) -> No
     axis.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _draw_frames(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
+def _draw_frames(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
     frames = {i: _some(reader.frames_in(split, i), exactly=len(_some(reader.num_frames))) for i in chosen}
     num_columns = len(_some(reader.num_frames))
     names = reader.task.channel_names("state")[:MAX_CHANNELS]
@@ -304,7 +304,7 @@ def _draw_frames(figure: Any, reader: GridReader, split: str, chosen: list[int])
         figure.colorbar(image, ax=axes[row].tolist(), label=labels[names[channel]], fraction=0.03, pad=0.01)
 
 
-def _draw_steady(figure: Any, reader: GridReader, split: str, chosen: list[int]) -> None:
+def _draw_steady(figure: Any, reader: Reader, split: str, chosen: list[int]) -> None:
     task = reader.task
     columns = [("static", i, n) for i, n in enumerate(task.channel_names("static")[:MAX_CHANNELS])]
     columns += [("target", i, n) for i, n in enumerate(task.channel_names("target")[:MAX_CHANNELS])]
@@ -329,7 +329,7 @@ def _draw_steady(figure: Any, reader: GridReader, split: str, chosen: list[int])
             figure.colorbar(image, ax=axis, label=labels[name])
 
 
-def _show(axis: Any, reader: GridReader, plane: Any, style: dict[str, Any]) -> Any:
+def _show(axis: Any, reader: Reader, plane: Any, style: dict[str, Any]) -> Any:
     x, y = reader.coordinates[:2]
     image = axis.pcolormesh(_edges(x), _edges(y), plane.T, shading="flat", rasterized=True, **style)
     axis.set_aspect("equal")
@@ -368,12 +368,12 @@ def _edges(centers: Any) -> Any:
     return np.concatenate([[2 * centers[0] - middle[0]], middle, [2 * centers[-1] - middle[-1]]])
 
 
-def _aspect(reader: GridReader) -> float:
+def _aspect(reader: Reader) -> float:
     x, y = reader.coordinates[:2]
     return float((y[-1] - y[0]) / (x[-1] - x[0]))
 
 
-def _title(reader: GridReader) -> str:
+def _title(reader: Reader) -> str:
     task = reader.task
     plane = f", plane {task.axes[2].name} = middle" if len(task.axes) == 3 else ""
     boundary = "/".join(dict.fromkeys(a.boundary_text for a in task.axes))
@@ -381,12 +381,12 @@ def _title(reader: GridReader) -> str:
     return f"{task.name}: {task.equation or 'no equation given'}\n{points} points, {boundary}{plane}"
 
 
-def _name_of(reader: GridReader, split: str, window: Window) -> str:
+def _name_of(reader: Reader, split: str, window: Window) -> str:
     values = [f"{p.name} = {v:.3g}" for p, v in zip(reader.task.parameters, window.parameters, strict=True)]
     return ", ".join([f"{split} trajectory {window.trajectory}", *values[:3]])
 
 
-def _labels(reader: GridReader, role: Any) -> dict[str, str]:
+def _labels(reader: Reader, role: Any) -> dict[str, str]:
     """Channel name -> label with its unit."""
     task = reader.task
     owners = [f for f in task.fields_of(role) for _ in range(f.num_channels(task.num_spatial_dims))]
@@ -394,10 +394,10 @@ def _labels(reader: GridReader, role: Any) -> dict[str, str]:
     return {n: n if f.unit == "1" else f"{n} [{f.unit}]" for n, f in zip(names, owners, strict=True)}
 
 
-def _axis_label(reader: GridReader, number: int) -> str:
+def _axis_label(reader: Reader, number: int) -> str:
     axis = reader.task.axes[number]
     return axis.name if axis.unit == "1" else f"{axis.name} [{axis.unit}]"
 
 
-def _time_label(reader: GridReader) -> str:
+def _time_label(reader: Reader) -> str:
     return "t" if reader.task.time_unit == "1" else f"t [{reader.task.time_unit}]"

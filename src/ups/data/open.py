@@ -13,7 +13,7 @@ from ups.config.description import TaskDescription, description_next_to, read_de
 from ups.config.model import ModelConfig
 from ups.config.schema import DataConfig, TaskConfig
 from ups.errors import ConfigError, DataError, PluginError
-from ups.formats.base import FULL, Format, GridReader, Reader, Subsampling
+from ups.formats.base import FULL, Format, Reader, Subsampling
 from ups.formats.described import open_described
 from ups.formats.open_container import is_container, needs_description
 from ups.formats.zarr_store import is_own_store
@@ -79,7 +79,7 @@ def open_paths(
     problem: str | None = None,
     format: str = "auto",
     description: TaskDescription | str | Path | None = None,
-) -> GridReader:
+) -> Reader:
     """The reader of a store, or of one or several files; the fractions are for data without splits.
 
     problem: which problem of PDEBench the files hold, where they do not say so. format: a registered reader, or auto.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ups.formats.base import GridReader, Reader
+from ups.formats.base import Reader
 from ups.formats.store_writer import FrameSource, StoreWriter
 from ups.record.manifest import Manifest
 from ups.spec.batch import Float32
@@ -17,7 +17,7 @@ Progress = Callable[[int, int], None]
 
 
 def pack(
-    reader: GridReader,
+    reader: Reader,
     path: str | Path,
     *,
     compression: str | None = None,

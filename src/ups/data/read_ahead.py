@@ -22,7 +22,7 @@ from ups.buckets.block_cache import BLOCK_BYTES, BlockCache, the_cache
 from ups.buckets.cached_objects import threads
 from ups.data.rank_source import Planned, RankSource
 from ups.errors import UpsError
-from ups.formats.base import GridReader
+from ups.formats.base import Reader
 
 # Of windows ahead of the one that is read.
 MAX_WINDOWS = 256
@@ -58,7 +58,7 @@ class ReadAhead:
     @classmethod
     def of(cls, source: RankSource) -> ReadAhead | None:
         """One for a source of which some data lies in a bucket; None where there is nothing to bring."""
-        remote = any(isinstance(reader, GridReader) and reader.remote for reader in source.readers)
+        remote = any(reader.remote for reader in source.readers)
         return cls(source) if remote and source.reads_fields else None
 
     def want(self, numbers: Iterable[int]) -> None:
@@ -104,7 +104,7 @@ class ReadAhead:
     def _ask(self, number: int) -> _Part:
         planned = self._source.plan(number)
         reader, index = self._source.readers[planned.task], self._source.indexes[planned.task]
-        if not isinstance(reader, GridReader) or not reader.remote:
+        if not reader.remote:
             return _Part(planned, [])
         trajectories, starts = index.locate_all(planned.numbers)
         windows = [
@@ -139,7 +139,7 @@ def _cache() -> BlockCache | None:
     return None
 
 
-def _bring(reader: GridReader, split: str, trajectory: int, start: int, num_frames: int) -> list[str]:
+def _bring(reader: Reader, split: str, trajectory: int, start: int, num_frames: int) -> list[str]:
     """The blocks of a window in the cache; none if that is not known."""
     with contextlib.suppress(UpsError, OSError):
         return reader.bring(split, trajectory, start, num_frames)

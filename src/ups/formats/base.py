@@ -1,7 +1,7 @@
 """What a reader is: one task on disk, bytes to windows and nothing else (no threads, no devices, no randomness).
 
-Owns the `Reader` protocol, subsampling in time and space, and `GridReader`, which does for every format what does not
-depend on it: bounds, strides, coordinates, assembly. A format only says where frames, given fields and parameters are.
+Owns subsampling in time and space, and `Reader`, which does for every format what does not depend on it: bounds,
+strides, coordinates, assembly. A format only says where frames, given fields and parameters are.
 Which window is read when is the business of `ups.data.sampler`; tensors and workers are that of `ups.data.loader`.
 
 Shape legend as in `ups.spec.batch`: B samples, T frames, C channels, S space, P parameters.
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -101,93 +101,6 @@ class WindowBlock:
     coordinates: tuple[Float64, ...]
 
 
-@runtime_checkable
-class Reader(Protocol):
-    """One task on disk. Picklable; opens files lazily in each process and never carries a handle over a fork."""
-
-    @property
-    def task(self) -> TaskSpec:
-        """What is read, after subsampling: `dt` is the time between the frames that `read` returns, or the usual one
-        where trajectories differ (`dt_in`)."""
-        ...
-
-    @property
-    def splits(self) -> Mapping[str, int]:
-        """Number of trajectories in train, valid and test."""
-        ...
-
-    @property
-    def num_frames(self) -> int:
-        """Frames of a trajectory after time_stride, of the longest one where they differ; 0 if the task is steady."""
-        ...
-
-    @property
-    def differing(self) -> tuple[str, ...]:
-        """What differs between trajectories: `frames`, `dt`, both or nothing."""
-        ...
-
-    def frames_of(self, split: str) -> Int64 | None:
-        """Frames of each trajectory of a split after time_stride; None where all have `num_frames`."""
-        ...
-
-    def frames_in(self, split: str, trajectory: int) -> int:
-        """Frames of one trajectory after time_stride."""
-        ...
-
-    def dt_in(self, split: str, trajectory: int) -> float:
-        """Time between two frames of one trajectory after time_stride."""
-        ...
-
-    def times_in(self, split: str, trajectory: int) -> Float64:
-        """(frames,) times of the frames of one trajectory, in the unit of the task."""
-        ...
-
-    @property
-    def space(self) -> tuple[int, ...]:
-        """Grid points per axis after space_stride: (X,), (X, Y) or (X, Y, Z)."""
-        ...
-
-    @property
-    def coordinates(self) -> tuple[Float64, ...]:
-        """One (n,) array per axis, after space_stride."""
-        ...
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        """What the task says that the data do not contain, and what of the data is not used; a sentence each."""
-        ...
-
-    def read(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> Window:
-        """Frames start_frame .. start_frame + num_frames - 1 of one trajectory; (0, 0) for a steady task."""
-        ...
-
-    def read_block(
-        self,
-        split: str,
-        trajectories: Sequence[int],
-        start_frames: Sequence[int],
-        num_frames: int,
-        out: WindowBlock | None = None,
-    ) -> WindowBlock:
-        """Many windows of equal length, each read straight into its place in one array.
-
-        out: an earlier answer of the same size, to be overwritten and returned: large new arrays cost page faults.
-        """
-        ...
-
-    def where(self, split: str, trajectory: int) -> str:
-        """File and place of a trajectory, for messages to people."""
-        ...
-
-    def identity(self) -> str:
-        """Hash of what is read: metadata, manifest or size and time of the files, and the subsampling. Cheap."""
-        ...
-
-    def close(self) -> None:
-        """Release files that this process has open for this reader; it opens them again when asked to read."""
-        ...
-
-
 class Format(Protocol):
     """A kind of data that can be opened: what a package announces in the entry point group `ups.readers`."""
 
@@ -203,14 +116,17 @@ class Format(Protocol):
         valid_fraction: float,
         test_fraction: float,
         problem: str | None,
-    ) -> GridReader:
+    ) -> Reader:
         """The reader of one path, or of several of one task. The fractions are for data without splits; problem: what
         the data hold, if the user says so."""
         ...
 
 
-class GridReader(ABC):
-    """Base of the readers: everything that does not depend on the format."""
+class Reader(ABC):
+    """One task on disk: the base of all readers, with everything that does not depend on the format.
+
+    Picklable; opens files lazily in each process and never carries a handle over a fork.
+    """
 
     def __init__(self, source: Source, subsampling: Subsampling = FULL) -> None:
         self.source = source
@@ -238,24 +154,31 @@ class GridReader(ABC):
 
     @property
     def task(self) -> TaskSpec:
+        """What is read, after subsampling: `dt` is the time between the frames that `read` returns, or the usual one
+        where trajectories differ (`dt_in`)."""
         return self._task
 
     @property
     def splits(self) -> Mapping[str, int]:
+        """Number of trajectories in train, valid and test."""
         return self._splits
 
     @property
     def num_frames(self) -> int:
+        """Frames of a trajectory after time_stride, of the longest one where they differ; 0 if the task is steady."""
         return self._num_frames
 
     def frames_of(self, split: str) -> Int64 | None:
+        """Frames of each trajectory of a split after time_stride; None where all have `num_frames`."""
         return self._frames_of.get(split)
 
     def frames_in(self, split: str, trajectory: int) -> int:
+        """Frames of one trajectory after time_stride."""
         known = self._frames_of.get(split)
         return self._num_frames if known is None else int(known[trajectory])
 
     def dt_in(self, split: str, trajectory: int) -> float:
+        """Time between two frames of one trajectory after time_stride."""
         known = self._steps_of.get(split)
         return self._task.dt if known is None else float(known[trajectory])
 
@@ -266,14 +189,17 @@ class GridReader(ABC):
 
     @property
     def space(self) -> tuple[int, ...]:
+        """Grid points per axis after space_stride: (X,), (X, Y) or (X, Y, Z)."""
         return self._space
 
     @property
     def coordinates(self) -> tuple[Float64, ...]:
+        """One (n,) array per axis, after space_stride."""
         return self._coordinates
 
     @property
     def assumptions(self) -> tuple[str, ...]:
+        """What the task says that the data do not contain, and what of the data is not used; a sentence each."""
         return self.source.assumptions
 
     @property
@@ -293,6 +219,7 @@ class GridReader(ABC):
         self._task = replace(self._task, name=name)
 
     def read(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> Window:
+        """Frames start_frame .. start_frame + num_frames - 1 of one trajectory; (0, 0) for a steady task."""
         block = self.read_block(split, (trajectory,), (start_frame,), num_frames)
         return Window(
             task=block.task,
@@ -314,6 +241,10 @@ class GridReader(ABC):
         num_frames: int,
         out: WindowBlock | None = None,
     ) -> WindowBlock:
+        """Many windows of equal length, each read straight into its place in one array.
+
+        out: an earlier answer of the same size, to be overwritten and returned: large new arrays cost page faults.
+        """
         self._check_request(split, trajectories, start_frames, num_frames)
         channels, stride = self._num_channels, self.subsampling.time_stride
         steps = np.array([self.dt_in(split, trajectory) for trajectory in trajectories], np.float64)
@@ -378,6 +309,7 @@ class GridReader(ABC):
         return WindowBlock(self._task, state, static, target, parameters, steps, self._coordinates)
 
     def identity(self) -> str:
+        """Hash of what is read: metadata, manifest or size and time of the files, and the subsampling. Cheap."""
         shown = asdict(self.subsampling)
         if not shown["first_frame"]:  # as an identity was before there was one
             del shown["first_frame"]
@@ -388,10 +320,12 @@ class GridReader(ABC):
         return hashlib.sha256(text.encode()).hexdigest()
 
     @abstractmethod
-    def where(self, split: str, trajectory: int) -> str: ...
+    def where(self, split: str, trajectory: int) -> str:
+        """File and place of a trajectory, for messages to people."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release files that this process has open for this reader; it opens them again when asked to read."""
 
     @abstractmethod
     def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
@@ -444,6 +378,10 @@ class GridReader(ABC):
         cells = values.reshape(*lead, *(n for size in self._space for n in (size, stride)))
         axes = tuple(len(lead) + 2 * i + 1 for i in range(dims))
         return np.asarray(cells.mean(axis=axes, dtype=np.float64))  # (..., *S)
+
+
+# The name by which readers of other packages know the base.
+GridReader = Reader
 
 
 def _thin_coordinate(coordinate: Float64, subsampling: Subsampling) -> Float64:

@@ -31,7 +31,7 @@ from ups.config.description import (
     TaskDescription,
 )
 from ups.errors import DataError
-from ups.formats.base import FLOAT32_HINT, FULL, SPLITS, Array, GridReader, Source, Subsampling, split_counts
+from ups.formats.base import FLOAT32_HINT, FULL, SPLITS, Array, Reader, Source, Subsampling, split_counts
 from ups.formats.container import Container, Variable
 from ups.formats.open_container import open_containers
 from ups.record.text import printable
@@ -429,7 +429,7 @@ class _File:
     parameters: Array  # (N, P) float32
 
 
-class DescribedReader(GridReader):
+class DescribedReader(Reader):
     """Windows from one or several files of one task.
 
     Trajectories are split as everywhere: the first go to train, then valid, the last to test. Of several files with

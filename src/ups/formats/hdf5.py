@@ -37,7 +37,7 @@ from ups.buckets.cached_objects import forget
 from ups.buckets.client import is_address
 from ups.buckets.path import BucketPath, data_path, plain_name
 from ups.errors import DataError, MachineError, UpsError, error_of_cause
-from ups.formats.base import Array, GridReader, SplitRows
+from ups.formats.base import Array, Reader, SplitRows
 from ups.formats.shards import ObjectBytes, ProcessCache, map_file
 from ups.record.files import load_object, open_regular, write_file_atomically
 from ups.record.processes import module_command
@@ -525,7 +525,7 @@ def array_of_group(array: ArraySurvey, group: str, offsets: Mapping[str, tuple[i
     return replace(array, name=array.name.replace("{}", group), offset=offset)
 
 
-class Hdf5Reader(GridReader):
+class Hdf5Reader(Reader):
     """Windows from surveyed files of one format. A subclass sets the three attributes before it calls `__init__`."""
 
     format_name: str

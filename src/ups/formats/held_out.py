@@ -7,23 +7,22 @@ silently.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 import numpy as np
 
 from ups.errors import ConfigError
-from ups.formats.base import Int64, Reader, WindowBlock
-from ups.spec.batch import Float64, Window
-from ups.spec.task import TaskSpec
+from ups.formats.base import Array, Int64, Reader
+from ups.spec.batch import Float64
+from ups.spec.task import Role, TaskSpec
 
 TRAIN = "train"
 # What two descriptions of a task may differ in and still mean the same numbers.
 _MAY_DIFFER = frozenset({"name", "parameters", "equation", "dt_range", "conserved", "symmetries", "residual"})
 
 
-class HeldOutElsewhere:
-    """A reader: split `train` of `own`, valid and test of `other`.
+class HeldOutElsewhere(Reader):
+    """A reader: split `train` of `own`, valid and test of `other`, both with the same subsampling.
 
     task, coordinates: those of the model, where `own` is not the data that it was trained with.
     """
@@ -35,32 +34,14 @@ class HeldOutElsewhere:
         task: TaskSpec | None = None,
         coordinates: tuple[Float64, ...] | None = None,
     ) -> None:
-        self.task, self.coordinates = task or own.task, coordinates or own.coordinates
+        super().__init__(other.source, other.subsampling)
         self.own, self.other = own, other
-        _check_same(self.task, self.coordinates, other)
+        self._task, self._coordinates = task or own.task, coordinates or own.coordinates
+        self._splits[TRAIN] = own.splits.get(TRAIN, 0)
+        _check_same(self._task, self._coordinates, other)
 
     def _of(self, split: str) -> Reader:
         return self.own if split == TRAIN else self.other
-
-    @property
-    def splits(self) -> Mapping[str, int]:
-        return {**self.other.splits, TRAIN: self.own.splits.get(TRAIN, 0)}
-
-    @property
-    def num_frames(self) -> int:
-        return self.other.num_frames
-
-    @property
-    def differing(self) -> tuple[str, ...]:
-        return self.other.differing
-
-    @property
-    def space(self) -> tuple[int, ...]:
-        return tuple(len(points) for points in self.coordinates)
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        return self.other.assumptions
 
     def frames_of(self, split: str) -> Int64 | None:
         return self._of(split).frames_of(split)
@@ -74,19 +55,6 @@ class HeldOutElsewhere:
     def times_in(self, split: str, trajectory: int) -> Float64:
         return self._of(split).times_in(split, trajectory)
 
-    def read(self, split: str, trajectory: int, start_frame: int, num_frames: int) -> Window:
-        return self._of(split).read(split, trajectory, start_frame, num_frames)
-
-    def read_block(
-        self,
-        split: str,
-        trajectories: Sequence[int],
-        start_frames: Sequence[int],
-        num_frames: int,
-        out: WindowBlock | None = None,
-    ) -> WindowBlock:
-        return self._of(split).read_block(split, trajectories, start_frames, num_frames, out)
-
     def where(self, split: str, trajectory: int) -> str:
         return self._of(split).where(split, trajectory)
 
@@ -96,6 +64,18 @@ class HeldOutElsewhere:
     def close(self) -> None:
         self.own.close()
         self.other.close()
+
+    def _frames(self, split: str, trajectory: int, start: int, stop: int, step: int) -> Array:
+        return self._of(split)._frames(split, trajectory, start, stop, step)
+
+    def _given(self, split: str, trajectory: int, role: Role) -> Array:
+        return self._of(split)._given(split, trajectory, role)
+
+    def _parameters(self, split: str, trajectory: int) -> Array:
+        return self._of(split)._parameters(split, trajectory)
+
+    def _source_identity(self) -> str:
+        return self.other._source_identity()
 
 
 def _check_same(own: TaskSpec, coordinates: tuple[Float64, ...], other: Reader) -> None:

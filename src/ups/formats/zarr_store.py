@@ -16,7 +16,7 @@ import numpy as np
 from ups.buckets.cached_objects import forget
 from ups.buckets.path import BucketPath, data_path
 from ups.errors import DataError, IntegrityError
-from ups.formats.base import FULL, SPLITS, Array, GridReader, Int64, Source, Subsampling
+from ups.formats.base import FULL, SPLITS, Array, Int64, Reader, Source, Subsampling
 from ups.formats.shards import MAX_JSON_BYTES, ArrayLayout, ShardFile, drop_files, open_shard, read_array, read_group
 from ups.record.files import open_regular
 from ups.record.manifest import read_manifest
@@ -35,7 +35,7 @@ MAX_ASSUMPTIONS = 64
 _ZEROS = (0,) * 8
 
 
-class StoreReader(GridReader):
+class StoreReader(Reader):
     """Windows from one `NAME.zarr`."""
 
     def __init__(self, path: str | Path, subsampling: Subsampling = FULL) -> None:

@@ -16,7 +16,8 @@ from functools import partial
 
 import numpy as np
 
-from ups.formats.base import GridReader, Reader
+from ups.formats.base import Reader
+from ups.formats.held_out import HeldOutElsewhere
 from ups.solvers import darcy, diffreact, spectral
 from ups.solvers.finite_volume import conserved, evolve_gas, evolve_water, limited_slope, primitive
 from ups.solvers.problem import (
@@ -90,7 +91,7 @@ class Restart:
 
 def own_task(reader: Reader) -> tuple[SolverTask | None, str]:
     """The task of ours that the data of a reader was made by, or None and why no solver can start from its frames."""
-    if not isinstance(reader, GridReader):
+    if isinstance(reader, HeldOutElsewhere):
         return None, "its reader does not say what was stored"
     source = reader.source.task
     for task in TASKS.values():
